@@ -49,7 +49,8 @@ def _told(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
+    return plain.strip() if done.returncode == 0 else ""
 
 
 def versions(subject: Subject) -> Record:
@@ -146,9 +147,13 @@ def grader(subject: Subject) -> Record:
     settings = {name: getattr(limits, name) for name in ("workers", "deadline", "memory_mb")}
     with Grader(**settings) as own:
         wrong = _judge(own, _JUDGED)
-        # The one that is asked next.
-        os.kill(own.worker_pids[0], signal.SIGSTOP)
+        # Any of them may be asked next.
+        live = own.worker_pids
+        for pid in live:
+            os.kill(pid, signal.SIGSTOP)
         stopped = own.grade(["<answer>x(x+2)+1</answer>"], ["(x+1)^2"])[0]
+        for pid in set(live) & set(own.worker_pids):
+            os.kill(pid, signal.SIGCONT)
         wrong += [] if stopped.timed_out else ["a worker that hangs is waited for"]
         wrong += _judge(own, _ASKED_LATER)
         counts = own.counters()

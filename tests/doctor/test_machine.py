@@ -59,11 +59,13 @@ def test_what_can_change_numbers_is_named(subject):
     assert machine.devices(subject).values["platform"] == "cpu"
 
 
-def test_workers_judge_and_one_that_hangs_is_replaced():
-    words = ["--config", "quickstart", "grading.workers=1", "grading.deadline=2"]
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_judge_and_one_that_hangs_is_replaced(workers):
+    words = ["--config", "quickstart", f"grading.workers={workers}", "grading.deadline=2"]
     record = machine.grader(read_subject(words)[0])
     assert record.status == "ok", record
-    assert record.values["timeouts"] == 1 and record.values["worker_starts"] == 2
+    assert record.values["timeouts"] == 1
+    assert record.values["worker_starts"] == 2 or workers > 1
 
 
 def test_workers_that_do_not_start_are_refused(monkeypatch, subject):

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.gpu
 PROJECT = Path(__file__).parents[2]
 # A bfloat16 has 8 significant bits: rounding to it errs by at most this share.
 ROUNDING = 2.0**-9
-LENGTHS = np.array([192, 130, 64, 1])
+# An odd number of positions, whose gradient JAX gives to cuDNN only with one more.
+LENGTHS = np.array([191, 130, 64, 1])
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,32 @@ def test_cudnn_refuses_32_bit_floats():
         attention.causal_attention(q, k, v, implementation="cudnn")
 
 
+def test_cudnn_is_given_an_even_number_of_positions(monkeypatch):
+    """Its results and gradients are those without the position that makes it even."""
+    seen, public = [], jax.nn.dot_product_attention
+
+    def in_its_place(q, k, v, *, implementation, **rest):
+        seen.append(q.shape[1])
+        return public(q, k, v, implementation="xla", **rest)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", in_its_place)
+    q, k, v = (x.astype(jnp.bfloat16) for x in random_qkv(3, 2, 7, 7, 4, 2, 8))
+    lengths = jnp.array([7, 4])
+    fused = lambda q, k, v: attention.causal_attention(
+        q, k, v, implementation="cudnn", lengths=lengths
+    )
+    plain = lambda q, k, v: attention.causal_attention(q, k, v)
+    real = (jnp.arange(7) < lengths[:, None])[..., None, None]
+    of_real = lambda f: lambda *x: jnp.where(real, f(*x), 0)
+    (out, found), (want_out, want) = (
+        value_and_gradients(of_real(f), q, k, v) for f in (fused, plain)
+    )
+    assert set(seen) == {8}
+    np.testing.assert_allclose(out, want_out, atol=0.02)
+    for one, other in zip(found, want):
+        np.testing.assert_allclose(one, other, atol=0.1)
+
+
 @pytest.mark.parametrize("length", [127, 128, 129, 1100])
 def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     q, k, v = random_qkv(5, 2, length, length, 2, 1, 4)

@@ -183,6 +183,7 @@ def causal_attention(
       real: keys that may be seen; None for all.
     """
     chex.assert_rank([q, k, v], 4)
+    b, t, *_ = q.shape
     if implementation == "cudnn":
         if real is not None:
             raise UserError(
@@ -194,16 +195,18 @@ def causal_attention(
                 f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
                 "write model.attention=xla or model.compute_dtype=bfloat16"
             )
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
+        # JAX refuses the gradient of an odd number of positions; one more sits after all others.
+        even = lambda x: jnp.pad(x, ((0, 0), (0, t % 2), (0, 0), (0, 0)))
+        attended = jax.nn.dot_product_attention(
+            even(q),
+            even(k),
+            even(v),
             is_causal=True,
             query_seq_lengths=lengths,
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    b, t, *_ = q.shape
+        return attended[:, :t]
     visible = None if real is None else jnp.broadcast_to(real[:, None], (b, t, t))
     return masked_attention(q, k, v, visible)
 
