@@ -15,7 +15,6 @@ from bacr_jax import parallel
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import trunks
 from bacr_plan.programs import Programs, laid_out, over
-from bacr_plan.workload import branches_per_trace
 
 
 def answers_of(programs: Programs) -> Lowered:
@@ -38,7 +37,8 @@ def answers_of(programs: Programs) -> Lowered:
 def branches_of(programs: Programs, state: Any) -> Any:
     """Answers in flight at every cut of the slots whose state this is."""
     spec, mesh = programs.rollout, programs.decode_mesh
-    cuts = jax.ShapeDtypeStruct((spec.slots, branches_per_trace(programs.method)), jnp.int32)
+    branches = programs.method.num_cuts * programs.method.answers
+    cuts = jax.ShapeDtypeStruct((spec.slots, branches), jnp.int32)
     opened = functools.partial(
         branching.open_branches, spec=spec.decode, answer_tokens=spec.answer_tokens
     )

@@ -20,7 +20,6 @@ import optax
 from bacr_doctor import reference
 from bacr_doctor.children import MOST_SECONDS, Check, working
 from bacr_doctor.records import Record, Subject, held
-from bacr_doctor.reference import Params
 from bacr_jax.config import Config, derived
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.objective import Minibatch
@@ -36,7 +35,7 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.health import MISMATCH, SYMPTOMS
 from bacr_jax.runs.setup import Policy, make_policy, mesh_shape, model_shape
-from bacr_jax.types import Prompts
+from bacr_jax.types import Params, Prompts
 from bacr_plan.workload import planned_shape
 
 # Largest error of a log-probability in nats, and its mean: rounding gives a seventh of them in

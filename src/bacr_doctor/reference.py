@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import adapters, qwen2
 from bacr_jax.model.sizes import Qwen2Config
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def random_params(config: Qwen2Config, rank: int | None = None) -> Params:

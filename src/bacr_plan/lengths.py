@@ -6,7 +6,6 @@ memory does). Rows are drawn once, with a fixed seed, so that equal settings giv
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -58,6 +57,7 @@ def prompt_lengths(config: Config) -> PromptLengths:
     Reading needs the set, and a folder with its tokenizer.
     """
     from bacr_jax.prompts.environment import load_sets
+    from bacr_jax.runs.setup import run_tokenizer
 
     limit, names = config.data.max_prompt_tokens, derived.mixture(config.data.train)
     data = dataclasses.replace(config.data, eval=tuple(name for _, name in names))
@@ -73,18 +73,6 @@ def prompt_lengths(config: Config) -> PromptLengths:
         tuple(map(float, shares)),
         tuple(map(float, np.quantile(found, shares))),
     )
-
-
-def run_tokenizer(config: Config) -> Any:
-    """The tokenizer of a run; UserError: it is not here, or can't be read."""
-    from bacr_jax.prompts.tokenizers import load_tokenizer
-    from bacr_jax.questions.loaders import own_tokenizer
-
-    model = config.model
-    folder, where = model.tokenizer, "model.tokenizer"
-    if folder is None and model.path is not None:
-        folder, where = model.path, "model.path"
-    return own_tokenizer(config.data) or load_tokenizer(folder, where=where)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from bacr_jax.prompts.decode_rules import Automaton, DecodeRules
 from bacr_jax.rollout import sampling_params, trunks
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.runs import initial, setup
-from bacr_plan.workload import SUFFIX_TOKENS, branches_per_trace
+from bacr_plan.workload import SUFFIX_TOKENS
 
 
 def laid_out(tree: Any, shardings: Any) -> Any:
@@ -173,7 +173,7 @@ class Programs:
             rows,
             prompt=config.data.max_prompt_tokens,
             thinking=config.budget.max + config.budget.grace,
-            cuts=branches_per_trace(self.method),
+            cuts=self.method.num_cuts * self.method.answers,
             suffix=SUFFIX_TOKENS,
             answer=config.rollout.answer_tokens,
         )

@@ -385,10 +385,9 @@ def _seconds(plan: Plan) -> list[str]:
     ]
     for name, phases in plan.predictions.items():
         rollout = phases["prefill"] + phases["decode"]
-        lines.append(
-            f"  {name:10}{sum(phases.values()):8.0f}{rollout:9.0f}{phases['score']:8.0f}"
-            f"{phases['update']:8.0f}"
-        )
+        each = sum(phases.values()), rollout, phases["score"], phases["update"]
+        total, *parts = (f"{x:.0f}" if x >= 10 else f"{x:.2g}" for x in each)
+        lines.append(f"  {name:10}{total:>8}{parts[0]:>9}{parts[1]:>8}{parts[2]:>8}")
     lines.append(
         f"  if products reach {ASSUMED.matmul:.0%} of the data sheet's rate, memory "
         f"{ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its "
@@ -397,10 +396,10 @@ def _seconds(plan: Plan) -> list[str]:
     ways = []
     if plan.faster is not None:
         layout, taken = plan.faster
-        ways.append(f"mesh.decode_tensor={layout.decode_tensor} (a rollout in {taken:.0f} s)")
+        ways.append(f"mesh.decode_tensor={layout.decode_tensor} (a rollout in {taken:.3g} s)")
     if plan.remat is not None:
         remat, taken = plan.remat
-        ways.append(f"model.remat={remat} (updates in {taken:.0f} s)")
+        ways.append(f"model.remat={remat} (updates in {taken:.3g} s)")
     if ways:
         lines.append(f"Faster here, and it fits: {', '.join(ways)}")
     if work.evaluated:
@@ -408,6 +407,6 @@ def _seconds(plan: Plan) -> list[str]:
         lines.append(
             f"An evaluation: {sum(rows for call in work.evaluated for rows, _ in call):,} answers "
             f"in {len(work.evaluated)} calls (a set's budgets, greedy and sampled, share "
-            f"{work.evaluation.slots} slots), {minutes:.0f} minutes"
+            f"{work.evaluation.slots} slots), {minutes:.3g} minutes"
         )
     return lines

@@ -1,7 +1,7 @@
 """Seconds of an iteration and of an evaluation, from a device's ceilings and a run's schedule.
 
-Nothing here was measured on a GPU: the shares of the ceilings are assumptions, and are printed with
-every prediction.
+The shares of the ceilings are assumptions, and are printed with every prediction; what one GPU
+reached is in docs/performance.md. The time in which kernels are launched is left out.
 """
 
 import dataclasses

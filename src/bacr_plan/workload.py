@@ -10,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-
 from bacr_jax.config import Config, derived
 from bacr_jax.config.derived import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.updates import num_scored
-from bacr_jax.methods import Method, load_method
+from bacr_jax.methods import load_method
 from bacr_jax.model import adapters
 from bacr_jax.model.compute import Remat
 from bacr_jax.model.hf.hub import is_hub_name
@@ -26,7 +23,7 @@ from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
-from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of, run_tokenizer
+from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 
 # Problems of the public test sets; others are not read, and taken to have 500.
 _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
@@ -160,15 +157,8 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
         source = f"{preset}, after the name of {model.path}, which is not here"
         model = dataclasses.replace(model, path=None, preset=preset)
     else:
-        source, vocab_size = "model.* of the config", len(run_tokenizer(config))
+        source, vocab_size = "model.* of the config", len(setup.run_tokenizer(config))
     return setup.model_shape(dataclasses.replace(config, model=model), vocab_size), source
-
-
-def branches_per_trace(method: Method) -> int:
-    """Answers that a method samples per trace, of all its truncation points."""
-    one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return method.answers * int(jax.eval_shape(method.cuts, key, one_budget).shape[-1])
 
 
 def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -196,7 +186,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     setup.check_slots(config, layout)
     model, rollout, train, adapter = config.model, config.rollout, config.train, config.adapter
     method = load_method(config)
-    rows, cuts = rollout.questions * rollout.group_size, branches_per_trace(method)
+    rows, cuts = rollout.questions * rollout.group_size, method.num_cuts * method.answers
     update = rows // train.minibatches
     scored = num_scored(config.loss.old_logprobs, train.minibatches)
     bfloat16 = model.compute_dtype == "bfloat16"

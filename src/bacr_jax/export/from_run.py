@@ -19,8 +19,7 @@ from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.runs.open import choose_step, read_config, read_params
 from bacr_jax.runs.setup import model_shape
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:

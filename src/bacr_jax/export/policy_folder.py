@@ -19,8 +19,8 @@ from bacr_jax.model.hf.hf_config import BudgetModule
 from bacr_jax.model.hf.names import Entry
 from bacr_jax.model.hf.writing import BUDGET_FILE, check_free, complete_or_absent, fetch
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.types import Params
 
-Params = dict[str, Any]
 # A tensor of a folder, and the type in which it lies there: F32, BF16 or F16.
 Typed = tuple[Entry, str]
 

@@ -10,11 +10,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.spec import LearnerSpec, Params, condition
+from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import logprobs, qwen2, value
 from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
-from bacr_jax.types import pytree
+from bacr_jax.types import Params, pytree
 
 Metrics = dict[str, Float[Array, ""]]
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.learner.spec import LearnerSpec, Params, condition
+from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2
+from bacr_jax.types import Params
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -12,8 +11,7 @@ from bacr_jax.model import budget
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 @dataclass(frozen=True)

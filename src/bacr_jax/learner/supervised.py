@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.learner.objective import LearnerSpec, chunked_logprobs
 from bacr_jax.model import qwen2
 from bacr_jax.parallel import constrain, constrain_rows, row_shards
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 
 def supervised_optimizer() -> optax.GradientTransformation:

@@ -25,9 +25,7 @@ from bacr_jax.learner.spec import condition
 from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
-from bacr_jax.types import Prompts, pytree
-
-Params = dict[str, Any]
+from bacr_jax.types import Params, Prompts, pytree
 
 
 @pytree

@@ -4,8 +4,9 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import advantages, losses, rewards
-from bacr_jax.learner.spec import LearnerSpec, Params, phi_of
+from bacr_jax.learner.spec import LearnerSpec, phi_of
 from bacr_jax.model import value
+from bacr_jax.types import Params
 
 
 def head_features(

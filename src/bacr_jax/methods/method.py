@@ -1,9 +1,12 @@
 """What a method is: pure functions that the loop calls in the order of Algorithm 1."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -201,3 +204,13 @@ class Method:
     read_answers: Callable[[Sequence[Sequence[str]]], dict[str, Any]] | None = None
     rejection_sft: RejectionSFT | None = None
     published: Mapping[str, Published] = field(default_factory=dict)
+
+    @functools.cached_property
+    def num_cuts(self) -> int:
+        """Cuts M of each trace."""
+        one_budget, key = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.eval_shape(_a_key)
+        return int(jax.eval_shape(self.cuts, key, one_budget).shape[-1])
+
+
+def _a_key() -> Array:
+    return jax.random.key(0)

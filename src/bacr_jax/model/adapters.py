@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from bacr_jax.model.sizes import Qwen2Config
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 # What is trained where a model has adapters.
 TRAINED = ("adapter", "budget")

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int
 from bacr_jax.model import budget, products
 from bacr_jax.model.compute import Remat
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
+from bacr_jax.types import Params
 
-Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 # Cosines and sines of the tokens' positions.
 Rotary = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]

@@ -1,7 +1,6 @@
 """The budget embedding phi(b) and its gate (paper Eq. 2-3)."""
 
 import dataclasses
-from typing import Any
 
 import chex
 import flax.linen as nn
@@ -12,9 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.types import pytree
-
-Params = dict[str, Any]
+from bacr_jax.types import Params, pytree
 
 
 def sinusoids(

@@ -16,9 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.model.adapters import merged_layer, scaled
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_jax.types import pytree
-
-Params = dict[str, Any]
+from bacr_jax.types import Params, pytree
 
 
 @pytree

@@ -1,6 +1,6 @@
 """The value head V(q, b) (paper Eq. 11): what reward a question will bring under a budget."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import chex
 import flax.linen as nn
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax.model.budget import sinusoids
+from bacr_jax.types import Params
 
-Params = dict[str, Any]
 ValueInput = Literal["cut", "trace_and_cut", "trace"]
 
 

@@ -19,9 +19,8 @@ from bacr_jax.rollout.nccl import Sender, Tensor
 from bacr_jax.rollout.rollouts import Rollout
 from bacr_jax.rollout.rows import Listeners, Rows, Sampler
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask
-from bacr_jax.types import Poll, Prompts
+from bacr_jax.types import Params, Poll, Prompts
 
-Params = dict[str, Any]
 # Seconds between two questions to a server that starts, and until one is given up.
 _BETWEEN, _STARTING = 2.0, 3600.0
 # Tokens that are asked for after new weights were read, and how far off their log-probabilities

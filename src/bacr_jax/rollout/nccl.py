@@ -35,8 +35,8 @@ import numpy as np
 from bacr_held import EngineError, Server
 from bacr_held.server import LOADING
 from bacr_jax.errors import UserError
+from bacr_jax.types import Params
 
-Params = dict[str, Any]
 # Of nccl.h (ncclDataType_t, ncclSum) and cuda.h (a stream that waits for no other; work goes on).
 _TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _SUM, _NON_BLOCKING, _NOT_READY = 0, 1, 600

@@ -145,11 +145,10 @@ class SavedPolicy:
 
     def tokenizer(self) -> Any:
         """The tokenizer that it was trained with; UserError: its folder holds none."""
-        from bacr_jax.questions.loaders import own_tokenizer
+        from bacr_jax.runs import setup
 
-        own = own_tokenizer(self.config.data) if self.step is not None else None
-        if own is not None:
-            return own
+        if self.step is not None:
+            return setup.run_tokenizer(self.config)
         model = self.config.model
         folder = model.tokenizer or model.path
         return tokenizers.load_tokenizer(folder, where="model.tokenizer", model=model.path)

@@ -52,6 +52,18 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
     )
 
 
+def run_tokenizer(config: Config) -> Any:
+    """The tokenizer of a run: its data's own, or a folder's; UserError: it can't be read here."""
+    from bacr_jax.prompts.tokenizers import load_tokenizer
+    from bacr_jax.questions.loaders import own_tokenizer
+
+    if (own := own_tokenizer(config.data)) is not None:
+        return own
+    model = config.model
+    where = "model.tokenizer" if model.tokenizer else "model.path"
+    return load_tokenizer(model.tokenizer or model.path, where=where, model=model.path)
+
+
 def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
     """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids."""
     rows = model_shape(config, tokenizer_size).vocab_size

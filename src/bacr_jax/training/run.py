@@ -206,13 +206,6 @@ def init_state(run: Run, params: Any, value_head: Any) -> RunState:
     )
 
 
-def cuts_of(method: Method) -> int:
-    """Cuts of each trace of a method."""
-    one_trace = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return int(jax.eval_shape(method.cuts, key, one_trace).shape[-1])
-
-
 def _widest_prompts(run: Run) -> Prompts:
     """Prompts of all training questions, as wide as those of a batch."""
     everyone = np.arange(len(run.environment.train))
@@ -222,7 +215,7 @@ def _widest_prompts(run: Run) -> Prompts:
 def _nothing_in_hand(run: Run) -> InHand:
     """Of the shapes of a batch in hand."""
     questions, group_size = run.config.rollout.questions, run.config.rollout.group_size
-    rows, cuts, spec = questions * group_size, cuts_of(run.method), run.policy.rollout
+    rows, cuts, spec = questions * group_size, run.method.num_cuts, run.policy.rollout
     answers, sampled = cuts * run.method.answers, spec.max_sampled
     whole = lambda *shape: np.zeros(shape, np.int32)
     real = lambda *shape: np.zeros(shape, np.float32)
@@ -263,7 +256,7 @@ def precompile(
     """
     tell = lambda what: None if on_program is None else functools.partial(on_program, what)
     params, settings = run.params(state.train), run.config
-    prompts, cuts = _widest_prompts(run), cuts_of(run.method)
+    prompts, cuts = _widest_prompts(run), run.method.num_cuts
     rollout = settings.rollout
     rows = rollout.questions * rollout.group_size
     if rollout.engine == "own":

@@ -23,9 +23,8 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.environment import Environment, build_environment
 from bacr_jax.prompts.formats import format_for
-from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions import ledger
-from bacr_jax.questions.loaders import load_questions, own_tokenizer
+from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import Split
 from bacr_jax.rollout import Listeners
 from bacr_jax.runs import checkpoint, initial, setup
@@ -34,7 +33,7 @@ from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.rejection_sft import rejection_sft
-from bacr_jax.training.run import Run, RunState, cuts_of, init_state, plain_rollout
+from bacr_jax.training.run import Run, RunState, init_state, plain_rollout
 from bacr_jax.training.trace_lessons import TraceLessons
 from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
 from bacr_jax.types import Params, Poll
@@ -168,7 +167,7 @@ def open_inputs(config: Config) -> Inputs:
     setup.check_model(config, shape, environment.longest_prompt)
     if config.train.padding_free:
         answer = environment.rules.suffix_length + config.rollout.answer_tokens
-        answers = cuts_of(method) * method.answers * answer
+        answers = method.num_cuts * method.answers * answer
         setup.check_allowance(config, environment.longest_prompt, answers)
     environment.check_verifier()
     return Inputs(method, shape, vocab_size, environment)
@@ -213,12 +212,7 @@ def check_inputs(config: Config) -> None:
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:
     """The tokenizer of a run and the number of embedding rows its model needs."""
-    own = own_tokenizer(config.data)
-    if own is not None:
-        return own, len(own)
-    folder = config.model.tokenizer or config.model.path
-    where = "model.tokenizer" if config.model.tokenizer else "model.path"
-    tokenizer = load_tokenizer(folder, where=where, model=config.model.path)
+    tokenizer = setup.run_tokenizer(config)
     return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 

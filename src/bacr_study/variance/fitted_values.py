@@ -17,7 +17,8 @@ from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
-from bacr_study.variance.gradient_pool import Drawn, Frozen, Params, in_portions
+from bacr_jax.types import Params
+from bacr_study.variance.gradient_pool import Drawn, Frozen, in_portions
 
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25

@@ -12,9 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.advantages import segment_index
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec, score_tokens
-from bacr_jax.types import pytree
+from bacr_jax.types import Params, pytree
 
-Params = dict[str, Any]
 # Parameters from which on one gradient is held at a time.
 _LARGE = 10_000_000
 

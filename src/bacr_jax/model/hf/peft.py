@@ -33,8 +33,7 @@ from bacr_jax.model.hf.writing import (
     fetch,
 )
 from bacr_jax.model.sizes import Qwen2Config
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULE_FILE = "budget_module.json"

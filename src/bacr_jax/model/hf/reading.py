@@ -16,8 +16,8 @@ from bacr_jax.model.hf import hf_config, names, vocabulary
 from bacr_jax.model.hf.archive import Archive
 from bacr_jax.model.hf.names import Entry
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.types import Params
 
-Params = dict[str, Any]
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
 
 _LM_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"

@@ -6,15 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf.names import Entry
-
-Params = dict[str, Any]
+from bacr_jax.types import Params
 
 _NUMPY = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 BUDGET_FILE = "budget.safetensors"
