@@ -27,7 +27,7 @@ MOST_UNROLLED = 8
 MICRO_BATCHES = 16
 # A large model's weights leave no room there, and are read and summed once a part. Its parts hold
 # real tokens alone, and a group's prompt once (train.padding_free).
-TOKENS_OF_LARGE = 320
+TOKENS_OF_LARGE = 640
 
 
 def parse() -> argparse.Namespace:

@@ -39,6 +39,14 @@ def test_a_method_equals_itself_alone_so_that_jit_tells_methods_apart():
     assert (int(reward(1, one)), int(reward(1, other))) == (2, 3)
 
 
+def test_the_number_of_cuts_is_that_of_its_function():
+    thirds = lambda key, budgets: budgets[..., None] * jnp.arange(1, 4) // 3
+    one = method(cuts=thirds)
+    assert (
+        one.num_cuts == 3 and dataclasses.replace(one, cuts=lambda k, b: b[..., None]).num_cuts == 1
+    )
+
+
 def test_batches_and_advantages_are_pytrees(tmp_path):
     batch = group_batch(load(tmp_path, "grpo"), extra={"declared": np.ones((4, 4))})
     doubled = jax.tree.map(lambda x: 2 * x, batch)

@@ -1,6 +1,7 @@
 """The table: every parameter is in it, moments follow parameters, decoding keeps weights whole."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -67,11 +68,21 @@ def test_moments_are_split_like_their_parameters():
         assert spec == next(w for p, w in want.items() if path.endswith(p))
 
 
+def decode_copy(**types):
+    make = functools.partial(kv_cache.decode_params, conditioned=True, shards=2, **types)
+    return specs(jax.eval_shape(make, PARAMS), rules=DECODE)
+
+
+def test_matrices_that_are_turned_are_split_over_the_same_columns():
+    found = decode_copy(dtype=jnp.float32, products=jnp.bfloat16)
+    assert found[".layers[3]['qkv_turned']"] == P("tensor")
+    assert found[".layers[3]['gate_up_turned']"] == P("tensor")
+    assert found[".layers[3]['o_turned']"] == P(None, "tensor")
+    assert found[".layers[3]['down_turned']"] == P(None, "tensor")
+
+
 def test_the_decode_copy_is_split_over_tensor_only():
-    decode = jax.eval_shape(
-        lambda p: kv_cache.decode_params(p, dtype=jnp.bfloat16, conditioned=True, shards=2), PARAMS
-    )
-    found = specs(decode, rules=DECODE)
+    found = decode_copy(dtype=jnp.bfloat16)
     assert found[".layers[3]['qkv_kernel']"] == P(None, "tensor")
     assert found[".layers[3]['qkv_bias']"] == P("tensor")
     assert found[".layers[3]['down_kernel']"] == P("tensor")

@@ -208,9 +208,6 @@ class Method:
     @functools.cached_property
     def num_cuts(self) -> int:
         """Cuts M of each trace."""
-        one_budget, key = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.eval_shape(_a_key)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         return int(jax.eval_shape(self.cuts, key, one_budget).shape[-1])
-
-
-def _a_key() -> Array:
-    return jax.random.key(0)

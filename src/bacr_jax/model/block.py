@@ -74,7 +74,11 @@ def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"
 
 
 def matmul(
-    x: Float[Array, "*B D"], weight: Float[Array, "D E"], rounded: Any = None
+    x: Float[Array, "*B D"],
+    weight: Float[Array, "D E"] | Float[Array, "E D"],
+    rounded: Any = None,
+    *,
+    turned: bool = False,
 ) -> Float[Array, "*B E"]:
     """One product of [rows, D] with [D, E], whatever the leading axes of x.
 
@@ -83,13 +87,16 @@ def matmul(
 
     Args:
       rounded: type that both are rounded to (`Compute.products`); None: theirs.
+      turned: the matrix is [E, D] (`kv_cache.turn_products`), and rounded already.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if rounded is None:
+    if turned:
+        rows = products.times_transposed(rows.astype(rounded), weight)
+    elif rounded is None:
         rows = products.times(rows, weight)
     else:
         rows = products.rounded_times(rows, weight, rounded)
-    return rows.reshape(*x.shape[:-1], weight.shape[-1])
+    return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
 def joined_products(
@@ -97,17 +104,20 @@ def joined_products(
 ) -> list[Float[Array, "*B E"]]:
     """Several products of one input, whose matrices a decode copy has joined.
 
-    Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`);
-    `widths` are those of each, all shards together.
+    Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`), or
+    [shards, columns, D] where they are turned; `widths` are those of each, all shards together.
     """
-    kernel: Array = block.get_variable("params", f"{name}_kernel")
-    if block.products is None:
-        kernel = kernel.astype(block.dtype)
     bias: Array | None = block.get_variable("params", f"{name}_bias")
-    out = matmul(y, kernel.reshape(kernel.shape[0], -1), block.products)
+    turned: Array | None = block.get_variable("params", f"{name}_turned")
+    if turned is not None:
+        shards = turned.shape[0]
+        out = matmul(y, turned.reshape(-1, y.shape[-1]), block.products, turned=True)
+    else:
+        kernel: Array = block.get_variable("params", f"{name}_kernel")
+        shards = kernel.shape[1]
+        out = matmul(y, kernel.astype(block.dtype).reshape(kernel.shape[0], -1))
     if bias is not None:
         out = out + bias.astype(block.dtype).reshape(-1)
-    shards = kernel.shape[1]
     out = out.reshape(*y.shape[:-1], shards, -1)
     ends = list(itertools.accumulate(width // shards for width in widths))
     parts = jnp.split(out, ends[:-1], axis=-1)
@@ -164,6 +174,9 @@ class Block(nn.Module):
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
         def product(y: Array, name: str, width: int) -> Array:
+            turned: Array | None = self.get_variable("params", f"{name}_turned")
+            if turned is not None:
+                return matmul(y, turned, self.products, turned=True)
             kernel = self.param(f"{name}_kernel", _NORMAL, (y.shape[-1], width), jnp.float32)
             kernel = kernel if self.products is not None else kernel.astype(self.dtype)
             out = matmul(y, kernel, self.products)
@@ -175,7 +188,7 @@ class Block(nn.Module):
             return out.reshape(*y.shape[:-1], heads, h)
 
         joined = functools.partial(joined_products, self)
-        is_joined = self.has_variable("params", "qkv_kernel")
+        is_joined = any(self.has_variable("params", f"qkv_{x}") for x in ("kernel", "turned"))
         y = rms_norm(x, weight("attention_norm", _ONES, d), c.rms_norm_eps)
         if is_joined:
             widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)

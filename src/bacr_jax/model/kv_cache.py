@@ -83,6 +83,16 @@ def join_products(layer: Params, shards: int) -> Params:
     return {name: x for name, x in layer.items() if name not in apart} | joined
 
 
+def turn_products(layer: Params) -> Params:
+    """A joined layer whose matrices are held [E, D], as x W^T takes them.
+
+    XLA's CPU backend rearranges a 16-bit matrix for every product with it, and takes three quarters
+    of the time for one that is turned.
+    """
+    turn = lambda name, x: (name.replace("_kernel", "_turned"), jnp.moveaxis(x, 0, -1))
+    return dict(turn(*one) if one[0].endswith("_kernel") else one for one in layer.items())
+
+
 def decode_params(
     params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, products: Any = None
 ) -> DecodeParams:
@@ -95,7 +105,8 @@ def decode_params(
     Gates stay fp32: their dot product with the residual stream is taken in fp32.
 
     Args:
-      products: type of the matrices, if it is another one (`Compute.products`).
+      products: type of the matrices, if it is another one (`Compute.products`); a copy of stacked
+        layers then holds them turned.
     """
     layers, adapter = params["layers"], scaled(params)
     apart = not isinstance(layers, dict)
@@ -116,6 +127,8 @@ def decode_params(
     else:
         merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
         made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
+        if products is not None:
+            made = tuple(map(turn_products, made))
     beside = None
     if apart and adapter is not None:
         beside = tuple(cast(slice_of(adapter, i)) for i in each)

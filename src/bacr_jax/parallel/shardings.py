@@ -54,6 +54,11 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "qkv_kernel": ("layers", "embed", "heads", None),
     "qkv_bias": ("layers", "heads", None),
     "gate_up_kernel": ("layers", "embed", "mlp", None),
+    # The same turned (`kv_cache.turn_products`).
+    "qkv_turned": ("layers", "heads", None, "embed"),
+    "gate_up_turned": ("layers", "mlp", None, "embed"),
+    "o_turned": ("layers", "embed", "heads"),
+    "down_turned": ("layers", "embed", "mlp"),
     "o_kernel": ("layers", "heads", "embed"),
     "gate_kernel": ("layers", "embed", "mlp"),
     "up_kernel": ("layers", "embed", "mlp"),

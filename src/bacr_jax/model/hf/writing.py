@@ -6,14 +6,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf.names import Entry
-from bacr_jax.types import Params
 
+# As in `types`, without which `bacr import` needs no JAX.
+Params = dict[str, Any]
 _NUMPY = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 BUDGET_FILE = "budget.safetensors"
 
