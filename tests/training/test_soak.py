@@ -1,6 +1,8 @@
 """Hours of training under everything that befalls a machine: no growth, and the same end.
 
 python -m pytest -m soak tests/training/test_soak.py --soak-steps 4000 --soak-out /tmp/soak
+
+The same command goes on where it was cut off.
 """
 
 import collections
@@ -63,7 +65,9 @@ class Watch:
     """Memory, handles and processes of a run over time, in a file."""
 
     def __init__(self, path):
-        self.rows, self.began, self.process, self._path = [], time.monotonic(), None, path
+        self.rows = read_lines(path) if path.exists() else []  # Of a soak that was cut off.
+        self.began = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
+        self.process, self._path = None, path
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -197,9 +201,15 @@ def leg(kind, folder, shared, steps, every, watch):
 
 def soaked(folder, shared, steps, every, watch):
     """A run to its end, through mishaps; how many of each there were."""
-    kinds = itertools.cycle(KINDS)
-    befell = itertools.takewhile(lambda kind: leg(kind, folder, shared, steps, every, watch), kinds)
-    return dict(collections.Counter(befell))
+    befell = folder.parent / "mishaps.txt"
+    befell.touch()
+    kinds = itertools.islice(itertools.cycle(KINDS), len(befell.read_text().splitlines()), None)
+    for kind in itertools.takewhile(
+        lambda kind: leg(kind, folder, shared, steps, every, watch), kinds
+    ):
+        with befell.open("a") as file:
+            file.write(f"{kind}\n")
+    return dict(collections.Counter(befell.read_text().splitlines()))
 
 
 def assert_no_growth(rows):
@@ -244,19 +254,19 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
     every = request.config.getoption("soak_every")
     out = Path(request.config.getoption("soak_out") or tmp_path)
     out.mkdir(parents=True, exist_ok=True)
-    shared = tmp_path / "shared"
-    (shared / "slow").mkdir(parents=True)
+    shared = out / "shared"
+    for name in ("slow", *NAMES):
+        (shared / name).mkdir(parents=True, exist_ok=True)
     (shared / "slow" / "sitecustomize.py").write_text(SLOW_FILES)
     for name in NAMES:
-        (shared / name).mkdir()
         (shared / name / "verify.py").write_text(VERIFIER)
     watch = Watch(out / "warm.jsonl")
-    assert start(tmp_path / "warm", shared / NAMES[0], 1, watch).wait() == 0
+    assert start(out / "warm", shared / NAMES[0], 1, watch).wait() == 0
     watch.close()
     figures = {"steps": steps, "seconds between mishaps": every}
 
     def run(name):
-        folder, given, watch = tmp_path / name, shared / name, Watch(out / f"{name}.jsonl")
+        folder, given, watch = out / name, shared / name, Watch(out / f"{name}.jsonl")
         try:
             if name == "undisturbed":
                 process = start(folder, given, steps, watch)
@@ -279,12 +289,12 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
                 figures[f"most {what} {name}"] = max(row[what] for row in rows)
     (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures))
-    records = read_lines(tmp_path / "disturbed" / "metrics.jsonl")
+    records = read_lines(out / "disturbed" / "metrics.jsonl")
     assert sum(record["process/grader_failed"] for record in records) == 0
     assert sum(figures["mishaps"].values()) > 0
-    assert_same_run(tmp_path / "disturbed", tmp_path / "undisturbed", steps)
+    assert_same_run(out / "disturbed", out / "undisturbed", steps)
     for rows in legs:
         if len(rows) >= LONG:
             assert_no_growth(rows)
-    names = [path.name for path in (tmp_path / "disturbed").rglob("*")]
+    names = [path.name for path in (out / "disturbed").rglob("*")]
     assert not [name for name in names if name.endswith(".tmp") or "orbax-checkpoint-tmp" in name]
