@@ -266,8 +266,8 @@ def test_what_a_server_says_is_short_and_can_not_move_the_cursor():
     body = json.dumps({"error": {"message": "\x1b[2Jred\u202e" + "x" * 9000}}).encode()
     with answering([whole(body, "400 Bad")]) as (url, _), pytest.raises(held.Refused) as error:
         asked(url)
-    assert str(error.value).startswith("\\x1b[2Jred\\u202exxx")
-    assert str(error.value).isprintable() and len(str(error.value)) == 300
+    assert str(error.value).startswith(f"{url}: \\x1b[2Jred\\u202exxx")
+    assert str(error.value).isprintable() and len(str(error.value)) == len(f"{url}: ") + 300
 
 
 @pytest.mark.parametrize(

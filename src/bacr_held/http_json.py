@@ -74,7 +74,7 @@ async def _request(url: str, body: Any, patience: Patience) -> Any:
     except (ValueError, RecursionError):
         found = None
     if status != 200:
-        raise Refused(status, _message(found) or f"{url}: answered with status {status}")
+        raise Refused(status, f"{url}: {_message(found) or f'answered with status {status}'}")
     if found is None:
         raise EngineError(f"{url}: answered with something else than JSON")
     return found

@@ -131,7 +131,7 @@ class Server:
         except Refused as refused:
             text = str(refused)
             if start not in text:
-                raise EngineError(f"{self.url}: {text}") from None
+                raise EngineError(text) from None
             return text[text.index(start) :]
         return None
 
