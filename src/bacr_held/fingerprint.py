@@ -9,6 +9,7 @@ from pathlib import Path
 _PIECES, _PIECE_BYTES = 64, 4096
 # Of an exported folder: SHA-256 of its files, by name.
 MANIFEST = "manifest.json"
+_WEIGHTS = ".safetensors"
 
 
 def fingerprint(folder: Path) -> str:
@@ -30,7 +31,7 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def file_digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path, *, weights: bool = True) -> dict[str, str]:
     """SHA-256 of every file in a folder, by its name from there; hidden ones aside."""
 
     def digest(name: str) -> str:
@@ -39,6 +40,7 @@ def file_digests(folder: Path) -> dict[str, str]:
 
     parts = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     names = [one.as_posix() for one in parts if not any(part[0] == "." for part in one.parts)]
+    names = [name for name in names if weights or not name.endswith(_WEIGHTS)]
     # Hashing works outside of Python's lock.
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(digest, names)))
@@ -49,10 +51,10 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(file_digests(folder), indent=2) + "\n")
 
 
-def check_manifest(folder: Path) -> None:
+def check_manifest(folder: Path, *, weights: bool = True) -> None:
     """Holds a folder against its manifest, if it has one; what is read by people may be edited.
 
-    ValueError: names a file that is not what was written.
+    Without `weights` it takes no time. ValueError: names a file that is not what was written.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -61,9 +63,9 @@ def check_manifest(folder: Path) -> None:
         expected = json.loads(path.read_text()).items()
     except (ValueError, AttributeError):
         raise ValueError(f"{path}: is damaged; copy or export the folder again") from None
-    found = file_digests(folder)
+    found, free = file_digests(folder, weights=weights), (".md", *([] if weights else [_WEIGHTS]))
     for name, digest in expected:
-        if found.get(name) != digest and not name.endswith(".md"):
+        if found.get(name) != digest and not name.endswith(free):
             raise ValueError(
                 f"{folder / name}: is not what was written, as {MANIFEST} says; copy or export the "
                 f"folder again, or remove {MANIFEST} if you changed the file yourself"

@@ -140,6 +140,7 @@ def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
     raw = json.loads((tmp_path / "out/config.json").read_text())
     del raw["thinking"]["cap"]
     (tmp_path / "out/config.json").write_text(json.dumps(raw))
+    (tmp_path / "out/manifest.json").unlink()
     with pytest.raises(UserError, match="thinking.cap is null; export the folder again"):
         open_policy(None, tmp_path / "out")
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from bacr_held.fingerprint import write_manifest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import write_json
@@ -59,3 +60,11 @@ def test_folders_without_a_policy_are_refused(tmp_path):
         read_config(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         open_policy(None, tmp_path / "none")
+
+
+def test_a_folder_that_was_edited_is_refused_before_it_says_how_it_is_asked(tmp_path):
+    (tmp_path / "config.json").write_text('{"thinking": {}}')
+    write_manifest(tmp_path)
+    (tmp_path / "config.json").write_text('{"no_thinking": {}}')
+    with pytest.raises(UserError, match=r"config\.json: is not what was written"):
+        open_policy(None, tmp_path)

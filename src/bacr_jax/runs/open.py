@@ -194,7 +194,10 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         read_levels,
         read_thinking,
     )
+    from bacr_jax.model.hf.archive import check_files
 
+    # What says how it is asked is read before its weights are.
+    check_files(folder, weights=False)
     read_hf_config(folder)
     module = read_budget_module(folder)
     raw = documents.read_object(folder / "config.json")

@@ -74,10 +74,10 @@ def _files(folder: Path) -> dict[str, Path] | list[Path]:
     return {name: folder / file for name, file in listed.items()}
 
 
-def check_files(folder: str | Path) -> None:
-    """Reads all files of a folder that has a manifest; UserError: one is not what was written."""
+def check_files(folder: str | Path, *, weights: bool = True) -> None:
+    """Holds a folder against its manifest, if it has one; UserError: a file is another."""
     try:
-        check_manifest(Path(folder))
+        check_manifest(Path(folder), weights=weights)
     except ValueError as error:
         raise UserError(str(error)) from None
 
