@@ -38,6 +38,7 @@ def counted(*options):
     done = subprocess.run(
         [sys.executable, str(script), *options], capture_output=True, text=True, env=environment
     )
+    assert done.returncode == 0, done.stderr
     *others, counts = done.stdout.splitlines()
     print(*others, sep="\n")
     return json.loads(counts)

@@ -3,9 +3,9 @@
     python tests/support/hostile_world.py [--part K/N]
     python tests/support/hostile_world.py --folders N
 
-prints what was not refused in one line with exit code 2 within ten seconds, and the counts as JSON.
-The second takes N Hugging Face folders in which random files are damaged at random: `train --check`
-and reading the weights may take them or refuse them, and do nothing else.
+prints what was not refused with exit code 2 within ten seconds, in a line for each fault, and the
+counts as JSON. The second takes N Hugging Face folders in which random files are damaged at random:
+`train --check` and reading the weights may take them or refuse them, and do nothing else.
 """
 
 import argparse
@@ -93,10 +93,11 @@ def outcome(model, line, changes, then=None):
     seconds = time.monotonic() - start
     said = log.read_text(errors="replace") if log.exists() else ""
     shutil.rmtree(folder, ignore_errors=True)
-    one_line = said.startswith("error: ") and said.count("\n") == 1
+    # A config's faults are said all at once.
+    only_faults = all(text.startswith("error: ") for text in said.splitlines() or [""])
     if code is None or code == -signal.SIGXCPU:
         word = "hang"
-    elif code == 2 and one_line:
+    elif code == 2 and only_faults:
         word = "refused"
     elif "Traceback" in said or code < 0 or code == 134:
         word = "crash"
@@ -291,5 +292,4 @@ if __name__ == "__main__":
     )
     parser.add_argument("--folders", type=int, default=0)
     options = parser.parse_args()
-    part = tuple(map(int, options.part.split("/")))
-    print(json.dumps(folders(options.folders) if options.folders else probe(part)))
+    print(json.dumps(folders(options.folders) if options.folders else probe(options.part)))
