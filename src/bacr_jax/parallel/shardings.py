@@ -15,6 +15,7 @@ dimension that its mesh axis does not divide stays whole; that can only be the v
 every device.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -146,7 +147,7 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
 
 def row_shards(mesh: AnyMesh, over: Sequence[str] = ROW_AXES) -> int:
     """Parts that rows are split into; their number must be a multiple of it."""
-    return int(np.prod([mesh.shape[axis] for axis in over]))
+    return math.prod(mesh.shape[axis] for axis in over)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:

@@ -99,7 +99,6 @@ def save_adapter(
     settings: AdapterConfig,
     module: BudgetModule | None = None,
     base: Path | None = None,
-    card: str = "",
 ) -> list[str]:
     """Writes a folder that PEFT loads onto the base."""
     check_free(out)
@@ -112,8 +111,6 @@ def save_adapter(
     with complete_or_absent(out) as folder:
         archives.write_file(folder / WEIGHTS_FILE, [tensor(entry) for entry in own])
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
-        if card:
-            (folder / "README.md").write_text(card, encoding="utf-8")
         if module is not None:
             per_layer = module.conditioning.sharing == "per_layer"
             beside = names.budget_module(config, per_layer=per_layer)
