@@ -47,11 +47,8 @@ def test_the_learners_tree_pass_uses_it(as_if_on_an_a100):
     def loss(params, trunk, branches, context, lengths):
         states = qwen2.forward_tree(
             params,
-            trunk,
-            branches,
-            context,
+            qwen2.Tree(trunk, branches, context, lengths=lengths),
             config=shape,
-            lengths=lengths,
             compute=Compute(dtype=jnp.bfloat16, implementation="cudnn"),
         )
         return sum(x.astype(jnp.float32).sum() for x in states)

@@ -11,6 +11,7 @@ import pytest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.compute import Compute
+from bacr_jax.model.qwen2 import Tree
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 SHAPE = Qwen2Config(31, 32, 48, 2, 4, 2, 8, rope_theta=1e4, tie_embeddings=True)
@@ -108,7 +109,7 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan, shape):
     context = np.array([[4, 9], [1, 7]])
     run = {"config": shape, "compute": Compute(scan=scan)}
     trunk_states, branch_states = forward_tree(
-        params, trunk, branch, jnp.asarray(context), conditioned=conditioned, **run
+        params, Tree(trunk, branch, jnp.asarray(context)), conditioned=conditioned, **run
     )
     # Each trunk, then each of its branches, as a right-padded row of its own.
     alone, rows = [jnp.pad(row, (0, 3)) for row in trunk], [0, 1]
@@ -142,10 +143,10 @@ def test_packed_branches_are_the_branches(conditioning):
     by_branch = lambda phi: jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
     conditioned = conditioned_on(params, conditioning, by_branch)
     context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, "conditioned": conditioned}
-    want_trunk, want = forward_tree(params, trunk, branches, context, **run)
+    want_trunk, want = forward_tree(params, Tree(trunk, branches, context), **run)
     # Branches of 2 and 3 tokens; of 0 and 1.
     packing = jnp.array([[0, 1, 3, 4, 5, -1], [3, -1, -1, -1, -1, -1]])
-    found_trunk, found = forward_tree(params, trunk, branches, context, packing=packing, **run)
+    found_trunk, found = forward_tree(params, Tree(trunk, branches, context, packing), **run)
     np.testing.assert_allclose(found_trunk, want_trunk, atol=1e-6)
     want = want.reshape(2, 6, -1)
     for row in range(2):
@@ -206,9 +207,7 @@ def test_selective_remat_makes_no_product_again(config):
         def total(params):
             states, _ = qwen2.forward_tree(
                 params,
-                tokens(2, 9),
-                jnp.ones(shape, int),
-                jnp.full((2, 2), 4),
+                Tree(tokens(2, 9), jnp.ones(shape, int), jnp.full((2, 2), 4)),
                 config=config,
                 conditioned=conditioned_on(params, conditioning),
                 compute=Compute(scan=False, remat=remat),

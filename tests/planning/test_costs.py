@@ -103,9 +103,7 @@ def test_the_forward_count_is_that_of_xla(kv_heads, tied):
     def scores(params, trunk, branches, context):
         trunk, branch = qwen2.forward_tree(
             params,
-            trunk,
-            branches,
-            context,
+            qwen2.Tree(trunk, branches, context),
             config=shape,
             compute=Compute(scan=False, remat="none"),
         )

@@ -154,17 +154,22 @@ def score_tokens(
     only.
     """
     response = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
+    tree = qwen2.Tree(
+        batch.trunk,
+        batch.branches,
+        batch.context,
+        batch.packing,
+        lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
+    )
     how: dict[str, Any] = {
         "config": spec.model,
-        "lengths": jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
         "conditioned": condition(params, batch.budgets, response, spec, batch.cuts),
         "compute": spec,
     }
     if batch.real_tokens is not None:
-        return _listed_scores(params, batch, allowed_tokens, how, spec)
-    trunk, branch = qwen2.forward_tree(
-        params, batch.trunk, batch.branches, batch.context, packing=batch.packing, **how
-    )
+        states = qwen2.tree_states(params, tree, real=batch.real_tokens, **how)
+        return _listed_scores(params, states, batch, allowed_tokens, spec)
+    trunk, branch = qwen2.forward_tree(params, tree, **how)
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
     at = batch.prompt_lengths[:, None] + jnp.arange(t)
@@ -186,9 +191,9 @@ def score_tokens(
 
 def _listed_scores(
     params: Params,
+    states: Float[Array, "1 U D"],
     batch: Batch,
     allowed_tokens: Bool[Array, "V"],
-    how: dict[str, Any],
     spec: LearnerSpec,
 ) -> TokenScores:
     """The same of a batch that says which tokens it holds; scores of others are 0."""
@@ -196,7 +201,6 @@ def _listed_scores(
     assert real is not None
     (b, s), (_, m, width) = batch.trunk.shape, batch.branches.shape
     t, a = batch.thinking_mask.shape[1], batch.answer_mask.shape[2]
-    states = qwen2.tree_states(params, batch.trunk, batch.branches, batch.context, real=real, **how)
     # Places of all tokens that can be sampled among the positions of trunks and branches.
     of_thinking = jnp.minimum(batch.prompt_lengths[:, None] + jnp.arange(t), s - 1)
     within = jnp.minimum(batch.forced[..., None] + jnp.arange(a), width - 1)

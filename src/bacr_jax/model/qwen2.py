@@ -17,7 +17,7 @@ may then be a list of one pytree each.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import flax.linen as nn
@@ -225,14 +225,35 @@ def forward(
     )
 
 
+class Tree(NamedTuple):
+    """Trunks and the branches that leave them.
+
+    Attributes:
+      trunk: prompt and thinking, right-padded, position == index.
+      branches: suffix and answer of each cut, right-padded.
+      context: trunk tokens each branch sees; the branch's positions continue from there.
+      packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
+        none; None runs all M A.
+      lengths: tokens of each trunk, which cuDNN's kernel asks for.
+    """
+
+    trunk: Int[Array, "B S"]
+    branches: Int[Array, "B M A"]
+    context: Int[Array, "B M"]
+    packing: Int[Array, "B F"] | None = None
+    lengths: Int[Array, "B"] | None = None
+
+    @property
+    def branch_of(self) -> Int[Array, "B F"] | None:
+        """The branch of each packed token; rounded down: -1 stays -1."""
+        return None if self.packing is None else self.packing // self.branches.shape[2]
+
+
 def _tree_rows(
-    trunk: Int[Array, "B S"],
-    branches: Int[Array, "B M A"],
-    context: Int[Array, "B M"],
-    trunk_mask: Bool[Array, "B S"] | None,
-    packing: Int[Array, "B F"] | None,
+    tree: Tree, trunk_mask: Bool[Array, "B S"] | None
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"] | None]:
     """Tokens, positions and mask of trunks and their branches as one row each, T = S + M A."""
+    trunk, branches, context, packing, _ = tree
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
     b, s = trunk.shape
     _, m, a = branches.shape
@@ -251,19 +272,16 @@ def _tree_rows(
 
 
 def _tree_conditioned(
-    conditioned: Conditioned,
-    branches: Int[Array, "B M A"],
-    mask: Bool[Array, "B T"] | None,
-    branch_of: Int[Array, "B F"] | None,
-    trunk_length: int,
+    conditioned: Conditioned, tree: Tree, mask: Bool[Array, "B T"] | None
 ) -> Conditioned:
     """The same with the mask of all positions, and each position's embedding among its row's."""
     if not conditioned.settings.tells_cuts:
         return dataclasses.replace(conditioned, mask=mask)
-    b, m, a = branches.shape
+    b, m, a = tree.branches.shape
+    branch_of = tree.branch_of
     if branch_of is None:
         branch_of = jnp.broadcast_to(jnp.repeat(jnp.arange(m), a), (b, m * a))
-    index = jnp.pad(1 + branch_of, ((0, 0), (trunk_length, 0)))
+    index = jnp.pad(1 + branch_of, ((0, 0), (tree.trunk.shape[1], 0)))
     return dataclasses.replace(conditioned, mask=mask, index=jax.nn.one_hot(index, 1 + m))
 
 
@@ -292,14 +310,10 @@ def _attend_listed(
 
 def tree_states(
     params: Params,
-    trunk: Int[Array, "B S"],
-    branches: Int[Array, "B M A"],
-    context: Int[Array, "B M"],
+    tree: Tree,
     *,
     config: Qwen2Config,
-    lengths: Int[Array, "B"] | None = None,
     conditioned: Conditioned | None = None,
-    packing: Int[Array, "B F"] | None = None,
     real: RealTokens | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"] | Float[Array, "1 U D"]:
@@ -309,28 +323,25 @@ def tree_states(
       real: the tokens of these rows; only attention then sees padding, and the states are of this
         list.
     """
-    s = trunk.shape[1]
-    trunk_mask = None if conditioned is None else conditioned.mask
-    tokens, positions, mask = _tree_rows(trunk, branches, context, trunk_mask, packing)
-    # Rounded down: -1 stays -1.
-    branch_of = None if packing is None else packing // branches.shape[2]
+    s, branches = tree.trunk.shape[1], tree.branches
+    tokens, positions, mask = _tree_rows(tree, None if conditioned is None else conditioned.mask)
     if conditioned is not None:
-        conditioned = _tree_conditioned(conditioned, branches, mask, branch_of, s)
+        conditioned = _tree_conditioned(conditioned, tree, mask)
     attend: Callable[..., Array] = functools.partial(
         attention.tree_attention,
-        context=context,
+        context=tree.context,
         trunk_length=s,
-        branch_of=branch_of,
+        branch_of=tree.branch_of,
         implementation=compute.implementation,
-        lengths=lengths,
+        lengths=tree.lengths,
     )
     if real is not None:
         tokens, positions = real.listed(tokens), real.listed(positions)
         conditioned = conditioned and _listed_conditioned(conditioned, real)
         one_device = compute.mesh is None or compute.mesh.size == 1
-        takes_masks = compute.implementation == "xla" and one_device and packing is None
+        takes_masks = compute.implementation == "xla" and one_device and tree.packing is None
         if takes_masks and real.has_fewer_pairs:
-            visible = real.visible(context, s)[None]
+            visible = real.visible(tree.context, s)[None]
             attend = functools.partial(attention.masked_attention, visible=visible)
         else:
             attend = functools.partial(_attend_listed, attend, real)
@@ -348,13 +359,7 @@ def tree_states(
 
 
 def forward_tree(
-    params: Params,
-    trunk: Int[Array, "B S"],
-    branches: Int[Array, "B M A"],
-    context: Int[Array, "B M"],
-    *,
-    packing: Int[Array, "B F"] | None = None,
-    **how: Any,
+    params: Params, tree: Tree, **how: Any
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
     """One pass over trunks and all their branches; see `tree_states` for what else it takes.
 
@@ -362,20 +367,14 @@ def forward_tree(
     S + M A instead of about M (S + A) tokens a row.
 
     Args:
-      trunk: prompt and thinking, right-padded, position == index.
-      branches: suffix and answer of each cut, right-padded.
-      context: trunk tokens each branch sees; the branch's positions continue from there.
       conditioned: phi(b) of each row; if its settings tell branches their cut, phi of the trunk and
         of its M branches, [*L, B, 1 + M, D]. The mask is the trunk's: branch tokens always receive
         phi. None for the plain model.
-      packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
-        none; None runs all M A.
 
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
-    hidden = tree_states(params, trunk, branches, context, packing=packing, **how)
-    s = trunk.shape[1]
-    shape = branches.shape if packing is None else packing.shape
+    hidden, s = tree_states(params, tree, **how), tree.trunk.shape[1]
+    shape = tree.branches.shape if tree.packing is None else tree.packing.shape
     of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
     return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])
