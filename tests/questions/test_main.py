@@ -137,7 +137,7 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
     (short,) = [line for line in boxed if line.startswith("prompt tokens (boxed): ")]
     least = lambda line: int(line.split(" 0 %: ")[1].split(",")[0])
     # the boxed format lacks the request for tags and the opening tag
-    assert 20 < least(long) - least(short) < 60
+    assert 10 < least(long) - least(short) < 60
 
 
 @pytest.mark.parametrize(
