@@ -18,14 +18,6 @@ from bacr_grading.pooled import PooledGrader, Texts, check_request
 
 POLL_ROWS = 256
 
-# Compared modes are rows graded in the lenient one, disagreements those that the strict one would
-# judge otherwise; internal errors are texts that our own rules failed on.
-_COUNTERS = (
-    *("graded", "correct", "no_answer", "compared_modes", "mode_disagreements"),
-    *("cache_hits", "internal_errors"),
-    *(f"path_{path}" for path in ("number", "string", "list", "symbolic", "guard", "none")),
-)
-
 
 class Grader(PooledGrader[Request, Outcome]):
     """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
@@ -40,6 +32,14 @@ class Grader(PooledGrader[Request, Outcome]):
 
     UserError: an argument out of range.
     """
+
+    # Compared modes are rows graded in the lenient one, disagreements those that the strict one
+    # would judge otherwise; internal errors are texts that our own rules failed on.
+    counted = (
+        *("graded", "correct", "no_answer", "compared_modes", "mode_disagreements"),
+        *("cache_hits", "internal_errors"),
+        *(f"path_{path}" for path in ("number", "string", "list", "symbolic", "guard", "none")),
+    )
 
     def __init__(
         self,
@@ -91,8 +91,7 @@ class Grader(PooledGrader[Request, Outcome]):
         outcomes = self._ask(asked, poll)
         verdicts = [j if isinstance(j, Verdict) else _settle(j, outcomes) for j in judged]
         _count(self._counts, verdicts)
-        for path, number in collections.Counter(verdict.path for verdict in verdicts).items():
-            self._counts[f"path_{path}"] += number
+        self._counts.update(f"path_{verdict.path}" for verdict in verdicts)
         if mode == LENIENT:
             self._counts["compared_modes"] += len(verdicts)
             self._counts["mode_disagreements"] += sum(v.correct != v.strict for v in verdicts)
@@ -105,10 +104,6 @@ class Grader(PooledGrader[Request, Outcome]):
         pairs, tolerance = list(zip(texts, references, strict=True)), self._tolerance
         judged = (_judge(text, reference, mode, tolerance) for text, reference in pairs)
         return (request for j in judged if isinstance(j, Undecided) for request in j.requests)
-
-    def counters(self) -> dict[str, int]:
-        """Totals since the start, for metrics (docs/grading.md)."""
-        return {name: self._counts[name] for name in _COUNTERS} | self._pool_counters()
 
 
 class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):

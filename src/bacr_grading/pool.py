@@ -6,6 +6,7 @@ SIGKILL, and starts processes by multiprocessing, which imports the program's ma
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -69,12 +70,9 @@ class Outcome(NamedTuple):
     died: bool = False
 
 
-def _outcome(request: Any, reply: dict[str, Any]) -> Outcome:
-    return Outcome(bool(reply["correct"]), str(reply.get("found", "")), bool(reply.get("whole")))
-
-
-def _lost(request: Any, timed_out: bool) -> Outcome:
-    return Outcome(False, timed_out=timed_out, died=not timed_out)
+def _outcome(reply: dict[str, Any]) -> list[Outcome]:
+    found, whole = str(reply.get("found", "")), bool(reply.get("whole"))
+    return [Outcome(bool(reply["correct"]), found, whole)]
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,10 @@ class Program:
     Attributes:
       script: a file that gets the two limits, and its mark, as its arguments.
       setup: the first line of its standard input; empty: none.
-      read: (request, reply) -> the outcome that it says; a LookupError, TypeError or ValueError:
-        it is no reply.
-      lost: (request, whether it was late) -> the outcome of a request whose worker is gone.
-      weight: answers in a request, each of which has the deadline.
+      batch: most requests that a worker is given at a time; each of them has the deadline.
+      written: requests as a line of JSON.
+      read: what a reply says of them; a LookupError, TypeError or ValueError: it is no reply.
+      late, died: the outcome of a request whose worker was late, or ended by itself.
       advice: what to look at when no worker starts.
       foreign: it is somebody's own code. It may start processes, which end with it, and once a
         worker has started, requests are lost when no other starts; else that is an error.
@@ -95,9 +93,11 @@ class Program:
 
     script: str = worker_module.__file__
     setup: bytes = b""
-    read: Callable[[Any, dict[str, Any]], Any] = _outcome
-    lost: Callable[[Any, bool], Any] = _lost
-    weight: Callable[[Any], int] = lambda request: 1
+    batch: int = 1
+    written: Callable[[Sequence[Any]], Any] = lambda requests: requests[0]._asdict()
+    read: Callable[[dict[str, Any]], Sequence[Any]] = _outcome
+    late: Any = Outcome(False, timed_out=True)
+    died: Any = Outcome(False, died=True)
     advice: str = (
         f"check that math-verify is installed for {sys.executable} and that memory_mb is large "
         "enough"
@@ -107,7 +107,7 @@ class Program:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process and what it is doing; `deadline` is for its request, or for getting ready.
+    """One process and what it is doing; `deadline` is for its requests, or for getting ready.
 
     Attributes:
       mark: a variable in the environment of what it starts, and of nothing else.
@@ -119,19 +119,19 @@ class _Worker:
     deadline: float
     mark: str
     ready: bool = False
-    request: Any = None
+    requests: Sequence[Any] = ()
     answered: int = 0
     buffer: bytes = b""
 
     @property
     def idle(self) -> bool:
-        return self.ready and self.request is None
+        return self.ready and not self.requests
 
 
 class WorkerPool:
     """Runs requests in worker processes that import neither JAX nor this library.
 
-    A worker that is late is killed (SIGKILL) and replaced. Its request gets no verdict, which
+    A worker that is late is killed (SIGKILL) and replaced. Its requests get no verdict, which
     grades as incorrect. Nothing starts before the first request. For one thread at a time.
     """
 
@@ -147,8 +147,8 @@ class WorkerPool:
         self._memory_bytes = memory_mb << 20
         self._workers: list[_Worker] = []
         self._closed = False
-        self._failed_starts = 0
-        self._failure = ""
+        # Why workers did not start, since one did.
+        self._failures: list[str] = []
         self._started = False
         self.counts: collections.Counter[str] = collections.Counter()
 
@@ -164,7 +164,7 @@ class WorkerPool:
         """
         began = told = time.monotonic()
         while not any(worker.ready for worker in self._workers):
-            if self._failed_starts:
+            if self._failures:
                 raise self._refusal()
             if not self._workers:
                 self._start()
@@ -180,17 +180,19 @@ class WorkerPool:
     def run(
         self, requests: Sequence[Any], poll: Callable[[], object] | None = None
     ) -> dict[Any, Any]:
-        """Runs requests, all different named tuples, written as JSON; gives the outcome of each.
+        """Runs requests, all different, some in a batch; gives the outcome of each.
 
         `poll` is called every tenth of a second. When it raises, the work under way is dropped and
         the exception goes on. UserError: worker processes cannot be started on this machine.
         """
         if self._closed:
             raise RuntimeError("the grader is closed")
-        queue = collections.deque(requests)
+        size = self._program.batch
+        starts = range(0, len(requests), size)
+        queue = collections.deque(requests[start : start + size] for start in starts)
         outcomes: dict[Any, Any] = {}
         if self._lasts():
-            self._failed_starts = 0
+            self._failures.clear()
         polled = time.monotonic()
         try:
             # First whatever happened since the last call: workers got ready, or died.
@@ -202,7 +204,7 @@ class WorkerPool:
                     poll()
                     polled = time.monotonic()
         except BaseException:
-            for worker in [w for w in self._workers if w.request is not None]:
+            for worker in [w for w in self._workers if w.requests]:
                 self._remove(worker)
             raise
         return outcomes
@@ -227,12 +229,12 @@ class WorkerPool:
             starting = sum(not w.ready for w in self._workers)
             if len(self._workers) >= self._size or starting >= len(queue):
                 return
-            if self._failed_starts < START_ATTEMPTS:
+            if len(self._failures) < START_ATTEMPTS:
                 self._start()
             elif self._workers:
                 return
             elif self._lasts():
-                outcomes |= {request: self._program.lost(request, False) for request in queue}
+                outcomes |= dict.fromkeys(itertools.chain(*queue), self._program.died)
                 queue.clear()
             else:
                 raise self._refusal()
@@ -240,13 +242,13 @@ class WorkerPool:
     def _refusal(self) -> UserError:
         """Why no worker is there."""
         return UserError(
-            f"grading: worker processes do not start ({self._failure}); {self._program.advice}"
+            f"grading: worker processes do not start ({self._failures[-1]}); {self._program.advice}"
         )
 
-    def _send(self, worker: _Worker, request: Any) -> None:
-        worker.request = request
-        worker.deadline = time.monotonic() + self._deadline * self._program.weight(request)
-        _write(worker, json.dumps(request._asdict()).encode("ascii"))
+    def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
+        worker.requests = requests
+        worker.deadline = time.monotonic() + self._deadline * len(requests)
+        _write(worker, json.dumps(self._program.written(requests)).encode("ascii"))
 
     def _start(self) -> None:
         # The worker must find math-verify wherever this process would.
@@ -267,7 +269,7 @@ class WorkerPool:
                 start_new_session=True,
             )
         except OSError as error:
-            self._start_failed(str(error))
+            self._failures.append(str(error))
             return
         assert process.stdin is not None
         assert process.stdout is not None
@@ -275,10 +277,6 @@ class WorkerPool:
         self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark))
         if self._program.setup:
             _write(self._workers[-1], self._program.setup)
-
-    def _start_failed(self, reason: str) -> None:
-        self._failed_starts += 1
-        self._failure = reason
 
     def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
         """Waits for replies, at most that long, notes them and kills the workers that are late."""
@@ -290,14 +288,14 @@ class WorkerPool:
         now = time.monotonic()
         for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
             self._remove(worker)
-            if worker.request is None:
-                self._start_failed(f"not ready after {START_SECONDS:.0f} s")
+            if not worker.ready:
+                self._failures.append(f"not ready after {START_SECONDS:.0f} s")
             else:
                 self.counts["timeouts"] += 1
-                outcomes[worker.request] = self._program.lost(worker.request, True)
+                outcomes |= dict.fromkeys(worker.requests, self._program.late)
 
     def _read(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
-        """Reads what a worker wrote: one line when it is ready, then one for each request."""
+        """Reads what a worker wrote: one line when it is ready, then one for each batch."""
         data = os.read(worker.stdout.fileno(), 1 << 16)
         worker.buffer += data
         if not data:
@@ -305,17 +303,17 @@ class WorkerPool:
         elif worker.buffer.endswith(b"\n"):
             try:
                 reply = json.loads(worker.buffer)
-                if worker.request is None:
+                if not worker.requests:
                     self._greeted(worker, reply)
                     return
-                outcome = self._program.read(worker.request, reply)
+                told = list(zip(worker.requests, self._program.read(reply), strict=True))
             except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
                 # Something else than the worker has written into its pipe.
                 self._died(worker, outcomes)
                 return
             worker.buffer = b""
-            outcomes[worker.request] = outcome
-            worker.request = None
+            outcomes |= told
+            worker.requests = ()
             worker.answered += 1
             if reply.get("memory") or worker.answered >= RECYCLE_AFTER:
                 self._remove(worker)
@@ -330,17 +328,17 @@ class WorkerPool:
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)
-            self._start_failed(str(reply["refused"]))
+            self._failures.append(str(reply["refused"]))
         else:
-            worker.ready, self._started, self._failed_starts = True, True, 0
+            worker.ready = self._started = True
+            self._failures.clear()
 
     def _died(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
         self._remove(worker)
         self.counts["worker_deaths"] += 1
-        if worker.request is not None:
-            outcomes[worker.request] = self._program.lost(worker.request, False)
-        elif not worker.ready:
-            self._start_failed(f"it exited with status {worker.process.returncode}")
+        outcomes |= dict.fromkeys(worker.requests, self._program.died)
+        if not worker.ready:
+            self._failures.append(f"it exited with status {worker.process.returncode}")
 
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)

@@ -108,7 +108,12 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
     Args:
       run: has them look at things, all different. It may not hold the grader.
       lasting: whether what was said of a thing may be remembered.
+
+    Attributes:
+      counted: what a grader counts, beside the lives of its workers.
     """
+
+    counted: tuple[str, ...] = ()
 
     def __init__(self, pool: WorkerPool, run: Run[Asked, Said], *, lasting: Callable[[Said], bool]):
         self._pool, self._run, self._lasting = pool, run, lasting
@@ -176,8 +181,10 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
             del self._cache[key]
         return known
 
-    def _pool_counters(self) -> dict[str, int]:
-        return {name: self._pool.counts[name] for name in _COUNTERS}
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for metrics (docs/grading.md)."""
+        own = {name: self._counts[name] for name in self.counted}
+        return own | {name: self._pool.counts[name] for name in _COUNTERS}
 
 
 def check_request(texts: Texts, references: Texts, mode: str) -> None:

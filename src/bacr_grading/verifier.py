@@ -7,11 +7,10 @@ what it may do. What goes wrong in it costs the answers at hand their score, and
 
 import base64
 import collections
-import functools
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +25,7 @@ from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.spelling import grader_problem
 
 # Why an answer got no score; counted as failed_late and so on.
-FAULTS = (
-    *("late", "died", verifier_worker.MEMORY, verifier_worker.RAISED, verifier_worker.TEXT),
-    *(verifier_worker.NAN, verifier_worker.RANGE, verifier_worker.LENGTH),
-)
+FAULTS = ("late", "died", *verifier_worker.FAULTS)
 # What a verdict's path says of answers with and without a score.
 SCORED, FAILED = "verifier", "failed"
 BATCH_SUFFIX = "_batch"
@@ -42,14 +38,14 @@ class Verifier:
     """The source of a verifier, as it was when it was read.
 
     Attributes:
+      named: the line of a config that names it.
       source: the file's text, which all workers of a run get, whatever becomes of the file.
       of_rows: it is a question source's score(answer, row), not function(question, answer, gold).
       whole: an answer is right at 1.0 and else wrong, whatever part of it has been earned.
       of_response: it is shown texts as they are, not the answers that stand in them.
-      key: what named it, for messages.
     """
 
-    spec: str
+    named: str
     path: str
     name: str
     source: str
@@ -57,17 +53,11 @@ class Verifier:
     of_rows: bool = False
     whole: bool = False
     of_response: bool = False
-    key: str = "grader"
 
     @property
     def batch(self) -> bool:
         """Whether the function takes lists."""
         return self.name.endswith(BATCH_SUFFIX)
-
-    @property
-    def named(self) -> str:
-        """As a line of a config."""
-        return f"{self.key}={self.spec}"
 
     def shown(self, text: str | None) -> str | None:
         """What it is shown of a text; None: nothing, which scores 0."""
@@ -96,7 +86,7 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{where}: no Python file ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return Verifier(spec, str(path.resolve()), name, source, digest, key=key)
+    return Verifier(where, str(path.resolve()), name, source, digest)
 
 
 def answer_of(text: str | None) -> str | None:
@@ -117,12 +107,6 @@ class Row(NamedTuple):
     question: str
     answer: str
     gold: str
-
-
-class Request(NamedTuple):
-    """Answers that a worker scores in one call."""
-
-    rows: tuple[Row, ...]
 
 
 class Score(NamedTuple):
@@ -146,6 +130,11 @@ class VerifierGrader(PooledGrader[Row, Score]):
       rows: for a verifier of rows, what stands for each question and gold answer: `packed` rows.
     """
 
+    counted = (
+        *("graded", "correct", "partly_correct", "score_percent", "no_answer"),
+        *("cache_hits", "failed", *(f"failed_{fault}" for fault in FAULTS)),
+    )
+
     def __init__(
         self,
         verifier: Verifier,
@@ -162,15 +151,16 @@ class VerifierGrader(PooledGrader[Row, Score]):
         program = Program(
             script=verifier_worker.__file__,
             setup=json.dumps(setup).encode("ascii"),
+            batch=batch if verifier.batch else 1,
+            written=lambda rows: {"rows": rows},
             read=_read,
-            lost=_lost,
-            weight=lambda request: len(request.rows),
+            late=Score(0.0, "late", "it took longer than grading.deadline"),
+            died=Score(0.0, "died", "its worker process died"),
             advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
             foreign=True,
         )
         pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
-        run = functools.partial(_run, pool, batch if verifier.batch else 1)
-        super().__init__(pool, run, lasting=lambda score: not score.fault)
+        super().__init__(pool, pool.run, lasting=lambda score: not score.fault)
         self.last_failure = ""
 
     def check(self, tell: Callable[[str], object] | None = None) -> None:
@@ -239,14 +229,6 @@ class VerifierGrader(PooledGrader[Row, Score]):
         self._counts.update({f"failed_{fault}": found[fault] for fault in FAULTS})
         return verdicts
 
-    def counters(self) -> dict[str, int]:
-        """Totals since the start, for metrics (docs/grading.md)."""
-        names = (
-            *("graded", "correct", "partly_correct", "score_percent", "no_answer"),
-            *("cache_hits", "failed", *(f"failed_{fault}" for fault in FAULTS)),
-        )
-        return {name: self._counts[name] for name in names} | self._pool_counters()
-
     def _rows(
         self, answers: Iterable[str | None], references: Texts, questions: Texts
     ) -> Iterator[Row | None]:
@@ -272,15 +254,6 @@ def _checked(questions: Texts | None, count: int) -> Texts:
     return questions
 
 
-def _run(
-    pool: WorkerPool, size: int, rows: Sequence[Row], poll: Callable[[], object] | None
-) -> dict[Row, Score]:
-    """What the verifier says of rows, `size` in a call."""
-    requests = [Request(tuple(rows[i : i + size])) for i in range(0, len(rows), size)]
-    outcomes = pool.run(requests, poll)
-    return {row: s for one in requests for row, s in zip(one.rows, outcomes[one])}
-
-
 def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
     path = FAILED if score.fault else SCORED
     late = score.fault == "late"
@@ -301,18 +274,11 @@ def _named(answer: str) -> str:
     return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
 
 
-def _read(request: Request, reply: dict[str, Any]) -> list[Score]:
+def _read(reply: dict[str, Any]) -> list[Score]:
     """What a worker said; ValueError: something else wrote it."""
     pairs, said = list(zip(reply["scores"], reply["faults"], strict=True)), str(reply["said"])
     for score, fault in pairs:
         scored = isinstance(score, float | int) and 0.0 <= score <= 1.0
         if not (fault in FAULTS and score is None or fault == "" and scored):
             raise ValueError("neither a score nor a fault")
-    if len(pairs) != len(request.rows):
-        raise ValueError("not as many scores as answers")
     return [Score(score or 0.0, fault, said if fault else "") for score, fault in pairs]
-
-
-def _lost(request: Request, timed_out: bool) -> list[Score]:
-    said = "it took longer than grading.deadline" if timed_out else "its worker process died"
-    return [Score(0.0, "late" if timed_out else "died", said)] * len(request.rows)

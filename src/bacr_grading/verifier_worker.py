@@ -24,7 +24,8 @@ from typing import Any
 from bacr_grading.worker import limit, open_pipes, say, serve
 
 # What is wrong with a score; each is a counter (`verifier.FAULTS`).
-RAISED, TEXT, NAN, RANGE, LENGTH, MEMORY = "raised", "text", "nan", "range", "length", "memory"
+FAULTS = ("memory", "raised", "text", "nan", "range", "length")
+MEMORY, RAISED, TEXT, NAN, RANGE, LENGTH = FAULTS
 # Sums of weights come out as 1.0000000000000002.
 ROUNDING = 1e-6
 MOST_SAID = 300
