@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from bacr_doctor.children import MOST_SECONDS, Check, working
 from bacr_doctor.paths import run_dtype, trial
 from bacr_doctor.records import Record, Subject, held
-from bacr_plan import seconds
+from bacr_plan import schedule, seconds
 from bacr_plan.devices import DEVICES, Device, find
 from bacr_plan.lengths import Lengths
 from bacr_plan.seconds import ASSUMED
@@ -150,7 +150,7 @@ def plan(subject: Subject) -> Record:
     if not subject.named:
         return Record("ok", "no --config to plan")
     found, (work, layout) = measured(subject), sizes_of(subject.config, jax.device_count())
-    device, made = ceiling(subject), seconds.iteration(work, layout)
+    device, made = ceiling(subject), schedule.iteration(work, layout)
     here = dataclasses.replace(
         device,
         matmul_flops=device.matmul_flops * found["matmul"] / ASSUMED.matmul,

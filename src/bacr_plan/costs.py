@@ -10,7 +10,7 @@ import math
 
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import MeshShape
-from bacr_plan.schedule import Chunk, Padded, Schedule
+from bacr_plan.schedule import Chunk, Iteration, Padded
 from bacr_plan.workload import SUFFIX_TOKENS, Workload
 
 FP32 = 4
@@ -139,15 +139,15 @@ def prefill_flops(work: Workload, rows: int, width: int) -> float:
     return rows * (width * forward_flops_per_token(model) + attention)
 
 
-def step_flops(work: Workload, rollout: Schedule, updates: list[list[Padded]]) -> dict[str, float]:
+def step_flops(work: Workload, made: Iteration) -> dict[str, float]:
     """Operations of one iteration on all devices, by phase, padding and recomputation included."""
-    made = [one for update in updates for one in update]
-    trunks = sum(chunk_flops(work, chunk) for chunk in rollout.chunks)
-    answers = sum(answer_flops(work, rows, steps) for rows, _, steps in rollout.answers)
+    parts = [one for update in made.updates for one in update]
+    trunks = sum(chunk_flops(work, chunk) for chunk in made.rollout.chunks)
+    answers = sum(answer_flops(work, rows, steps) for rows, _, steps in made.rollout.answers)
     return {
-        "update": sum(train_flops(work, one) for one in made),
-        "score": work.scored * sum(forward_flops(work, one) for one in made),
-        "prefill": sum(prefill_flops(work, *one) for one in rollout.prefills),
+        "update": sum(train_flops(work, one) for one in parts),
+        "score": work.scored * sum(forward_flops(work, one) for one in parts),
+        "prefill": sum(prefill_flops(work, *one) for one in made.rollout.prefills),
         "decode": trunks + answers,
     }
 

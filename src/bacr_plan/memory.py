@@ -27,8 +27,8 @@ class MemoryPhase:
     """
 
     resident: float
-    own: float
     temporaries: float
+    own: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -45,34 +45,25 @@ def parameter_bytes(work: Workload, layout: MeshShape) -> float:
     return FP32 * costs.trained_parameters(work) / layout.param_shards
 
 
-def frozen_bytes(work: Workload, layout: MeshShape) -> float:
-    """The frozen base of adapters, in its own type."""
-    return work.frozen_bytes * work.model.num_parameters / layout.param_shards
+def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
+    """The train state by what is in it: masters, the reference policy if kept, two moments.
 
-
-def reference_bytes(work: Workload, layout: MeshShape) -> float:
-    """The reference policy, if one is kept."""
-    return parameter_bytes(work, layout) if work.config.loss.kl_coef > 0 else 0.0
-
-
-def moment_bytes(work: Workload, layout: MeshShape) -> float:
-    """Adam's two moments."""
-    return 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards
-
-
-def head_bytes(work: Workload) -> float:
-    """Value head and its two moments, whole on every device."""
-    return 3.0 * FP32 * costs.head_parameters(work)
+    Beside these the value head with its own moments, whole on every device, and the frozen base of
+    adapters in its own type, which is the reference's too.
+    """
+    parameters = parameter_bytes(work, layout)
+    return {
+        "parameters": parameters,
+        "reference": parameters if work.config.loss.kl_coef > 0 else 0.0,
+        "optimizer": 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards,
+        "value_head": 3.0 * FP32 * costs.head_parameters(work),
+        "frozen_base": work.frozen_bytes * work.model.num_parameters / layout.param_shards,
+    }
 
 
 def state_bytes(work: Workload, layout: MeshShape) -> float:
-    """The train state: masters, two moments, value head, and the reference policy if kept.
-
-    Beside it the frozen base, which is the reference's too.
-    """
-    masters = parameter_bytes(work, layout) + reference_bytes(work, layout)
-    moments = moment_bytes(work, layout)
-    return masters + moments + head_bytes(work) + frozen_bytes(work, layout)
+    """The train state."""
+    return sum(state_parts(work, layout).values())
 
 
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
@@ -161,11 +152,8 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     alive = max(
         layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
     )
-    return MemoryPhase(
-        resident=state_bytes(work, layout),
-        own=0.0,
-        temporaries=kept + saved_activations(work, layout, rows) + alive,
-    )
+    kept += saved_activations(work, layout, rows)
+    return MemoryPhase(state_bytes(work, layout), kept + alive)
 
 
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
@@ -183,7 +171,7 @@ def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: fl
 def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     """The forward pass over a micro-batch; nothing without scoring."""
     if not work.scored:
-        return MemoryPhase(state_bytes(work, layout), 0.0, 0.0)
+        return MemoryPhase(state_bytes(work, layout), 0.0)
     model = work.model
     rows = math.ceil(work.micro_rows / layout.row_shards)
     tokens = rows * work.row_tokens
@@ -192,7 +180,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     scores = 2 * attention_scores(work, layout, rows)
     weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
     alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
-    return MemoryPhase(state_bytes(work, layout), 0.0, stream + alive)
+    return MemoryPhase(state_bytes(work, layout), stream + alive)
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
@@ -249,4 +237,4 @@ def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     cache = kv_cache_bytes(work, layout)
     beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
     own = costs.decode_copy_bytes(work, layout) + cache
-    return MemoryPhase(state_bytes(work, layout), own, beside)
+    return MemoryPhase(state_bytes(work, layout), beside, own)

@@ -1,6 +1,7 @@
 """What to write in a config whose run has run out of memory: what the plan would choose."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -42,25 +43,17 @@ def smaller_choice(
     if phase in ROLLOUT:
         of = work.evaluation if evaluating else work
         planned = memory.rollout_phase(of, layout).peak
+        portion = "eval_slots" if evaluating else "slots"
     elif phase in UPDATE:
-        planned = memory.update_phase(work, layout).peak
+        planned, portion = memory.update_phase(work, layout).peak, "micro_rows"
     else:
         return None
     tight = min(limit, planned - EXCESS * limit)
     # Else the next smaller portion there is.
     for most in (tight, min(limit, planned - 1.0)):
-        room = Room(most)
-        if phase in UPDATE:
-            portion = search.largest_micro_batch(work, layout, room)
-            smaller = dataclasses.replace(work, micro_rows=portion)
-        elif evaluating:
-            portion = search.largest_eval_slots(work, layout, room)
-            smaller = dataclasses.replace(work, eval_slots=portion)
-        else:
-            portion = search.largest_slots(work, layout, room)
-            smaller = dataclasses.replace(work, slots=portion)
-        if portion:
-            return Choice(smaller, layout, most)
+        if rows := search.LARGEST[portion](work, layout, Room(most)):
+            smaller: dict[str, Any] = {portion: rows}
+            return Choice(dataclasses.replace(work, **smaller), layout, most)
     return search.suggest(work, layout.num_devices, Room(tight))
 
 

@@ -140,8 +140,7 @@ class Programs:
         """Key, rules and temperature, whole on every device."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
-        draws: Draws = _whole(Draws(self.key, rules, sampling), self.decode_mesh)
-        return draws
+        return _whole(Draws(self.key, rules, sampling), self.decode_mesh)
 
     def slots(self) -> Any:
         """The state of decoding with a cache as long as it gets."""
@@ -177,8 +176,7 @@ class Programs:
             suffix=SUFFIX_TOKENS,
             answer=config.rollout.answer_tokens,
         )
-        laid: Batch = laid_out(batch, parallel.row_sharding(self.mesh))
-        return laid
+        return laid_out(batch, parallel.row_sharding(self.mesh))
 
     def _allowed_tokens(self) -> Any:
         return _whole(jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool), self.mesh)

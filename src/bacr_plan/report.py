@@ -11,8 +11,9 @@ from bacr_plan import costs, memory, schedule, search, seconds
 from bacr_plan.compiling import Compilation
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION, Device
 from bacr_plan.memory import MemoryPhase
+from bacr_plan.schedule import Iteration
 from bacr_plan.search import Choice, Room
-from bacr_plan.seconds import ASSUMED, Iteration, Split
+from bacr_plan.seconds import ASSUMED, Split
 from bacr_plan.workload import Workload
 
 # Boxes tried when a run doesn't fit into the given one, as multiples of its devices.
@@ -48,14 +49,15 @@ class Plan:
         of_update, of_rollout = update.temporaries, rollout.temporaries
         if programs:
             train, decode = programs["train"], programs["decode"]
+            of_state = memory.state_parts(work, layout)
             # Gradients alone don't read the moments: by tokens only arithmetic knows the state.
             # Else an update's arguments are that and a batch; a reference is kept beside.
             if not work.by_tokens:
-                state = train.arguments + train.outputs + memory.reference_bytes(work, layout)
+                state = train.arguments + train.outputs + of_state["reference"]
             own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
             if work.beside:
                 # Counted with the state.
-                own -= memory.frozen_bytes(work, layout)
+                own -= of_state["frozen_base"]
             if self.compilation.exact:
                 # The sum of earlier gradients is given to the program of a micro-batch.
                 earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
@@ -63,14 +65,14 @@ class Plan:
                 prefill = memory.prefill_bytes(work, layout) - memory.kv_cache_bytes(work, layout)
                 of_rollout = max(float(decode.temporaries), prefill)
         phases = {
-            "rollout": MemoryPhase(state, own, of_rollout),
+            "rollout": MemoryPhase(state, of_rollout, own),
             "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
-            "update": MemoryPhase(state, update.own, of_update),
+            "update": MemoryPhase(state, of_update),
         }
         if work.evaluated:
             evaluation = memory.rollout_phase(work.evaluation, layout)
             of_evaluation = of_rollout / rollout.temporaries * evaluation.temporaries
-            phases["evaluation"] = MemoryPhase(state, evaluation.own, of_evaluation)
+            phases["evaluation"] = MemoryPhase(state, of_evaluation, evaluation.own)
         return phases
 
     @functools.cached_property
@@ -95,19 +97,10 @@ class Plan:
         return self.peak <= self.limit
 
     @functools.cached_property
-    def max_micro_batch(self) -> int:
-        """The most rows of a micro-batch that fit."""
-        return search.largest_micro_batch(self.work, self.layout, self.room)
-
-    @functools.cached_property
-    def max_slots(self) -> int:
-        """The most rows decoded together that fit."""
-        return search.largest_slots(self.work, self.layout, self.room)
-
-    @functools.cached_property
-    def max_eval_slots(self) -> int:
-        """The most rows decoded together in an evaluation that fit."""
-        return search.largest_eval_slots(self.work, self.layout, self.room)
+    def largest(self) -> dict[str, int]:
+        """The most rows of each portion that fit; 0: not one a device."""
+        sizes = self.work, self.layout, self.room
+        return {portion: most(*sizes) for portion, most in search.LARGEST.items()}
 
     @functools.cached_property
     def suggestion(self) -> Choice | None:
@@ -172,17 +165,12 @@ class Plan:
     @functools.cached_property
     def iteration(self) -> Iteration:
         """What an iteration runs."""
-        return seconds.iteration(self.work, self.layout)
-
-    @functools.cached_property
-    def operations(self) -> dict[str, float]:
-        """Operations of an iteration by phase, on all devices."""
-        return costs.step_flops(self.work, self.iteration.rollout, self.iteration.updates)
+        return schedule.iteration(self.work, self.layout)
 
     @functools.cached_property
     def splits(self) -> list[Split]:
         """The same devices, some of which sample by servers of vLLM."""
-        return seconds.splits(self.work, self.device, self.iteration, self.layout.num_devices)
+        return seconds.splits(self.work, self.layout, self.device, self.iteration)
 
     @property
     def device_name(self) -> str:
@@ -201,22 +189,18 @@ def parts(plan: Plan) -> dict[str, float]:
     """Bytes on one device by what they are for; not all of them are there at the same time."""
     work, layout = plan.work, plan.layout
     gradients = memory.gradient_bytes(work, layout)
-    bytes_of = {
-        "parameters": memory.parameter_bytes(work, layout),
-        "optimizer": memory.moment_bytes(work, layout),
-        "value_head": memory.head_bytes(work),
+    state = memory.state_parts(work, layout)
+    seldom = {name: state.pop(name) for name in ("frozen_base", "reference")}
+    return {
+        **state,
         "gradients": gradients,
         "activations": max(plan.phases["update"].temporaries - gradients, 0.0),
         "score_temporaries": plan.phases["score"].temporaries,
         "decode_copy": costs.decode_copy_bytes(work, layout),
         "kv_cache": memory.kv_cache_bytes(work, layout),
         "decode_temporaries": plan.phases["rollout"].temporaries,
+        **{name: size for name, size in seldom.items() if size},
     }
-    if frozen := memory.frozen_bytes(work, layout):
-        bytes_of["frozen_base"] = frozen
-    if reference := memory.reference_bytes(work, layout):
-        bytes_of["reference"] = reference
-    return bytes_of
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -231,7 +215,8 @@ def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
-    flops, predicted, work = plan.operations, plan.predictions, plan.work
+    flops = costs.step_flops(plan.work, plan.iteration)
+    predicted, work = plan.predictions, plan.work
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -264,9 +249,9 @@ def as_object(plan: Plan) -> dict[str, Any]:
         },
         "less_remat": plan.remat
         and {"model.remat": plan.remat[0], "update_s": round(plan.remat[1], 1)},
-        "max_micro_batch": plan.max_micro_batch,
-        "max_slots": plan.max_slots,
-        "max_eval_slots": plan.max_eval_slots,
+        "max_micro_batch": plan.largest["micro_rows"],
+        "max_slots": plan.largest["slots"],
+        "max_eval_slots": plan.largest["eval_slots"],
         "model": plan.work.shape_source,
         "devices": plan.layout.num_devices,
         "device": plan.device.name,
@@ -322,9 +307,10 @@ def _shown(title: str, choice: Choice) -> list[str]:
 
 def _largest(plan: Plan) -> str:
     """The largest portions that fit; nobody can write a portion of 0 rows."""
-    most = {**plan.work.micro_batch(plan.max_micro_batch), "rollout.slots": plan.max_slots}
-    if plan.work.evaluated:
-        most["eval.slots"] = plan.max_eval_slots
+    work, largest = plan.work, plan.largest
+    most = {**work.micro_batch(largest["micro_rows"]), "rollout.slots": largest["slots"]}
+    if work.evaluated:
+        most["eval.slots"] = largest["eval_slots"]
     fits = ", ".join(f"{key}={rows}" for key, rows in most.items() if rows)
     none = " and ".join(key for key, rows in most.items() if not rows)
     parts = [f"Largest on this mesh: {fits}"] if fits else []
@@ -362,7 +348,8 @@ def as_text(plan: Plan) -> str:
         lines.append(
             f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
         )
-    flops, share = plan.operations, schedule.real_share(work, plan.iteration.updates)
+    flops = costs.step_flops(work, plan.iteration)
+    share = schedule.real_share(work, plan.iteration.updates)
     lines += [
         "",
         f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("

@@ -6,7 +6,6 @@ whatever they do.
 """
 
 import dataclasses
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +19,9 @@ from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes, planned_parts
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
-from bacr_jax.rollout.branches import no_branches
 from bacr_jax.rollout.engine import Engine, prompt_widths
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
-from bacr_jax.types import Prompts, Trunks
+from bacr_jax.types import Prompts
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
 from bacr_plan.workload import Workload
 
@@ -79,8 +77,8 @@ class Schedule:
 class Counting(Engine):
     """An engine whose phases only count; a row ends when its thinking is used up."""
 
-    # Properties of what computes: positions of the caches now; steps of an answer, and of a chunk.
-    length, answer_steps = 0, (0, 0)
+    # A property of what computes: positions of the caches now.
+    length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
         """Free slots for rows whose prompts are `width` wide, padding included."""
@@ -90,8 +88,7 @@ class Counting(Engine):
         self.prompts = Prompts(nothing, lengths, lengths, lengths)
         self.lengths, self.sizes = spec.cache_lengths(width), spec.batch_sizes()
         self.schedule = Schedule()
-        self.length, steps = self.lengths[0], SUFFIX_TOKENS + spec.answer_tokens - 1
-        self.answer_steps = steps, min(spec.chunk, steps)
+        self.length = self.lengths[0]
         self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, int)
 
     def fit_caches(self, positions: int) -> None:
@@ -127,34 +124,26 @@ class Counting(Engine):
         ended = (self._row < 0) | (self._sampled >= self.rows.thinking[self._row])
         return ended, np.zeros_like(ended), self._sampled.copy()
 
-    def trunks(self, slots: np.ndarray) -> Any:
-        """Rows leave their slots; what they said nobody reads."""
+    def answer(self, slots: np.ndarray) -> None:
+        """Rows leave their slots, answered in whole chunks of steps until the longest is done."""
+        answers, forced = self.rows.answers[self._row[slots]], SUFFIX_TOKENS - 1
         self._row[slots] = -1
-        empty: Any = np.zeros(len(slots), np.int32)
-        return Trunks(*[empty] * len(dataclasses.fields(Trunks)))
+        if answers.size:
+            chunk = min(self.spec.chunk, forced + self.spec.answer_tokens)
+            steps = -(-(forced + int(answers.max())) // chunk) * chunk
+            count = smallest_holding(self.sizes, len(slots))
+            self.schedule.answers.append((count, self.length, steps))
 
-    def open_branches(self, slots: np.ndarray, cuts: np.ndarray, *_: Any, **__: Any) -> Any:
-        """Answers, which take as many steps as the longest of them."""
-        count = smallest_holding(self.sizes, len(slots))
-        longest = int(self.rows.answers[self._row[slots]].max(initial=0))
-        flags = np.zeros((len(slots), cuts.shape[1]), bool)
-        state = types.SimpleNamespace(ended=flags, broken=flags, sampled=flags)
-        self.schedule.answers.append((count, self.length, 0))
-        unread, places = self.trunks(slots), np.arange(len(slots))
-        steps = longest + SUFFIX_TOKENS - 1
-        return types.SimpleNamespace(state=state, places=places, trunks=unread, steps=steps)
 
-    def decode_branches(self, opened: Any, start: int) -> Any:
-        """One chunk of answers."""
-        count, length, _ = self.schedule.answers.pop()
-        steps = start + self.answer_steps[1]
-        self.schedule.answers.append((count, length, steps))
-        opened.state.ended = np.full_like(opened.state.ended, steps >= opened.steps)
-        return opened
+class CountingLoop(rollouts.Loop):
+    """The run's loop over an engine that counts; what the rows said nobody reads."""
 
-    def answers(self, opened: Any) -> Any:
-        """Nothing that anybody reads."""
-        return no_branches(len(opened.places))
+    engine: Counting
+
+    def answer(self, slots: np.ndarray) -> Any:
+        """One round of answers."""
+        self.engine.answer(slots)
+        return None, None
 
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
@@ -178,7 +167,7 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
     engine = Counting(spec, rows, work.prompt)
     limits: Any = rows.thinking.astype(np.int32)
     cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
-    loop = rollouts.Loop(engine, Rows(limits, cuts).complete(spec), Listeners())
+    loop = CountingLoop(engine, Rows(limits, cuts).complete(spec), Listeners())
     while not loop.scheduler.done:
         loop.fill_slots()
         loop.decode_trunks()
@@ -230,6 +219,19 @@ def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
             "answered": answered,
         }
         yield dataclasses.replace(empty, **lengths)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration runs: prefills, decoding and answers; micro-batches of each update."""
+
+    rollout: Schedule
+    updates: list[list[Padded]]
+
+
+def iteration(work: Workload, layout: MeshShape) -> Iteration:
+    """The schedule of a run's iteration."""
+    return Iteration(rollout(work, layout), updates(work, layout))
 
 
 def real_share(work: Workload, parts: list[list[Padded]]) -> float:

@@ -107,6 +107,14 @@ def largest_eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     return bisect.bisect_left(range(1, every), True, key=lambda count: not fits(count)) * shards
 
 
+# The largest of each portion that fits, by its name in a workload.
+LARGEST = {
+    "micro_rows": largest_micro_batch,
+    "slots": largest_slots,
+    "eval_slots": largest_eval_slots,
+}
+
+
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
     """Every legal layout, the ones with the least communication first."""
     legal = parallel.layouts(
@@ -135,7 +143,7 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
 
 def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     """The same with the sampler's copy as `work` has it."""
-    best: Choice | None = None
+    fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
         if work.beside and layout.fsdp > 1:
             continue
@@ -154,25 +162,19 @@ def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
             continue
         if slots * 8 >= work.rows:
             return choice
-        if best is None or slots > best.work.slots:
-            best = choice
-    return best
+        fitting.append(choice)
+    return max(fitting, key=lambda choice: choice.work.slots, default=None)
 
 
 def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | None:
-    """Fewer slots of evaluations, where nothing else is too large; None where something is."""
-    fewer = dataclasses.replace(work, eval_slots=_eval_slots(work, layout, room))
+    """The run with fewer slots of evaluations if its own are too many; None: more is too large."""
+    shards, wanted = layout.slot_shards, work.evaluation.slots
+    fewer = work
+    if wanted % shards or decoding_peak(work, layout, room) > room.limit:
+        most = min(largest_eval_slots(work, layout, room), wanted)
+        fewer = dataclasses.replace(work, eval_slots=max(most // shards, 1) * shards)
     peak = peak_of(fewer, layout, room)
     return Choice(fewer, layout, peak) if peak <= room.limit else None
-
-
-def _eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
-    """The config's own eval.slots where they fit, else the most that do; 0: those of training."""
-    shards, wanted = layout.slot_shards, work.evaluation.slots
-    if wanted % shards == 0 and decoding_peak(work, layout, room) <= room.limit:
-        return work.eval_slots
-    most = min(largest_eval_slots(work, layout, room), wanted)
-    return max(most // shards, 1) * shards
 
 
 def fastest_decoding(

@@ -18,7 +18,7 @@ from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import costs, schedule
 from bacr_plan.devices import Device
 from bacr_plan.lengths import Lengths
-from bacr_plan.schedule import Padded, Schedule
+from bacr_plan.schedule import Iteration, Schedule
 from bacr_plan.workload import Workload, sizes_of
 
 
@@ -39,19 +39,6 @@ class Shares:
 
 
 ASSUMED = Shares()
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What an iteration runs: prefills, decoding and answers; micro-batches of each update."""
-
-    rollout: Schedule
-    updates: list[list[Padded]]
-
-
-def iteration(work: Workload, layout: MeshShape) -> Iteration:
-    """The schedule of a run's iteration."""
-    return Iteration(schedule.rollout(work, layout), schedule.updates(work, layout))
 
 
 def rollout_seconds(
@@ -99,7 +86,7 @@ def step_seconds(
     The learner's gathers run beside its products: a micro-batch takes the longer of the two. Copies
     of the policy are taken to be as near as the devices of a box. `made` is worked out by default.
     """
-    made = made or iteration(work, layout)
+    made = made or schedule.iteration(work, layout)
     rate = _products_a_second(work, layout, device)
     per_byte = 1 / (device.link_bandwidth * ASSUMED.links)
     links = costs.gathered_bytes(work, layout) * per_byte
@@ -172,23 +159,19 @@ class Split:
         return max(self.learn, self.sample) + self.hand
 
 
-def splits(work: Workload, device: Device, made: Iteration, num_devices: int) -> list[Split]:
-    """Every split of so many devices whose learner's part the batch can be spread over.
-
-    Args:
-      work: of a run on all of them.
-      made: its schedule.
-    """
+def splits(work: Workload, layout: MeshShape, device: Device, made: Iteration) -> list[Split]:
+    """Every split of a run's devices whose learner's part the batch can be spread over."""
     config = dataclasses.replace(work.config, mesh=type(work.config.mesh)())
     hand = 2 * work.float_bytes * costs.policy_parameters(work) / HANDED
     found = []
-    for samplers in range(1, num_devices):
+    for samplers in range(1, layout.num_devices):
+        learner = layout.num_devices - samplers
         try:
-            own, layout = sizes_of(config, num_devices - samplers)
+            own, learners = sizes_of(config, learner)
         except UserError:
             continue
-        updates = Iteration(made.rollout, schedule.updates(own, layout))
-        taken = step_seconds(own, layout, device, updates)
+        updates = Iteration(made.rollout, schedule.updates(own, learners))
+        taken = step_seconds(own, learners, device, updates)
         servers = decoding_mesh(config, work.model, samplers)
         asked = dataclasses.replace(
             work, slots=-(-work.rows // servers.slot_shards) * servers.slot_shards
@@ -196,7 +179,7 @@ def splits(work: Workload, device: Device, made: Iteration, num_devices: int) ->
         sampled = schedule.rollout(asked, servers)
         sample = sum(rollout_seconds(asked, servers, device, sampled).values())
         learn = taken["update"] + taken["score"]
-        found.append(Split(num_devices - samplers, samplers, learn, sample, hand))
+        found.append(Split(learner, samplers, learn, sample, hand))
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bacr_jax.config import io as config_io
-from bacr_plan import seconds
+from bacr_plan import schedule, seconds
 from bacr_plan.devices import DEVICES
 from bacr_plan.workload import sizes_of
 
@@ -37,7 +37,7 @@ def test_the_page_says_what_plan_says(name, text):
     devices = 8 if name.endswith("-math") else 1
     config = config_io.load([ROOT / "configs" / f"{name}.yaml"])
     work, layout = sizes_of(config, devices)
-    made = seconds.iteration(work, layout)
+    made = schedule.iteration(work, layout)
     cards, said = STEP.search(text).groups()
     names = [card.removeprefix("8 x ").lower().replace(" ", "-") for card in cards.split(", ")]
     taken = [

@@ -60,7 +60,7 @@ def test_the_papers_run_fits_one_box():
     # 7,641,406,976 parameters in fp32 over eight devices.
     by_hand = 7_641_406_976 * 4 / 8 / GIB
     assert answers["parts_gib"]["parameters"] == pytest.approx(by_hand, abs=1e-3)
-    assert (plan.max_micro_batch >= 16, plan.max_slots) == (True, 512)
+    assert (plan.largest["micro_rows"] >= 16, plan.largest["slots"]) == (True, 512)
 
 
 def test_it_says_by_how_much_a_run_does_not_fit_and_what_would():
@@ -82,7 +82,7 @@ def test_what_it_suggests_fits_when_planned_again():
 
 def test_the_largest_portions_fit_when_planned_again():
     plan = planned()
-    micro_rows, slots, evaluated = plan.max_micro_batch, plan.max_slots, plan.max_eval_slots
+    micro_rows, slots, evaluated = plan.largest.values()
     most = (f"train.micro_batch_rows={micro_rows}", f"rollout.slots={slots}")
     assert planned(*most, f"eval.slots={evaluated}").fits
     assert not planned(*most, f"eval.slots={evaluated + 8}").fits
@@ -125,11 +125,11 @@ def test_where_nothing_known_would_do_that_is_said():
 def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
     plan = planned(gib=memory_gib)
     text = as_text(plan)
-    assert plan.max_micro_batch == 0 and "=0" not in text
-    most = {"rollout.slots": plan.max_slots, "eval.slots": plan.max_eval_slots}
+    assert plan.largest["micro_rows"] == 0 and "=0" not in text
+    most = {"rollout.slots": plan.largest["slots"], "eval.slots": plan.largest["eval_slots"]}
     none = [key for key, slots in most.items() if not slots]
     assert f"no {' and '.join(['train.micro_batch_rows', *none])} fits, not even one row" in text
-    assert ("Largest on this mesh: rollout.slots=" in text) == bool(plan.max_slots)
+    assert ("Largest on this mesh: rollout.slots=" in text) == bool(plan.largest["slots"])
     assert all((f"{key}={slots}" in text) == bool(slots) for key, slots in most.items())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bacr_plan import seconds
+from bacr_plan import schedule, seconds
 from bacr_plan.devices import DEVICES
 from bacr_plan.seconds import Split
 from plan_world import mesh, workload
@@ -11,8 +11,10 @@ from plan_world import mesh, workload
 @pytest.fixture(scope="module")
 def found():
     work, device = workload(), DEVICES["h100"]
-    made = seconds.iteration(work, mesh())
-    return seconds.splits(work, device, made, 8), seconds.step_seconds(work, mesh(), device, made)
+    made = schedule.iteration(work, mesh())
+    return seconds.splits(work, mesh(), device, made), seconds.step_seconds(
+        work, mesh(), device, made
+    )
 
 
 def test_devices_of_a_split_are_those_of_the_run(found):

@@ -176,11 +176,11 @@ class Loop:
             return False
         sizes = {"answered_rows": len(slots), "cuts": self.rows.cuts.shape[1]}
         with phase_memory("answers", **slot_sizes(self.engine), **sizes):
-            trunks, branches = self._answer(slots)
+            trunks, branches = self.answer(slots)
         self.answered.append((self.scheduler.release(slots), trunks, branches))
         return True
 
-    def _answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
+    def answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
         """Trunks and branches of the rows in `slots`, on the host."""
         engine, inside = self.engine, self.scheduler.slot_row[slots]
         cuts = self.rows.cuts[inside]
