@@ -52,7 +52,7 @@ class Grader(PooledGrader[Request, Outcome]):
         pool = WorkerPool(Program(), workers=workers, deadline=deadline, memory_mb=memory_mb)
         # A worker that died may have been ended from outside, so that is worth another try. A
         # timeout is remembered: a run that meets the same text again should not wait again.
-        super().__init__(pool, pool.run, lasting=lambda outcome: not outcome.died)
+        super().__init__(pool, lasting=lambda outcome: not outcome.died)
         self._tolerance = float(relative_tolerance)
 
     def grade(

@@ -106,7 +106,6 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
     """Workers that end with the grader, and the newest things that they said.
 
     Args:
-      run: has them look at things, all different. It may not hold the grader.
       lasting: whether what was said of a thing may be remembered.
 
     Attributes:
@@ -115,9 +114,9 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
 
     counted: tuple[str, ...] = ()
 
-    def __init__(self, pool: WorkerPool, run: Run[Asked, Said], *, lasting: Callable[[Said], bool]):
-        self._pool, self._run, self._lasting = pool, run, lasting
-        self._ahead = Ahead(run)
+    def __init__(self, pool: WorkerPool, *, lasting: Callable[[Said], bool]):
+        self._pool, self._lasting = pool, lasting
+        self._ahead: Ahead[Asked, Said] = Ahead(pool.run)
         # From the least recently used to the newest.
         self._cache: dict[bytes, Said] = {}
         self._counts: collections.Counter[str] = collections.Counter()
@@ -172,7 +171,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         self._counts["cache_hits"] += len(asked) - len(new)
         fresh = [one for one in new if one not in early]
         if fresh:
-            early |= self._run(fresh, poll)
+            early |= self._pool.run(fresh, poll)
         # In the order in which they were asked about.
         known |= {one: early[one] for one in new}
         # The newest last; the oldest beyond the size are forgotten.

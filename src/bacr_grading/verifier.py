@@ -160,7 +160,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
             foreign=True,
         )
         pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
-        super().__init__(pool, pool.run, lasting=lambda score: not score.fault)
+        super().__init__(pool, lasting=lambda score: not score.fault)
         self.last_failure = ""
 
     def check(self, tell: Callable[[str], object] | None = None) -> None:

@@ -6,7 +6,6 @@ whatever they do.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Int
 
 from bacr_jax import parallel
-from bacr_jax.learner.batch import Batch, empty_batch
+from bacr_jax.learner.batch import empty_batch
 from bacr_jax.learner.micro_batches import Shapes, planned_parts
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
@@ -186,39 +185,33 @@ class Padded:
 
 def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
     """Micro-batches of every update, as the run's own maker makes them."""
-    size, train = work.update_rows, work.config.train
+    size, train, rows = work.update_rows, work.config.train, work.lengths
     if train.micro_batch_tokens is None:
         one = Padded(work.micro_rows, work.trunk, work.cuts * work.branch)
         return [[one] * max(size // work.micro_rows, 1)] * train.minibatches
     shapes = Shapes(train.micro_batch_tokens, train.length_buckets, layout.row_shards)
-    return [
-        [Padded(one.rows, one.width, one.branches) for one in planned_parts(part, shapes)]
-        for part in _minibatches(work, size)
-    ]
+    # Of a batch the widths and its rows' lengths are read, and nothing else.
+    widths = empty_batch(
+        1,
+        prompt=work.prompt,
+        thinking=work.thinking,
+        cuts=rows.answers.shape[1],
+        suffix=SUFFIX_TOKENS,
+        answer=work.config.rollout.answer_tokens,
+    )
 
-
-def _minibatches(work: Workload, size: int) -> Iterator[Batch]:
-    """Batches of the iteration's lengths; what else is in them does not matter."""
-    everything = work.lengths
-    for start in range(0, work.rows, size):
-        part = slice(start, start + size)
-        answered = everything.answers[part]
-        rows, cuts = answered.shape
-        empty = empty_batch(
-            rows,
-            prompt=work.prompt,
-            thinking=work.thinking,
-            cuts=cuts,
-            suffix=SUFFIX_TOKENS,
-            answer=work.config.rollout.answer_tokens,
-        )
+    def micro_batches(part: slice) -> list[Padded]:
+        answered = rows.answers[part]
         lengths: dict[str, Any] = {
-            "prompt_lengths": everything.prompts[part],
-            "sampled": everything.thinking[part],
-            "forced": np.full((rows, cuts), SUFFIX_TOKENS - 1),
+            "prompt_lengths": rows.prompts[part],
+            "sampled": rows.thinking[part],
+            "forced": np.full_like(answered, SUFFIX_TOKENS - 1),
             "answered": answered,
         }
-        yield dataclasses.replace(empty, **lengths)
+        parts = planned_parts(dataclasses.replace(widths, **lengths), shapes)
+        return [Padded(one.rows, one.width, one.branches) for one in parts]
+
+    return [micro_batches(slice(start, start + size)) for start in range(0, work.rows, size)]
 
 
 @dataclass(frozen=True)

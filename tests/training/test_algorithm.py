@@ -93,12 +93,9 @@ class Slow(VerifierGrader):
     """Notes when it begins with answers and which of them the workers get; they need no process."""
 
     def __init__(self):
-        PooledGrader.__init__(
-            self,
-            WorkerPool(Program(), workers=1, deadline=1, memory_mb=256),
-            self.look,
-            lasting=lambda score: False,
-        )
+        pool = WorkerPool(Program(), workers=1, deadline=1, memory_mb=256)
+        pool.run = self.look
+        PooledGrader.__init__(self, pool, lasting=lambda score: False)
         self.verifier, self.rows = Verifier("sums.py:score", *4 * [""]), None
         self.notes, self.last_failure = [], ""
 
