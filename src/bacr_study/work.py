@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -108,23 +108,21 @@ def entry_of(answers: Graded) -> dict[str, Any]:
     }
 
 
-def of_levels(answers: Graded, levels: Sequence[int]) -> Graded:
-    """The problems of some levels alone."""
-    keep = np.flatnonzero(np.isin(answers.levels, levels))
-    of = vars(answers).items()
-    kept: dict[str, Any] = {n: rows[keep] for n, rows in of if isinstance(rows, np.ndarray)}
-    kept |= {n: [rows[i] for i in keep] for n, rows in of if isinstance(rows, list)}
-    return dataclasses.replace(answers, **kept)
-
-
 Drawn = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
-def read_graded(out: Path) -> Drawn:
-    """The answers of a finished evaluation, by set."""
+def read_graded(out: Path, task: Task) -> Drawn:
+    """The answers of a finished evaluation, by set; hard levels of a task are a set, too."""
+    read = read_samples(out)
+    if task.hard_levels:
+        hard = lambda samples: [one for one in samples if one.level in task.hard_levels]
+        read |= {
+            task.hard_set(name): {setting: hard(samples) for setting, samples in by_setting.items()}
+            for name, by_setting in read.items()
+        }
     return {
         name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
-        for name, by_setting in read_samples(out).items()
+        for name, by_setting in read.items()
     }
 
 
@@ -135,11 +133,10 @@ def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
       out: folder of the evaluation of the samples that vote.
       drawn: these samples.
     """
-    results = read_object(out / RESULTS)["sets"]
     sets: dict[str, Any] = {}
-    for name, by_setting in drawn.items():
-        each = {s.budget: entry_of(one) for s, one in by_setting.items() if s.mode == SAMPLED}
-        rows = results[name]["self_consistency"][str(arm.votes)][arm.accounting]
+    for name, result in read_object(out / RESULTS)["sets"].items():
+        each = {s.budget: entry_of(one) for s, one in drawn[name].items() if s.mode == SAMPLED}
+        rows = result["self_consistency"][str(arm.votes)][arm.accounting]
         sets[name] = {SAMPLED: {}}
         for budget, row in rows.items():
             sets[name][SAMPLED][budget] = {
@@ -155,11 +152,7 @@ def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
 def sets_of(drawn: Drawn, task: Task) -> dict[str, Any]:
     """An evaluation as parts of a cell: the task's budgets; others only serve votes."""
     found: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
-    shown = dict(drawn)
-    for name, by_setting in drawn.items() if task.hard_levels else ():
-        hard = {setting: of_levels(one, task.hard_levels) for setting, one in by_setting.items()}
-        shown[task.hard_set(name)] = hard
-    for name, by_setting in shown.items():
+    for name, by_setting in drawn.items():
         first = next(iter(by_setting.values()))
         found["problems_digest"][name] = ids_digest(first.ids)
         found["levels_of"][name] = "".join(map(str, first.levels.tolist()))
@@ -217,7 +210,8 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
     """
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
-    drawn = read_graded(out)
+    task = study.task(run.task)
+    drawn = read_graded(out, task)
     follows = load_method(run.config).follows_prior
     by_curriculum = follows and run.config.budget.prior == "curriculum"
     devices, machine = jax.devices(), f"{platform.machine()}, {os.cpu_count()} cores"
@@ -239,7 +233,7 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
         steps=summary["steps"],
         generated_tokens=summary["generated_tokens"],
         wall_seconds=round(summary["wall_seconds"], 1),
-        **sets_of(drawn, study.task(run.task)),
+        **sets_of(drawn, task),
         curve=curve(folder),
         schedule=schedule(folder) if by_curriculum else [],
     )
