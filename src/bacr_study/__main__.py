@@ -148,9 +148,8 @@ def run_variance(arguments: argparse.Namespace) -> int:
     from bacr_study.variance import main as variance
 
     _, size = merged(arguments.config, arguments.size)
-    own = [text for text in arguments.overrides if text.startswith("output=")]
-    output = [] if own else [f"output={arguments.out / f'{arguments.config.stem}-{size}'}"]
-    variance.main(arguments.config, size, [*output, *arguments.overrides])
+    output = f"output={arguments.out / f'{arguments.config.stem}-{size}'}"
+    variance.main(arguments.config, size, [output, *arguments.overrides])
     return 0
 
 

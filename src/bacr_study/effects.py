@@ -111,25 +111,20 @@ def decoding(grid: Grid) -> list[Entry]:
     for reference, task in itertools.product(study.references, study.tasks):
         for budget in (*map(str, task.budgets), MEAN):
             for variant, other in _pairs(study, reference):
-                contrasts = _by_mode(grid, variant, other, Setting(task.id, task.main, budget))
-                if contrasts:
+                sampled = Setting(task.id, task.main, budget)
+                greedy = replace(sampled, mode=GREEDY)
+                apart = [(variant, greedy, 1.0), (other, greedy, -1.0)]
+                apart += [(variant, sampled, -1.0), (other, sampled, 1.0)]
+                contrasts = {
+                    "sampled": grid.difference(variant, other, sampled),
+                    "greedy": grid.difference(variant, other, greedy),
+                    "change": grid.contrast(apart),
+                }
+                if all(contrasts.values()):
                     where = {"task": task.id, "set": task.main, "budget": budget}
                     names = {"variant": variant.key, "reference": other.key}
                     found.append({**where, **names, **contrasts})
     return found
-
-
-def _by_mode(grid: Grid, variant: Variant, other: Variant, sampled: Setting) -> dict[str, Any]:
-    """The contrasts of `decoding`; none where one of them is not known."""
-    greedy = replace(sampled, mode=GREEDY)
-    apart = [(variant, greedy, 1.0), (other, greedy, -1.0)]
-    apart += [(variant, sampled, -1.0), (other, sampled, 1.0)]
-    found = {
-        "sampled": grid.difference(variant, other, sampled),
-        "greedy": grid.difference(variant, other, greedy),
-        "change": grid.contrast(apart),
-    }
-    return found if all(found.values()) else {}
 
 
 def difficulty(grid: Grid) -> dict[str, Any]:
@@ -142,7 +137,12 @@ def difficulty(grid: Grid) -> dict[str, Any]:
     reference = Variant(study.references[0]) if study.references else None
     found: dict[str, Any] = {}
     for where in _in_focus(study):
-        for variant, level in itertools.product(grid.variants(where.task), _levels(grid, where)):
+        variants = grid.variants(where.task)
+        cells = [cell for variant in variants for cell in grid.of(where.task, variant)]
+        # The same in all cells of a task.
+        known = [levels for cell in cells if (levels := cell.levels(where.set)) is not None]
+        levels = sorted(set(known[0].tolist()) - {0}) if known else []
+        for variant, level in itertools.product(variants, levels):
             at = replace(where, level=level)
             rates = list(grid.table(variant, at).values())
             if not rates:
@@ -157,13 +157,6 @@ def difficulty(grid: Grid) -> dict[str, Any]:
                 "difference": contrast,
             }
     return found
-
-
-def _levels(grid: Grid, where: Setting) -> list[int]:
-    """Levels of a set's problems, which are the same in all cells of a task."""
-    cells = [cell for variant in grid.variants(where.task) for cell in grid.of(where.task, variant)]
-    known = [levels for cell in cells if (levels := cell.levels(where.set)) is not None]
-    return sorted(set(known[0].tolist()) - {0}) if known else []
 
 
 def ablation(grid: Grid) -> dict[str, Any]:

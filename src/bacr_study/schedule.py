@@ -166,21 +166,19 @@ class Scheduler:
             if run is None:
                 return
             self.waiting.remove(run)
-            self.running.append(self._start(run, self.shares.pop(0)))
-
-    def _start(self, run: PlannedRun, share: Share) -> Running:
-        run.log.parent.mkdir(parents=True, exist_ok=True)
-        with run.log.open("a", encoding="utf-8") as log, share.pinned():
-            process = subprocess.Popen(
-                [*self.command, run.id],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=share.environment(os.environ, run.place.parent / "compiled"),
-                # A Ctrl-C at the terminal is passed on by `stop`, once.
-                start_new_session=True,
-            )
-        return Running(run, share, process)
+            share = self.shares.pop(0)
+            run.log.parent.mkdir(parents=True, exist_ok=True)
+            with run.log.open("a", encoding="utf-8") as log, share.pinned():
+                process = subprocess.Popen(
+                    [*self.command, run.id],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=share.environment(os.environ, run.place.parent / "compiled"),
+                    # A Ctrl-C at the terminal is passed on by `stop`, once.
+                    start_new_session=True,
+                )
+            self.running.append(Running(run, share, process))
 
     def collect(self) -> list[PlannedRun]:
         """Runs that have ended since the last look; their shares are free again."""

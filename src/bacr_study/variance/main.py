@@ -156,18 +156,6 @@ def _measured(draws: Draws) -> Result:
     )
 
 
-def _of_run(
-    settings: VarianceSettings, seed: int, run: Path, progress: Progress
-) -> Iterator[Result]:
-    """Every pool of a seed's run, at each of the checkpoints in each regime."""
-    config = read_config(run)
-    environment = build_environment(config, *tokenizer_of(config))
-    for step in settings.checkpoints:
-        frozen = open_frozen(config, run, step, environment)
-        for regime in settings.regimes:
-            yield _measured(Draws(settings, frozen, regime, seed, run.parent / "pools", progress))
-
-
 def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
     """Runs the study of a file at one of its sizes."""
     settings = read_settings(path, size, overrides)
@@ -182,6 +170,13 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
             folder = output / f"seed-{seed}" / "run"
             trained(settings, seed, folder, progress)
             progress.say(f"seed {seed}: {folder}")
-            results += _of_run(settings, seed, folder, progress)
+            config = read_config(folder)
+            environment = build_environment(config, *tokenizer_of(config))
+            for step in settings.checkpoints:
+                frozen = open_frozen(config, folder, step, environment)
+                for regime in settings.regimes:
+                    pools = folder.parent / "pools"
+                    draws = Draws(settings, frozen, regime, seed, pools, progress)
+                    results.append(_measured(draws))
         for file in variance_report.write(output, size, settings, results, time.time() - started):
             progress.say(str(file))
