@@ -43,7 +43,8 @@ def expected(probability, scores, make_arms, reference=0):
         given = scores[index]
         gram = (given @ given.T)[:, None, :, None]
         arms = np.stack([arm(index[PARTITION]) for arm in make_arms])[..., None]
-        found = noise.measured(gram[None], arms[:, None], PARTITION, reference, np.ones((1, 1)))
+        given = gram[None], arms[:, None], PARTITION, reference, np.ones((1, 1))
+        found = noise.measured(np.zeros(1, int), *given)
         parts = np.concatenate([*found.variance, *found.own, *found.shared, found.signal])
         total = chance * parts if total is None else total + chance * parts
     return *total[:-1].reshape(3, -1), total[-1]
@@ -93,7 +94,8 @@ def made(variance, signal, parts, factors):
     q, arms = np.shape(variance)
     ones = np.ones((q, arms))
     return noise.Noise(
-        *(np.asarray(x, float) for x in (variance, ones, ones, signal, parts, factors))
+        np.arange(q),
+        *(np.asarray(x, float) for x in (variance, ones, ones, signal, parts, factors)),
     )
 
 
@@ -125,7 +127,7 @@ class TestNoise:
         np.testing.assert_allclose(1 - cheap[1, 0], (1 - plain[1, 0]) / 2)
 
     def test_entries_of_a_question_are_added_up(self):
-        whole = noise.by_question([self.NOISE], [np.array([7, 7])])
+        whole = noise.by_question([dataclasses.replace(self.NOISE, questions=np.array([7, 7]))])
         np.testing.assert_allclose(whole.variance, [[12.0, 4.0]])
         np.testing.assert_allclose(whole.parts, [[1.0, 3.0]])
 

@@ -27,6 +27,7 @@ def noise(seed, arms, names):
     parts = rng.random((QUESTIONS, CUTS)) + 0.5
     names = [names[i].split("/")[0] for i in arms]
     return Noise(
+        questions=np.arange(QUESTIONS),
         variance=variance,
         own=np.ones_like(variance),
         shared=np.ones_like(variance),
@@ -41,14 +42,12 @@ def result(seed, regime, answers=4):
     every = list(range(len(names)))
     measured = Measured(
         noise=noise(seed, every, names),
-        questions=np.arange(QUESTIONS),
         by_budget={
             name: noise(seed, every, names)
             for name in (("8", "16") if regime == "common" else ("8-20",))
         },
         by_value=[noise(seed + i, every, names) for i in range(3)],
         with_answers=noise(seed, list(trained), names) if regime == "common" else None,
-        answer_questions=np.arange(QUESTIONS),
         spread=np.linspace(0.1, 1, len(names)),
         cost=np.full(len(names), 20.0),
     )

@@ -15,20 +15,20 @@ from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise
 from bacr_study.variance.baselines import REFERENCE, Groups, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool, Rollouts
-from bacr_study.variance.noise import Noise
+from bacr_study.variance.noise import Noise, Partition
 from bacr_study.variance.settings import Regime
 
 # Predicted outcomes of the pool's rows, by the name of a value.
 Values = Mapping[str, Float[np.ndarray, "_ _"]]
+OfRows = Bool[np.ndarray, "B"]
+OfVariants = Float[np.ndarray, "variants C P n G M"]
 # Of a pool's rows that are looked at alone: so many ranges of budgets that are mixed, and of V,
 # with about as many rows each.
 _RANGES = 3
 _statistics = jax.jit(jax.vmap(score_statistics))
 
 
-def grouped(
-    drawn: Drawn, values: Values, traces: int, partition: Int[np.ndarray, "P n G"]
-) -> Groups:
+def grouped(drawn: Drawn, values: Values, traces: int, partition: Partition) -> Groups:
     """Rows of cells of so many traces, as groups: cell, partition and group are one axis."""
 
     def split(x: np.ndarray) -> np.ndarray:
@@ -71,17 +71,14 @@ class Measured:
       by_budget: the same for the traces of a budget or a range of them alone, by its name.
       by_value: the same for the traces of a range of V, from the lowest to the highest.
       with_answers: noise with the gradient of answers, of `Variants.trained`.
-      answer_questions: questions of its entries.
       spread: variance of advantages over that of returns, on segments with tokens, by variant.
       cost: mean sampled tokens of a trace with its branches, by variant.
     """
 
     noise: Noise
-    questions: Int[np.ndarray, " C"]
     by_budget: dict[str, Noise]
     by_value: list[Noise]
     with_answers: Noise | None
-    answer_questions: Int[np.ndarray, " H"]
     spread: Float[np.ndarray, " variants"]
     cost: Float[np.ndarray, " variants"]
 
@@ -103,9 +100,7 @@ class Result:
     right: float
 
 
-def budget_ranges(
-    budgets: Int[np.ndarray, "B"], regime: Regime
-) -> dict[str, Bool[np.ndarray, "B"]]:
+def budget_ranges(budgets: Int[np.ndarray, "B"], regime: Regime) -> dict[str, OfRows]:
     """Rows of each budget of a list, or of ranges of budgets with about as many rows each."""
     if regime != "independent":
         return {str(budget): budgets == budget for budget in np.unique(budgets)}
@@ -119,7 +114,7 @@ def budget_ranges(
 
 def value_ranges(
     predicted: Float[np.ndarray, "B M"], weights: Float[np.ndarray, " M"]
-) -> tuple[Float[np.ndarray, " edges"], list[Bool[np.ndarray, "B"]]]:
+) -> tuple[Float[np.ndarray, " edges"], list[OfRows]]:
     """Ends of ranges of V with about as many rows each, from the lowest V, and the rows of each.
 
     V is the predicted return of a whole trace as a share of the most there is to get. It knows
@@ -136,7 +131,7 @@ def measure(
     pool: Pool,
     values: Values,
     setting: Setting,
-    partition: Int[np.ndarray, "P n G"],
+    partition: Partition,
     regime: Regime,
     *,
     ranges: bool,
@@ -150,9 +145,11 @@ def measure(
     reference = measured.place(REFERENCE)
 
     def noise_of(advantages: np.ndarray) -> Noise:
-        return noise.measured(pool.gram, advantages, partition, reference, factors)
+        return noise.measured(
+            pool.cell_questions, pool.gram, advantages, partition, reference, factors
+        )
 
-    def among(rows: Bool[np.ndarray, "B"]) -> Noise:
+    def among(rows: OfRows) -> Noise:
         return noise_of(thinking * rows.reshape(-1, traces)[:, partition][..., None])
 
     there, drawn = groups.tokens > 0, (pool.cuts, pool.thinking, pool.sampled)
@@ -165,22 +162,17 @@ def measure(
     _, by_value = value_ranges(values["trace_and_cut"], setting.weights)
     return Measured(
         noise=noise_of(thinking),
-        questions=pool.cell_questions,
         by_budget={name: among(rows) for name, rows in by_budget.items()},
         by_value=[among(rows) for rows in by_value] if ranges else [],
         with_answers=_answer_noise(pool, setting, thinking, answers, partition),
-        answer_questions=pool.cell_questions[pool.with_answers],
         spread=np.array(spread),
         cost=np.array(cost),
     )
 
 
 def credited(
-    setting: Setting,
-    groups: Groups,
-    norms: Float[np.ndarray, "C P n G M"],
-    measured: Variants,
-) -> tuple[Float[np.ndarray, "variants C P n G M"], Float[np.ndarray, "variants C P n G M"]]:
+    setting: Setting, groups: Groups, norms: Float[np.ndarray, "C P n G M"], measured: Variants
+) -> tuple[OfVariants, OfVariants]:
     """Advantages of the thinking, and baselines of the answers, of every variant."""
     thinking = np.zeros((len(measured.pairs), *norms.shape), np.float32)
     answers = np.zeros_like(thinking)
@@ -215,9 +207,9 @@ def _weighted(
 def _answer_noise(
     pool: Pool,
     setting: Setting,
-    thinking: Float[np.ndarray, "variants C P n G M"],
-    answers: Float[np.ndarray, "variants C P n G M"],
-    partition: Int[np.ndarray, "P n G"],
+    thinking: OfVariants,
+    answers: OfVariants,
+    partition: Partition,
 ) -> Noise | None:
     """Noise of thinking and answers together."""
     if not len(pool.with_answers):
@@ -230,7 +222,8 @@ def _answer_noise(
     of_answers = np.repeat(np.array(compared)[:, None], 2 * len(u), 1)
     factors = np.concatenate([measured.factors(chosen, group, len(u)), of_answers], 1)
     reference = chosen.index(measured.place(REFERENCE))
-    return noise.measured(pool.answer_gram, joined, partition, reference, factors)
+    questions = pool.cell_questions[pool.with_answers]
+    return noise.measured(questions, pool.answer_gram, joined, partition, reference, factors)
 
 
 # --- values and scores ----------------------------------------------------------------------------
@@ -240,7 +233,7 @@ def diagnostics(
     pool: Pool,
     values: Values,
     weights: Float[np.ndarray, " M"],
-    partition: Int[np.ndarray, "P n G"],
+    partition: Partition,
 ) -> dict[str, Any]:
     """How good the values are, and what scores say of the best constant.
 
@@ -266,7 +259,7 @@ def diagnostics(
 
 
 def _scores(
-    pool: Pool, returns: Float[np.ndarray, "C N M"], partition: Int[np.ndarray, "P n G"]
+    pool: Pool, returns: Float[np.ndarray, "C N M"], partition: Partition
 ) -> dict[str, dict[str, Any]]:
     """Of each stand-in for a score's squared norm: how it goes with the norm and with returns.
 

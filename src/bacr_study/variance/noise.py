@@ -23,10 +23,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+# Indices of a cell's traces: random divisions into groups.
+Partition = Int[np.ndarray, "P n G"]
 
-def partitions(
-    seed: Sequence[int], traces: int, group: int, count: int
-) -> Int[np.ndarray, "P n G"]:
+
+def partitions(seed: Sequence[int], traces: int, group: int, count: int) -> Partition:
     """Random partitions (P) of a pool's N traces into disjoint groups, as indices of traces.
 
     With N not a multiple of G, some are left out of each partition.
@@ -40,7 +41,7 @@ def partitions(
 def _moments(
     gram: Float[np.ndarray, "N V N V"],
     advantages: Float[np.ndarray, "arms P n G V"],
-    groups: Int[np.ndarray, "P n G"],
+    groups: Partition,
     reference: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Variance of every arm's estimate over the groups of a cell, and `Noise.own` to `parts`."""
@@ -74,6 +75,7 @@ class Noise:
     """Moments of the estimates of all questions, by arm, added up as needed.
 
     Attributes:
+      questions: of the entries; one has an entry for each budget.
       variance: Var of the estimate of a question, E |estimate|^2 - |E estimate|^2.
       own: |E estimate|^2, from different groups.
       shared: <E estimate, g>, with g from different groups by the reference arm.
@@ -82,6 +84,7 @@ class Noise:
       factors: E estimate = sum_v factors_v g_v, exact; not a number where an arm has none.
     """
 
+    questions: Int[np.ndarray, "Q"]
     variance: Float[np.ndarray, "Q arms"]
     own: Float[np.ndarray, "Q arms"]
     shared: Float[np.ndarray, "Q arms"]
@@ -150,9 +153,10 @@ class Noise:
 
 
 def measured(
+    questions: Int[np.ndarray, "Q"],
     grams: Float[np.ndarray, "Q N V N V"],
     advantages: Float[np.ndarray, "arms Q P n G V"],
-    groups: Int[np.ndarray, "P n G"],
+    groups: Partition,
     reference: int,
     factors: Float[np.ndarray, "arms V"],
 ) -> Noise:
@@ -165,26 +169,23 @@ def measured(
     cells = zip(grams, advantages.swapaxes(0, 1))
     found = [_moments(gram, of_cell, groups, reference) for gram, of_cell in cells]
     variance, own, shared, parts = map(np.stack, zip(*found))
-    return Noise(variance, own, shared, own[:, reference], parts, factors)
+    return Noise(questions, variance, own, shared, own[:, reference], parts, factors)
 
 
-def by_question(pools: Sequence[Noise], questions: Sequence[Int[np.ndarray, "Q"]]) -> Noise:
-    """Sums over the entries of each question of each pool: clusters of the bootstrap.
-
-    Args:
-      questions: of each pool's entries; one has an entry for each budget.
-    """
-    clusters = [1_000_000 * number + own for number, own in enumerate(questions)]
-    _, place = np.unique(np.concatenate(clusters), return_inverse=True)
+def by_question(pools: Sequence[Noise]) -> Noise:
+    """Sums over the entries of each question of each pool: clusters of the bootstrap."""
+    clusters = [1_000_000 * number + pool.questions for number, pool in enumerate(pools)]
+    questions, place = np.unique(np.concatenate(clusters), return_inverse=True)
 
     def added(name: str) -> np.ndarray:
         entries = np.concatenate([getattr(pool, name) for pool in pools])
-        total = np.zeros((place.max() + 1, *entries.shape[1:]))
+        total = np.zeros((len(questions), *entries.shape[1:]))
         np.add.at(total, place, entries)
         return total
 
     names = ("variance", "own", "shared", "signal", "parts")
-    return dataclasses.replace(pools[0], **{name: added(name) for name in names})
+    sums = {name: added(name) for name in names}
+    return dataclasses.replace(pools[0], questions=questions, **sums)
 
 
 def advantage_variance(

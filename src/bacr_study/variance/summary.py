@@ -13,10 +13,9 @@ from jaxtyping import Float
 
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.statistics import rounded
-from bacr_study.variance import noise
 from bacr_study.variance.baselines import BY_NAME, PUBLISHED, Variants, variants
 from bacr_study.variance.measurement import Measured, Result
-from bacr_study.variance.noise import Noise
+from bacr_study.variance.noise import Noise, by_question
 from bacr_study.variance.settings import VarianceSettings
 
 # Significant digits, so that the file is small.
@@ -67,24 +66,14 @@ def label(name: str, answers: int) -> str:
 class _Cell:
     """What every seed measured at a checkpoint in a regime, with groups of one size."""
 
-    results: Sequence[Result]
-    group: int
+    measured: Sequence[Measured]
     variants: Variants
     resamples: int
 
     @property
-    def measured(self) -> list[Measured]:
-        """By seed."""
-        return [result.by_group[self.group] for result in self.results]
-
-    @property
     def whole(self) -> Noise:
         """Noise of all traces."""
-        return self.joined([one.noise for one in self.measured])
-
-    def joined(self, by_seed: Sequence[Noise]) -> Noise:
-        """Noise of all seeds, an entry for each question of each."""
-        return noise.by_question(by_seed, [one.questions for one in self.measured])
+        return by_question([one.noise for one in self.measured])
 
     def reduction(self, whole: Noise, **how: Any) -> Float[np.ndarray, "arms 3"]:
         """Noise that each arm has less than the published method."""
@@ -130,11 +119,11 @@ class _Cell:
         # Ranges are called as they are in the first seed.
         names = self.measured[0].by_budget
         parts = zip(*(one.by_budget.values() for one in self.measured))
-        return {name: self.only_shown(self.joined(part)) for name, part in zip(names, parts)}
+        return {name: self.only_shown(by_question(part)) for name, part in zip(names, parts)}
 
     def by_value(self) -> list[dict[str, Any]]:
         """Reductions, and arm against arm, by ranges of V from the lowest to the highest."""
-        parts = [self.joined(seeds) for seeds in zip(*(one.by_value for one in self.measured))]
+        parts = [by_question(seeds) for seeds in zip(*(one.by_value for one in self.measured))]
         return [{"arms": self.only_shown(x), "compared": self.compared(x)} for x in parts]
 
     def with_answers(self) -> dict[str, Any]:
@@ -142,17 +131,17 @@ class _Cell:
         found = [one.with_answers for one in self.measured if one.with_answers is not None]
         if not found:
             return {}
-        whole = noise.by_question(found, [one.answer_questions for one in self.measured])
+        whole = by_question(found)
         trained = self.variants.trained
         against = trained.index(self.variants.place(PUBLISHED))
         reduction = whole.reduction(against, resamples=self.resamples)
         return {self.variants.names[i]: reduction[place] for place, i in enumerate(trained)}
 
-    def pool(self, result: Result) -> dict[str, Any]:
+    def pool(self, result: Result, measured: Measured) -> dict[str, Any]:
         """What is said of one pool by itself."""
         # What a batch predicts is how much one number, moved by scores, saves against the mean.
-        place, of_pool = self.variants.place, result.by_group[self.group].noise
-        against_mean = of_pool.reduction(place("loo"), resamples=1)
+        place = self.variants.place
+        against_mean = measured.noise.reduction(place("loo"), resamples=1)
         return {
             "seed": result.seed,
             "right": result.right,
@@ -170,7 +159,10 @@ def summary(
     cells = []
     for regime, step in dict.fromkeys((result.regime, result.step) for result in results):
         own = [r for r in results if r.regime == regime and r.step == step]
-        of = {group: _Cell(own, group, measured, settings.resamples) for group in settings.groups}
+        of = {
+            group: _Cell([r.by_group[group] for r in own], measured, settings.resamples)
+            for group in settings.groups
+        }
         cell, by_group = of[middle], {}
         for group, one in of.items():
             arms, kept = one.arms(), measured.names if group == middle else shown(measured)
@@ -184,7 +176,7 @@ def summary(
                 "by_value": cell.by_value(),
                 "compared": cell.compared(cell.whole),
                 "with_answers": cell.with_answers(),
-                "pools": [cell.pool(result) for result in own],
+                "pools": list(map(cell.pool, own, cell.measured)),
             }
         )
     return {
