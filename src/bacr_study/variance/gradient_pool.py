@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -304,7 +304,6 @@ def _products(vectors: Float[np.ndarray, "N V k"]) -> Float[np.ndarray, "N V N V
 
 # --- what a study draws ---------------------------------------------------------------------------
 
-_Kept = TypeVar("_Kept", bound=Drawn)
 # Settings that each file depends on, and those that all of them do.
 _DEPENDS = {
     "pool": ("traces", "answers", "answer_questions", "sketch"),
@@ -312,6 +311,15 @@ _DEPENDS = {
     "oracle": ("oracle",),
 }
 _ALL_DEPEND = ("config", "overrides", "questions", "budgets")
+
+
+class _Asked(NamedTuple):
+    """Questions of a set, each under every one of its budgets."""
+
+    questions: Questions
+    chosen: Int[np.ndarray, "Q"]
+    budgets: Int[np.ndarray, "Q N"]
+    answers: int
 
 
 @dataclass(frozen=True)
@@ -327,7 +335,7 @@ class Draws:
 
     def pool(self) -> Pool:
         """Rollouts of the pool's questions, with inner products of their scores."""
-        return self._kept(Pool, "pool", self._make_pool)
+        return Pool(**self._kept("pool", self._make_pool))
 
     def calibration(self) -> Drawn:
         """Rollouts of training questions; under common budgets, one budget for each question."""
@@ -340,7 +348,7 @@ class Draws:
         if self.regime == "common":
             turns = np.resize(np.array(settings.budgets, np.int32), count)
             budgets = np.repeat(turns[:, None], traces, 1)
-        return self._drawn("calibration", train, order, budgets, settings.answers)
+        return self._drawn("calibration", _Asked(train, order, budgets, settings.answers))
 
     @property
     def second(self) -> Bool[np.ndarray, "B"]:
@@ -351,7 +359,7 @@ class Draws:
     def oracle(self) -> Drawn:
         """Further rollouts of the pool's questions."""
         budgets = self._budgets(self.settings.questions, self.settings.oracle, self.seed + 2)
-        return self._drawn("oracle", self.frozen.pool_questions, self._chosen, budgets, 1)
+        return self._drawn("oracle", _Asked(self.frozen.pool_questions, self._chosen, budgets, 1))
 
     @property
     def _chosen(self) -> Int[np.ndarray, "Q"]:
@@ -364,7 +372,7 @@ class Draws:
         config, grid = self.frozen.config, self.settings.budgets
         return draw_budgets(config, self.regime, grid, questions, traces, seed)
 
-    def _kept(self, kind: type[_Kept], name: str, make: Callable[[], _Kept]) -> _Kept:
+    def _kept(self, name: str, make: Callable[[], Drawn]) -> dict[str, np.ndarray]:
         """What a file holds; it is made, and written in one step, if the file is not there."""
         known = (*_ALL_DEPEND, *_DEPENDS[name])
         chosen = {"format": 5, **{key: getattr(self.settings, key) for key in known}}
@@ -376,42 +384,29 @@ class Draws:
             np.savez(temporary, **vars(made))
             temporary.replace(path)
         with np.load(path) as saved:
-            return kind(**saved)
+            return dict(saved)
 
-    def _drawn(
-        self,
-        name: str,
-        questions: Questions,
-        chosen: Int[np.ndarray, "Q"],
-        budgets: Int[np.ndarray, "Q N"],
-        answers: int,
-    ) -> Drawn:
-        """Rollouts of chosen questions, one under each of their budgets."""
-        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
-        number = 2 * (name == "oracle") + (self.regime == "common")
-        given = name, questions, chosen, budgets, jax.random.fold_in(of_step, number), answers
+    def _drawn(self, name: str, asked: _Asked) -> Drawn:
         # A generator: nothing is drawn yet.
-        portions = self._portions(*given, unit=_DRAWN_AT_ONCE)
-        return self._kept(Drawn, name, lambda: Drawn.joined([drawn for drawn, _ in portions]))
+        portions = self._portions(name, asked)
+        return Drawn(**self._kept(name, lambda: Drawn.joined([drawn for drawn, _ in portions])))
 
-    def _portions(
-        self,
-        name: str,
-        questions: Questions,
-        chosen: Int[np.ndarray, "Q"],
-        budgets: Int[np.ndarray, "Q N"],
-        key: jax.Array,
-        answers: int,
-        unit: int,
-    ) -> Iterator[tuple[Drawn, Rollout]]:
+    def _portions(self, name: str, asked: _Asked) -> Iterator[tuple[Drawn, Rollout]]:
         """`draw`, whole units of rows at a time; their keys count the units before them."""
-        rows, flat = np.repeat(chosen, budgets.shape[1]), budgets.reshape(-1)
+        step, common, key = self.frozen.step, self.regime == "common", jax.random.key(self.seed)
+        if name == "pool":
+            key, unit = jax.random.fold_in(key, 19 + 2 * step + common), asked.budgets.shape[1]
+        else:
+            key, unit = jax.random.fold_in(key, 1000 + step), _DRAWN_AT_ONCE
+            key = jax.random.fold_in(key, 2 * (name == "oracle") + common)
+        rows, flat = np.repeat(asked.chosen, asked.budgets.shape[1]), asked.budgets.reshape(-1)
         size = max(_DRAWN_AT_ONCE // unit, 1) * unit
-        title = f"{name}, step {self.frozen.step}, {self.regime} budgets"
+        title = f"{name}, step {step}, {self.regime} budgets"
         with self.progress.phase(title, len(rows)) as phase:
             for start in range(0, len(rows), size):
                 part, one = slice(start, start + size), jax.random.fold_in(key, start // unit)
-                found = draw(self.frozen, questions, rows[part], flat[part], one, answers=answers)
+                given = asked.questions, rows[part], flat[part], one
+                found = draw(self.frozen, *given, answers=asked.answers)
                 yield found
                 right = float(found[0].by_answer.mean())
                 phase.update(min(start + size, len(rows)), right=right)
@@ -419,12 +414,11 @@ class Draws:
     def _make_pool(self) -> Pool:
         settings, frozen, traces = self.settings, self.frozen, self.settings.traces
         budgets, chosen = self._budgets(settings.questions, traces, self.seed), self._chosen
-        number, each = 19 + 2 * frozen.step + (self.regime == "common"), budgets.shape[1]
-        key = jax.random.fold_in(jax.random.key(self.seed), number)
-        given = "pool", frozen.pool_questions, chosen, budgets, key, settings.answers
+        each = budgets.shape[1]
+        asked = _Asked(frozen.pool_questions, chosen, budgets, settings.answers)
         sketch = sketches.count_sketch(self.seed, frozen.params, settings.sketch)
         parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
-        for drawn, rollout in self._portions(*given, unit=each):
+        for drawn, rollout in self._portions("pool", asked):
             places = len(grams) * traces + np.arange(len(drawn.questions))
             scored = places < settings.answer_questions * each
             found, of_answers = _score_rows(frozen, drawn, rollout, scored, sketch)
