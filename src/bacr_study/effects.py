@@ -140,7 +140,7 @@ def difficulty(grid: Grid) -> dict[str, Any]:
         variants = grid.variants(where.task)
         cells = [cell for variant in variants for cell in grid.of(where.task, variant)]
         # The same in all cells of a task.
-        known = [levels for cell in cells if (levels := cell.levels(where.set)) is not None]
+        known = [one for cell in cells if (one := cell.levels(where.set)) is not None]
         levels = sorted(set(known[0].tolist()) - {0}) if known else []
         for variant, level in itertools.product(variants, levels):
             at = replace(where, level=level)

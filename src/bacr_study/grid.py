@@ -72,12 +72,13 @@ class Grid:
         if entries is None:
             return None
         rates = [cell.rates(where.set, where.mode, key) for key in self.keys(where)]
-        kept = all(one is not None for one in rates)
+        known = [one for one in rates if one is not None]
         if where.level is not None:
-            known = kept and levels is not None
-            return np.mean(rates, axis=0)[levels == where.level] if known else None
-        accuracies = [entry["accuracy"] for entry in entries]
-        return np.mean(rates, axis=0) if kept else np.array([np.mean(accuracies)])
+            kept = len(known) == len(rates) and levels is not None
+            return np.mean(known, axis=0)[levels == where.level] if kept else None
+        if len(known) < len(rates):
+            return np.array([np.mean([entry["accuracy"] for entry in entries])])
+        return np.mean(known, axis=0)
 
     def table(self, variant: Variant, where: Setting) -> dict[int, Float[np.ndarray, "n"]]:
         """`rates` by seed, of seeds that have any."""

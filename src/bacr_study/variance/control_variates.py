@@ -7,40 +7,36 @@ tokens, given what comes before them, so the gradient is unbiased for any slopes
 
 from collections.abc import Sequence
 
-import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Num
+
+from bacr_jax.methods.method import PerCut
+
+# A number for each segment of each trace of each group, on the host.
+PerSegment = Num[np.ndarray, "R G M"]
 
 # --- the previous outcome -------------------------------------------------------------------------
 
 
-def history_surprise(r: Float[Array, "Q G M"], p: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
+def history_surprise(r: PerCut, p: PerCut) -> PerCut:
     """What the answer before each segment revealed: x_s = r_{s-1} - p_{s-1}, x_0 = 0.
 
     A segment's own tokens come after that answer's cut, so x_s may enter their baseline; p are
     predictions of the outcomes r, made without this trace's r.
     """
-    chex.assert_equal_shape([r, p])
-    surprise = jax.lax.stop_gradient(r - p)[..., :-1]
-    return jnp.pad(surprise, ((0, 0), (0, 0), (1, 0)))
+    return jnp.pad((r - p)[..., :-1], ((0, 0), (0, 0), (1, 0)))
 
 
-def history_moments(
-    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
-) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
+def history_moments(credit: PerCut, surprise: PerCut) -> tuple[Float[Array, "M"], ...]:
     """Mean x A and mean x^2 of credit A and surprise x, whose ratio is the slope of A on x.
 
     Average both over steps.
     """
-    chex.assert_equal_shape([credit, surprise])
     return jnp.mean(credit * surprise, axis=(0, 1)), jnp.mean(jnp.square(surprise), axis=(0, 1))
 
 
-def history_advantage(
-    credit: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"], slope: Float[Array, "M"]
-) -> Float[Array, "Q G M"]:
+def history_advantage(credit: PerCut, surprise: PerCut, slope: Float[Array, "M"]) -> PerCut:
     """Advantage against a value that has also seen the trace's previous outcome.
 
         A_s - k_s x_s,   k_s = E[x_s A_s] / E[x_s^2]
@@ -49,8 +45,7 @@ def history_advantage(
     where outcomes persist along a trace, the previous one predicts most of what is to come. The
     slope must come from earlier batches for the gradient to stay unbiased.
     """
-    chex.assert_equal_shape([credit, surprise])
-    return credit - jax.lax.stop_gradient(slope) * surprise
+    return credit - slope * surprise
 
 
 # --- weighted means of a group --------------------------------------------------------------------
@@ -63,9 +58,7 @@ def history_advantage(
 # mean does not depend on the trace, and the gradient is unbiased.
 
 
-def weighted_mean(
-    values: Float[np.ndarray, "R G M"], weights: Float[np.ndarray, "R G M"], *, loo: bool
-) -> Float[np.ndarray, "R G M"]:
+def weighted_mean(values: PerSegment, weights: PerSegment, *, loo: bool) -> PerSegment:
     """Weighted mean over each group, for each of its traces.
 
         b_i = sum_k w_k x_k / sum_k w_k,   over all k, or over k != i
@@ -80,15 +73,13 @@ def weighted_mean(
     return np.asarray(top / np.where(bottom > 0, bottom, 1.0))
 
 
-def length_weights(tokens: Int[np.ndarray, "R G M"]) -> Float[np.ndarray, "R G M"]:
+def length_weights(tokens: PerSegment) -> PerSegment:
     """OPO's weights: sampled thinking tokens of the whole trace, in every segment."""
     lengths = np.asarray(tokens, np.float64).sum(-1, keepdims=True)
     return np.broadcast_to(lengths, tokens.shape)
 
 
-def path_weights(
-    energy: Float[np.ndarray, "R G M"], tokens: Int[np.ndarray, "R G M"]
-) -> Float[np.ndarray, "R G M"]:
+def path_weights(energy: PerSegment, tokens: PerSegment) -> PerSegment:
     """Weights of the optimal token baseline at the last token of each segment.
 
         W_is = sum_{u <= s} e_iu,   0 where the trace has no token in the segment
@@ -109,22 +100,22 @@ def to_go(x: Float[np.ndarray, "*batch M"]) -> Float[np.ndarray, "*batch M"]:
     return np.flip(np.cumsum(np.flip(x, -1), -1), -1)
 
 
-def others_mean(x: Float[np.ndarray, "R G M"]) -> Float[np.ndarray, "R G M"]:
+def others_mean(x: PerSegment) -> PerSegment:
     """Mean over the rest of the group; 0 in a group of one."""
     return (x.sum(1, keepdims=True) - x) / max(x.shape[1] - 1, 1)
 
 
-def _before(x: Float[np.ndarray, "R G M"], steps: int) -> Float[np.ndarray, "R G M"]:
+def _before(x: PerSegment, steps: int) -> PerSegment:
     """Its entry so many cuts before the segment's own; 0 where there is none."""
     return np.pad(x, ((0, 0), (0, 0), (steps, 0)))[..., : x.shape[-1]]
 
 
 def regressors(
-    outcomes: Float[np.ndarray, "R G M"],
-    predicted: Float[np.ndarray, "R G M"],
+    outcomes: PerSegment,
+    predicted: PerSegment,
     weights: Float[np.ndarray, "M"],
     features: Sequence[str],
-) -> tuple[Float[np.ndarray, "R G M"], Float[np.ndarray, "R G M F"]]:
+) -> tuple[PerSegment, Float[np.ndarray, "R G M F"]]:
     """Residual return of each segment, and what may explain it.
 
         sum_{k >= s} u_k (r_k - p_k)
@@ -164,9 +155,7 @@ def regressors(
 
 
 def fitted_slopes(
-    given: Float[np.ndarray, "R G M F"],
-    residual: Float[np.ndarray, "R G M"],
-    weights: Num[np.ndarray, "R G M"],
+    given: Float[np.ndarray, "R G M F"], residual: PerSegment, weights: PerSegment
 ) -> Float[np.ndarray, "M F"]:
     """Slopes of every segment, with which regressors add up to its expected residual return.
 
