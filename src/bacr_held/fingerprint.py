@@ -32,7 +32,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def file_digests(folder: Path, *, weights: bool = True) -> dict[str, str]:
-    """SHA-256 of every file in a folder, by its name from there; hidden ones aside."""
+    """SHA-256 of every file in a folder, or of all but weights, by its name; hidden ones aside."""
 
     def digest(name: str) -> str:
         with (folder / name).open("rb") as file:
@@ -63,7 +63,8 @@ def check_manifest(folder: Path, *, weights: bool = True) -> None:
         expected = json.loads(path.read_text()).items()
     except (ValueError, AttributeError):
         raise ValueError(f"{path}: is damaged; copy or export the folder again") from None
-    found, free = file_digests(folder, weights=weights), (".md", *([] if weights else [_WEIGHTS]))
+    found = file_digests(folder, weights=weights)
+    free = (".md",) if weights else (".md", _WEIGHTS)
     for name, digest in expected:
         if found.get(name) != digest and not name.endswith(free):
             raise ValueError(

@@ -387,21 +387,19 @@ class Draws:
             return dict(saved)
 
     def _drawn(self, name: str, asked: _Asked) -> Drawn:
+        of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
+        key = jax.random.fold_in(of_step, 2 * (name == "oracle") + (self.regime == "common"))
         # A generator: nothing is drawn yet.
-        portions = self._portions(name, asked)
+        portions = self._portions(name, asked, key, unit=_DRAWN_AT_ONCE)
         return Drawn(**self._kept(name, lambda: Drawn.joined([drawn for drawn, _ in portions])))
 
-    def _portions(self, name: str, asked: _Asked) -> Iterator[tuple[Drawn, Rollout]]:
+    def _portions(
+        self, name: str, asked: _Asked, key: jax.Array, *, unit: int
+    ) -> Iterator[tuple[Drawn, Rollout]]:
         """`draw`, whole units of rows at a time; their keys count the units before them."""
-        step, common, key = self.frozen.step, self.regime == "common", jax.random.key(self.seed)
-        if name == "pool":
-            key, unit = jax.random.fold_in(key, 19 + 2 * step + common), asked.budgets.shape[1]
-        else:
-            key, unit = jax.random.fold_in(key, 1000 + step), _DRAWN_AT_ONCE
-            key = jax.random.fold_in(key, 2 * (name == "oracle") + common)
         rows, flat = np.repeat(asked.chosen, asked.budgets.shape[1]), asked.budgets.reshape(-1)
         size = max(_DRAWN_AT_ONCE // unit, 1) * unit
-        title = f"{name}, step {step}, {self.regime} budgets"
+        title = f"{name}, step {self.frozen.step}, {self.regime} budgets"
         with self.progress.phase(title, len(rows)) as phase:
             for start in range(0, len(rows), size):
                 part, one = slice(start, start + size), jax.random.fold_in(key, start // unit)
@@ -414,11 +412,12 @@ class Draws:
     def _make_pool(self) -> Pool:
         settings, frozen, traces = self.settings, self.frozen, self.settings.traces
         budgets, chosen = self._budgets(settings.questions, traces, self.seed), self._chosen
-        each = budgets.shape[1]
+        number, each = 19 + 2 * frozen.step + (self.regime == "common"), budgets.shape[1]
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
         asked = _Asked(frozen.pool_questions, chosen, budgets, settings.answers)
         sketch = sketches.count_sketch(self.seed, frozen.params, settings.sketch)
         parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
-        for drawn, rollout in self._portions("pool", asked):
+        for drawn, rollout in self._portions("pool", asked, key, unit=each):
             places = len(grams) * traces + np.arange(len(drawn.questions))
             scored = places < settings.answer_questions * each
             found, of_answers = _score_rows(frozen, drawn, rollout, scored, sketch)
