@@ -106,17 +106,25 @@ class Counting(Engine):
         self._row[slots], self._sampled[slots] = entering, 0
 
     def decode(self) -> None:
-        """One chunk: live rows are one token longer at every step."""
-        spec, row = self.spec, self._row
+        """Chunks until a row ends, since nothing else can happen before.
+
+        Live rows are one token longer at every step.
+        """
+        spec, row, sampled = self.spec, self._row, self._sampled
         taken = row >= 0
         prompts = np.where(taken, self.rows.prompts[row], 0)
-        left = np.where(taken, self.rows.thinking[row] - self._sampled, 0)
-        step = np.arange(spec.chunk)[:, None]
-        keys = np.where(step < left, prompts + self._sampled + step + 1, 0)
+        left = np.where(taken, self.rows.thinking[row] - sampled, 0)
+        chunks = -(-int(left[left > 0].min()) // spec.chunk)
+        step = np.arange(chunks * spec.chunk)[:, None]
+        keys = np.where(step < left, prompts + sampled + step + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
-        live, whole = (x.reshape(spec.chunk, spec.row_shards, -1).sum(-1) for x in (keys, tiles))
-        self.schedule.chunks.append(Chunk(spec.slots, self.length, live, whole))
-        self._sampled += np.clip(left, 0, spec.chunk)
+        by_device = (chunks, spec.chunk, spec.row_shards, -1)
+        pairs = zip(*(x.reshape(by_device).sum(-1) for x in (keys, tiles)))
+        for done, (live, whole) in enumerate(pairs, 1):
+            reach = prompts + np.where(taken, sampled + np.minimum(left, done * spec.chunk), 0)
+            self.fit_caches(int(reach.max()))
+            self.schedule.chunks.append(Chunk(spec.slots, self.length, live, whole))
+        self._sampled = sampled + np.clip(left, 0, chunks * spec.chunk)
 
     def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Slots that have ended, broken ones (none), and tokens of each."""

@@ -35,6 +35,15 @@ def test_two_rows_on_two_devices_by_hand():
     assert made.answers == [(2, 1280, 16)]
 
 
+def test_caches_grow_when_a_chunk_needs_it_by_hand():
+    made = rollout(rows_of([1000, 1], [300, 900]), 2, mesh(fsdp=2), "rollout.chunk=16")
+    lengths = [chunk.length for chunk in made.chunks]
+    # 1,000 + 16 x 17 positions fit 1,280; the ended row keeps its slot.
+    assert lengths[:19] == 17 * [1280] + 2 * [2560]
+    # 57 chunks in all: 900 tokens. Nothing is shortened while both rows are there.
+    assert lengths[19:] == 38 * [2560]
+
+
 def test_every_token_is_sampled_once_and_every_row_answered():
     rng = np.random.default_rng(0)
     rows = rows_of(rng.integers(50, 500, 64), rng.integers(256, 2000, 64), answers=30)
