@@ -92,7 +92,7 @@ def test_tables_and_a_picture_are_written(finished):
     assert r"\begin{tabular}" in (finished / "results.tex").read_text()
 
 
-@pytest.mark.parametrize("batches", [0, 2])
+@pytest.mark.parametrize("batches", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_evaluation_continues_to_the_same_results(
     model, finished, tmp_path, capsys, monkeypatch, batches
 ):
@@ -253,6 +253,7 @@ def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys
     assert not (tmp_path / "two").exists()
 
 
+@pytest.mark.slow
 def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
     labels = tmp_path / "labels.jsonl"
     options = ["--model", model, "--data", "ledger", "--size", "6", "--slots", "6"]

@@ -279,6 +279,7 @@ def test_nothing_compiles_after_the_first_iteration(config, tmp_path):
             jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_a_rollout_and_in_its_last_evaluation_ends_as_one_that_was_not(
     config, finished, tmp_path, monkeypatch
 ):

@@ -143,7 +143,7 @@ class Counting(Engine):
 
 
 class CountingLoop(rollouts.Loop):
-    """The run's loop over an engine that counts; what the rows said nobody reads."""
+    """The run's loop over an engine that counts; what rows said and its `work` nobody reads."""
 
     engine: Counting
 

@@ -59,7 +59,9 @@ def counted(grader):
     return {name: number for name, number in counts if not name.startswith(OWN_COUNTERS)}
 
 
-@pytest.mark.parametrize(("mode", "cache_size"), [(STRICT, 100), (LENIENT, 0)])
+@pytest.mark.parametrize(
+    ("mode", "cache_size"), [(STRICT, 100), pytest.param(LENIENT, 0, marks=pytest.mark.slow)]
+)
 def test_verdicts_and_counters_are_those_of_grading_at_once(mode, cache_size, monkeypatch):
     monkeypatch.setattr(pooled, "CACHE_SIZE", cache_size)
     given = {"workers": 2, "deadline": 0.5}

@@ -90,7 +90,7 @@ def rolled(world=WORLD, products=None):
     )
 
 
-@pytest.mark.parametrize("sharing", ["per_layer", pytest.param("shared", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sharing", ["shared", pytest.param("per_layer", marks=pytest.mark.slow)])
 def test_an_answer_told_its_cut_is_the_plain_models_under_that_phi(sharing):
     """Prompt and thinking under phi(b), what follows under phi(b_j), a position at a time."""
     conditioning = ConditioningConfig(sharing=sharing, branches="cut")

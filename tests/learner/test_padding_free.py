@@ -118,7 +118,10 @@ CONDITIONINGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONDITIONINGS)
+@pytest.mark.parametrize(
+    "name",
+    ["cut", "none", *(pytest.param(n, marks=pytest.mark.slow) for n in ("response", "per layer"))],
+)
 def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name, compiled_gradients):
     how = CONDITIONINGS[name]
     world = World(how) if name == "per layer" else WORLD

@@ -168,6 +168,7 @@ RUNNING = [
 ]
 
 
+@pytest.mark.slow
 def test_each_doubling_of_the_budget_has_a_number_of_its_own(tmp_path):
     """Budgets from 4 to 12: those below 8 and the others."""
     own = ["budget.prior=uniform", "advantage.score_by_budget=true", "rollout.questions=16"]

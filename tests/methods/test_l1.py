@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.methods import l1, load_method
@@ -62,6 +63,7 @@ class TestMethod:
         found = list(problems(dataclasses.replace(config, conditioning=told)))
         assert found[0].startswith("conditioning.told=both: method=l1 tells its budget in words")
 
+    @pytest.mark.slow
     def test_traces_may_outlast_what_they_were_told(self, tmp_path, ledger_tokens):
         """The prompt says the plan's budget; the trace ends by itself or at the largest."""
         from bacr_jax.training.algorithm import iterate

@@ -72,6 +72,7 @@ class TestMethod:
         config = dataclasses.replace(config, cuts=dataclasses.replace(config.cuts, count=1))
         assert any("cuts.count=1: method=s_grpo" in line for line in problems(config))
 
+    @pytest.mark.slow
     def test_exits_lie_within_each_traces_own_length(self, tmp_path, ledger_tokens):
         """In a rollout, and where the method sees them."""
         from bacr_jax.training.algorithm import iterate

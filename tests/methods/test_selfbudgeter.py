@@ -151,6 +151,7 @@ def test_rewards_read_length_without_the_declaration_and_limits_by_question(tmp_
     np.testing.assert_allclose(rewards, [[0.75, -1.0], [0.35, 0.35]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_path, tokenizer):
     config = load(tmp_path, "selfbudgeter", "rollout.group_size=4", "rollout.questions=1")
     run, state = run_of(config, (tokenizer, len(tokenizer)))

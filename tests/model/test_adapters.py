@@ -103,6 +103,7 @@ LEARNED = {
 FROZEN, TRAINED = adapters.split(LEARNED)
 
 
+@pytest.mark.slow
 def test_only_adapters_and_the_budget_module_are_trained():
     batch = jax.tree.map(jnp.asarray, make_batch_by_hand())
     spec = dataclasses.replace(SPEC, value=None)

@@ -41,6 +41,7 @@ def value_and_gradients(attend, q, k, v):
     return run(q, k, v)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     st.integers(1, 3),

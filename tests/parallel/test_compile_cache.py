@@ -113,6 +113,7 @@ print(float(jax.jit(lambda x: jnp.sin(x) @ x.T)(jnp.arange(12.0).reshape(3, 4)).
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_and_a_torn_file_give_the_same_numbers(tmp_path):
     environment = {name: v for name, v in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"JAX_PLATFORMS": "cpu"}

@@ -81,6 +81,7 @@ def test_trunks_without_cuts_have_no_branch():
     assert branches.tokens.shape == (3, 0, 1) and branches.finished.dtype == bool
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_how_many_cuts_are_decoded_together(world):
     prompts, budgets = make_prompts([3, 1, 5, 2] * 2, 5), [12, 2, 7, 0] * 2
     cuts = np.tile([0, 2, 3, 5, 6, 9, 12], (8, 1))

@@ -63,6 +63,7 @@ def test_every_branch_sees_its_trunk_up_to_its_cut_and_itself(kernel):
     np.testing.assert_allclose(found, want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rollouts_say_the_same(kernel, world):
     prompts, budgets = make_prompts([1, 5, 3, 2, 4], 5), np.array([12, 0, 1, 7, 12])
     want = world.roll(prompts, budgets)

@@ -85,7 +85,7 @@ def test_different_prompts_and_where_each_row_finds_its_own():
     assert distinct_prompts(prompts, 1)[1] is None
 
 
-@pytest.mark.parametrize("positions", [None, "response"])
+@pytest.mark.parametrize("positions", [pytest.param(None, marks=pytest.mark.slow), "response"])
 def test_a_group_prefills_its_prompt_once_and_says_the_same(world, positions, monkeypatch):
     conditioning = positions and dataclasses.replace(world.conditioning, positions=positions)
     policy = {

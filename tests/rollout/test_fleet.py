@@ -150,7 +150,7 @@ def same(found, want):
                 np.testing.assert_array_equal(a, b, err_msg=field.name)
 
 
-@pytest.mark.parametrize("answers", [1, 2])
+@pytest.mark.parametrize("answers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_fleet_gives_what_the_decoder_gives(world, tmp_path, answers):
     prompts, rows = rows_of()
     want = world.roll(

@@ -96,6 +96,7 @@ def test_cuts_on_the_same_place_share_one_answer(world):
     assert result.counters["tokens"] == result.trunks.sampled.sum() + br.sampled[distinct].sum()
 
 
+@pytest.mark.slow
 def test_several_answers_at_a_cut_are_draws_of_their_own_from_one_text(world):
     prompts, budgets = make_prompts([3, 1, 5, 2] * 4, 5), [12, 2, 7, 0] * 4
     one = world.roll(prompts, budgets)
@@ -140,6 +141,7 @@ def test_a_row_is_the_same_in_any_company(world, answers):
     np.testing.assert_array_equal(alone.branches.tokens[0], together.branches.tokens[3])
 
 
+@pytest.mark.slow
 def test_rows_that_waited_say_the_same_as_rows_that_entered_first(world):
     """The same rows behind ten longer ones, through two slots."""
     prompts = make_prompts([3, 2, 4] + [5] * 10, 5)
@@ -361,6 +363,7 @@ def test_greedy_equals_transformers(tmp_path):
         np.testing.assert_array_equal(ours.tokens[i, n : n + 64], theirs[0, n:].numpy())
 
 
+@pytest.mark.slow
 def test_rows_of_several_streams_say_what_they_say_apart(world):
     """Three rollouts with keys, temperatures and budgets of their own, in slots that they share."""
     lengths = np.array([3, 1, 5, 2, 4])

@@ -115,6 +115,7 @@ def test_a_study_agrees_with_itself_and_not_with_another(tmp_path):
     assert "\n1 of 36 differ" in said and "differs: tradeoff, anytime, 16" in said
 
 
+@pytest.mark.slow
 def test_the_table_is_written_beside_the_others(tmp_path):
     study, now = results(tmp_path)
     write_results(tmp_path, study)

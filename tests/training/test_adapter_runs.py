@@ -19,6 +19,8 @@ from bacr_jax.training.loop import Trainer
 from small_config import small_config
 from whole_runs import state_of
 
+pytestmark = pytest.mark.slow  # Two parts of a run; model/test_adapters.py has the sums.
+
 CHANGES = """
 model: {num_layers: 2}
 adapter: {rank: 2, alpha: 4}

@@ -16,6 +16,8 @@ from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.run import init_state
 from methods_world import Odd, load, run_of
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 
 

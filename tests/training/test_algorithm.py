@@ -37,6 +37,7 @@ def train(config, tokenizer, steps=2):
     return state, history
 
 
+@pytest.mark.slow
 def test_dapo_samples_until_the_batch_is_mixed_and_counts_what_it_dropped(tmp_path, tokenizer):
     config = load(tmp_path, "dapo", "rollout.group_size=2")
     state, history = train(config, tokenizer)
@@ -112,6 +113,7 @@ class Slow(VerifierGrader):
         return super().grade(closed(texts), references, **options)
 
 
+@pytest.mark.slow
 def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
     tmp_path, tokenizer, monkeypatch
 ):

@@ -51,6 +51,7 @@ def train(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_batch_with_rewards_that_are_no_numbers_is_skipped_and_counted(train, tmp_path):
     code, lines = train("group_batch.fraction == 0.25")  # the second of four steps
     assert code == 0
