@@ -1,8 +1,10 @@
 """Settings that must stand before JAX starts, and fixtures shared by rooms."""
 
 import gc
+import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +22,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import pytest  # noqa: E402
 
 import slices  # noqa: E402
-from xla_flags import xla_knows  # noqa: E402
 
 # Tracing makes many small objects that live on, and nearly none that only a collection frees.
 gc.set_threshold(50_000, 20, 50)
@@ -38,19 +39,37 @@ def pytest_collection_modifyitems(config, items):
     slices.keep_slice(config, items)
 
 
+OLD_FUSIONS = "xla_cpu_use_fusion_emitters"
+
+
+def xla_knows(flag):
+    """XLA ends a process that gives it a flag it does not know, and its versions differ."""
+    (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+    # In a process of its own: the library has hundreds of megabytes, and tests measure memory.
+    library = Path(folder) / "libjax_common.so"
+    return subprocess.run(["grep", "-q", flag, library], check=False).returncode == 0
+
+
 def pytest_configure(config):
-    """Quick tests compile much and compute little, so XLA compiles them without its optimizations.
+    """Tests compile much and compute little, so XLA compiles them without its optimizations.
 
     Fused loops are most of what is left of a compilation: without their newer code generator it
-    takes a quarter of the time. Slow tests train for minutes, and GPU tests are about the programs
-    that users run.
+    takes a quarter of the time. GPU tests and the soak are about the programs that users run.
     """
-    if "not slow" not in config.option.markexpr:
+    if config.option.markexpr in ("gpu", "soak"):
         return
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    flag = "xla_cpu_use_fusion_emitters"
-    if "XLA_FLAGS" not in os.environ and xla_knows(flag):
-        os.environ["XLA_FLAGS"] = f"--{flag}=false"
+    if "XLA_FLAGS" not in os.environ and xla_knows(OLD_FUSIONS):
+        os.environ["XLA_FLAGS"] = f"--{OLD_FUSIONS}=false"
+
+
+@pytest.fixture(autouse=True)
+def programs_that_users_run(request, monkeypatch):
+    """For a test whose processes train for minutes."""
+    if request.node.get_closest_marker("optimized"):
+        monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+        if os.environ.get("XLA_FLAGS") == f"--{OLD_FUSIONS}=false":
+            monkeypatch.delenv("XLA_FLAGS")
 
 
 def pytest_unconfigure():

@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import functools
+import os
+import select
 import signal
 import sys
 import threading
@@ -15,8 +17,8 @@ from bacr_grading.errors import UserError, printable
 BAD_INPUT, FAILED = 2, 1
 # sysexits.h's EX_TEMPFAIL, of a command that was asked to stop: the same command goes on.
 STOPPED = 75
-# What a shell says of a command that SIGINT ended.
-INTERRUPTED = 130
+# What a shell says of a command that SIGINT ended, and of one that SIGPIPE did.
+INTERRUPTED, UNREAD = 130, 141
 # The words of a command line; None: those of the process.
 Arguments = Sequence[str] | None
 
@@ -68,6 +70,13 @@ def _say(message: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
 
 
+def _is_unread() -> bool:
+    """Whether whoever read the output has left, as `head` does."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits until what is inside is done: JAX's import may swallow it, or crash of it."""
@@ -90,7 +99,14 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(argv: Arguments = None) -> int:
         try:
-            return main(argv) or 0
+            code = main(argv) or 0
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            if not _is_unread():
+                raise  # It is a pipe of ours.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # For what is flushed at the end.
+            return UNREAD
         except (UserError, OSError) as error:
             return refusal(error)
         except KeyboardInterrupt:

@@ -95,8 +95,28 @@ def test_bad_input_is_one_line_and_code_2(capsys):
     assert code == 2 and line.startswith("error: /no/such: No such file or directory; make room")
 
 
+def test_a_reader_who_has_seen_enough_is_no_mistake():
+    """As with other commands under `| head`; few lines meet the closed pipe only at the end."""
+    for lines in (3, 100_000):
+        program = f"""
+import sys
+from bacr_grading.command import entry_point
+def main(argv):
+    sys.stdin.read()
+    for line in range({lines}):
+        print(line)
+sys.exit(entry_point(main)([]))"""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", program], **pipes)
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+        process.stderr.close()
+
+
 def test_a_mistake_of_ours_keeps_its_traceback(capsys):
-    for mistake in (ValueError("x"), OSError("about no file"), argparse.ArgumentTypeError("x")):
+    mistakes = (ValueError("x"), OSError("about no file"), argparse.ArgumentTypeError("x"))
+    for mistake in (*mistakes, BrokenPipeError("of a worker")):
 
         def broken(argv, mistake=mistake):
             raise mistake

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from xla_flags import xla_knows
-
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
@@ -29,10 +27,6 @@ def test_it_was_committed_with_the_outputs_of_one_run_without_errors(notebook):
 def test_it_runs(notebook, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="the extra test is not installed")
     monkeypatch.setenv("BACR_NOTEBOOK", "small")
-    # As in the quick tests: compiling is most of it.
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    if xla_knows("xla_cpu_use_fusion_emitters"):
-        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
     where = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=240, resources=where)
     client.execute()

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -161,15 +160,13 @@ def score_tokens(
         batch.packing,
         lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
     )
-    how: dict[str, Any] = {
-        "config": spec.model,
-        "conditioned": condition(params, batch.budgets, response, spec, batch.cuts),
-        "compute": spec,
-    }
-    if batch.real_tokens is not None:
-        states = qwen2.tree_states(params, tree, real=batch.real_tokens, **how)
+    model, phi = spec.model, condition(params, batch.budgets, response, spec, batch.cuts)
+    if (real := batch.real_tokens) is not None:
+        states = qwen2.tree_states(
+            params, tree, config=model, conditioned=phi, real=real, compute=spec
+        )
         return _listed_scores(params, states, batch, allowed_tokens, spec)
-    trunk, branch = qwen2.forward_tree(params, tree, **how)
+    trunk, branch = qwen2.forward_tree(params, tree, config=model, conditioned=phi, compute=spec)
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
     at = batch.prompt_lengths[:, None] + jnp.arange(t)

@@ -77,13 +77,29 @@ def _rounded(sums: str, x: Array, y: Array, dtype: Any) -> Array:
     return jnp.einsum(sums, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
 
 
-# Kept are the rows of x side by side, as the product of its gradient reads them: XLA's CPU backend
-# would transpose them late, and take the product in fp32 for it.
+def _rounded_row_products(
+    x: Float[Array, "R D"], y: Float[Array, "R E"], dtype: Any
+) -> Float[Array, "D E"]:
+    """x^T y of rounded operands, summed in fp32.
+
+    XLA's CPU backend takes a product in fp32, at half the rate, where it has transposed an operand
+    late. So the columns of x are gathered, which it leaves where it stands, and the result keeps
+    its axes.
+    """
+    plain = lambda columns, y: _rounded("dr,re->de", columns, y, dtype)
+
+    def gathered(x: Array, y: Array) -> Array:
+        columns = x.astype(dtype).T[jnp.arange(x.shape[1])]
+        return jax.lax.optimization_barrier(plain(columns, y))
+
+    return jax.lax.platform_dependent(x, y, cpu=gathered, default=lambda x, y: plain(x.T, y))
+
+
 rounded_times.defvjp(
-    lambda x, y, dtype: (_rounded("rd,de->re", x, y, dtype), (x.astype(dtype).T, y)),
+    lambda x, y, dtype: (_rounded("rd,de->re", x, y, dtype), (x.astype(dtype), y)),
     lambda dtype, kept, g: (
         _rounded("re,de->rd", g, kept[1], dtype),
-        _rounded("dr,re->de", kept[0], g, dtype).astype(kept[1].dtype),
+        _rounded_row_products(kept[0], g, dtype).astype(kept[1].dtype),
     ),
 )
 

@@ -359,9 +359,14 @@ def tree_states(
 
 
 def forward_tree(
-    params: Params, tree: Tree, **how: Any
+    params: Params,
+    tree: Tree,
+    *,
+    config: Qwen2Config,
+    conditioned: Conditioned | None = None,
+    compute: Compute = Compute(),
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
-    """One pass over trunks and all their branches; see `tree_states` for what else it takes.
+    """One pass over trunks and all their branches.
 
     Equal to running every branch as its own full sequence trunk[:context] + branch, at the cost of
     S + M A instead of about M (S + A) tokens a row.
@@ -374,7 +379,8 @@ def forward_tree(
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.
     """
-    hidden, s = tree_states(params, tree, **how), tree.trunk.shape[1]
+    hidden = tree_states(params, tree, config=config, conditioned=conditioned, compute=compute)
+    s = tree.trunk.shape[1]
     shape = tree.branches.shape if tree.packing is None else tree.packing.shape
     of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
     return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])

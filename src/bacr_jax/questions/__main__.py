@@ -6,7 +6,6 @@ folder that the shipped configs read.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 from collections import Counter
@@ -239,19 +238,14 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
-    try:
-        options = parse(argv)
-        lines = inspect(options)
-        if options.prepare is not None:
-            from bacr_jax.questions.prepare import prepare
+    options = parse(argv)
+    lines = inspect(options)
+    if options.prepare is not None:
+        from bacr_jax.questions.prepare import prepare
 
-            lines = prepare(options.prepare, options.overrides, options.origin)
-        for line in lines:
-            print(line, flush=True)
-    except BrokenPipeError:
-        # The reader has seen enough (head); nothing may be written to the closed pipe at exit.
-        with contextlib.suppress(OSError):
-            sys.stdout.close()
+        lines = prepare(options.prepare, options.overrides, options.origin)
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
