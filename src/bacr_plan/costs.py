@@ -162,12 +162,8 @@ def kv_bytes_per_token(work: Workload) -> int:
 
 
 def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
-    """The decode copy on one device, compute type; the budget module stays with the masters.
-
-    A sampler that reads a frozen base where it lies has a copy of the adapters alone.
-    """
-    copied = work.adapters if work.beside else work.model.num_parameters
-    return copied * work.float_bytes / layout.decode_tensor
+    """The decode copy on one device, compute type; the budget module stays with the masters."""
+    return work.model.num_parameters * work.float_bytes / layout.decode_tensor
 
 
 def weight_bytes(work: Workload, layout: MeshShape) -> float:
@@ -175,7 +171,7 @@ def weight_bytes(work: Workload, layout: MeshShape) -> float:
 
     Of an embedding that is not also the output head only a few rows are read.
     """
-    read = work.model.num_parameters + (work.adapters if work.beside else 0)
+    read = work.model.num_parameters
     if not work.model.tie_embeddings:
         read -= vocabulary_matrix(work.model)
     return read * work.float_bytes / layout.decode_tensor

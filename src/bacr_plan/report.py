@@ -55,9 +55,6 @@ class Plan:
             if not work.by_tokens:
                 state = train.arguments + train.outputs + of_state["reference"]
             own = decode.arguments + decode.outputs + memory.answer_cache_bytes(work, layout)
-            if work.beside:
-                # Counted with the state.
-                own -= of_state["frozen_base"]
             if self.compilation.exact:
                 # The sum of earlier gradients is given to the program of a micro-batch.
                 earlier = memory.gradient_bytes(work, layout) / 2 if work.by_tokens else 0.0
@@ -344,9 +341,9 @@ def as_text(plan: Plan) -> str:
     lines.append(_largest(plan))
     if work.adapters:
         million = costs.trained_parameters(work) / 1e6
-        read = "the base where it lies" if work.beside else "a copy with the adapters merged in"
         lines.append(
-            f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads {read}"
+            f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads a copy "
+            "with the adapters merged in"
         )
     flops = costs.step_flops(work, plan.iteration)
     share = schedule.real_share(work, plan.iteration.updates)

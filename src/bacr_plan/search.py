@@ -49,7 +49,6 @@ class Choice:
             **work.micro_batch(work.micro_rows),
             "rollout.slots": work.slots,
             **({"eval.slots": work.eval_slots} if work.eval_slots else {}),
-            **({"adapter.decode": "beside"} if work.beside else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
@@ -132,21 +131,10 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
 
     Portions are the config's own where they fit, else the largest that do. Worth having: enough
     slots that decoding takes at most eight waves. If no layout has as many, the one with the most
-    slots is taken. Adapters are merged into the sampler's copy where that fits, else it reads the
-    base where it lies.
+    slots is taken.
     """
-    found = _suggest(work, num_devices, room)
-    if found is None and work.adapters and not work.beside:
-        return _suggest(dataclasses.replace(work, beside=True), num_devices, room)
-    return found
-
-
-def _suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
-    """The same with the sampler's copy as `work` has it."""
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
-        if work.beside and layout.fsdp > 1:
-            continue
         most = largest_micro_batch(work, layout, room)
         if work.rows % layout.row_shards or not most:
             continue
@@ -191,8 +179,6 @@ def fastest_decoding(
         if work.model.num_kv_heads % count or layout.num_devices % count:
             continue
         if any(slots % tried.slot_shards for slots in (work.slots, work.evaluation.slots)):
-            continue
-        if count > 1 and work.beside:
             continue
         if decoding_peak(work, tried, room) > room.limit and tried != layout:
             continue

@@ -47,7 +47,6 @@ class Workload:
       eval_slots: rows decoded together in an evaluation; 0: as many as in training.
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
-      beside: the sampler reads that base where it lies, without a copy.
     """
 
     config: Config
@@ -71,7 +70,6 @@ class Workload:
     fused_attention: bool
     adapters: int = 0
     frozen_bytes: int = 0
-    beside: bool = False
     moment_bytes: int = 4
 
     @property
@@ -218,7 +216,6 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
             work,
             adapters=adapters.num_parameters(shape, rank=adapter.rank, targets=adapter.targets),
             frozen_bytes=2 if param_dtype(config) == "bfloat16" else 4,
-            beside=adapter.decode == "beside",
         )
     if train.micro_batch_tokens is not None:
         shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)

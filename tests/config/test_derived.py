@@ -159,10 +159,6 @@ def test_the_base_has_the_compute_type_and_trained_weights_are_float32():
         (["adapter.rank=4", "adapter.targets=[q,q]"], "adapter.targets: write each matrix once"),
         (["adapter.rank=4", "adapter.targets=[]"], "adapter.targets"),
         (["adapter.rank=4", "adapter.targets=[w]"], "adapter.targets"),
-        (
-            ["adapter.rank=4", "adapter.decode=beside", "model.param_dtype=float32"],
-            "write model.param_dtype=bfloat16",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(overrides, says):

@@ -10,9 +10,7 @@ import pytest
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import export
 from bacr_jax.model.hf import load_policy
-from bacr_jax.model.qwen2 import forward, logits, unstack
-from bacr_jax.rollout import generate, sampling_params
-from bacr_jax.rollout.rows import Rows, Sampler
+from bacr_jax.model.qwen2 import forward, logits
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.open import read_params
 from bacr_jax.training.loop import Trainer
@@ -88,32 +86,6 @@ def test_another_base_is_refused(world, tmp_path):
     finally:
         weights.rename(tmp_path / "other" / "warmup")
         kept.rename(weights)
-
-
-def test_a_sampler_beside_the_base_says_what_a_merged_one_says(world):
-    """The same state, decoded both ways: greedy answers and their log-probabilities."""
-    _, settings, (_, (run, state)) = world
-    params = run.params(state.train)
-    apart = {**params, "layers": unstack(params["layers"], 2)}
-    prompts = run.environment.train.at(np.arange(4), np.full(4, 8))
-    budgets = np.full(4, 8, np.int32)
-    found = [
-        generate(
-            run.policy.decode_params(one),
-            prompts,
-            Rows(budgets, budgets[:, None]),
-            jax.random.key(0),
-            Sampler(
-                run.policy.rollout,
-                run.environment.rules,
-                sampling_params(0.0),
-                run.policy.phi_of(one),
-            ),
-        )
-        for one in (params, apart)
-    ]
-    np.testing.assert_array_equal(found[0].trunks.tokens, found[1].trunks.tokens)
-    np.testing.assert_allclose(found[0].trunks.logprobs, found[1].trunks.logprobs, atol=1e-4)
 
 
 def test_exports_merged_and_as_peft(world, tmp_path):

@@ -194,9 +194,3 @@ def adapter_problems(config: Config) -> Iterator[str]:
         return
     if not adapter.targets or len(set(adapter.targets)) < len(adapter.targets):
         yield "adapter.targets: write each matrix once, such as [q, v]"
-    if adapter.decode == "beside" and param_dtype(config) != model.compute_dtype:
-        yield (
-            f"adapter.decode=beside: reads the base as it is kept, in {param_dtype(config)}, but "
-            f"model.compute_dtype={model.compute_dtype}; write model.param_dtype="
-            f"{model.compute_dtype}"
-        )

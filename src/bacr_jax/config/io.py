@@ -44,6 +44,7 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
 # Keys of earlier versions whose options are no more, and the value that a run without them had: it
 # is still read and says nothing, and stays in fingerprints, so that such runs can be told.
 _RETIRED: Mapping[str, Any] = {
+    "adapter.decode": "merged",
     "advantage.history": False,
     "conditioning.site": "after_block",
     "curriculum.difficulty": "groups",
@@ -216,11 +217,12 @@ def fingerprint(config: Config, *sections: str) -> str:
     """
     for section in sections:
         schema()[section]
+    usual = identity(Config())
     chosen = {
         name: value
         for name, value in identity(config).items()
         if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
-        if name not in _LATER or value != schema()[name].value
+        if name not in _LATER or value != usual[name]
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

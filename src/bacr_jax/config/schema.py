@@ -108,11 +108,6 @@ class AdapterConfig:
     path: str | None = key(
         None, "PEFT folder of adapters to start from; null: fresh ones, which change nothing"
     )
-    decode: Literal["merged", "beside"] = key(
-        "merged",
-        "merged: the sampler's copy of the weights holds the adapters; beside: it reads the base "
-        "where it lies and the adapters beside it, without a copy (mesh.fsdp=1)",
-    )
 
 
 @dataclass(frozen=True)

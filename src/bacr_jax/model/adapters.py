@@ -109,23 +109,4 @@ def merge(params: Params) -> Params:
     if "adapter" not in params:
         return params
     kept = {name: leaf for name, leaf in params.items() if not name.startswith("adapter")}
-    adapter = scaled(params)
-    if isinstance(params["layers"], dict):
-        return {**kept, "layers": merged_layer(params["layers"], adapter)}
-    raise TypeError("layers must be stacked")
-
-
-def per_layer(layers: Params) -> list[Params]:
-    """Stacked layers as one pytree each, in place: every stack is deleted once it is taken apart.
-
-    A sampler can read such layers where they lie, where slices of a stack would be a second copy.
-    """
-    num_layers = next(iter(layers.values())).shape[0]
-    parts: list[Params] = [{} for _ in range(num_layers)]
-    for name in list(layers):
-        stack = layers.pop(name)
-        for index, part in enumerate(parts):
-            part[name] = stack[index]
-        jax.block_until_ready([part[name] for part in parts])
-        stack.delete()
-    return parts
+    return {**kept, "layers": merged_layer(params["layers"], scaled(params))}

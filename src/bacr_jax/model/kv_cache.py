@@ -44,7 +44,6 @@ class DecodeParams:
 
     Attributes:
       gates: w_g of each layer; None without conditioning.
-      adapters: scaled low-rank adapters of each block; None where there are none beside it.
     """
 
     embed: Float[Array, "V D"]
@@ -52,7 +51,6 @@ class DecodeParams:
     gates: tuple[Array, ...] | None
     final_norm: Float[Array, "D"]
     head: Float[Array, "V D"]
-    adapters: tuple[Params, ...] | None = None
 
 
 # Matrices that read the same input; in the decode copy they are one.
@@ -98,20 +96,15 @@ def decode_params(
 ) -> DecodeParams:
     """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
 
-    Adapters of stacked layers are merged into the copy (W + A B, in fp32, then cast). Layers that
-    are a list are read where they lie, with the adapters beside them: where the types agree
-    nothing of the base is copied.
-
-    Gates stay fp32: their dot product with the residual stream is taken in fp32.
+    Adapters are merged into the copy (W + A B, in fp32, then cast). Gates stay fp32: their dot
+    product with the residual stream is taken in fp32.
 
     Args:
-      products: type of the matrices, if it is another one (`Compute.products`); a copy of stacked
-        layers then holds them turned.
+      products: type of the matrices, if it is another one (`Compute.products`); the copy then
+        holds them turned.
     """
     layers, adapter = params["layers"], scaled(params)
-    apart = not isinstance(layers, dict)
-    num_layers = len(layers) if apart else layers["o_kernel"].shape[0]
-    each = range(num_layers)
+    each = range(layers["o_kernel"].shape[0])
     matrices = dtype if products is None else products
 
     def cast(tree: Any, to: Any = dtype) -> Any:
@@ -122,16 +115,10 @@ def decode_params(
         return {name: cast(leaf, to(name)) for name, leaf in layer.items()}
 
     slice_of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
-    if apart:
-        made = tuple(cast_layer(layer) for layer in layers)
-    else:
-        merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
-        made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
-        if products is not None:
-            made = tuple(map(turn_products, made))
-    beside = None
-    if apart and adapter is not None:
-        beside = tuple(cast(slice_of(adapter, i)) for i in each)
+    merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
+    made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
+    if products is not None:
+        made = tuple(map(turn_products, made))
     gates = None
     if conditioned:
         gates = tuple(params["budget"]["gate"][i] for i in each)
@@ -143,7 +130,6 @@ def decode_params(
         gates=gates,
         final_norm=cast(params["final_norm"]),
         head=embed if matrices == dtype and tied else cast(output, matrices),
-        adapters=beside,
     )
 
 

@@ -10,8 +10,7 @@ Parameters (fp32 masters):
     lm_head     [V, D]      absent when embeddings are tied
     budget      w1, w2, gate   absent without a budget module
 
-A frozen base may be of another type and have low-rank adapters beside it (`adapters`); its layers
-may then be a list of one pytree each.
+A frozen base may be of another type and have low-rank adapters beside it (`adapters`).
 """
 
 import dataclasses
@@ -102,15 +101,6 @@ def _layer_inputs(params: Params, conditioned: Conditioned | None) -> Params:
     return per_layer
 
 
-def _each_layer(per_layer: Params, num_layers: int) -> list[Params]:
-    """The inputs of each layer, whether the parameters of the layers are stacked or a list."""
-    layers = per_layer["layer"]
-    if isinstance(layers, dict):
-        return unstack(per_layer, num_layers)
-    rest = unstack({k: v for k, v in per_layer.items() if k != "layer"}, num_layers)
-    return [{**inputs, "layer": layer} for inputs, layer in zip(rest, layers)]
-
-
 def run_layers(
     params: Params,
     x: Float[Array, "B T D"],
@@ -136,7 +126,6 @@ def run_layers(
         length=length,
     )
     per_layer = _layer_inputs(params, conditioned)
-    scan = compute.scan and isinstance(params["layers"], dict)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
         own = conditioned
@@ -154,13 +143,13 @@ def run_layers(
         )
         return x, None
 
-    body = rematerialised(body, compute.remat, prevent_cse=not scan)
-    if scan:
+    body = rematerialised(body, compute.remat, prevent_cse=not compute.scan)
+    if compute.scan:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
         # The layers are alike: one is traced, differentiated and lowered for all of them.
         body = jax.jit(body)
-        for inputs in _each_layer(per_layer, config.num_layers):
+        for inputs in unstack(per_layer, config.num_layers):
             x, _ = body(x, inputs)
     x = constrain_rows(x, compute.mesh, over=compute.row_axes)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)

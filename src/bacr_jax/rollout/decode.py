@@ -111,7 +111,6 @@ def run_blocks(
             attend_layer,
             config=config,
             conditioned=layer["conditioned"],
-            adapter=layer["adapter"],
             rounded=spec.products,
         )
 
@@ -121,7 +120,6 @@ def run_blocks(
             "weights": weights,
             "read": read[index],
             "conditioned": None if conditioned is None else conditioned.of_layer(index),
-            "adapter": params.adapters[index] if params.adapters else None,
         }
         x, layer_cache = block(x, layer)
         cache.append(layer_cache)

@@ -36,7 +36,7 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
     assert config.adapter.rank is not None
     params["adapter_scale"] = np.float32(config.adapter.alpha / config.adapter.rank)
     expected = read_meta(state).get("base_fingerprint")
-    if expected not in (None, fingerprint(_as_kept(params, config))):
+    if expected not in (None, fingerprint(params)):
         raise UserError(
             f"{place}: holds other weights than those that the adapters in {folder} were trained "
             "on; put them back"
@@ -52,13 +52,3 @@ def _of_warmup(place: Path, dtype: Any) -> Params:
         raise UserError(f"{place}: holds no finished warm-up, on which the adapters were trained")
     params = read_part(weights / str(steps[-1]) / "state")
     return dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
-
-
-def _as_kept(params: Params, config: Config) -> Params:
-    """The base in the layout that the run keeps it in."""
-    if config.adapter.decode == "merged":
-        return params
-    stacks = params["layers"]
-    num_layers = len(next(iter(stacks.values())))
-    layers = [{name: leaf[i] for name, leaf in stacks.items()} for i in range(num_layers)]
-    return {**params, "layers": layers}

@@ -46,8 +46,6 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
     base, _ = adapters.split({**params, "adapter": {}})
     # One leaf after the other, so that the base is never there twice.
     base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
-    if settings.decode == "beside" and isinstance(base.get("layers"), dict):
-        base["layers"] = adapters.per_layer(base["layers"])
     params = {**params, **base}
     if settings.path is not None:
         found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
@@ -91,9 +89,6 @@ def abstract_params(policy: Policy) -> Params:
         return params
     base, trained = adapters.split({**params, "adapter": {}})
     base = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, policy.param_dtype), base)
-    if settings.decode == "beside":
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), base["layers"])
-        base["layers"] = [one] * shape.num_layers
     return {**trained, **base, **jax.eval_shape(_fresh_adapters(policy), key)}
 
 

@@ -222,9 +222,6 @@ class Policy:
         """
         conditioned = self.learner.conditioning is not None and not plain
         types = {"dtype": self.learner.dtype, "products": self.learner.products}
-        if isinstance(params["layers"], list):
-            # Outside of jit nothing is copied that has the right type.
-            return kv_cache.decode_params(params, conditioned=conditioned, **types)
         return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
@@ -269,12 +266,6 @@ def _meshes(config: Config, mesh: MeshShape | None) -> tuple[Mesh | None, Mesh |
     """Devices of the learner, and the same laid out for the decode copy."""
     if mesh is None:
         return None, None
-    if mesh.fsdp > 1 and config.adapter.decode == "beside":
-        raise UserError(
-            f"adapter.decode=beside: every decoding device reads the whole base, which mesh.fsdp="
-            f"{mesh.fsdp} spreads over several; write merged, or mesh.data={mesh.fsdp * mesh.data} "
-            "mesh.fsdp=1"
-        )
     check_slots(config, mesh)
     learner = parallel.make_mesh(mesh)
     if learner is None or mesh.num_devices == 1:
