@@ -49,12 +49,8 @@ def branches_of(programs: Programs, state: Any) -> Any:
         programs.draws().rules,
     )
     by_row, tensor = parallel.AXES[:2], parallel.AXES[2]
-    phi = state.phi
-    if phi is not None and spec.tells_cuts:
-        told = (*phi.shape[:-1], cuts.shape[1], phi.shape[-1])
-        phi = jax.ShapeDtypeStruct(told, phi.dtype, sharding=phi.sharding)
     return dataclasses.replace(
         laid_out(dataclasses.replace(branches, cache=()), over(mesh, by_row)),
         cache=laid_out(branches.cache, over(mesh, by_row, tensor)),
-        phi=phi,
+        phi=state.phi,
     )

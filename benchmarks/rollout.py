@@ -290,7 +290,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     trunk = engine.tokens()
 
     def shared():
-        opened = engine.open_branches(every, cuts, cuts[:, -1])
+        opened = engine.open_branches(every, cuts)
         total, steps = engine.answer_steps
         for start in range(0, total, steps):
             opened = engine.decode_branches(opened, start)

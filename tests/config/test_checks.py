@@ -55,10 +55,6 @@ BAD_CONFIGS = [
         "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
     ),
     (
-        {"conditioning": {"told": "words", "branches": "cut"}},
-        "conditioning.branches=cut: is about phi, and conditioning.told=words has none",
-    ),
-    (
         {"loss": {"ratio": "sequence"}, "advantage": {"credit": "trajectory"}},
         "loss.aggregate=constant: with loss.ratio=sequence",
     ),

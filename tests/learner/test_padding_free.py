@@ -113,14 +113,13 @@ def gradient(compiled_gradients, batch, spec, world=WORLD):
 CONDITIONINGS = {
     "response": ConditioningConfig(positions="response"),
     "per layer": ConditioningConfig(positions="response", sharing="per_layer"),
-    "cut": ConditioningConfig(positions="response", branches="cut"),
     "none": None,
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    ["cut", "none", *(pytest.param(n, marks=pytest.mark.slow) for n in ("response", "per layer"))],
+    ["response", "none", pytest.param("per layer", marks=pytest.mark.slow)],
 )
 def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name, compiled_gradients):
     how = CONDITIONINGS[name]

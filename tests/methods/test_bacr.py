@@ -40,17 +40,15 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
     assert np.isfinite(credit.thinking).all() and np.isfinite(credit.answers).all()
 
 
-@pytest.mark.parametrize("branches", ["trace", "cut"])
-def test_a_trace_has_one_advantage_and_each_of_its_answers_has_it_once(tmp_path, branches):
-    """Under phi of the trace a natural end before the last cuts leaves them one answer."""
-    config = load(tmp_path, "bacr-paper", f"conditioning.branches={branches}")
+def test_a_trace_has_one_advantage_and_each_of_its_answers_has_it_once(tmp_path):
+    """A natural end before the last cuts leaves them one answer."""
+    config = load(tmp_path, "bacr-paper")
     _, batch, _, _, credit, _ = credit_of(config)
     np.testing.assert_array_equal(credit.thinking, credit.thinking[..., :1] * np.ones(4))
     reached = np.minimum(batch.cuts, np.asarray(batch.thinking)[..., None])
     first = np.diff(reached, axis=-1, prepend=-1) > 0
     assert not first.all()
-    own = first if branches == "trace" else np.ones_like(first)
-    np.testing.assert_array_equal(credit.answers, np.where(own, credit.thinking, 0.0))
+    np.testing.assert_array_equal(credit.answers, np.where(first, credit.thinking, 0.0))
 
 
 def test_a_trace_is_not_weighed_as_a_whole_by_credit_of_segments(tmp_path):

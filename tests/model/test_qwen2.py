@@ -41,13 +41,11 @@ def make(conditioning, shape=SHAPE):
     return qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=64)
 
 
-def conditioned_on(params, conditioning, of_branches=None):
-    """The rows' budgets; `of_branches` makes each branch's phi of its trunk's."""
+def conditioned_on(params, conditioning):
+    """The rows' budgets."""
     if conditioning is None:
         return None
     phi = budget.embed(params["budget"], BUDGETS, conditioning=conditioning, b_max=64)
-    if of_branches is not None:
-        phi = jnp.concatenate([phi[..., None, :], of_branches(phi)], axis=-2)
     return budget.Conditioned(phi, params["budget"]["gate"], settings=conditioning)
 
 
@@ -127,21 +125,12 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan, shape):
         np.testing.assert_allclose(branch_states[row, cut], states[index, c : c + 3], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "conditioning",
-    [
-        None,
-        ConditioningConfig(branches="cut"),
-        ConditioningConfig(branches="cut", sharing="per_layer"),
-    ],
-)
+@pytest.mark.parametrize("conditioning", [None, *OPTIONS[:2]])
 def test_packed_branches_are_the_branches(conditioning):
     params = make(conditioning)
     params = params if conditioning is None else awake(params)
     trunk, branches = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
-    # Each branch is told its own budget.
-    by_branch = lambda phi: jnp.stack([phi, phi[..., ::-1, :]], axis=-2)
-    conditioned = conditioned_on(params, conditioning, by_branch)
+    conditioned = conditioned_on(params, conditioning)
     context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, "conditioned": conditioned}
     want_trunk, want = forward_tree(params, Tree(trunk, branches, context), **run)
     # Branches of 2 and 3 tokens; of 0 and 1.

@@ -59,7 +59,7 @@ def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
     every, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
     engine.prefill(Rows(budgets, no_cuts(4)).complete(spec), every, every)
     engine.decode()
-    opened = engine.open_branches(np.array(slots), quarters(budgets)[slots], budgets[slots])
+    opened = engine.open_branches(np.array(slots), quarters(budgets)[slots])
     total, steps = engine.answer_steps
     for start in range(0, total, steps):
         opened = engine.decode_branches(opened, start)

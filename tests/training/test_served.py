@@ -184,10 +184,6 @@ def test_settings_that_contradict_each_other(tmp_path):
         (["rollout.urls=[http://one:1]"], "is read with rollout.engine=vllm only"),
         (["rollout.transfer=nccl"], "rollout.transfer=nccl: is read with rollout.engine=vllm only"),
         (
-            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "conditioning.branches=cut"],
-            "conditioning.branches=cut: a server tells an answer the budget of its thinking",
-        ),
-        (
             ["rollout.ahead=1", "loss.sequence_mask=0.1"],
             "the learner and this package's decoder take turns",
         ),

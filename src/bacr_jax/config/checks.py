@@ -111,12 +111,6 @@ def _words(config: Config) -> Iterator[str]:
             f"conditioning.words: found {shown(words)}; write a sentence with {BUDGET} once, such "
             f"as {ConditioningConfig().words!r}"
         )
-    told, branches = config.conditioning.told, config.conditioning.branches
-    if branches == "cut" and not config.conditioning.embeds:
-        yield (
-            f"conditioning.branches=cut: is about phi, and conditioning.told={told} has none; "
-            "write trace, or conditioning.told=embedding"
-        )
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -331,11 +325,6 @@ def _servers(config: Config) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "vllm" and not rollout.urls:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
-    if rollout.engine == "vllm" and config.conditioning.tells_cuts:
-        yield (
-            "conditioning.branches=cut: a server tells an answer the budget of its thinking; write "
-            "trace, or rollout.engine=own"
-        )
     of_servers = {"urls": (list(rollout.urls), []), "transfer": (rollout.transfer, "folder")}
     for key, (value, unset) in of_servers.items():
         if rollout.engine == "own" and value != unset:

@@ -46,6 +46,7 @@ _GONE: Mapping[str, Mapping[Any, str]] = {
 _RETIRED: Mapping[str, Any] = {
     "adapter.decode": "merged",
     "advantage.history": False,
+    "conditioning.branches": "trace",
     "conditioning.site": "after_block",
     "curriculum.difficulty": "groups",
     "curriculum.coordinate": "level",

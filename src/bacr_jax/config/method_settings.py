@@ -21,11 +21,6 @@ class ConditioningConfig:
     )
     sharing: Literal["shared", "per_layer"] = key("shared", "one phi for all layers, or one each")
     positions: Literal["all", "response"] = key("all", "positions that receive phi(b)")
-    branches: Literal["trace", "cut"] = key(
-        "trace",
-        "what an answer at a cut is told: phi of the trace's b (its keys are read as they are), or "
-        "phi of the cut's b_j from the closing text on; then no two cuts share an answer",
-    )
     input: Literal["raw", "log", "normalised"] = key(
         "raw", "sinusoids of b (paper), of log b, or of 1000 b / budget.max"
     )
@@ -38,11 +33,6 @@ class ConditioningConfig:
     def embeds(self) -> bool:
         """Whether the policy is told by phi(b)."""
         return self.told in ("embedding", "both")
-
-    @property
-    def tells_cuts(self) -> bool:
-        """Whether an answer is told its cut's budget, and so is of that cut alone."""
-        return self.embeds and self.branches == "cut"
 
     @property
     def in_words(self) -> bool:

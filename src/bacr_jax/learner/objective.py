@@ -160,7 +160,7 @@ def score_tokens(
         batch.packing,
         lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
     )
-    model, phi = spec.model, condition(params, batch.budgets, response, spec, batch.cuts)
+    model, phi = spec.model, condition(params, batch.budgets, response, spec)
     if (real := batch.real_tokens) is not None:
         states = qwen2.tree_states(
             params, tree, config=model, conditioned=phi, real=real, compute=spec

@@ -3,7 +3,6 @@
 import dataclasses
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
@@ -55,21 +54,14 @@ def condition(
     budgets: Int[Array, "B"],
     response: Bool[Array, "B T"],
     spec: LearnerSpec,
-    cuts: Int[Array, "B M"] | None = None,
 ) -> Conditioned | None:
     """What rows of a forward pass are conditioned on; None for the plain model.
 
     Args:
       response: positions after the prompt, of which alone some settings take note.
-      cuts: b_j of each branch of a tree, which gets a phi of its own if the settings say so.
     """
     phi, settings = phi_of(params, budgets, spec), spec.conditioning
     if phi is None or settings is None:
         return None
-    if cuts is not None and settings.tells_cuts:
-        of_cuts = phi_of(params, cuts.reshape(-1), spec)
-        assert of_cuts is not None
-        of_cuts = of_cuts.reshape(*of_cuts.shape[:-2], *cuts.shape, of_cuts.shape[-1])
-        phi = jnp.concatenate([phi[..., None, :], of_cuts], axis=-2)
     mask = response if settings.positions == "response" else None
     return Conditioned(phi, params["budget"]["gate"], mask, settings=settings)

@@ -360,7 +360,7 @@ def make_advantages(
         coefficient=_coefficient(config),
         mode=settings.credit,
     )
-    if settings.credit == "trajectory" and not config.conditioning.tells_cuts:
+    if settings.credit == "trajectory":
         # An answer that serves several cuts is one part of the trace.
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)

@@ -260,34 +260,12 @@ def _tree_rows(
     return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
 
 
-def _tree_conditioned(
-    conditioned: Conditioned, tree: Tree, mask: Bool[Array, "B T"] | None
-) -> Conditioned:
-    """The same with the mask of all positions, and each position's embedding among its row's."""
-    if not conditioned.settings.tells_cuts:
-        return dataclasses.replace(conditioned, mask=mask)
-    b, m, a = tree.branches.shape
-    branch_of = tree.branch_of
-    if branch_of is None:
-        branch_of = jnp.broadcast_to(jnp.repeat(jnp.arange(m), a), (b, m * a))
-    index = jnp.pad(1 + branch_of, ((0, 0), (tree.trunk.shape[1], 0)))
-    return dataclasses.replace(conditioned, mask=mask, index=jax.nn.one_hot(index, 1 + m))
-
-
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
-    """The same for a list of tokens, each of which names its row's (or its branch's) embedding."""
+    """The same for a list of tokens, each of which names its row's embedding."""
     mask = None if conditioned.mask is None else real.listed(conditioned.mask)
-    phi, rows = conditioned.phi, real.slot.shape[0]
-    if conditioned.index is None:
-        index = jax.nn.one_hot(real.row, rows)
-    else:
-        of_row = (
-            jax.nn.one_hot(real.row, rows)[:, :, None] * real.listed(conditioned.index)[0, :, None]
-        )
-        index = of_row.reshape(len(of_row), -1)
-        phi = phi.reshape(*phi.shape[:-3], -1, phi.shape[-1])
-    phi = jnp.expand_dims(phi, -3)
-    return dataclasses.replace(conditioned, phi=phi, mask=mask, index=index[None])
+    index = jax.nn.one_hot(real.row, real.slot.shape[0])[None]
+    phi = jnp.expand_dims(conditioned.phi, -3)
+    return dataclasses.replace(conditioned, phi=phi, mask=mask, index=index)
 
 
 def _attend_listed(
@@ -315,7 +293,7 @@ def tree_states(
     s, branches = tree.trunk.shape[1], tree.branches
     tokens, positions, mask = _tree_rows(tree, None if conditioned is None else conditioned.mask)
     if conditioned is not None:
-        conditioned = _tree_conditioned(conditioned, tree, mask)
+        conditioned = dataclasses.replace(conditioned, mask=mask)
     attend: Callable[..., Array] = functools.partial(
         attention.tree_attention,
         context=tree.context,
@@ -361,9 +339,8 @@ def forward_tree(
     S + M A instead of about M (S + A) tokens a row.
 
     Args:
-      conditioned: phi(b) of each row; if its settings tell branches their cut, phi of the trunk and
-        of its M branches, [*L, B, 1 + M, D]. The mask is the trunk's: branch tokens always receive
-        phi. None for the plain model.
+      conditioned: phi(b) of each row; None for the plain model. The mask is the trunk's: branch
+        tokens always receive phi.
 
     Returns:
       Final states of the trunk and of the branches, or of the packed tokens of branches.

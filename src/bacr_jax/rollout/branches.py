@@ -63,22 +63,18 @@ def answer(
     cuts: Int[np.ndarray, "n M"],
     thinking: Int[np.ndarray, "n"],
     at_once: int,
-    share: bool,
     decode: Callable[[Chunk], Branches],
 ) -> Branches:
     """Answers at all cuts, as if they had been decoded together.
 
     Args:
-      share: cuts at the same place share an answer.
       decode: answers the wanted cuts of a chunk, on the host.
 
     Returns:
-      Branches at every cut; cuts that share have one source.
+      Branches at every cut; cuts at the same place share an answer, and have one source.
     """
-    source = np.broadcast_to(np.arange(cuts.shape[1], dtype=np.int32), cuts.shape)
-    if share:
-        kept = np.minimum(cuts, thinking[:, None])
-        source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
+    kept = np.minimum(cuts, thinking[:, None])
+    source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
     chunks = split(cuts, source, at_once)
     parts = [decode(chunk) for chunk in chunks]
     # Where the answer at each source stands among the parts.
@@ -109,7 +105,7 @@ class BranchState:
       broken: ended because its logits were not finite.
       logprobs: of each sampled token.
       source: branch whose text serves each cut.
-      phi: budget embedding of the trunks, or of each branch (`DecodeSpec.tells_cuts`).
+      phi: budget embedding of the trunks.
     """
 
     cache: tuple[LayerCache, ...]
@@ -227,11 +223,6 @@ def feed_branches(
         return attention.merge([over_trunk, over_own], q.dtype), own
 
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
-    conditioned = spec.condition(params, state.phi)
-    if conditioned is not None and spec.tells_cuts:
-        # The token of branch j receives embedding j of its row.
-        index = jnp.broadcast_to(jnp.eye(m), (b, m, m))
-        conditioned = dataclasses.replace(conditioned, index=index)
     return next_logits(
         params,
         token,
@@ -239,7 +230,7 @@ def feed_branches(
         attend,
         list(zip(trunk_cache, state.cache, strict=True)),
         spec=spec,
-        conditioned=conditioned,
+        conditioned=spec.condition(params, state.phi),
     )
 
 
@@ -308,7 +299,7 @@ def decode_branches(
         state = branch_step(
             params, trunk_cache, state, start + i, draws, spec=spec, first_cut=first_cut
         )
-        return shard_rows(state, spec.mesh, of_branches=spec.tells_cuts)
+        return shard_rows(state, spec.mesh)
 
     advanced: BranchState = jax.lax.fori_loop(0, num_steps, advance, state)
     return advanced

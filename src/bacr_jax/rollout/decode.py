@@ -51,20 +51,14 @@ class Drawn:
     by_eos: Bool[Array, "..."]
 
 
-def shard_rows(
-    state: _State, mesh: parallel.AnyMesh | None, *, of_branches: bool = False
-) -> _State:
-    """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide.
-
-    Args:
-      of_branches: phi is one of each branch.
-    """
+def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
+    """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide."""
     if mesh is None or mesh.size == 1:
         return state
     split = lambda leaf: parallel.constrain_rows(leaf, mesh)
     phi = state.phi
     if phi is not None:
-        phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2 - of_branches)
+        phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2)
     cache = parallel.constrain_cache(state.cache, mesh)
     own: dict[str, Any] = {"cache": cache, "phi": phi}
     if hasattr(state, "logits"):

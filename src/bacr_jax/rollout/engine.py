@@ -16,7 +16,7 @@ from bacr_jax.rollout.cudnn_decoding import check_kernel
 from bacr_jax.rollout.rows import CompleteRows, Sampler
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
-from bacr_jax.types import NO_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import Branches, Prompts, Trunks
 
 # Prompts are prefilled at a multiple of this width.
 _PROMPT_STEP = 128
@@ -112,11 +112,6 @@ class Engine:
             return None
         phi = self._phi_of(np.maximum(budgets, 0))
         return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
-
-    def _phi_of_branches(self, cuts: Int[np.ndarray, "n M"]) -> jax.Array | None:
-        """Embeds each cut's budget; see `_phi`."""
-        phi = self._phi(cuts.reshape(-1))
-        return None if phi is None else phi.reshape(*phi.shape[:-2], *cuts.shape, phi.shape[-1])
 
     @property
     def length(self) -> int:
@@ -224,14 +219,12 @@ class Engine:
         self,
         slots: Int[np.ndarray, "n"],
         cuts: Int[np.ndarray, "n M"],
-        budgets: Int[np.ndarray, "n"],
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> OpenBranches:
         """Suffixes at every cut of the rows in `slots`, or at those wanted.
 
         Args:
-          budgets: of the rows, or NO_BUDGET.
           wanted: cuts with an answer of their own; None: all.
           first_cut: number of the first cut, if others are answered apart.
         """
@@ -253,12 +246,6 @@ class Engine:
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             ids = jax.tree.map(lambda x: x[index], state.ids)
         real[places], spread[places] = True if wanted is None else wanted, cuts
-        if spec.tells_cuts:
-            cut_budgets = np.full_like(spread, NO_BUDGET)
-            # The end of a grace window has the phi of the budget.
-            own = np.minimum(cuts, budgets[:, None])
-            cut_budgets[places] = np.where(budgets[:, None] == NO_BUDGET, NO_BUDGET, own)
-            phi = self._phi_of_branches(cut_budgets)
         opened = _open_branches(
             trunks,
             spread,
@@ -266,7 +253,7 @@ class Engine:
             self._draws.rules,
             spec=spec.decode,
             answer_tokens=spec.answer_tokens,
-            share=spec.answers == 1 and not spec.tells_cuts,
+            share=spec.answers == 1,
             phi=phi,
             wanted=real,
         )

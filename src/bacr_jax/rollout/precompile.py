@@ -67,7 +67,7 @@ def _programs(
     def answer(count: int) -> None:
         cuts = np.zeros((count, num_cuts), np.int32)
         with phase_memory("answers", **slot_sizes(engine), answered_rows=count, cuts=num_cuts):
-            opened = engine.open_branches(np.arange(count), cuts, cuts[:, 0])
+            opened = engine.open_branches(np.arange(count), cuts)
             engine.decode_branches(opened, 0)
 
     entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]

@@ -197,7 +197,6 @@ class Loop:
             cuts,
             np.asarray(trunks.thinking),
             at_once,
-            not engine.spec.tells_cuts,
             lambda part: self._answer_cuts(slots, part.cuts, part.wanted, part.first)[1],
         )
 
@@ -211,7 +210,7 @@ class Loop:
         """Trunks and the branches at these cuts, decoded together."""
         engine, inside = self.engine, self.scheduler.slot_row[slots]
         rows, on_answer = self.rows.take(inside), self.listeners.on_answer
-        opened = engine.open_branches(slots, cuts, rows.budgets, wanted, first_cut)
+        opened = engine.open_branches(slots, cuts, wanted, first_cut)
         total, steps = engine.answer_steps
         start = 0
         while start < total and not to_host(opened.state.ended).all():

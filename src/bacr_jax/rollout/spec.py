@@ -57,11 +57,6 @@ class DecodeSpec:
         gates: Any = params.gates
         return Conditioned(phi, gates, mask, settings=self.conditioning)
 
-    @property
-    def tells_cuts(self) -> bool:
-        """Whether a branch has the embedding of its cut, not its trunk's."""
-        return self.conditioning is not None and self.conditioning.tells_cuts
-
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(DecodeSpec):

@@ -59,7 +59,7 @@ MODELING = "modeling_bacr"
 THINKING = "thinking"
 # Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
 WORDS = "budget_words"
-_NOT_OF_THE_MODULE = {"told", "words", "branches"}
+_NOT_OF_THE_MODULE = {"told", "words"}
 # What folders of earlier versions say of where the embedding joins the stream: after the layer.
 _SITE = "after_block"
 # Key of config.json: names of budgets.
