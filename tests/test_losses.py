@@ -235,12 +235,6 @@ class TestDivergence:
         assert got.max() == 10.0
 
 
-class TestCorrectness:
-    def test_cross_entropy_by_hand(self):
-        got = losses.correctness_loss(jnp.array([0.0, np.log(3.0)]), jnp.array([0.5, 1.0]))
-        np.testing.assert_allclose(got, [np.log(2.0), np.log(4.0 / 3.0)], rtol=1e-6)
-
-
 class TestTotal:
     def test_eq16_by_hand(self):
         got = losses.total_loss(1.0, 2.0, 3.0, value_coef=0.5, entropy_coef=0.01)

@@ -16,7 +16,6 @@ from typing import Literal
 import chex
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from bacr_jax.masked import masked_mean, masked_sum
@@ -269,17 +268,6 @@ def value_loss(
     """
     chex.assert_equal_shape([values, returns])
     return jnp.square(values - jax.lax.stop_gradient(returns))
-
-
-def correctness_loss(
-    logits: Float[Array, "*batch"], outcomes: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Cross-entropy of a predicted probability of a right answer.
-
-    p = sigmoid(logit),  L = -r log p - (1 - r) log(1 - p)
-    """
-    chex.assert_equal_shape([logits, outcomes])
-    return optax.sigmoid_binary_cross_entropy(logits, jax.lax.stop_gradient(outcomes))
 
 
 def kl_penalty(

@@ -218,6 +218,10 @@ class TestFingerprint:
         assert "difficulty" not in config_io.to_yaml(Config())
         with pytest.raises(UserError, match="found 'continuous', but the option is no more"):
             config_io.load([], ["curriculum.difficulty=continuous"])
+        path = write(tmp_path, "{adapter: {decode: merged, rank: 4}, value: {loss: squared}}")
+        assert config_io.fingerprint(config_io.load([path])) == config_io.fingerprint(
+            config_io.load([], ["adapter.rank=4"])
+        )
 
     def test_values_with_new_names_keep_the_fingerprints_of_older_runs(self):
         assert config_io.fingerprint(Config()) == "b6865888279c"

@@ -9,13 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from bacr_jax import rewards
 from bacr_jax.config import LossConfig, OptimizerConfig, ValueConfig
 from bacr_jax.learner import train_step as steps
 from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.optimizer import policy_optimizer, value_optimizer
 from bacr_jax.learner.train_step import Gradients, score_batch, train_step
-from bacr_jax.learner.value_loss import read_values
 from bacr_jax.model import value
 from learner_world import (
     RULES,
@@ -131,7 +129,6 @@ def test_extra_steps_fit_the_value_head(batch):
         tx.init(VALUE_HEAD),
         features,
         batch.returns,
-        spec=SPEC,
         head_tx=tx,
         num_steps=200,
     )
@@ -146,30 +143,12 @@ def test_a_head_told_the_cut_learns_each_cuts_pass_rate():
     def fitted(kind):
         features = value.value_features(jnp.ones((2, 6)), None, budgets, cuts, b_max=8, kind=kind)
         head = value.init(jax.random.key(0), num_features=features.shape[-1], hidden_size=32)
-        head, _ = steps.fit_value(
-            head, tx.init(head), features, rates, spec=SPEC, head_tx=tx, num_steps=600
-        )
+        head, _ = steps.fit_value(head, tx.init(head), features, rates, head_tx=tx, num_steps=600)
         return np.asarray(value.values(head, features))
 
     np.testing.assert_allclose(fitted("cut"), rates, atol=0.02)
     # The best that one number for all cuts can do is off by .3 at the outer ones.
     np.testing.assert_allclose(fitted("trace"), 0.5, atol=0.02)
-
-
-def test_cross_entropy_learns_the_outcomes_behind_the_reward():
-    settings = ValueConfig(hidden_size=32, loss="cross_entropy", learning_rate=0.01)
-    spec = dataclasses.replace(SPEC, value=settings, reward_coefficient=0.3)
-    features = jnp.eye(4)[None]
-    outcomes = jnp.array([[[0.25, 1.0, 0.5, 0.75]]])
-    returns = rewards.dense_reward(outcomes, coefficient=0.3)[0]  # -.4 at the third cut
-    head = value.init(jax.random.key(0), num_features=4, hidden_size=32)
-    tx = value_optimizer(settings, OptimizerConfig(), 1)
-    head, _ = steps.fit_value(
-        head, tx.init(head), features, returns, spec=spec, head_tx=tx, num_steps=1000
-    )
-    probabilities = jax.nn.sigmoid(value.values(head, features))
-    np.testing.assert_allclose(probabilities, outcomes[0], atol=0.02)
-    np.testing.assert_allclose(read_values(head, features, spec=spec), returns, atol=0.03)
 
 
 def test_gradients_start_from_zeros_of_their_own_form(batch):

@@ -50,7 +50,6 @@ def library(config, traces, params, state, extra):
         config.loss,
         config.value if method.uses_value else None,
         b_max=BUDGET,
-        reward_coefficient=config.reward.coefficient,
         remat="none",
         scan=False,
     )

@@ -58,6 +58,7 @@ _RETIRED: Mapping[str, Any] = {
     "curriculum.probe_budget": None,
     "rollout.compact": False,
     "train.drop_zero_advantage": False,
+    "value.loss": "squared",
 }
 # Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
 # ones, so that runs of those versions can be told.

@@ -178,11 +178,6 @@ class ValueConfig:
         "budgets the head is told: cut: V(q, b_j) (paper); trace_and_cut: V(q, b, b_j); "
         "trace: V(q, b)",
     )
-    loss: Literal["squared", "cross_entropy"] = key(
-        "squared",
-        "of V against R (Eq. 12), or of each cut's probability of a right answer, which V is made "
-        "from",
-    )
     stop_gradient: bool = key(True, "the head reads states without steering the policy")
     learning_rate: float = key(1e-3, "rate of the head's own Adam", "(0, inf)")
     inner_steps: int = key(4, "Adam steps of the head per iteration", "[0, inf)")

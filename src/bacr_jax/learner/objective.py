@@ -9,8 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.spec import LearnerSpec, condition
-from bacr_jax.learner.value_loss import head_features, read_values, value_errors
+from bacr_jax.learner.spec import LearnerSpec, condition, phi_of
 from bacr_jax.model import logprobs, qwen2, value
 from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
 from bacr_jax.types import Params, pytree
@@ -323,6 +322,27 @@ def policy_terms(
     }
 
 
+def head_features(
+    policy: Params,
+    question: Float[Array, "B D"],
+    budgets: Int[Array, "B"],
+    cuts: Int[Array, "B M"],
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, "B M F"]:
+    """What the value head reads of the policy, without gradient if `value.stop_gradient`."""
+    assert spec.value is not None
+    kind, phi = spec.value.input, None
+    if spec.conditioning is not None:
+        read = value.phi_budgets(budgets, cuts, kind=kind)
+        of_read = phi_of(policy, read.reshape(-1), spec)
+        assert of_read is not None
+        phi = value.shared_phi(of_read).reshape(*read.shape, -1)
+    if spec.value.stop_gradient:
+        question, phi = jax.lax.stop_gradient((question, phi))
+    return value.value_features(question, phi, budgets, cuts, b_max=spec.b_max, kind=kind)
+
+
 def value_terms(
     policy: Params,
     value_head: Params | None,
@@ -337,8 +357,8 @@ def value_terms(
         return jnp.float32(0.0), {}
     features = head_features(policy, question, batch.budgets, batch.cuts, spec=spec)
     over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / normalizers.rows
-    loss = over_rows(value_errors(value_head, features, batch.returns, spec=spec))
-    predicted = read_values(value_head, features, spec=spec)
+    predicted = value.values(value_head, features)
+    loss = over_rows(losses.value_loss(predicted, batch.returns))
     return loss, {"value/loss": loss, "value/mean": over_rows(predicted)}
 
 

@@ -21,8 +21,6 @@ class LearnerSpec(Compute):
       conditioning: how phi joins the stream; None for the plain model.
       value: value head settings; None when the method has no value head.
       b_max: largest budget, constant of the aggregation and scale of the budget codes.
-      reward_coefficient: lambda of Eq. 7, by which V is made of probabilities
-        (value.loss=cross_entropy).
       temperature: sampling temperature; log-probabilities are those of logits / temperature.
       chunk: tokens per chunk of the output head.
     """
@@ -32,7 +30,6 @@ class LearnerSpec(Compute):
     loss: LossConfig
     value: ValueConfig | None
     b_max: int
-    reward_coefficient: float = 0.0
     temperature: float = 1.0
     chunk: int = 512
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax import losses
 from bacr_jax.learner import copies
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import (
@@ -17,12 +18,12 @@ from bacr_jax.learner.objective import (
     Metrics,
     Minibatch,
     TokenScores,
+    head_features,
     loss_normalizers,
     objective,
     score_tokens,
 )
 from bacr_jax.learner.spec import condition
-from bacr_jax.learner.value_loss import head_features, read_values, value_errors
 from bacr_jax.model import qwen2, value
 from bacr_jax.parallel import constrain, constrain_rows
 from bacr_jax.types import Params, Prompts, pytree
@@ -309,26 +310,25 @@ def question_values(
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = head_features(policy, question, budgets, cuts, spec=spec)
-    values = read_values(value_head, features, spec=spec)
+    values = value.values(value_head, features)
     # Whole everywhere: the host reads them.
     return constrain((values, features), spec.mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "head_tx", "num_steps"))
+@functools.partial(jax.jit, static_argnames=("head_tx", "num_steps"))
 def fit_value(
     value_head: Params,
     head_opt: Any,
     features: Float[Array, "B M F"],
     returns: Float[Array, "B M"],
     *,
-    spec: LearnerSpec,
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
     """Extra Adam steps of the head on Eq. 12: one joint step an iteration hardly teaches it."""
 
     def loss(params: Params) -> Array:
-        return value_errors(params, features, returns, spec=spec).mean()
+        return losses.value_loss(value.values(params, features), returns).mean()
 
     def body(_: Any, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, opt = carry

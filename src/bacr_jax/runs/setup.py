@@ -285,7 +285,6 @@ def make_policy(
         loss=config.loss,
         value=config.value if method.uses_value else None,
         b_max=config.budget.max,
-        reward_coefficient=config.reward.coefficient if config.reward.dense else 0.0,
         temperature=config.rollout.temperature,
         dtype=jnp.dtype(config.model.compute_dtype),
         products=rounded if rounded is None else jnp.dtype(rounded),

@@ -247,10 +247,6 @@ def start_values(
     if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
         return train, values
     mean, others = _first_values(state.method_state, group_batch, method=run.method)
-    if run.config.value.loss == "cross_entropy":
-        # The output stands for a probability: log-odds of the mean outcome, kept off 0 and 1.
-        right = jnp.nan_to_num(jnp.mean(group_batch.outcomes), nan=0.5)
-        mean = jax.scipy.special.logit(jnp.clip(right, 0.02, 0.98))
     head = value.with_bias(train.head, mean)
     # Where the head's own values lie: what comes next is compiled for them.
     return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
@@ -398,7 +394,6 @@ def update(
             train.head_opt,
             features,
             batch.returns,
-            spec=run.policy.learner,
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
         )

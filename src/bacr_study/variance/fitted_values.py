@@ -12,7 +12,6 @@ from bacr_jax import rewards
 from bacr_jax.advantages import correctness_from_value
 from bacr_jax.learner import train_step
 from bacr_jax.learner.spec import LearnerSpec
-from bacr_jax.learner.value_loss import read_values
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
@@ -52,8 +51,8 @@ def predicted_outcomes(
 ) -> Float[np.ndarray, "B M"]:
     """Probabilities of a right answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
-    values = read_values(head, jnp.asarray(features), spec=spec)
-    return np.asarray(correctness_from_value(values, coefficient=spec.reward_coefficient))
+    values = value.values(head, jnp.asarray(features))
+    return np.asarray(correctness_from_value(values, coefficient=frozen.coefficient))
 
 
 def fit_value(
@@ -66,13 +65,13 @@ def fit_value(
     """
     settings = frozen.policy.learner.value
     assert settings is not None
-    reading = dataclasses.replace(settings, input=kind, loss="squared")
+    reading = dataclasses.replace(settings, input=kind)
     spec = dataclasses.replace(frozen.policy.learner, value=reading)
     policy = dataclasses.replace(frozen.policy, learner=spec)
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
-    targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=spec.reward_coefficient)
+    targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=frozen.coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))
     adam = optax.adam(_RATE)
@@ -81,12 +80,10 @@ def fit_value(
 
     @jax.jit
     def error(head: Params) -> Array:
-        return jnp.square(read_values(head, aside[0], spec=spec) - aside[1]).mean()
+        return jnp.square(value.values(head, aside[0]) - aside[1]).mean()
 
     for _ in range(_LOOK, _STEPS + 1, _LOOK):
-        head, state = train_step.fit_value(
-            head, state, *used, spec=spec, head_tx=adam, num_steps=_LOOK
-        )
+        head, state = train_step.fit_value(head, state, *used, head_tx=adam, num_steps=_LOOK)
         loss = float(error(head))
         if loss < best[0]:
             best = (loss, head)
