@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from bacr_jax.evaluation.samples import subset
 from bacr_jax.methods.published import given_by
@@ -24,28 +24,21 @@ SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
 
 @dataclass(frozen=True)
 class Problems:
-    """Which rows of a set are the same problem."""
+    """Rows of a set.
 
-    number: Int[np.ndarray, "n"]
+    Attributes:
+      counts: rows and distinct problems, of all and by level.
+    """
+
     levels: Int[np.ndarray, "n"]
     digest: str
+    counts: Mapping[str, Any]
 
     def are_of(self, cell: Cell, name: str) -> bool:
         """Whether a cell's rows are these."""
         levels = cell.levels(name)
         same = levels is not None and np.array_equal(levels, self.levels)
         return same and cell.problems_digest.get(name) == self.digest
-
-    def counts(self) -> dict[str, Any]:
-        """Rows and distinct problems, of all and by level."""
-
-        def distinct(keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
-            problems = len(np.unique(self.number[keep]))
-            return {"rows": int(keep.sum()), "distinct_problems": problems}
-
-        levels = sorted(set(self.levels.tolist()))
-        by_level = {str(level): distinct(self.levels == level) for level in levels}
-        return {**distinct(np.ones(len(self.number), bool)), "levels": by_level}
 
 
 @dataclass(frozen=True)
@@ -83,16 +76,18 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
             continue
         questions = load_questions(name, run.config.data, how.seed, "test")
         asked = questions.take(subset(len(questions), how.size, how.seed))
-        found[name] = _numbered(asked)
+        found[name] = _counted(asked)
         if task.hard_levels:
             hard = asked.take(np.flatnonzero(np.isin(asked.levels, task.hard_levels)))
-            found[task.hard_set(name)] = _numbered(hard)
+            found[task.hard_set(name)] = _counted(hard)
     return found
 
 
-def _numbered(asked: QuestionSet) -> Problems:
-    number = np.unique(asked.questions, return_inverse=True)[1]
-    return Problems(number, asked.levels, ids_digest(asked.ids))
+def _counted(asked: QuestionSet) -> Problems:
+    of = lambda questions: {"rows": len(questions), "distinct_problems": len(set(questions))}
+    questions, levels = np.array(asked.questions), asked.levels
+    by_level = {str(n): of(questions[levels == n].tolist()) for n in np.unique(levels)}
+    return Problems(levels, ids_digest(asked.ids), {**of(asked.questions), "levels": by_level})
 
 
 def with_sets(study: Study, runs: Sequence[PlannedRun]) -> Study:

@@ -1,7 +1,7 @@
 """The cells of a study by task, variant and seed, and contrasts between variants."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from jaxtyping import Float
 from bacr_jax.evaluation.intervals import rate_intervals
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_study.cells import Cell
-from bacr_study.configured import Problems
 from bacr_study.spec import MEAN, Study, Variant, cell_id
 from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 
@@ -34,15 +33,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells that there are.
-
-    Attributes:
-      same: by task and set, which rows are one problem in tests; in others every row is one.
-    """
+    """The cells that there are."""
 
     study: Study
     cells: Mapping[str, Cell]
-    same: Mapping[tuple[str, str], Problems] = field(default_factory=dict)
 
     def of(self, task: str, variant: Variant) -> list[Cell]:
         """The cells of a task and a variant, by seed."""
@@ -108,21 +102,8 @@ class Grid:
                 [table[s] if len(sizes) == 1 else table[s].mean(keepdims=True) for s in seeds]
             )
             values = values + weight * rows
-        contrast = crossed_test(*self._by_problem(values, terms[0][1]))
+        contrast = crossed_test(values)
         return None if contrast is None else asdict(contrast)
-
-    def _by_problem(
-        self, values: Float[np.ndarray, "s n"], where: Setting
-    ) -> tuple[Float[np.ndarray, "s P"], Float[np.ndarray, "P"] | None]:
-        """Rows of one problem as one column, their mean, and how many there were."""
-        same = self.same.get((where.task, where.set))
-        if same is None:
-            return values, None
-        number = same.number if where.level is None else same.number[same.levels == where.level]
-        if len(number) != values.shape[1]:
-            return values, None
-        _, problem, counts = np.unique(number, return_inverse=True, return_counts=True)
-        return values @ np.eye(len(counts))[problem] / counts, counts.astype(np.float64)
 
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
         """Mean over seeds of a number, with its interval.

@@ -61,13 +61,6 @@ def difference_item(entry: Mapping[str, Any] | None) -> Item:
     return Shown(difference_text(entry), numbers)
 
 
-def interval_item(low: float | None, high: float | None) -> Item:
-    """`[−2.0, +6.2]` in percentage points; a dash where none is known."""
-    if low is None or high is None:
-        return NONE
-    return Shown(f"[{signed(100 * low)}, {signed(100 * high)}]", (100 * low, 100 * high))
-
-
 def differs_by_mode(entry: Mapping[str, Any]) -> bool:
     """Whether an entry of results.json's `decoding` says something else greedily than sampled."""
     beyond = lambda contrast: contrast["low"] > 0 or contrast["high"] < 0

@@ -66,15 +66,11 @@ def build_results(
       comparisons, decoding; and difficulty, ablation, convergence and curriculum if the study shows
       them.
     """
-    problems = {
-        (task, name): found
-        for (task, name), found in known.problems.items()
-        if any(cell.task == task and found.are_of(cell, name) for cell in cells.values())
-    }
     counts: dict[str, Any] = {}
-    for (task, name), found in problems.items():
-        counts.setdefault(task, {})[name] = found.counts()
-    grid = Grid(study, cells, problems if study.clustered else {})
+    for (task, name), found in known.problems.items():
+        if any(cell.task == task and found.are_of(cell, name) for cell in cells.values()):
+            counts.setdefault(task, {})[name] = dict(found.counts)
+    grid = Grid(study, cells)
     results: dict[str, Any] = {
         "study": _of_study(study),
         "missing": [id_ for id_ in study.cell_ids() if id_ not in cells],
@@ -103,7 +99,7 @@ def build_results(
 def _of_study(study: Study) -> dict[str, Any]:
     """What was compared, without how it was run."""
     sweep = lambda one: one and {k: getattr(one, k) for k in ("key", "label", "values", "default")}
-    same = ("name", "seeds", "views", "references", "focus", "size", "clustered")
+    same = ("name", "seeds", "views", "references", "focus", "size")
     return {
         **{key: getattr(study, key) for key in same},
         "title": study.heading,
@@ -231,11 +227,11 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
         yield "two seeds: intervals are wide, and their 95 % only roughly right"
     for task, sets in results["problems"].items():
         for name, entry in sets.items():
-            if entry["distinct_problems"] < entry["rows"] and not study.clustered:
+            if entry["distinct_problems"] < entry["rows"]:
                 yield (
                     f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
                     f"{entry['distinct_problems']:,} distinct problems, and tests take rows for "
-                    "problems; clustered=true takes rows of one problem as one"
+                    "problems"
                 )
     words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
     for key, word in words.items():

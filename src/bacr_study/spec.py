@@ -189,7 +189,6 @@ class Study:
       reference: arms that the others are tested against; the first is also the one of the views
         `convergence` and `difficulty`.
       focus: budgets of views that show one or two; empty: each task's second smallest.
-      clustered: tests take rows of one problem as one, where a set holds it several times.
       contrasts: pairs of arms by name, `{entropy: [with, without]}`, of the view `contrasts`.
       tokens_per_second: pace for a prediction, measured or planned, of one run.
       devices_per_run: GPUs of one run; 0: the study runs on CPU cores, one a run.
@@ -209,7 +208,6 @@ class Study:
     reference: tuple[str, ...] = ()
     views: tuple[View, ...] = ("accuracy",)
     focus: tuple[int, ...] = ()
-    clustered: bool = False
     contrasts: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_second: float | None = None
     devices_per_run: int = 0

@@ -44,8 +44,6 @@ class Contrast:
       difference: mean over seeds and problems.
       problems: 1 where only means over problems are known.
       basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
-      seed_low: lower end of the 95 % prediction interval of one new seed on the same problems;
-        None: one seed.
     """
 
     difference: float
@@ -57,8 +55,6 @@ class Contrast:
     seeds: int
     problems: int
     basis: str
-    seed_low: float | None = None
-    seed_high: float | None = None
 
 
 def mean_interval(values: Sequence[float | int]) -> Estimate:
@@ -71,49 +67,29 @@ def mean_interval(values: Sequence[float | int]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, seeds)
 
 
-def prediction_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Where one more seed falls with 95 %: mean +- t_{.975, S - 1} s sqrt(1 + 1 / S).
-
-    None twice of one seed.
-    """
-    array = np.asarray(values, np.float64)
-    seeds, mean = len(array), float(array.mean())
-    if seeds == 1:
-        return None, None
-    half = float(stdtrit(seeds - 1, 0.975) * array.std(ddof=1)) * math.sqrt(1 + 1 / seeds)
-    return mean - half, mean + half
-
-
-def variance_parts(
-    values: Float[np.ndarray, "s n"], shares: Float[np.ndarray, "n"]
-) -> tuple[float, float, float]:
+def variance_parts(values: Float[np.ndarray, "s n"]) -> tuple[float, float, float]:
     """Variances that a mean has from its seeds, its problems, and from the rest, which both hold.
 
-    With S seeds, P problems of shares w that sum to 1, row means y_s. = sum_p w_p y_sp, column
-    means y_.p and the mean y:
+    With S seeds, P problems, row means y_s., column means y_.p and the mean y:
 
         seeds     sum_s (y_s. - y)^2 / (S (S - 1))
-        problems  P / (P - 1) sum_p w_p^2 (y_.p - y)^2
-        rest      P / (P - 1) sum_sp w_p^2 (y_sp - y_s. - y_.p + y)^2 / (S (S - 1))
+        problems  sum_p (y_.p - y)^2 / (P (P - 1))
+        rest      sum_sp (y_sp - y_s. - y_.p + y)^2 / (S (S - 1) P (P - 1))
 
-    With equal shares they are the mean squares of a two-way table without replication, over S P.
+    They are the mean squares of a two-way table without replication, over S P.
     """
     seeds, problems = values.shape
-    rows, columns = values @ shares, values.mean(0)
-    mean = rows.mean()
+    rows, columns, mean = values.mean(1), values.mean(0), values.mean()
     rest = values - rows[:, None] - columns + mean
-    pairs, few = seeds * (seeds - 1), problems / (problems - 1)
+    of_seeds, of_problems = seeds * (seeds - 1), problems * (problems - 1)
     return (
-        float(((rows - mean) ** 2).sum() / pairs),
-        float(few * (shares**2 * (columns - mean) ** 2).sum()),
-        float(few * (shares**2 * rest**2).sum() / pairs),
+        float(((rows - mean) ** 2).sum() / of_seeds),
+        float(((columns - mean) ** 2).sum() / of_problems),
+        float((rest**2).sum() / (of_seeds * of_problems)),
     )
 
 
-def crossed_test(
-    differences: Float[np.ndarray, "s n"],
-    counts: Float[np.ndarray, "n"] | None = None,
-) -> Contrast | None:
+def crossed_test(differences: Float[np.ndarray, "s n"]) -> Contrast | None:
     """Test of a mean difference against 0 over seeds and problems, as crossed random effects.
 
     The model is d_sp = delta + a_s + b_p + e_sp, all three random. From `variance_parts`,
@@ -127,13 +103,11 @@ def crossed_test(
         df = Var^2 / (V_seed^2 / (S - 1) + V_problem^2 / f + V_rest^2 / ((S - 1) f)),   f = P - 1.
 
     With one seed only problems vary, with one problem (means over problems) only seeds: both are
-    ordinary t tests. Problems that count several times have shares w of the mean; 1 / sum w^2 is
-    then their number P in the floor, and f = (1 - 1 / P) (sum w^2)^2 / sum w^4.
+    ordinary t tests.
 
     Args:
       differences: of two arms, averaged over the samples of a problem, in [-1, 1]; or another
         contrast of arms.
-      counts: how often each problem was asked; None: once each.
 
     None with one seed and one problem.
     """
@@ -141,30 +115,24 @@ def crossed_test(
     seeds, problems = values.shape
     if values.size == 1:
         return None
-    counts = np.ones(problems) if counts is None else np.asarray(counts, np.float64)
-    shares = counts / counts.sum()
-    effective = 1.0 / float((shares**2).sum())
-    freedom = (1 - 1 / problems) / (effective**2 * float((shares**4).sum()))
-    rows = values @ shares
+    freedom = float(problems - 1)
     if problems == 1:
-        variance, df, basis = float(rows.var(ddof=1)) / seeds, float(seeds - 1), OVER_SEEDS
+        variance, df, basis = float(values.var(ddof=1)) / seeds, float(seeds - 1), OVER_SEEDS
     elif seeds == 1:
-        spread = float((shares**2 * (values[0] - rows[0]) ** 2).sum())
-        variance, df, basis = spread * problems / (problems - 1), freedom, OVER_PROBLEMS
+        variance, df, basis = float(values.var(ddof=1)) / problems, freedom, OVER_PROBLEMS
     else:
-        of_seeds, of_problems, rest = variance_parts(values, shares)
+        of_seeds, of_problems, rest = variance_parts(values)
         variance, basis = max(of_seeds + of_problems - rest, of_seeds, of_problems), OVER_BOTH
         terms = of_seeds**2 / (seeds - 1) + of_problems**2 / freedom
         terms += rest**2 / ((seeds - 1) * freedom)
         df = variance**2 / terms if terms > 0 else freedom
-    floor = 1.0 / (effective + 2) ** 2 if problems > 1 else 0.0
+    floor = 1.0 / (problems + 2) ** 2 if problems > 1 else 0.0
     if variance < floor:
         variance, df = floor, freedom
-    error, mean = math.sqrt(variance), float(rows.mean())
+    error, mean = math.sqrt(variance), float(values.mean())
     half = float(stdtrit(df, 0.975)) * error
-    ends, new_seed = (mean - half, mean + half), prediction_interval(rows.tolist())
     p = two_sided(mean, error, df)
-    return Contrast(mean, *ends, p, error, df, seeds, problems, basis, *new_seed)
+    return Contrast(mean, mean - half, mean + half, p, error, df, seeds, problems, basis)
 
 
 def two_sided(difference: float, error: float, df: float) -> float:

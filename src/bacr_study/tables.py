@@ -19,7 +19,6 @@ from bacr_study.items import (
     difference_item,
     differs_by_mode,
     estimate_of,
-    interval_item,
     marks_caption,
     mean_item,
     p_item,
@@ -320,7 +319,6 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
                 f"{study.task(e['task']).label}{_FAMILIES[e['view']]}",
                 budget_heading(e["budget"]),
                 difference_item(e),
-                interval_item(e["seed_low"], e["seed_high"]),
                 p_item(e["p"]),
                 p_item(e["p_holm"]),
                 str(e["tests"]),
@@ -328,8 +326,7 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
             ]
             for e in entries
         ]
-        header = ["method", "task", "budget", "points", "one new seed"]
-        header += ["p", "Holm p", "tests", "seeds × problems"]
+        header = ["method", "task", "budget", "points", "p", "Holm p", "tests", "seeds × problems"]
         yield Table(
             f"Differences from {study.arm(reference).name}",
             header,
@@ -337,9 +334,8 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
             words=2,
             caption="Percentage points, paired by seed and problem, with 95 % intervals "
             "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
-            "freedom). One new seed: 95 % prediction interval of the difference that one more "
-            "seed would have on these problems. Holm p: corrected for the tests of the family. "
-            "One problem: only means over problems are known.",
+            "freedom). Holm p: corrected for the tests of the family. One problem: only means over "
+            "problems are known.",
             name=f"differences_{reference}",
         )
 

@@ -185,44 +185,30 @@ def repeated(study):
     """Twelve rows of four problems, as the cells have them; level 1 is one problem."""
     cell = make_cell(study, "ledger", Variant("cot"), 0, problems=12, steps=1)
     levels = cell.levels("test")
-    return Problems(np.arange(12) % 4 * (levels > 1), levels, cell.problems_digest["test"])
+    ones = {"rows": int((levels == 1).sum()), "distinct_problems": 1}
+    counts = {"rows": 12, "distinct_problems": 4, "levels": {"1": ones}}
+    return Problems(levels, cell.problems_digest["test"], counts)
 
 
 class TestConfigured:
     STUDY = dataclasses.replace(SMALL, views=("accuracy",))
 
-    def built(self, folder, known, **changes):
-        study = dataclasses.replace(self.STUDY, **changes)
-        write_cells(folder, study, problems=12, steps=10)
-        return build_results(read_cells(folder, study), study, known)
+    def built(self, folder, known):
+        write_cells(folder, self.STUDY, problems=12, steps=10)
+        return build_results(read_cells(folder, self.STUDY), self.STUDY, known)
 
     def test_rows_and_distinct_problems_are_counted_and_said(self, tmp_path):
         problems = repeated(self.STUDY)
         found = self.built(tmp_path, Configured(problems={("ledger", "test"): problems}))
-        counts = found["problems"]["ledger"]["test"]
-        distinct = len(set(problems.number.tolist()))
-        assert (counts["rows"], counts["distinct_problems"]) == (12, distinct)
-        ones = int((problems.levels == 1).sum())
-        assert counts["levels"]["1"] == {"rows": ones, "distinct_problems": 1}
-        said = f"{distinct} distinct problems, and tests take rows for problems"
+        assert found["problems"]["ledger"]["test"] == problems.counts
+        said = "12 rows of test are 4 distinct problems, and tests take rows for problems"
         assert any(said in line for line in found["warnings"])
-        assert f"test: {distinct} distinct in 12 rows" in page(found, self.STUDY, [], [])
+        assert "test: 4 distinct in 12 rows" in page(found, self.STUDY, [], [])
 
     def test_problems_that_are_not_the_cells_are_not_counted(self, tmp_path):
         other = dataclasses.replace(repeated(self.STUDY), digest=ids_digest(["another"]))
         found = self.built(tmp_path, Configured(problems={("ledger", "test"): other}))
         assert found["problems"] == {} and found["warnings"] == []
-
-    def test_clustered_tests_have_as_many_problems_as_there_are(self, tmp_path):
-        problems = repeated(self.STUDY)
-        known = Configured(problems={("ledger", "test"): problems})
-        rows, one = (
-            self.built(tmp_path, known, clustered=clustered) for clustered in (False, True)
-        )
-        assert one["warnings"] == []
-        for before, after in zip(rows["comparisons"], one["comparisons"]):
-            assert after["difference"] == pytest.approx(before["difference"], abs=1e-6)
-            assert (before["problems"], after["problems"]) == (12, len(set(problems.number)))
 
     def test_arms_are_shown_with_what_they_were_trained_with(self, tmp_path):
         settings = dict(zip(SHOWN, (2, 0.02, 5e-4)))
@@ -378,18 +364,6 @@ class TestTables:
         pairs = {(e["variant"], e["reference"]) for e in results["comparisons"]}
         assert len(pairs) == 5
         assert {other for _, other in pairs} == {"bacr_paper.0.6"}
-
-    def test_differences_say_where_one_more_seed_would_fall(self, results):
-        entry = next(e for e in results["comparisons"] if e["view"] == "accuracy")
-        budget = entry["budget"]
-        gaps = np.subtract(
-            *(accuracies(SMALL, Variant(entry[k]), budget) for k in ("variant", "reference"))
-        )
-        half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) * np.sqrt(1 + 1 / 3)
-        ends = (gaps.mean() - half, gaps.mean() + half)
-        assert (entry["seed_low"], entry["seed_high"]) == pytest.approx(ends, rel=1e-4)
-        shown = table(results, "differences_anytime").rows[0][4]
-        assert shown.numbers == pytest.approx([100 * end for end in ends], rel=1e-3)
 
 
 class TestWriting:

@@ -14,7 +14,6 @@ from bacr_study.statistics import (
     crossed_test,
     holm,
     mean_interval,
-    prediction_interval,
     rounded,
     variance_parts,
 )
@@ -39,7 +38,7 @@ class TestMeanInterval:
 class TestCrossedTest:
     def test_parts_of_the_variance_are_mean_squares_by_hand(self):
         # 3 (1 + 1) / 1, 2 (4 + 0 + 4) / 2, and four residuals of size 1 over 2; each over 2 x 3.
-        found = variance_parts(TABLE, np.full(3, 1 / 3))
+        found = variance_parts(TABLE)
         assert found == pytest.approx((6 / 6, 8 / 6, 2 / 6))
 
     def test_variance_and_degrees_of_freedom_are_those_by_hand(self):
@@ -56,7 +55,7 @@ class TestCrossedTest:
     def test_no_negative_component_lowers_the_variance_below_that_of_problems(self):
         # Seeds agree on average: MS_seed is 0, and MS_problem + MS_seed - MS_rest < MS_problem.
         values = np.array([[1.0, 0.0, 0.2, 0.0], [0.0, 1.0, 0.0, 0.2]])
-        of_seeds, of_problems, rest = variance_parts(values, np.full(4, 1 / 4))
+        of_seeds, of_problems, rest = variance_parts(values)
         assert of_seeds == pytest.approx(0.0)
         assert rest > 0
         floor = max(of_problems, 1 / 36)
@@ -122,64 +121,6 @@ def test_intervals_cover_and_false_positives_are_five_percent(seeds, problems, s
     low, high = (0.92, 0.985) if seeds == 3 else (0.93, 0.98)
     assert low <= covered <= high
     assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(1 - covered, abs=1e-9)
-
-
-class TestPredictionInterval:
-    def test_is_that_by_hand(self):
-        # Mean 2 and deviation 1 of three seeds, t_{.975, 2} = 4.303, sqrt(1 + 1/3) = 1.155.
-        assert prediction_interval([1.0, 2.0, 3.0]) == pytest.approx((-2.968, 6.968), abs=1e-3)
-        assert prediction_interval([0.3]) == (None, None)
-
-    def test_a_contrast_has_that_of_its_seeds(self):
-        # Seeds of TABLE are 1 and 3: 2 +- 12.706 sqrt(2) sqrt(3/2).
-        found = crossed_test(TABLE)
-        assert (found.seed_low, found.seed_high) == pytest.approx((-20.01, 24.01), abs=0.01)
-
-    def test_holds_one_more_seed_in_95_of_100_cases(self):
-        drawn = np.random.default_rng(0).normal(0.2, 0.1, (4000, 6))
-        ends = [prediction_interval(list(row[:5])) for row in drawn]
-        within = [low <= row[5] <= high for (low, high), row in zip(ends, drawn)]
-        assert np.mean(within) == pytest.approx(0.95, abs=0.012)
-
-
-class TestProblemsThatCountSeveralTimes:
-    def test_once_each_is_what_it_was(self):
-        values = np.random.default_rng(3).normal(0.1, 0.4, (5, 12))
-        once, twice = crossed_test(values), crossed_test(values, np.full(12, 2.0))
-        assert {**vars(once), "basis": 0} == pytest.approx({**vars(twice), "basis": 0})
-
-    def test_variance_and_degrees_of_freedom_are_those_by_hand(self):
-        # Shares 1/2, 1/4, 1/4: rows 3/4 and 9/4, mean 3/2; columns 0, 2, 4.
-        found = crossed_test(TABLE, np.array([2.0, 1.0, 1.0]))
-        assert found.difference == pytest.approx(1.5)
-        of_seeds = 2 * 0.75**2 / 2
-        of_problems = 1.5 * (1.5**2 / 4 + 0.5**2 / 16 + 2.5**2 / 16)
-        # What is left: 3/4, -1/4, -5/4 in the first seed, and their opposite in the second.
-        rest = 1.5 * (0.75**2 / 4 + 0.25**2 / 16 + 1.25**2 / 16)
-        variance = of_seeds + of_problems - rest
-        assert found.standard_error**2 == pytest.approx(variance)
-        freedom = (2 / 3) * (3 / 8) ** 2 / (1 / 16 + 2 / 256)
-        terms = of_seeds**2 + of_problems**2 / freedom + rest**2 / freedom
-        assert found.df == pytest.approx(variance**2 / terms)
-
-    def test_an_interval_covers_what_rows_taken_as_problems_do_not(self):
-        rng = np.random.default_rng(5)
-        counts = np.array([18.0] * 6 + [2.0] * 20)
-        covered = {"problems": [], "rows": []}
-        for _ in range(400):
-            own = rng.normal(0, 0.3, len(counts))
-            seeds = rng.normal(0, 0.02, (4, 1))
-            of_rows = np.repeat(own, counts.astype(int)) + seeds
-            of_rows = of_rows + rng.normal(0, 0.2, of_rows.shape)
-            starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
-            means = np.add.reduceat(of_rows, starts, axis=1) / counts
-            for name, found in (
-                ("problems", crossed_test(means, counts)),
-                ("rows", crossed_test(of_rows)),
-            ):
-                covered[name].append(found.low <= 0.0 <= found.high)
-        assert np.mean(covered["problems"]) > 0.92
-        assert np.mean(covered["rows"]) < 0.7
 
 
 class TestHolm:
