@@ -16,6 +16,7 @@ def entry(accuracy, half, tokens):
         "accuracy": accuracy,
         "ci95": [max(accuracy - half, 0.0), min(accuracy + half, 1.0)],
         "mean_thinking_tokens": tokens,
+        "mean_total_tokens": tokens,
     }
 
 

@@ -13,7 +13,7 @@ from bacr_jax.report.traces import (
     shown_traces,
     traces_section,
 )
-from report_world import HOSTILE, TRACE, WHOLE_TRACE, lines
+from report_world import HOSTILE, TRACE, lines
 
 
 def shown(folder, trace):
@@ -31,17 +31,15 @@ def cells(found):
 
 
 def test_traces_show_cuts_and_answers(tmp_path):
-    found = shown(tmp_path, TRACE)
+    found = shown(tmp_path, {**TRACE, "segment_advantages": [None, None]})
     assert 'one <span class="cut">cut 1</span>two <span class="cut">cut 2</span>rest' in found
     first, last = cells(found)
     assert first["outcome"] == "0" and last["outcome"] == "1"
-    # What was paid is shown where the trace says it.
-    assert "reward" not in last
     assert "budget 8" in found and "closed by tag" in found
 
 
-def test_a_trace_of_today_tells_the_whole_story(tmp_path):
-    found = shown(tmp_path, WHOLE_TRACE)
+def test_a_trace_tells_the_whole_story(tmp_path):
+    found = shown(tmp_path, TRACE)
     assert "<dt>told</dt><dd>8 tokens, by embedding</dd>" in found
     assert "5 prompt, 6 thinking, 1 closing tag" in found and "level 2" in found
     assert "difficulty group 1" in found and "<dt>gold</dt><dd>7&lt;script" in found
@@ -54,7 +52,7 @@ def test_a_trace_of_today_tells_the_whole_story(tmp_path):
     assert '<span class="up2" title="advantage +0.750">one </span>' in found
     assert '<span class="down1" title="advantage -0.125">two </span>' in found
     assert "learned from" not in found
-    assert "left it out of the loss" in shown(tmp_path, {**WHOLE_TRACE, "in_loss": False})
+    assert "left it out of the loss" in shown(tmp_path, {**TRACE, "in_loss": False})
 
 
 def test_the_first_right_and_the_first_wrong_trace_stand_open_and_tints_are_explained():
@@ -72,21 +70,15 @@ def test_several_answers_of_a_cut_share_its_value(tmp_path):
         "segments": ["one ", "", "two ", "", "rest"], "answer_advantages": [0.1, 0.2, 0.3, 0.4],
         "extracted": list("1234"), "decided_by": ["number"] * 4,
     }  # fmt: skip
-    rows = cells(shown(tmp_path, {**WHOLE_TRACE, **twice}))
+    rows = cells(shown(tmp_path, {**TRACE, **twice}))
     assert [row["cut"] for row in rows] == ["1", "1", "2", "2"]
     assert [row["value"] for row in rows] == ["+0.25", "+0.25", "+0.50", "+0.50"]
     assert [row["of the answer"] for row in rows] == ["+0.10", "+0.20", "+0.30", "+0.40"]
 
 
-def test_thinking_that_was_not_split_is_shown_whole(tmp_path):
-    whole = {key: value for key, value in TRACE.items() if key != "segments"}
-    found = shown(tmp_path, whole)
-    assert "a&lt;script&gt;" in found and 'class="cut"' not in found.partition("<details")[2]
-
-
 def test_no_text_of_a_model_is_markup(tmp_path):
     texts = {"prompt": HOSTILE, "closed_by": HOSTILE, "answers": [HOSTILE] * 2}
-    found = shown(tmp_path, {**WHOLE_TRACE, **texts, "told_by": HOSTILE, "read": {HOSTILE: 1}})
+    found = shown(tmp_path, {**TRACE, **texts, "told_by": HOSTILE, "read": {HOSTILE: 1}})
     assert "<script" not in found and found.count("&lt;script&gt;") > 8
 
 

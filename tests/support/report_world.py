@@ -19,12 +19,6 @@ TRACE = {
     "context": [2, 4],
     "answers": ["<answer>1</answer>", HOSTILE],
     "outcomes": [0.0, 1.0],
-}
-
-
-# The same with what today's runs write beside it.
-WHOLE_TRACE = {
-    **TRACE,
     "id": f"ledger-{HOSTILE}",
     "level": 2,
     "group": 1,
@@ -49,18 +43,11 @@ WHOLE_TRACE = {
 }
 
 
-def entry(accuracy):
+def entry(accuracy, budget):
     return {
         "accuracy": accuracy,
         "ci95": [accuracy - 0.1, accuracy + 0.1],
         "mean_thinking_tokens": 9.0,
-    }
-
-
-def whole_entry(accuracy, budget):
-    """An entry with what today's evaluations write beside it."""
-    return {
-        **entry(accuracy),
         "mean_forced_tokens": 1.0,
         "mean_answer_tokens": 2.0,
         "mean_total_tokens": 0.75 * budget + 3,
@@ -85,7 +72,7 @@ def whole_entry(accuracy, budget):
 
 
 def evaluation(step, when, accuracy):
-    summary = {"greedy": {"8": entry(accuracy), "16": entry(accuracy + 0.1)}}
+    summary = {"greedy": {"8": entry(accuracy, 8), "16": entry(accuracy + 0.1, 16)}}
     return {"step": step, "when": when, "sets": {"ledger": summary}}
 
 
@@ -131,7 +118,7 @@ def make_whole_run(folder, *, gain=0.2, method="bacr", spec="math500:data/test.j
 def _summary(accuracy):
     budgets = (64, 128, 256)
     return {
-        mode: {str(b): whole_entry(accuracy + less + i / 10, b) for i, b in enumerate(budgets)}
+        mode: {str(b): entry(accuracy + less + i / 10, b) for i, b in enumerate(budgets)}
         for mode, less in (("greedy", 0.0), ("sampled", -0.05))
     }
 
@@ -168,7 +155,7 @@ _QUANTILES = {"p10": 40.0, "median": 80.0, "p90": 120.0}
 def _trace(step, row, gain):
     right = row % 2 == 0
     return {
-        **WHOLE_TRACE,
+        **TRACE,
         "step": step,
         "row": row,
         "id": f"math-{row}",

@@ -24,7 +24,7 @@ from bacr_jax.training.output import (
 from bacr_jax.training.run import Run
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Trunks
 from config_world import changed
-from report_world import TRACE, WHOLE_TRACE, entry, make_whole_run
+from report_world import TRACE, entry, make_whole_run
 
 
 class Recorder(MetricsWriter):
@@ -48,7 +48,7 @@ def shown(folder, again=False):
 
 
 def test_accuracies_are_named_by_set_decoding_and_budget():
-    sets = {"math500:x.jsonl": {"greedy": {"512": entry(0.5), "none": entry(0.75)}}}
+    sets = {"math500:x.jsonl": {"greedy": {"512": entry(0.5, 512), "none": entry(0.75, 512)}}}
     assert evaluation_numbers(sets) == {
         "eval/math500/greedy/512": 0.5, "eval/math500/greedy/512/tokens": 9.0,
         "eval/math500/greedy/none": 0.75, "eval/math500/greedy/none/tokens": 9.0,
@@ -56,12 +56,12 @@ def test_accuracies_are_named_by_set_decoding_and_budget():
 
 
 def test_a_row_has_the_last_answer_and_its_verdict():
-    table = trace_rows([TRACE, WHOLE_TRACE])
-    old, new = [dict(zip(table.columns, row)) for row in table.rows]
+    table = trace_rows([{**TRACE, "gold": None}, TRACE])
+    without, new = [dict(zip(table.columns, row)) for row in table.rows]
     assert new["right"] is True and new["outcomes"] == 1.0 and new["decided_by"] == "symbolic"
     assert (new["level"], new["told"], new["segment_advantages"]) == (2, 8, "[0.75, -0.125]")
-    # A trace of an older version has empty places.
-    assert old["gold"] == "" and old["right"] is True and list(old) == list(new)
+    # What is not known leaves its place empty.
+    assert without["gold"] == "" and without["right"] is True and list(without) == list(new)
 
 
 def test_boards_get_the_pictures_and_the_traces_of_a_finished_run_once(tmp_path):

@@ -7,7 +7,6 @@ from typing import Any
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report.charts import Axis, Chart, Series, colour, marker, shade
-from bacr_jax.report.run_data import entries
 from bacr_jax.report.table import budget_name, by_size
 
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
@@ -38,7 +37,8 @@ def _ends(entry: Mapping[str, Any], name: str) -> tuple[float, float]:
 
 def _accuracy_axis(summaries: Iterable[Summary]) -> Axis:
     """From 0 to a little above the best: the same for all charts of a set, and none is flat."""
-    ends = [_ends(entry, "ci95")[1] for summary in summaries for entry in entries(summary)]
+    modes = (budgets for summary in summaries for budgets in summary.values())
+    ends = [_ends(entry, "ci95")[1] for budgets in modes for entry in budgets.values()]
     top = _PERCENT_STEP * math.ceil(max(ends, default=100.0) / _PERCENT_STEP - 1e-9)
     return Axis("accuracy (%)", low=0.0, high=float(min(max(top, _PERCENT_STEP), 100)))
 
@@ -64,8 +64,6 @@ def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
 
 def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
     """Completion, accuracy given completion, requested against used tokens, for each decoding."""
-    if not all(_has(policies, name) for name in ("completion_rate", "adherence")):
-        return []
     made = []
     for mode in _modes(policies.values()):
         share = Axis("traces (%)", low=0.0, high=100.0)
@@ -78,10 +76,6 @@ def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart
             _requested_and_used(policies, mode, start),
         ]  # fmt: skip
     return made
-
-
-def _has(policies: Mapping[str, Summary], name: str) -> bool:
-    return all(name in entry for summary in policies.values() for entry in entries(summary))
 
 
 def _curve(label: str, place: int, points: Sequence[_Point]) -> Series:
@@ -132,18 +126,15 @@ def _by_budget(
 
 def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: int) -> Chart:
     """Accuracy against the tokens that were really spent, a point per budget."""
-    whole = _has(policies, "mean_total_tokens")
-    name = "mean_total_tokens" if whole else "mean_thinking_tokens"
-    series = []
+    name, series = "mean_total_tokens", list[Series]()
     for place, (label, summary) in enumerate(policies.items(), start):
         found = summary.get(mode, {})
         rows = [found[budget] for budget in by_size(found) if found[budget][name] > 0]
         rows = sorted(rows, key=lambda entry: entry[name])
         points = [(row[name], _percent(row["accuracy"]), _ends(row, "ci95")) for row in rows]
         series.append(_curve(label, place, points))
-    what = "mean tokens used, in all" if whole else "mean thinking tokens used"
-    note = "a point per budget; thinking, forced and answer tokens" if whole else ""
-    across = Axis(what, log2=True)
+    note = "a point per budget; thinking, forced and answer tokens"
+    across = Axis("mean tokens used, in all", log2=True)
     return Chart(f"Accuracy by tokens used, {mode}", series, across, axis, note=note)
 
 

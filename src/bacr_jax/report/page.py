@@ -25,7 +25,7 @@ from bacr_jax.report.evaluation_charts import (
     over_steps,
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
-from bacr_jax.report.run_data import RunData, entries, labels_of, read_run
+from bacr_jax.report.run_data import RunData, labels_of, read_run
 from bacr_jax.report.table import (
     NONE,
     Table,
@@ -217,9 +217,7 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
         tables.append(comparison(f"{title_without(title, policies, others)}: {_WHAT}", others))
     if len(runs) == 1:
         last = list(policies.values())[-1]
-        # Evaluations of older versions lack it.
-        if all("adherence" in entry for entry in entries(last)):
-            tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
+        tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
         dense = [record["dense"].get(name) for record in runs[0].evaluations if "dense" in record]
         if dense and dense[-1]:
             tables.append(dense_table(title, dense[-1], last))

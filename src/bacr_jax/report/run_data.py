@@ -1,6 +1,5 @@
 """What reports read of a run folder, checked: config, summary, metrics and evaluations."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from bacr_jax.config import Config
 from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import UNLIMITED
-from bacr_jax.evaluation.summary import Summary
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import read_config
 
@@ -90,11 +88,12 @@ def _is_summary(found: Any) -> bool:
     """Whether this is what an evaluation says of a set, as far as every picture needs it."""
     try:
         items = [item for budgets in found.values() for item in budgets.items()]
-        numbers = [(e["accuracy"], e["mean_thinking_tokens"], *e["ci95"]) for _, e in items]
+        names = ("accuracy", "mean_thinking_tokens", "mean_total_tokens")
+        numbers = [(*(entry[name] for name in names), *entry["ci95"]) for _, entry in items]
     except (AttributeError, KeyError, TypeError):
         return False
     known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in items)
-    sound = all(len(four) == 4 and {*map(type, four)} <= {int, float} for four in numbers)
+    sound = all(len(five) == 5 and {*map(type, five)} <= {int, float} for five in numbers)
     return bool(found) and known and sound
 
 
@@ -129,9 +128,3 @@ def labels_of(folders: list[Path], given: list[str]) -> list[str]:
     twice = next(label for label in labels if labels.count(label) > 1)
     what = "--label" if given else "--run"
     raise UserError(f"{what} {twice}: stands there twice; write another for each run")
-
-
-def entries(summary: Summary) -> Iterator[dict[str, Any]]:
-    """Every entry of a summary."""
-    for budgets in summary.values():
-        yield from budgets.values()

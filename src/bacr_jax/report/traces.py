@@ -44,25 +44,19 @@ def read_traces(folder: Path) -> list[Trace]:
         for record in read_lines(path):
             try:
                 _check(record)
-            except (KeyError, TypeError, ValueError, IndexError):
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 raise UserError(f"{path}: holds something else than traces; remove it") from None
             found.append(record)
     return found
 
 
 def _check(trace: Trace) -> None:
-    """Fails where a field that every trace has is missing or something else."""
-    for name in ("step", "budget", "thinking_tokens"):
-        int(trace[name])
-    outcomes = [float(outcome) for outcome in trace["outcomes"]]
-    if not len(outcomes) == len(trace["answers"]) == len(list(map(int, trace["context"]))):
+    """Fails where it can't be shown, or not as what it is."""
+    counts = {len(trace[name]) for name in ("outcomes", "answers", "context")}
+    lists = ("segments", "extracted", "decided_by", *(field for _, field, _ in _NUMBERS))
+    if len(counts) > 1 or not all(isinstance(trace.get(name) or [], list) for name in lists):
         raise ValueError
-    if not isinstance(trace.get("segments", [""]), list) or trace.get("segments") == []:
-        raise ValueError
-    str(trace["prompt"]), str(trace["closed_by"]), trace.get("segments") or str(trace["thinking"])
-    for name in ("extracted", "decided_by", *(field for _, field, _ in _NUMBERS)):
-        if not isinstance(trace.get(name) or [], list):
-            raise TypeError
+    _size(trace), _trace(trace, _labels("", trace, budget_names([trace])), several=False)
 
 
 def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
@@ -82,7 +76,7 @@ def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
 
 
 def _size(trace: Trace) -> int:
-    texts = [trace["prompt"], trace.get("thinking", ""), *trace["answers"]]
+    texts = [trace["prompt"], trace["thinking"], *trace["answers"]]
     return sum(min(len(str(text)), _LONGEST) for text in texts)
 
 
@@ -140,7 +134,7 @@ def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict
         "run": label,
         "verdict": "right" if is_right(trace) else "wrong",
         "thinking": "cut" if is_cut(trace) else "complete",
-        "level": str(trace.get("level") or NONE),
+        "level": str(trace["level"] or NONE),
         "budget": budget_of(trace),
         "step": f"{int(trace['step']):,}",
     }
@@ -148,7 +142,7 @@ def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict
 
 def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, Any]:
     """What the template shows of a trace."""
-    level = f"level {int(trace['level'])}, " if trace.get("level") else ""
+    level = f"level {int(trace['level'])}, " if trace["level"] else ""
     run = f"{labels['run']}, " if several else ""
     columns, answers = _answers(trace)
     return {
@@ -156,7 +150,7 @@ def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, 
         "budget": f"{int(trace['budget']):,}",
         "note": f"{run}step {labels['step']}, {level}{int(trace['thinking_tokens']):,} thinking "
         f"tokens, closed by {trace['closed_by']}",
-        "question": _shortened(str(trace.get("question") or trace["prompt"]), 160),
+        "question": _shortened(str(trace["question"]), 160),
         "facts": [(name, _shortened(text)) for name, text in _facts(trace)],
         "prompt": _shortened(str(trace["prompt"])),
         "thinking": _thinking(trace),
@@ -166,31 +160,26 @@ def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, 
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    """What a trace of today says and an older one does not."""
-    rows: list[tuple[str, str]] = []
-    if "id" in trace:
-        rows.append(("question", f"{trace['id']}, difficulty group {trace.get('group')}"))
-        told = trace.get("told")
-        how = "no budget" if told is None else f"{told:,} tokens, by {trace['told_by']}"
-        rows.append(("told", how))
-        rows.append(("gold", str(trace.get("gold"))))
-    if "closing_tokens" in trace:
-        kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
-        counts = [f"{int(trace[f'{kind}_tokens']):,} {name}" for kind, name in kinds.items()]
-        rows.append(("tokens", ", ".join(counts)))
-    read = trace.get("read") or {}
-    rows += [(str(name), str(value)) for name, value in read.items()]
-    if trace.get("in_loss") is False:
+    """What was asked, told and written."""
+    told = trace["told"]
+    kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
+    counts = [f"{int(trace[f'{kind}_tokens']):,} {name}" for kind, name in kinds.items()]
+    rows = [
+        ("question", f"{trace['id']}, difficulty group {trace['group']}"),
+        ("told", "no budget" if told is None else f"{told:,} tokens, by {trace['told_by']}"),
+        ("gold", str(trace["gold"])),
+        ("tokens", ", ".join(counts)),
+        *((str(name), str(value)) for name, value in trace["read"].items()),
+    ]
+    if not trace["in_loss"]:
         rows.append(("learned from", "no: the method left it out of the loss"))
     return rows
 
 
 def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
     """The segments with a mark at each cut: text, style, and what is said when it is touched."""
-    segments = trace.get("segments")
-    if segments is None:
-        return [(_shortened(str(trace["thinking"])), "", "")]
-    given, most = trace.get("segment_advantages"), _LONGEST // len(segments)
+    segments, given = trace["segments"], trace["segment_advantages"]
+    most = _LONGEST // len(segments)
     parts, cuts = [], len(segments) - 1
     for place, segment in enumerate(segments):
         text, paid = _shortened(str(segment), most), _at(given, place, cuts)
@@ -224,7 +213,7 @@ def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[list[tuple[str,
             by, found = (_at(trace.get(n), j, len(rows)) for n in ("decided_by", "extracted"))
             row.append((_shortened(str(by) if found is None else f"{by}: {found}", 300), ""))
     for name, field, form in _NUMBERS:
-        if (values := trace.get(field)) is not None:
+        if (values := trace[field]) is not None:
             columns.append((name, False))
             for j, row in enumerate(rows):
                 value = _at(values, j, len(rows))
@@ -239,8 +228,7 @@ def _at(values: Sequence[Any] | None, place: int, count: int) -> Any:
 
 def _cut_of(trace: Trace, place: int) -> int:
     """Number of the cut that an answer belongs to, from 1 on; a cut may have several answers."""
-    count = len(trace["answers"])
-    return place * len(trace.get("cuts") or trace["answers"]) // count + 1
+    return place * len(trace["cuts"]) // len(trace["answers"]) + 1
 
 
 def _shortened(text: str, most: int = _LONGEST) -> str:
