@@ -34,6 +34,20 @@ CONDITIONINGS = {
     "llama": ("llama", ConditioningConfig()),
 }
 
+# How a budget is held that no row uses up.
+UNUSED = {"states": 2, "jumps": []}
+THINKING = {
+    "closing_ids": [0],
+    "answer_ids": [0],
+    "end_ids": [],
+    "never_sampled": "",
+    "think_close": UNUSED,
+    "answer_close": UNUSED,
+    "answer_tokens": 1,
+    "grace": 0,
+    "cap": 4096,
+}
+
 
 def of_torch(model, **how):
     with torch.no_grad():
@@ -96,15 +110,20 @@ def test_without_a_budget_the_exported_model_is_the_plain_one(told):
     np.testing.assert_allclose(found, of_torch(model), atol=1e-4)
 
 
-def test_the_exported_model_generates_what_we_generate(told):
+def test_the_exported_model_generates_what_we_generate(told, monkeypatch):
     model, params, config, how, _ = told
+    monkeypatch.setattr(model.config, "thinking", THINKING)
     rows, budgets = TOKENS[:, :6], np.array([300, 1000, 4096])
-    want = model.generate(
-        torch.tensor(rows), budget=torch.tensor(budgets), max_new_tokens=24, do_sample=False
-    )[:, 6:]
+    settings = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    want = model.generate(torch.tensor(rows), budget=torch.tensor(budgets), **settings)[:, 6:]
     phi = budget.embed(params["budget"], jnp.asarray(budgets), conditioning=how, b_max=4096)
     found = hf_world.greedy(params, list(rows), config, 24, phi, how)
     np.testing.assert_array_equal(found, want.numpy())
+
+
+def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told):
+    with pytest.raises(ValueError, match="^config.json: found no section thinking; export the f"):
+        told[0].generate(torch.tensor(TOKENS), budget=512)
 
 
 def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path):

@@ -31,19 +31,18 @@ def test_tensor_names_and_orientation_are_those_of_qwen2(folder):
     np.testing.assert_array_equal(stored[name], params["layers"]["k_bias"][1])
 
 
-def test_a_bfloat16_folder_stays_one_until_values_need_more(tmp_path):
-    params = make_folder(tmp_path / "hf", dtype="bfloat16")
-    config, loaded = hf.load_policy(tmp_path / "hf")
-    policy_folder.save_policy(tmp_path / "out", loaded, config=config, source=tmp_path / "hf")
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "hf" / WEIGHTS).read_bytes()
-    policy_folder.save_policy(tmp_path / "trained", params, config=config, source=tmp_path / "hf")
+def test_weights_are_float32_or_of_the_type_that_is_asked_for(tmp_path):
+    params, source = make_folder(tmp_path / "hf", dtype="bfloat16"), tmp_path / "hf"
+    config, _ = hf.load_policy(source)
+    policy_folder.save_policy(tmp_path / "trained", params, config=config, source=source)
     assert json.loads((tmp_path / "trained/config.json").read_text())["torch_dtype"] == "float32"
     same(hf.load_policy(tmp_path / "trained")[1], params)
     policy_folder.save_policy(
-        tmp_path / "small", params, config=config, source=tmp_path / "hf", dtype="bfloat16"
+        tmp_path / "small", params, config=config, source=source, dtype="bfloat16"
     )
     stored = load_file(tmp_path / "small" / WEIGHTS)
     assert {x.dtype for x in stored.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    assert (tmp_path / "small" / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
 def test_tokenizer_and_generation_files_travel_along(folder, tmp_path):

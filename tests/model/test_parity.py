@@ -194,7 +194,7 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
         model = type(model).from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(source)
         config, params = hf.load_policy(source)
-    policy_folder.save_policy(tmp_path / "out", params, config=config, source=source)
+    policy_folder.save_policy(tmp_path / "out", params, config=config, source=source, dtype=kind)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(again) is type(model)
     assert again.dtype == getattr(torch, kind)

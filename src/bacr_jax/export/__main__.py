@@ -50,8 +50,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="type of the weights; by default that of model.path if it holds every value exactly, "
-        "else float32",
+        default="float32",
+        help="type of the weights; float32 by default",
     )
     parser.add_argument(
         "--push",

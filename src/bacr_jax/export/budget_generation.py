@@ -317,7 +317,9 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     if not hasattr(model, "files_checked"):
         check_files(model.name_or_path)
         model.files_checked = True
-    thinking = model.config.thinking
+    thinking = getattr(model.config, "thinking", None)
+    if thinking is None:
+        raise ValueError("config.json: found no section thinking; export the folder again")
     ids = others.pop("input_ids", None) if inputs is None else inputs
     if ids is None:
         raise ValueError("input_ids: found none; write the tokens of a prompt")

@@ -44,7 +44,7 @@ def export(
     out: Path,
     *,
     base: Path | None = None,
-    dtype: str | None = None,
+    dtype: str = "float32",
     step: int | str | None = None,
     merge_told_words: bool = False,
     adapter: Literal["merged", "peft"] = "merged",
@@ -93,7 +93,7 @@ def _module(config: Config, params: Params) -> hf.BudgetModule | None:
 
 
 def write_params(
-    out: Path, params: Params, about: Exported, *, dtype: str | None = None
+    out: Path, params: Params, about: Exported, *, dtype: str = "float32"
 ) -> list[str]:
     """Writes a policy's parameters, adapters merged, as a folder that says how it is asked.
 

@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from .budget_generation import CACHE, NONE, check_files, generate, read_budgets
+from .budget_generation import NONE, check_files, generate, read_budgets
 
 
 class BudgetConfig:
@@ -144,23 +144,8 @@ class BudgetModel:
         return super().forward(input_ids, attention_mask, condition=condition, **kwargs)
 
     def generate(self, inputs=None, *, budget=None, **kwargs):
-        """As in transformers, with a thinking budget that holds; see `budget_generation.generate`.
-
-        A config without the section `thinking` does not say how: the budget is told only.
-        """
-        if self.config.thinking is None:
-            return super().generate(inputs, budget=budget, **kwargs)
+        """As in transformers, with a thinking budget that holds; see `budget_generation`."""
         return generate(inputs, model=self, budget=budget, **kwargs)
-
-    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
-        """Conditions generated tokens only, where the model asks for that."""
-        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
-        at_response = self.config.budget_module["positions"] == "response"
-        if at_response and inputs.get("budget") is not None and "budget_mask" not in kwargs:
-            fed, cache = inputs["input_ids"], inputs.get(CACHE)
-            answering = cache is not None and cache.get_seq_length() > 0
-            inputs["budget_mask"] = torch.full(fed.shape, answering, device=fed.device)
-        return inputs
 
 
 class BacrQwen2Config(BudgetConfig, Qwen2Config):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bacr_held.fingerprint import write_manifest
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
@@ -65,19 +63,6 @@ class Explained:
     held: bool = True
 
 
-def _type_of_source(params: Params, entries: list[Entry], source: Path | None) -> str:
-    """The one float type of a folder's weights, if it stores every value exactly; else float32."""
-    kinds = set() if source is None else set(archives.open_archive(source).dtypes.values())
-    if len(kinds) != 1 or not kinds <= set(archives.FLOATS):
-        return "F32"
-    (kind,) = kinds
-    exact = kind == "F32" or all(
-        np.array_equal(fetch(params, entry, kind).astype(np.float32), fetch(params, entry, "F32"))
-        for entry in entries
-    )
-    return kind if exact else "F32"
-
-
 def save_policy(
     out: str | Path,
     params: Params,
@@ -86,7 +71,7 @@ def save_policy(
     budget: BudgetInput | None = None,
     source: str | Path | None = None,
     tokenizer: Any = None,
-    dtype: str | None = None,
+    dtype: str = "float32",
     max_shard_bytes: int = 5_000_000_000,
     explained: Explained | None = None,
 ) -> list[str]:
@@ -103,8 +88,7 @@ def save_policy(
         tokenizer files and generation settings travel along.
       tokenizer: another folder with tokenizer files, or a transformers tokenizer; None: the
         source's files.
-      dtype: float32, bfloat16 or float16; None: the source's type if that stores every value
-        exactly, else float32.
+      dtype: of the weights: float32, bfloat16 or float16.
       explained: how the policy is asked; None: the folder says nothing of it.
     """
     out, source = Path(out), None if source is None else Path(source)
@@ -118,12 +102,9 @@ def save_policy(
         words, tokenizer = Path(tokenizer), None
     if words is not None:
         vocabulary.check_fits(words, config.vocab_size)
-    if dtype is None:
-        stored = _type_of_source(params, names.backbone(config), source)
-    elif dtype in STORED:
-        stored = STORED[dtype]
-    else:
+    if dtype not in STORED:
         raise UserError(f"dtype: found {dtype!r}; write one of {', '.join(STORED)}")
+    stored = STORED[dtype]
     described = _describe(config, stored, budget, source, tokenizer)
     if explained is not None:
         described[hf_config.THINKING] = explained.thinking
