@@ -1,17 +1,17 @@
 """Policy, value and divergence losses on token log-probabilities.
 
-Losses are elementwise; `aggregate` turns [B, T] into a scalar. A batch split into micro-batches
-gives the same loss as the whole when every part is divided by the whole's denominator:
+Losses are elementwise; a sum over a denominator turns [B, T] into a scalar. A batch split into
+micro-batches gives the same loss as the whole when every part is divided by the whole's:
 
     denominator = loss_denominator(whole_mask, mode="constant", constant=b_max)
-    loss = sum(aggregate(x, mask, mode="constant", denominator=denominator) for x, mask in parts)
+    loss = sum(aggregate_sum(x, mask, mode="constant") / denominator for x, mask in parts)
 
 The clipped objective of a token with ratio rho = pi/pi_old and advantage A:
 
     policy_loss(token_ratio(logprobs, old_logprobs), advantages, clip_low=.2, clip_high=.2)
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import chex
 import jax
@@ -171,8 +171,7 @@ def sequence_mask(
 
 def _row_means(mode: str) -> bool:
     """Whether rows are averaged over their tokens before being added up."""
-    known = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant")
-    if mode not in known:
+    if mode not in (known := get_args(Aggregation)):
         raise ValueError(f"mode: found {mode!r}; known are {', '.join(known)}")
     return mode == "seq_mean_token_mean"
 
@@ -180,7 +179,7 @@ def _row_means(mode: str) -> bool:
 def aggregate_sum(
     x: Float[Array, "B T"], mask: Shaped[Array, "B T"], *, mode: Aggregation
 ) -> Float[Array, ""]:
-    """Numerator of `aggregate`: additive over rows, hence over micro-batches and devices.
+    """Numerator of the loss: additive over rows, hence over micro-batches and devices.
 
     Returns:
       Sum of token values, or of row means for "seq_mean_token_mean".
@@ -193,41 +192,9 @@ def aggregate_sum(
 
 
 def loss_denominator(
-    mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar | None = None
+    mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar
 ) -> Float[Array, ""]:
-    """Denominator of `aggregate`: additive over rows too, to be summed over the whole batch.
-
-    Args:
-      constant: tokens per row of mode "constant", for instance the largest response length.
-
-    Returns:
-      Number of tokens, of nonempty rows, or of nonempty rows times `constant`.
-
-    Raises:
-      ValueError: an unknown mode, or mode "constant" without `constant`.
-    """
-    chex.assert_rank(mask, 2)
-    _row_means(mode)
-    keep = jnp.asarray(mask).astype(bool)
-    if mode == "token_mean":
-        return jnp.sum(keep, dtype=jnp.float32)
-    rows = jnp.sum(jnp.any(keep, axis=1), dtype=jnp.float32)
-    if mode != "constant":
-        return rows
-    if constant is None:
-        raise ValueError("mode constant needs a length: pass constant=<tokens per row>")
-    return rows * constant
-
-
-def aggregate(
-    x: Float[Array, "B T"],
-    mask: Shaped[Array, "B T"],
-    *,
-    mode: Aggregation,
-    constant: Scalar | None = None,
-    denominator: Scalar | None = None,
-) -> Float[Array, ""]:
-    """One number from token values; how long and short rows share it is the mode.
+    """Denominator of the loss: how long and short rows share it is the mode.
 
         token_mean           sum over tokens / number of tokens (DAPO): long rows weigh more
         seq_mean_token_sum   sum over tokens / rows
@@ -237,21 +204,20 @@ def aggregate(
     Rows without tokens are not counted.
 
     Args:
-      constant: tokens per row of mode "constant".
-      denominator: used in place of this batch's own: the `loss_denominator` of the whole batch of
-        which this is a part.
+      constant: tokens per row of mode "constant", for instance the largest response length; no
+        other mode reads it.
 
     Returns:
-      A scalar; 0 for an empty batch.
-
-    Raises:
-      ValueError: an unknown mode, or mode "constant" with neither constant nor denominator.
+      Number of tokens, of nonempty rows, or of nonempty rows times `constant`; additive over rows
+      too, to be summed over the whole batch. 0 for an empty one.
     """
-    if denominator is None:
-        denominator = loss_denominator(mask, mode=mode, constant=constant)
-    total = aggregate_sum(x, mask, mode=mode)
-    empty = jnp.asarray(denominator) <= 0.0
-    return jnp.where(empty, 0.0, total / jnp.where(empty, 1.0, denominator))
+    chex.assert_rank(mask, 2)
+    _row_means(mode)
+    keep = jnp.asarray(mask).astype(bool)
+    if mode == "token_mean":
+        return jnp.sum(keep, dtype=jnp.float32)
+    rows = jnp.sum(jnp.any(keep, axis=1), dtype=jnp.float32)
+    return rows * constant if mode == "constant" else rows
 
 
 # --- value, divergence, entropy -------------------------------------------------------------------

@@ -129,19 +129,11 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
     elif kind == "final_heavy":
         weights = np.full(num_cuts, (1.0 - _FINAL_SHARE) / (num_cuts - 1))
         weights[-1] = _FINAL_SHARE
-    elif isinstance(kind, str):
-        raise ValueError(
-            f"weights: found {kind!r}; known are uniform, final_heavy, own_budget and lists"
-        )
     else:
         weights = np.asarray(kind, np.float64)
-        if weights.shape != (num_cuts,):
+        if weights.shape != (num_cuts,) or weights.min() < 0.0 or abs(weights.sum() - 1.0) > 1e-4:
             raise ValueError(
-                f"weights: found {weights.size} values for {num_cuts} cuts; give one per cut"
-            )
-        if weights.min() < 0.0 or abs(weights.sum() - 1.0) > 1e-4:
-            raise ValueError(
-                f"weights: found {list(kind)}; give weights of at least 0 that sum to 1"
+                f"weights: found {list(kind)}; give {num_cuts} of at least 0 that sum to 1"
             )
         weights = weights / weights.sum()
     return weights
