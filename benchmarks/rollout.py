@@ -226,11 +226,12 @@ def against_static_batches(arguments, world):
     import jax
     import numpy as np
 
-    from bacr_jax.curriculum.truncnorm import truncated_normal
+    from bacr_jax.curriculum import truncnorm_ppf
 
     rows, slots, scale = 4 * arguments.rows, arguments.rows, arguments.new / 4096
     low, high = 256 * scale, 4096 * scale
-    drawn = truncated_normal(jax.random.key(1), 1500 * scale, 512 * scale, low, high, shape=(rows,))
+    shares = jax.random.uniform(jax.random.key(1), (rows,))
+    drawn = truncnorm_ppf(shares, 1500 * scale, 512 * scale, low, high)
     budgets = np.round(np.asarray(drawn)).astype(np.int32)
     prompts = world.prompts(rows, arguments.prompt)
     spec = world.spec(

@@ -34,8 +34,4 @@ from bacr_jax.curriculum.schedule import (
     scheduled_mean as scheduled_mean,
     update_pass_rates as update_pass_rates,
 )
-from bacr_jax.curriculum.truncnorm import (
-    truncated_normal as truncated_normal,
-    truncnorm_mean as truncnorm_mean,
-    truncnorm_ppf as truncnorm_ppf,
-)
+from bacr_jax.curriculum.truncnorm import truncnorm_ppf as truncnorm_ppf

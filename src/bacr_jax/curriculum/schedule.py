@@ -83,8 +83,7 @@ def budget_mean(
         mu_k = mu_k(0) (1 - alpha rho_k) + beta (1 - rho_k) b_max
 
     It falls linearly from mu_k(0) + beta b_max at rho = 0 to (1 - alpha) mu_k(0) at rho = 1; both
-    ends can lie outside the budget range, hence `clip`. It is the location of Eq. 4, not its mean:
-    see `truncnorm.truncnorm_mean`.
+    ends can lie outside the budget range, hence `clip`. It is the location of Eq. 4, not its mean.
 
     Args:
       pass_rate: rho, one per group (or per problem), in [0, 1].

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfcx as _erfcx_of_jax
 from jax.scipy.special import ndtr, ndtri
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 Scalar = int | float | Array
 
@@ -22,10 +22,6 @@ _NEWTON_STEPS = 4
 # Below this width (in standard deviations) CDF differences lose digits, while the density is
 # exponential to within width**2 / 8 ~ 1e-5.
 _NARROW = 1e-2
-# The mean is a quadrature over the part of the interval where the density is above exp(-40) of
-# its maximum: at most 18 standard deviations, for which 64 nodes are ample.
-_LOG_NEGLIGIBLE = 40.0
-_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(64)
 
 
 def _erfcx(x: Array) -> Array:
@@ -117,43 +113,3 @@ def truncnorm_ppf(
     value = jnp.where(inside, around_mode, in_tail)
     value = jnp.clip(jnp.where(width < _NARROW, in_sliver, value), low, high)
     return jnp.where(u <= 0.0, low, jnp.where(u >= 1.0, high, value))
-
-
-def truncnorm_mean(mu: Scalar, sigma: Scalar, low: Scalar, high: Scalar) -> Float[Array, "..."]:
-    """Mean of TruncNorm(mu, sigma^2; low, high), in the units of `mu` (tokens for budgets).
-
-    Integrates around the point of the interval nearest to mu, in units in which nothing
-    underflows; the usual ratio of density and CDF differences fails in far tails. mu and sigma > 0
-    are location and scale of the untruncated normal, high is above low, and the result has the
-    shape of the arguments broadcast together.
-    """
-    mu, sigma, low, high = jnp.broadcast_arrays(
-        *(jnp.asarray(x, jnp.float32) for x in (mu, sigma, low, high))
-    )
-    peak = jnp.clip(mu, low, high)
-    slope = jnp.abs(peak - mu) / sigma
-    reach = 2.0 * _LOG_NEGLIGIBLE / (slope + jnp.sqrt(slope**2 + 2.0 * _LOG_NEGLIGIBLE))
-    left = jnp.maximum((low - peak) / sigma, -reach)[..., None]
-    right = jnp.minimum((high - peak) / sigma, reach)[..., None]
-    offset = 0.5 * (left + right) + 0.5 * (right - left) * jnp.asarray(_NODES, jnp.float32)
-    log_density = -slope[..., None] * jnp.abs(offset) - 0.5 * offset**2
-    mass = jnp.exp(log_density) * jnp.asarray(_NODE_WEIGHTS, jnp.float32)
-    return peak + sigma * jnp.sum(mass * offset, axis=-1) / jnp.sum(mass, axis=-1)
-
-
-def truncated_normal(
-    key: PRNGKeyArray,
-    mu: Scalar,
-    sigma: Scalar,
-    low: Scalar,
-    high: Scalar,
-    shape: tuple[int, ...] | None = None,
-) -> Float[Array, "..."]:
-    """Samples from TruncNorm(mu, sigma^2; low, high), paper Eq. 4, by inverse CDF.
-
-    They lie in [low, high], float32, high being above low. mu and sigma > 0 are location and scale
-    of the untruncated normal. The arguments are broadcast together, and against `shape` if given.
-    """
-    if shape is None:
-        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in (mu, sigma, low, high)))
-    return truncnorm_ppf(jax.random.uniform(key, shape), mu, sigma, low, high)
