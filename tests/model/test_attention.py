@@ -171,8 +171,9 @@ def test_cudnn_is_given_an_even_number_of_positions(monkeypatch):
 def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     q, k, v = random_qkv(5, 2, length, length, 2, 1, 4)
     real = jnp.arange(length) >= jnp.array([[0], [130]])
-    blocked = lambda q, k, v: attention.causal_attention(q, k, v, real=real)
-    mask = attention.causal_mask(length) & real[:, None]
+    visible = jnp.broadcast_to(real[:, None], (2, length, length))
+    blocked = lambda q, k, v: attention.masked_attention(q, k, v, visible)
+    mask = attention.causal_mask(length) & visible
     whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
     (out, found), (whole_out, want) = (value_and_gradients(f, q, k, v) for f in (blocked, whole))
     np.testing.assert_allclose(out, whole_out, atol=2e-6)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from bacr_jax.errors import UserError
 from bacr_jax.model import attention, qwen2
 from bacr_jax.model.compute import Compute
 from bacr_jax.model.sizes import Qwen2Config
@@ -55,9 +54,3 @@ def test_the_learners_tree_pass_uses_it(as_if_on_an_a100):
 
     text = lowered(jax.grad(loss), params, ids(2, 128), ids(2, 2, 16), ids(2, 2), ids(2))
     assert "__cudnn$fmhaSoftmaxBackward" in text
-
-
-def test_it_refuses_rows_that_are_not_right_padded():
-    q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
-    with pytest.raises(UserError, match="right-padded rows only"):
-        attention.causal_attention(q, q, q, implementation="cudnn", real=jnp.ones((1, 8), bool))

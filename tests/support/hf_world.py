@@ -107,11 +107,6 @@ def logits(params, tokens, config, **how):
     return np.asarray(_logits(params, jnp.asarray(tokens), config=config, **how))
 
 
-def padded_positions(real):
-    """Positions that count real tokens only, from 0; padding before the first one stands at 0."""
-    return jnp.maximum(jnp.cumsum(jnp.asarray(real), axis=1) - 1, 0)
-
-
 def told_logits(params, tokens, budgets, config, conditioning, b_max, mask=None):
     """Logits under budgets."""
     phi = budget.embed(

@@ -170,26 +170,19 @@ def causal_attention(
     *,
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
-    real: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Causal self-attention over padded rows.
+    """Causal self-attention over rows padded on the right.
 
-    Padding on the right sits after every real token, so causality alone hides it from real queries;
-    padding elsewhere is hidden by `real`. What padded queries return is never read.
+    Padding sits after every real token, so causality alone hides it from real queries. What padded
+    queries return is never read.
 
     Args:
       implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
-      lengths: real tokens per right-padded row; lets cuDNN skip padding.
-      real: keys that may be seen; None for all.
+      lengths: real tokens per row; lets cuDNN skip padding.
     """
     chex.assert_rank([q, k, v], 4)
-    b, t, *_ = q.shape
+    t = q.shape[1]
     if implementation == "cudnn":
-        if real is not None:
-            raise UserError(
-                "model.attention: cudnn takes right-padded rows only, found a mask of real tokens; "
-                "write model.attention=xla"
-            )
         if q.dtype not in (jnp.bfloat16, jnp.float16):
             raise UserError(
                 f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
@@ -207,8 +200,7 @@ def causal_attention(
             implementation="cudnn",
         )
         return attended[:, :t]
-    visible = None if real is None else jnp.broadcast_to(real[:, None], (b, t, t))
-    return masked_attention(q, k, v, visible)
+    return masked_attention(q, k, v, None)
 
 
 def masked_attention(

@@ -177,36 +177,22 @@ def forward(
     *,
     config: Qwen2Config,
     lengths: Int[Array, "B"] | None = None,
-    positions: Int[Array, "B T"] | None = None,
-    real: Bool[Array, "B T"] | None = None,
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """Final states of padded rows.
-
-    Rows padded on the right need nothing: causality hides the padding. Rows padded elsewhere say
-    which tokens are real and where they stand.
-
-    Args:
-      positions: rotary positions; 0, 1, 2 ... by default.
-      real: tokens that may be attended to; all by default.
+    """Final states of rows padded on the right; causality hides the padding.
 
     Returns:
       Final-norm states; `logits` turns them into scores. States of padding are meaningless.
     """
     chex.assert_rank(tokens, 2)
-    if positions is None:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     attend = functools.partial(
-        attention.causal_attention,
-        implementation=compute.implementation,
-        lengths=lengths,
-        real=real,
+        attention.causal_attention, implementation=compute.implementation, lengths=lengths
     )
     return run_layers(
         params,
         embed_tokens(params, tokens, compute.dtype),
-        positions,
+        jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
         attend,
         config=config,
         conditioned=conditioned,
