@@ -70,7 +70,7 @@ for vocab in (1024, 700):  # parts of whole blocks, and of a block and a bit
         mesh = parallel.make_mesh(layout, jax.devices()[: data * tensor])
         where = parallel.logits_sharding(mesh, vocab)
         assert where.spec[1] == "tensor"
-        for numbers in ((1.0,), (0.7, 0.9), (1.0, 0.95, 40), (0.0,)):
+        for numbers in ((1.0,), (0.7, 0.9), (0.0,)):
             draw = lambda logits, mesh: sample_tokens(
                 keys, logits, sampling=sampling_params(*numbers), allowed_tokens=allowed, mesh=mesh
             )

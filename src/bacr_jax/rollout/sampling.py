@@ -141,14 +141,12 @@ class SamplingParams:
       temperature: divides the logits; 0 takes the most likely token. One number, or one for each
         of C streams that are drawn together (`for_rows` gives every row its own).
       top_p: nucleus mass, 1 keeps everything.
-      top_k: number of candidates kept, 0 keeps everything.
-      truncated: top-p and top-k are applied; static, since finding their border costs time on
-        large vocabularies.
+      truncated: top-p is applied; static, since finding its border costs time on large
+        vocabularies.
     """
 
     temperature: Float[Array, "*rows"]
     top_p: Float[Array, ""]
-    top_k: Int[Array, ""]
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
@@ -158,15 +156,10 @@ class SamplingParams:
         return dataclasses.replace(self, temperature=self.temperature[streams])
 
 
-def sampling_params(
-    temperature: float | Sequence[float], top_p: float = 1.0, top_k: int = 0
-) -> SamplingParams:
+def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) -> SamplingParams:
     """A `SamplingParams` from Python numbers, truncated where they cut anything off."""
     return SamplingParams(
-        jnp.asarray(temperature, jnp.float32),
-        jnp.float32(top_p),
-        jnp.int32(top_k),
-        truncated=top_p < 1 or top_k > 0,
+        jnp.asarray(temperature, jnp.float32), jnp.float32(top_p), truncated=top_p < 1
     )
 
 
@@ -182,21 +175,19 @@ def lowest_kept(
     sampling: SamplingParams,
     part: VocabPart,
 ) -> Float[Array, "R"]:
-    """The lowest score inside the top-k and the nucleus.
+    """The lowest score inside the nucleus.
 
-    A score s is inside when the tokens above it are fewer than k and have less than top_p of the
-    mass. Both grow as s falls, so that the border is found by halving the range of fp32 numbers: 32
-    sums over the vocabulary, where sorting it takes about three times as long on a GPU.
+    A score s is inside when the tokens above it have less than top_p of the mass. That grows as s
+    falls, so that the border is found by halving the range of fp32 numbers: 32 sums over the
+    vocabulary, where sorting it takes about three times as long on a GPU.
     """
-    limit = jnp.where(sampling.top_k > 0, sampling.top_k, jnp.iinfo(jnp.int32).max)
     float_of = lambda order: jax.lax.bitcast_convert_type(_order(order), jnp.float32)
 
     def halve(_: Array, border: tuple[Array, Array]) -> tuple[Array, Array]:
         outside, inside = border
         middle = (outside & inside) + ((outside ^ inside) >> 1)
         above = scores > float_of(middle)[:, None]
-        before = part.sum(jnp.where(above, mass, 0.0))
-        fits = (before < sampling.top_p) & (part.sum(above.astype(jnp.int32)) < limit)
+        fits = part.sum(jnp.where(above, mass, 0.0)) < sampling.top_p
         return jnp.where(fits, outside, middle), jnp.where(fits, middle, inside)
 
     top = _order(part.max(scores))
@@ -207,7 +198,7 @@ def lowest_kept(
 def truncate(
     scores: Float[Array, "R V"], sampling: SamplingParams, part: VocabPart = WHOLE
 ) -> Float[Array, "R V"]:
-    """Pushes tokens outside the top-k and outside the nucleus to the bottom.
+    """Pushes tokens outside the nucleus to the bottom.
 
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
     the most likely one. Ties at the border are broken by token id.
@@ -217,12 +208,10 @@ def truncate(
     mass = mass / part.sum(mass)[:, None]
     lowest = lowest_kept(scores, mass, sampling, part)
     above, tied = scores > lowest[:, None], scores == lowest[:, None]
-    before, ahead = part.sum(jnp.where(above, mass, 0.0)), part.sum(above.astype(jnp.int32))
+    before = part.sum(jnp.where(above, mass, 0.0))
     each = part.max(jnp.where(tied, mass, 0.0))
-    room = jnp.ceil((sampling.top_p - before) / each)
-    limit = jnp.where(sampling.top_k > 0, sampling.top_k, jnp.iinfo(jnp.int32).max)
     ties = part.sum(tied.astype(jnp.int32))
-    room = jnp.clip(jnp.minimum(room, (limit - ahead).astype(jnp.float32)), 1, ties)
+    room = jnp.clip(jnp.ceil((sampling.top_p - before) / each), 1, ties)
     last = part.nth(tied, room.astype(jnp.int32))
     kept = above | (tied & (part.ids(scores) <= last[:, None]))
     return jnp.where(kept, scores, _DISALLOWED)
