@@ -32,11 +32,6 @@ class TestScale:
     def test_none_changes_nothing(self):
         np.testing.assert_array_equal(advantages.normalize(self.A, mode="none", floor=0.1), self.A)
 
-    def test_masked_entries_do_not_count(self):
-        mask = jnp.array([[[True, True], [True, True]], [[False, False], [False, False]]])
-        scale = advantages.advantage_scale(self.A, mode="batch_rms", floor=0.1, mask=mask)
-        np.testing.assert_allclose(scale, np.sqrt(5.0), rtol=1e-6)
-
     @pytest.mark.parametrize("mode", ["group", "batch_rms", "none"])
     def test_all_zero_advantages_stay_zero(self, mode):
         got = advantages.normalize(jnp.zeros((2, 3, 4)), mode=mode, floor=0.1)

@@ -11,7 +11,7 @@ from methods_world import group_batch, load
 
 def test_whitening_weighs_traces_by_their_tokens():
     """Mean (3 x 1 - 1 x 1) / 4 = 1/2; squares 3 x 1/4 + 9/4 = 3 over 4 - 1: a deviation of 1."""
-    got = dler.whitened(jnp.array([[1.0, -1.0, 7.0]]), jnp.array([[3, 1, 0]]), eps=0.0)
+    got = dler.whitened(jnp.array([[1.0, -1.0, 7.0]]), jnp.array([[3, 1, 0]]))
     np.testing.assert_allclose(got, [[0.5, -1.5, 6.5]], rtol=1e-6)
 
 

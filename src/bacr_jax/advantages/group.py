@@ -4,11 +4,14 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 
 from bacr_jax.masked import masked_rms, masked_std
 
 Scalar = int | float | Array
+
+# Added to a group's deviation, as in common implementations of GRPO.
+_EPSILON = 1e-6
 
 
 def advantage_scale(
@@ -16,7 +19,6 @@ def advantage_scale(
     *,
     mode: Literal["group", "batch_rms", "none"],
     floor: Scalar,
-    mask: Shaped[Array, "Q ..."] | None = None,
 ) -> Float[Array, "..."]:
     """The number advantages are divided by, paper Eq. 14.
 
@@ -28,19 +30,18 @@ def advantage_scale(
 
     Args:
       floor: epsilon of Eq. 14, the smallest divisor.
-      mask: entries that count, all by default.
 
     Returns:
       The divisor, broadcastable against `advantages`.
     """
-    keep = jnp.ones_like(advantages, bool) if mask is None else mask
+    everything = jnp.ones((), bool)
     if mode == "none":
         return jnp.ones((), advantages.dtype)
     if mode == "batch_rms":
-        return jnp.maximum(masked_rms(advantages, keep), floor)
+        return jnp.maximum(masked_rms(advantages, everything), floor)
     if mode == "group":
         axes = tuple(range(1, advantages.ndim))
-        return jnp.maximum(masked_std(advantages, keep, axes, keepdims=True), floor)
+        return jnp.maximum(masked_std(advantages, everything, axes, keepdims=True), floor)
     raise ValueError(f"mode: found {mode!r}; known are batch_rms, group and none")
 
 
@@ -49,10 +50,9 @@ def normalize(
     *,
     mode: Literal["group", "batch_rms", "none"],
     floor: Scalar,
-    mask: Shaped[Array, "Q ..."] | None = None,
 ) -> Float[Array, "Q ..."]:
     """Advantages divided by `advantage_scale`, paper Eq. 14. Nothing is subtracted."""
-    return advantages / advantage_scale(advantages, mode=mode, floor=floor, mask=mask)
+    return advantages / advantage_scale(advantages, mode=mode, floor=floor)
 
 
 def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
@@ -86,36 +86,23 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Ar
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
 
 
-def grpo_advantage(
-    rewards: Float[Array, "..."],
-    *,
-    std: bool = True,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    axis: int = -1,
-) -> Float[Array, "..."]:
+def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
     """Group-normalised reward (GRPO, arXiv 2402.03300).
 
-        A_i = (R_i - mean_G R) / (std_G R + eps)
+        A_i = (R_i - mean_G R) / (std_G R + eps),   squares divided by G - 1, eps = 1e-6
 
     Dividing by the group's own deviation weighs questions by 1/std and depends on R_i nonlinearly.
     A group of one has no statistics: its advantage is its reward, as in common implementations.
-
-    Args:
-      ddof: 1 divides squares by G - 1, 0 by G.
-      eps: added to the standard deviation.
     """
     if rewards.shape[axis] == 1:
         return jax.lax.stop_gradient(rewards)
     centred = group_advantage(rewards, axis=axis)
-    if not std:
-        return centred
-    spread = masked_std(centred, jnp.ones((), bool), axis, ddof=ddof, keepdims=True)
-    return centred / (spread + eps)
+    spread = masked_std(centred, jnp.ones((), bool), axis, ddof=1, keepdims=True)
+    return centred / (spread + _EPSILON)
 
 
 def decoupled_advantage(
-    rewards: Float[Array, "Q G R"], weights: Float[Array, "R"], *, eps: float = 1e-6
+    rewards: Float[Array, "Q G R"], weights: Float[Array, "R"]
 ) -> Float[Array, "Q G"]:
     """Several rewards, each normalised in its group before they are added (GDPO, 2601.05242).
 
@@ -127,8 +114,8 @@ def decoupled_advantage(
     Args:
       weights: w, one for each reward.
     """
-    added = jnp.sum(weights * grpo_advantage(rewards, eps=eps, axis=1), axis=-1)
-    return grpo_advantage(added.reshape(-1), eps=eps).reshape(added.shape)
+    added = jnp.sum(weights * grpo_advantage(rewards, axis=1), axis=-1)
+    return grpo_advantage(added.reshape(-1)).reshape(added.shape)
 
 
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:

@@ -75,7 +75,6 @@ def brpo_advantage(
     r: Float[Array, "Q G M"],
     prior: Float[Array, "M"],
     *,
-    decay: float = 0.5,
     mode: Literal["brpo", "v1", "v2", "none"] = "brpo",
     loo: bool = False,
 ) -> Float[Array, "Q G M"]:
@@ -83,7 +82,7 @@ def brpo_advantage(
 
     With s = 0..M-1 the segment, and both baselines scaled to the remaining prior mass,
 
-        V1[g,s] = sum_{k<s} d^{s-k} r[g,k] / sum_{k<s} d^{s-k} * sum_{k>=s} P_k      (0 at s = 0)
+        V1[g,s] = sum_{k<s} 2^{k-s} r[g,k] / sum_{k<s} 2^{k-s} * sum_{k>=s} P_k      (0 at s = 0)
         V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
         A[g,s]  = sum_{k>=s} P_k r[g,k] - (s/M) V1[g,s] - ((M-s)/M) V2[s]
 
@@ -91,7 +90,6 @@ def brpo_advantage(
 
     Args:
       r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
-      decay: d.
       loo: leave the trace itself out of V2, which removes the gradient shrinkage by
         1 - (M-s)/(M G); False is the published form.
 
@@ -107,7 +105,7 @@ def brpo_advantage(
     returns = to_go(r, prior)
 
     lag = index[:, None] - index[None, :]
-    past = np.where(lag > 0, float(decay) ** np.maximum(lag, 0), 0.0)
+    past = np.where(lag > 0, 0.5 ** np.maximum(lag, 0), 0.0)
     average = jnp.asarray(past / np.maximum(past.sum(-1, keepdims=True), 1e-30), r.dtype)
     v1 = jnp.einsum("sk,qgk->qgs", average, r, precision="highest") * remaining
 

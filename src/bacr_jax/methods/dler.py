@@ -37,12 +37,10 @@ PUBLISHED = {
 }
 
 
-def whitened(
-    advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"], *, eps: float = 1e-8
-) -> Float[Array, "Q G"]:
+def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Float[Array, "Q G"]:
     """Advantages with mean 0 and deviation 1 over the tokens of a batch.
 
-        (A - m) / sqrt(v + eps),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
+        (A - m) / sqrt(v + 1e-8),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
 
     Args:
       advantages: one per trace, for each of its tokens.
@@ -53,7 +51,7 @@ def whitened(
     mean = (tokens * advantages).sum() / jnp.maximum(total, 1)
     centred = advantages - mean
     variance = (tokens * jnp.square(centred)).sum() / jnp.maximum(total - 1, 1)
-    return centred * jax.lax.rsqrt(variance + eps)
+    return centred * jax.lax.rsqrt(variance + 1e-8)
 
 
 def make(config: Config) -> Method:

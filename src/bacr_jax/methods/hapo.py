@@ -44,22 +44,20 @@ def length_reward(
     *,
     floor: float = -0.7,
     kind: Literal["cosine", "linear"] = "cosine",
-    tolerance: float = 0.1,
 ) -> Float[Array, "..."]:
     """Length reward relative to the shortest correct response so far.
 
     With x = length / history,
 
         cosine:  f = cos(min(x, 2) pi/2);        correct: max(floor, f);  wrong: min(0, f)
-        linear:  correct: 1 - x if x < 1; 0 up to 1 + tolerance; then max(floor, -(x-1-tolerance))
-                 wrong: 0 up to 1 + tolerance; then max(-1, -(x-1-tolerance))
+        linear:  correct: 1 - x if x < 1; 0 up to 1.1; then max(floor, -(x - 1.1))
+                 wrong: 0 up to 1.1; then max(-1, -(x - 1.1))
 
     0 where there is no history. The floor keeps a long right answer above every wrong one.
 
     Args:
       history: shortest correct length per question in tokens, broadcast against the rollouts.
       floor: least reward of a correct response.
-      tolerance: width of the linear form's flat part, as a fraction of the history.
     """
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
@@ -67,7 +65,7 @@ def length_reward(
         f = jnp.cos(jnp.minimum(x, 2.0) * (np.pi / 2.0))
         reward = jnp.where(right, jnp.maximum(floor, f), jnp.minimum(0.0, f))
     elif kind == "linear":
-        over = -jnp.maximum(x - (1.0 + tolerance), 0.0)
+        over = -jnp.maximum(x - 1.1, 0.0)
         when_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, over))
         reward = jnp.where(right, when_right, jnp.maximum(-1.0, over))
     else:
@@ -83,7 +81,6 @@ def total_reward(
     weight: Scalar = 1.0,
     floor: float = -0.7,
     kind: Literal["cosine", "linear"] = "cosine",
-    tolerance: float = 0.1,
 ) -> Float[Array, "..."]:
     """Total reward of HAPO: correctness plus the weighted `length_reward`.
 
@@ -93,7 +90,7 @@ def total_reward(
     Returns:
       Reward in [-weight, 1 + weight].
     """
-    bonus = length_reward(history, lengths, correct, floor=floor, kind=kind, tolerance=tolerance)
+    bonus = length_reward(history, lengths, correct, floor=floor, kind=kind)
     return jnp.asarray(correct).astype(jnp.float32) + weight * bonus
 
 

@@ -79,11 +79,11 @@ def shortest(lengths: Int[Array, "Q G"], count: int) -> Bool[Array, "Q G"]:
 
 
 def filtered_advantage(
-    rewards: Float[Array, "Q G"], kept: Bool[Array, "Q G"], *, eps: float = 1e-6
+    rewards: Float[Array, "Q G"], kept: Bool[Array, "Q G"]
 ) -> Float[Array, "Q G"]:
     """GRPO's advantage within the responses S that are kept, and 0 outside (GFPO, 2508.09726).
 
-        A_i = (R_i - mean_S R) / (std_S R + eps)
+        A_i = (R_i - mean_S R) / (std_S R + 1e-6)
 
     Args:
       kept: S, at least one of a group.
@@ -91,7 +91,7 @@ def filtered_advantage(
     rewards = jax.lax.stop_gradient(rewards)
     centred = rewards - masked_mean(rewards, kept, -1, keepdims=True)
     spread = masked_std(rewards, kept, -1, keepdims=True)
-    return jnp.where(kept, centred / (spread + eps), 0.0)
+    return jnp.where(kept, centred / (spread + 1e-6), 0.0)
 
 
 def make(config: Config) -> Method:
