@@ -17,14 +17,6 @@ from bacr_jax.errors import UserError
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
-# Methods that train nothing, and what to do with them.
-EVALUATION_ONLY = {
-    name: f"method={name}: trains nothing; write python -m bacr_jax.evaluate {how}"
-    for name, how in (
-        ("cot", "with the model's folder and its budgets"),
-        ("self_consistency", "with several samples per question"),
-    )
-}
 # Modules of this room that are no methods.
 _NO_METHODS = ("__init__", "grpo_family", "method", "published", "registry")
 
@@ -62,7 +54,7 @@ def overlong_filtered(method: Method) -> Method:
 
 def declares_budget(config: Config) -> bool:
     """Whether responses under the config's method open with a budget; its loss does not matter."""
-    return config.method not in EVALUATION_ONLY and make_method(config).declares_budget
+    return make_method(config).declares_budget
 
 
 def built_in_departures(config: Config) -> list[str]:
@@ -113,8 +105,6 @@ def _reward_problems(config: Config, method: Method) -> Iterator[str]:
 def make_method(config: Config) -> Method:
     """What the method's own `make` gives, whether or not the config redefines it."""
     name = config.method
-    if name in EVALUATION_ONLY:
-        raise UserError(EVALUATION_ONLY[name])
     make = getattr(_module(name), "make", None)
     if not callable(make):
         raise UserError(
@@ -132,10 +122,7 @@ def make_method(config: Config) -> Method:
 
 
 def _name_problems(name: str) -> Iterator[str]:
-    """A `method` that trains nothing, or is neither here, nor a file, nor a module."""
-    if name in EVALUATION_ONLY:
-        yield EVALUATION_ONLY[name]
-        return
+    """A `method` that is neither here, nor a file, nor a module."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             write = nearest(Path(name), "the path of a Python file with make(config)")
@@ -150,6 +137,8 @@ def _name_problems(name: str) -> Iterator[str]:
         known = built_in_methods()
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         choice = near[0] if near else f"one of {', '.join(known)}"
+        if name in ("cot", "self_consistency"):
+            choice = "python -m bacr_jax.evaluate, since it trains nothing"
         yield (
             f"method: found {name!r}, neither a method here nor an importable module; write "
             f"{choice}, or the path of a Python file or module with a function make(config)"
