@@ -96,6 +96,14 @@ class Trunks:
     budgets: Int[Array, "B"]
     logprobs: Float[Array, "B T"]
 
+    @classmethod
+    def empty(cls, rows: int, *, width: int, sampled: int) -> "Trunks":
+        """Rows without a token, on the host, for `width` of them of which so many are sampled."""
+        none: Any = np.zeros(rows, np.int32)
+        tokens: Any = np.zeros((rows, width), np.int32)
+        logprobs: Any = np.zeros((rows, sampled), np.float32)
+        return cls(tokens, none, none, none, none, none, logprobs)
+
 
 @pytree
 class Branches:
@@ -118,3 +126,14 @@ class Branches:
     finished: Bool[Array, "B M"]
     source: Int[Array, "B M"]
     logprobs: Float[Array, "B M T"]
+
+    @classmethod
+    def empty(cls, rows: int, cuts: int, *, width: int, sampled: int) -> "Branches":
+        """Branches without a token, on the host, for `width` of them of which so many are sampled.
+
+        `cuts` may be 0, which is what trunks without any cut have.
+        """
+        none: Any = np.zeros((rows, cuts), np.int32)
+        tokens: Any = np.zeros((rows, cuts, width), np.int32)
+        logprobs: Any = np.zeros((rows, cuts, sampled), np.float32)
+        return cls(tokens, none, none, none, none.astype(bool), none, logprobs)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.rollout.branches import branches_of, first_equal, no_branches, open_branches, split
+from bacr_jax.rollout.branches import branches_of, first_equal, open_branches, split
 from bacr_jax.rollout.sampling import RowIds
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Trunks
 from rollout_world import ANSWER, CLOSE, make_prompts, make_rules
@@ -74,11 +74,6 @@ def test_what_is_read_off_a_shared_cut_is_its_sources(world):
 )
 def test_equal_cuts_know_their_first(cuts, first):
     np.testing.assert_array_equal(first_equal(jnp.array([cuts])), [first])
-
-
-def test_trunks_without_cuts_have_no_branch():
-    branches = no_branches(3)
-    assert branches.tokens.shape == (3, 0, 1) and branches.finished.dtype == bool
 
 
 @pytest.mark.slow

@@ -13,7 +13,16 @@ from bacr_jax.errors import UserError
 from bacr_jax.model import budget, qwen2
 from bacr_jax.prompts.decode_rules import decode_rules
 from bacr_jax.rollout import RolloutSpec, Rows, Sampler, generate, precompile, sampling_params
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Prompts
+from bacr_jax.rollout.rollouts import sampled_counters
+from bacr_jax.types import (
+    CLOSED_BY_BUDGET,
+    CLOSED_BY_EOS,
+    CLOSED_BY_TAG,
+    NO_BUDGET,
+    Branches,
+    Prompts,
+    Trunks,
+)
 from rollout_world import (
     ANSWER,
     ANSWER_CLOSE,
@@ -283,6 +292,14 @@ def test_counters_add_up(world):
     # answers take the suffix of two and three tokens, the last of which is not fed: two chunks of 3
     assert counters["row_steps"] == 36 + 2 * (2 * 4) * 6
     assert counters["wasted_share"] == pytest.approx(1 - 84 / 132)
+
+
+def test_an_answer_that_serves_several_cuts_is_counted_once():
+    trunks = dataclasses.replace(Trunks.empty(4, width=5, sampled=3), sampled=np.arange(4))
+    source = np.array([[0, 1, 1]]).repeat(4, 0)
+    branches = Branches.empty(4, 3, width=4, sampled=2)
+    branches = dataclasses.replace(branches, sampled=np.full((4, 3), 2), source=source)
+    assert sampled_counters(trunks, branches)["tokens"] == 6 + 4 * 4
 
 
 @pytest.mark.slow  # test_train.py listens to a whole run

@@ -7,14 +7,7 @@ import pytest
 
 from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout import Rollout
-from bacr_jax.training.dynamic_sampling import (
-    BatchPlan,
-    Round,
-    added,
-    choose,
-    sampled_tokens,
-    wants_more,
-)
+from bacr_jax.training.dynamic_sampling import BatchPlan, Round, added, choose, wants_more
 from bacr_jax.types import Branches, Prompts, Trunks
 
 Q, G = 3, 2
@@ -79,18 +72,6 @@ def test_counts_and_seconds_add_up_and_shares_do_not():
     assert added([one, {**one, "tokens": 4}]) == {
         "tokens": 7, "decode_s": 1.0, "occupancy": 0.25, "thinking_max": 9,
     }  # fmt: skip
-
-
-def test_tokens_of_rows_count_an_answer_that_serves_several_cuts_once():
-    round_ = asked([1, 1, 1], 0)
-    rows = np.arange(Q * G)
-    branches = dataclasses.replace(
-        round_.rollout.branches,
-        sampled=np.full((Q * G, 3), 2),
-        source=np.array([[0, 1, 1]]).repeat(Q * G, 0),
-    )
-    trunks = dataclasses.replace(round_.rollout.trunks, sampled=rows)
-    assert sampled_tokens(Rollout(trunks, branches, {})) == rows.sum() + 4 * Q * G
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

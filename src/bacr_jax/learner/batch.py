@@ -120,27 +120,18 @@ def empty_batch(
     rows: int, *, prompt: int, thinking: int, cuts: int, suffix: int, answer: int
 ) -> Batch:
     """Rows without a token, to compile for the batches to come."""
-    whole = lambda *shape: np.zeros((rows, *shape), np.int32)
-    real = lambda *shape: np.zeros((rows, *shape), np.float32)
-    fields: dict[str, Any] = {
-        "trunk": whole(prompt + thinking),
-        "prompt_lengths": whole(),
-        "question_start": whole(),
-        "question_end": whole(),
-        "sampled": whole(),
-        "budgets": whole(),
-        "cuts": whole(cuts),
-        "branches": whole(cuts, suffix + answer),
-        "context": whole(cuts),
-        "forced": whole(cuts),
-        "answered": whole(cuts),
-        "thinking_advantages": real(thinking),
-        "answer_advantages": real(cuts),
-        "returns": real(cuts),
-        "thinking_logprobs": real(thinking),
-        "answer_logprobs": real(cuts, answer),
-    }
-    return Batch(**fields)
+    trunks = Trunks.empty(rows, width=prompt + thinking, sampled=thinking)
+    branches = Branches.empty(rows, cuts, width=suffix + answer, sampled=answer)
+    of_cuts = np.zeros((rows, cuts), np.float32)
+    return make_batch(
+        Prompts(trunks.tokens, trunks.prompt_lengths, trunks.prompt_lengths, trunks.prompt_lengths),
+        trunks,
+        branches,
+        cuts=branches.context,
+        thinking_advantages=trunks.logprobs,
+        answer_advantages=of_cuts,
+        returns=of_cuts,
+    )
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:

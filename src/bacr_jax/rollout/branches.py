@@ -321,19 +321,3 @@ def branches_of(state: BranchState) -> Branches:
         source=state.source,
         logprobs=share(state.logprobs),
     )
-
-
-def no_branches(rows: int) -> Branches:
-    """What `rows` trunks without any cut have, on the host."""
-    none: Any = np.zeros((rows, 0), np.int32)
-    flags: Any = none.astype(bool)
-    text: Any = none[..., None]
-    return Branches(
-        tokens=text,
-        context=none,
-        forced=none,
-        sampled=none,
-        finished=flags,
-        source=none,
-        logprobs=text.astype(np.float32),
-    )

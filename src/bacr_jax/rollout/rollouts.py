@@ -16,7 +16,6 @@ from bacr_jax.oom import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
-from bacr_jax.rollout.branches import no_branches
 from bacr_jax.rollout.engine import Engine
 from bacr_jax.rollout.rows import (
     CompleteRows,
@@ -185,7 +184,7 @@ class Loop:
         engine, inside = self.engine, self.scheduler.slot_row[slots]
         cuts = self.rows.cuts[inside]
         if cuts.shape[1] == 0:
-            return engine.trunks(slots), no_branches(len(slots))
+            return engine.trunks(slots), Branches.empty(len(slots), 0, width=1, sampled=1)
         if engine.spec.own_cuts:
             thinking = np.asarray(engine.trunks(slots).thinking)
             cuts = cuts_of_trace(cuts, thinking, self.rows.limits[inside])

@@ -133,10 +133,3 @@ def added(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     sums = {n: sum(one[n] for one in counters) for n in counters[0] if n in _ADDITIVE}
     return {**counters[0], **sums}
-
-
-def sampled_tokens(rollout: Rollout) -> int:
-    """Tokens sampled for the rows of a rollout: thinking and distinct answers."""
-    branches = rollout.branches
-    distinct = np.asarray(branches.source) == np.arange(branches.source.shape[1])
-    return int(np.sum(rollout.trunks.sampled) + np.sum(np.asarray(branches.sampled) * distinct))

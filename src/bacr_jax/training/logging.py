@@ -18,7 +18,8 @@ from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Environment
-from bacr_jax.training.dynamic_sampling import Round, sampled_tokens
+from bacr_jax.rollout.rollouts import sampled_counters
+from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
@@ -117,11 +118,12 @@ def budgets_by_group(
 
 def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
     """Rounds, the share of useful questions, places filled up, and tokens that were dropped."""
+    kept = sampled_counters(chosen.rollout.trunks, chosen.rollout.branches)["tokens"]
     return {
         "sampling/rounds": len(rounds),
         "sampling/useful_share": np.mean([one.useful.mean() for one in rounds]),
         "sampling/filled": int((~chosen.useful).sum()),
-        "sampling/dropped_tokens": chosen.tokens - sampled_tokens(chosen.rollout),
+        "sampling/dropped_tokens": chosen.tokens - kept,
     }
 
 

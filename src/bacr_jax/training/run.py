@@ -216,30 +216,23 @@ def _nothing_in_hand(run: Run) -> InHand:
     """Of the shapes of a batch in hand."""
     questions, group_size = run.config.rollout.questions, run.config.rollout.group_size
     rows, cuts, spec = questions * group_size, run.method.num_cuts, run.policy.rollout
-    answers, sampled = cuts * run.method.answers, spec.max_sampled
     whole = lambda *shape: np.zeros(shape, np.int32)
-    real = lambda *shape: np.zeros(shape, np.float32)
     plan: dict[str, Any] = {
         "questions": whole(questions),
         "groups": whole(questions),
         "budgets": whole(questions, group_size),
         "cuts": whole(questions, group_size, cuts),
     }
-    of_rows = ("prompt_lengths", "sampled", "thinking", "close", "budgets")
-    trunks: dict[str, Any] = {
-        "tokens": whole(rows, _widest_prompts(run).tokens.shape[1] + sampled),
-        "logprobs": real(rows, sampled),
-        **{name: whole(rows) for name in of_rows},
-    }
-    suffix = run.environment.rules.suffix_length
-    branches: dict[str, Any] = {
-        "tokens": whole(rows, answers, suffix + spec.answer_tokens),
-        "logprobs": real(rows, answers, spec.answer_tokens),
-        "finished": np.zeros((rows, answers), bool),
-        **{name: whole(rows, answers) for name in ("context", "forced", "sampled", "source")},
-    }
+    width = _widest_prompts(run).tokens.shape[1] + spec.max_sampled
+    trunks = Trunks.empty(rows, width=width, sampled=spec.max_sampled)
+    branches = Branches.empty(
+        rows,
+        cuts * run.method.answers,
+        width=run.environment.rules.suffix_length + spec.answer_tokens,
+        sampled=spec.answer_tokens,
+    )
     there: Any = np.array(False)
-    return InHand(there, BatchPlan(**plan), Trunks(**trunks), Branches(**branches))
+    return InHand(there, BatchPlan(**plan), trunks, branches)
 
 
 def precompile(
