@@ -71,11 +71,12 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
     import jax
     import jax.numpy as jnp
 
-    from bacr_jax.model import hf, qwen2
+    from bacr_jax.model import qwen2
     from bacr_jax.model.compute import Compute
+    from bacr_jax.model.hf import reading
     from bacr_jax.model.logprobs import token_logprobs
 
-    config, params = hf.load_policy(folder)
+    config, params = reading.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
     # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=none gives.
     plain = Compute(scan=False, remat="none")

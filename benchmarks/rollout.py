@@ -144,7 +144,7 @@ def cpu_world(arguments, folder):
 
     from bacr_jax.export.policy_folder import save_policy
     from bacr_jax.model import kv_cache, qwen2
-    from bacr_jax.model.hf import load_policy
+    from bacr_jax.model.hf.reading import load_policy
     from bacr_jax.model.sizes import Qwen2Config
 
     if arguments.model:

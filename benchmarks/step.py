@@ -64,7 +64,7 @@ class Step:
         from bacr_jax.learner.train_step import init_state
         from bacr_jax.learner.updates import Updates
         from bacr_jax.model import kv_cache
-        from bacr_jax.model.hf import load_policy
+        from bacr_jax.model.hf.reading import load_policy
         from bacr_jax.prompts.decode_rules import decode_rules
         from bacr_jax.prompts.tokenizers import load_tokenizer
         from bacr_jax.rollout import RolloutSpec

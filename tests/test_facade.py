@@ -10,7 +10,7 @@ import hf_world
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.ledger import ledger_tokenizer
 
@@ -24,7 +24,7 @@ def policy(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     conditioning = ConditioningConfig()
     params = hf_world.random_params(SHAPE, conditioning=conditioning)
-    module = hf.BudgetModule(conditioning, 16)
+    module = hf_config.BudgetModule(conditioning, 16)
     budget = policy_folder.BudgetInput(module, levels={"low": 4})
     policy_folder.save_policy(
         path, params, config=SHAPE, budget=budget, tokenizer=ledger_tokenizer()

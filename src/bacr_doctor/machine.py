@@ -20,9 +20,9 @@ from bacr_held.fingerprint import MANIFEST, file_digests
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import replace_file
 from bacr_jax.errors import UserError
-from bacr_jax.model.hf import check_folder
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hub import local_folder
+from bacr_jax.model.hf.reading import check_folder
 from bacr_jax.prompts.encoding import encode_prompts, eos_ids, frame
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import decode_ids, load_tokenizer

@@ -18,7 +18,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.export import __main__ as export
 from bacr_jax.export import from_run
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.ledger import ledger_tokenizer
 from export_world import LEDGER, MODEL, checkpoint, make_run
@@ -53,11 +53,11 @@ def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path,
     printed = capsys.readouterr().out.splitlines()
     assert printed == sorted(str(path) for path in out.iterdir())
     assert {"budget.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
-    config, found = hf.load_policy(out)
+    config, found = reading.load_policy(out)
     assert config == LEDGER
     same(found, params)
-    module = hf.read_budget_module(out)
-    assert hf.read_levels(out) == {"low": 16}
+    module = hf_config.read_budget_module(out)
+    assert hf_config.read_levels(out) == {"low": 16}
     assert module.b_max == 64 and module.conditioning == Config().conditioning
 
 
@@ -76,9 +76,9 @@ def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys
     raw = yaml.safe_load((out / "config.json").read_text())
     kind = "Qwen2ForCausalLM" if told == "words" else "BacrQwen2ForCausalLM"
     assert (raw["model_type"], raw["architectures"]) == ("qwen2", [kind])
-    assert raw["budget_words"] == hf.read_budget_words(out) == "f{budget}"
+    assert raw["budget_words"] == hf_config.read_budget_words(out) == "f{budget}"
     assert (out / "model.safetensors").exists() == (told == "words")
-    same(hf.load_policy(out)[1], params)
+    same(reading.load_policy(out)[1], params)
     # Nobody has to say again how it is told.
     saved = open_policy(None, out)
     assert (saved.config.conditioning.told, saved.config.conditioning.words) == (told, "f{budget}")
@@ -92,18 +92,18 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     sentence = "Use {budget} tokens or fewer."
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
     settings["conditioning"] = {"told": "words", "words": sentence}
-    params = hf.load_policy(base)[1]
+    params = reading.load_policy(base)[1]
     from_run.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
-    assert hf.read_budget_words(tmp_path / "out") == sentence
+    assert hf_config.read_budget_words(tmp_path / "out") == sentence
     # A run that goes on from there and is told nothing leaves the sentence behind.
     settings["model"] = {"path": str(tmp_path / "out")}
     settings["conditioning"] = {"told": "nothing"}
     from_run.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
-    assert hf.read_budget_words(tmp_path / "plain") is None
+    assert hf_config.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
     (tmp_path / "out/config.json").write_text(text)
     with pytest.raises(UserError, match="budget_words is 'Use few tokens or fewer.'; write"):
-        hf.read_budget_words(tmp_path / "out")
+        hf_config.read_budget_words(tmp_path / "out")
 
 
 def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp_path, capsys):
@@ -111,12 +111,12 @@ def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp
     newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
     checkpoint(run, newer, 5)
     from_run.export(run, tmp_path / "out")
-    same(hf.load_policy(tmp_path / "out")[1], newer)
+    same(reading.load_policy(tmp_path / "out")[1], newer)
     (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
     for step in ("3", "best"):
         out = tmp_path / step
         assert export.main(["--run", str(run), "--out", str(out), "--step", step]) == 0
-        same(hf.load_policy(out)[1], older)
+        same(reading.load_policy(out)[1], older)
         assert "step 3" in (out / "README.md").read_text()
     capsys.readouterr()
     out = tmp_path / "none"
@@ -202,7 +202,7 @@ def test_a_run_from_a_folder_keeps_its_tokenizer_and_may_have_moved(tmp_path, ca
         "do_sample",
         "max_length",
     }
-    same(hf.load_policy(tmp_path / "out")[1], params)
+    same(reading.load_policy(tmp_path / "out")[1], params)
     base.rename(tmp_path / "moved")
     assert "write --base" in refusal(capsys, "--run", run, "--out", tmp_path / "two")
     moved = str(tmp_path / "moved")

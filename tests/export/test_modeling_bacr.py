@@ -11,7 +11,8 @@ from bacr_held.fingerprint import write_manifest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
-from bacr_jax.model import budget, hf
+from bacr_jax.model import budget
+from bacr_jax.model.hf import hf_config, reading
 
 torch = pytest.importorskip(
     "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
@@ -61,7 +62,7 @@ def told(request, tmp_path_factory):
     config = hf_world.FAMILIES[kind]
     params = hf_world.random_params(config, conditioning=how)
     out = tmp_path_factory.mktemp("told") / "out"
-    told = policy_folder.BudgetInput(hf.BudgetModule(how, 4096), levels={"low": 512})
+    told = policy_folder.BudgetInput(hf_config.BudgetModule(how, 4096), levels={"low": 512})
     policy_folder.save_policy(out, params, config=config, budget=told)
     with pytest.MonkeyPatch.context() as patch:
         # The class is cached by module path: keep it out of the user's cache.
@@ -101,7 +102,7 @@ def test_a_budget_can_have_a_name(told):
     np.testing.assert_array_equal(named, of_torch(model, budget=512, **extra))
     with pytest.raises(ValueError, match="budget: found 'high'.*level .low"):
         model(torch.tensor(TOKENS), budget="high", **extra)
-    assert hf.read_levels(out) == {"low": 512}
+    assert hf_config.read_levels(out) == {"low": 512}
 
 
 def test_without_a_budget_the_exported_model_is_the_plain_one(told):
@@ -131,13 +132,13 @@ def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path)
     folder = tmp_path / "hf"
     shutil.copytree(told[-1], folder)
     write_manifest(folder)
-    hf.load_policy(folder)
+    reading.load_policy(folder)
     for path in sorted(folder.glob("*.safetensors")):
         content = bytearray(path.read_bytes())
         content[-1] ^= 0x20
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"^{path}: is not what was written"):
-            hf.load_policy(folder)
+            reading.load_policy(folder)
         with pytest.raises(ValueError, match=f"^{path}: is not what was written"):
             type(told[0]).from_pretrained(folder)
         content[-1] ^= 0x20

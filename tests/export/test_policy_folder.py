@@ -12,7 +12,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.export.policy_folder import BudgetInput
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config, reading
 from hf_world import TINY, WEIGHTS, edit_config, make_folder, random_params, same, tokenizer_json
 
 
@@ -33,10 +33,10 @@ def test_tensor_names_and_orientation_are_those_of_qwen2(folder):
 
 def test_weights_are_float32_or_of_the_type_that_is_asked_for(tmp_path):
     params, source = make_folder(tmp_path / "hf", dtype="bfloat16"), tmp_path / "hf"
-    config, _ = hf.load_policy(source)
+    config, _ = reading.load_policy(source)
     policy_folder.save_policy(tmp_path / "trained", params, config=config, source=source)
     assert json.loads((tmp_path / "trained/config.json").read_text())["torch_dtype"] == "float32"
-    same(hf.load_policy(tmp_path / "trained")[1], params)
+    same(reading.load_policy(tmp_path / "trained")[1], params)
     policy_folder.save_policy(
         tmp_path / "small", params, config=config, source=source, dtype="bfloat16"
     )
@@ -55,7 +55,7 @@ def test_tokenizer_and_generation_files_travel_along(folder, tmp_path):
     for name, text in files.items():
         (folder / name).write_text(text)
     edit_config(folder, bos_token_id=11, eos_token_id=12)
-    config, params = hf.load_policy(folder)
+    config, params = reading.load_policy(folder)
     written = policy_folder.save_policy(tmp_path / "out", params, config=config, source=folder)
     assert set(written) == {*files, "config.json", WEIGHTS}
     for name, text in files.items():
@@ -67,7 +67,7 @@ def test_tokenizer_and_generation_files_travel_along(folder, tmp_path):
 @pytest.mark.parametrize("sharing", ["shared", "per_layer"])
 def test_a_budget_module_goes_out_and_comes_back(sharing, tmp_path):
     how = ConditioningConfig(sharing=sharing, gate="tanh", input="log")
-    params, module = random_params(conditioning=how), hf.BudgetModule(how, 64)
+    params, module = random_params(conditioning=how), hf_config.BudgetModule(how, 64)
     written = policy_folder.save_policy(
         tmp_path / "out", params, config=TINY, budget=BudgetInput(module)
     )
@@ -77,17 +77,17 @@ def test_a_budget_module_goes_out_and_comes_back(sharing, tmp_path):
         "budget.w2",
         "budget.gate",
     }
-    same(hf.load_policy(tmp_path / "out")[1], params)
-    assert hf.read_budget_module(tmp_path / "out") == module
+    same(reading.load_policy(tmp_path / "out")[1], params)
+    assert hf_config.read_budget_module(tmp_path / "out") == module
     # Folders of earlier versions also say where it joins the stream: after the layer.
     path = tmp_path / "out/config.json"
     raw = json.loads(path.read_text())
     said = lambda site: {**raw, "budget_module": {**raw["budget_module"], "site": site}}
     path.write_text(json.dumps(said("after_block")))
-    assert hf.read_budget_module(tmp_path / "out") == module
+    assert hf_config.read_budget_module(tmp_path / "out") == module
     path.write_text(json.dumps(said("before_block")))
     with pytest.raises(UserError, match="export the folder again"):
-        hf.read_budget_module(tmp_path / "out")
+        hf_config.read_budget_module(tmp_path / "out")
     path.write_text(json.dumps(raw))
     # taken off again, it is a plain Qwen2 folder
     plain = {key: value for key, value in params.items() if key != "budget"}
@@ -110,7 +110,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     told = {**params, "budget": random_params(conditioning=how)["budget"]}
     with pytest.raises(UserError, match="No space left"):
         policy_folder.save_policy(
-            tmp_path / "out", told, config=TINY, budget=BudgetInput(hf.BudgetModule(how, 64))
+            tmp_path / "out", told, config=TINY, budget=BudgetInput(hf_config.BudgetModule(how, 64))
         )
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 import gguf_world
 from bacr_gguf import folder
 from bacr_gguf.container import Unusable
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.prompts.tokenizers import load_tokenizer
 
 
@@ -24,7 +24,7 @@ def made(tmp_path_factory):
 
 def test_our_reader_takes_its_shape_weights_and_tokenizer(made):
     _, out, _ = made
-    config, params = hf.load_policy(out)
+    config, params = reading.load_policy(out)
     assert (config.hidden_size, config.num_kv_heads, config.max_positions) == (64, 2, 512)
     stored = load_file(out / "model.safetensors")
     np.testing.assert_array_equal(params["embed"], stored["model.embed_tokens.weight"])
@@ -62,7 +62,7 @@ def test_bfloat16_takes_half_the_room(made, tmp_path):
     assert "in bfloat16" in folder.write(path, tmp_path / "half", dtype="bfloat16")
     sizes = [(where / "model.safetensors").stat().st_size for where in (tmp_path / "half", out)]
     assert 0.5 < sizes[0] / sizes[1] < 0.52
-    assert hf.read_hf_config(tmp_path / "half") == hf.read_hf_config(out)
+    assert hf_config.read_hf_config(tmp_path / "half") == hf_config.read_hf_config(out)
 
 
 def test_a_base_model_has_no_template(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hf_world
-from bacr_jax.model import hf
+from bacr_jax.model.hf import reading
 from bacr_jax.model.sizes import PRESETS
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
@@ -52,7 +52,7 @@ def test_twenty_chats_are_continued_alike(folder):
         tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
         for chat in chats
     ]
-    config, params = hf.load_policy(folder)
+    config, params = reading.load_policy(folder)
     # What transformers reads of the file is the float32 nearest to the preset's 1e-5.
     assert config.rms_norm_eps == np.float32(1e-5)
     assert dataclasses.replace(config, rms_norm_eps=1e-5) == PRESETS["smollm2-135m"]

@@ -12,8 +12,8 @@ import hf_world
 from bacr_jax.config import OptimizerConfig
 from bacr_jax.export import policy_folder
 from bacr_jax.learner.optimizer import policy_optimizer
-from bacr_jax.model import hf, qwen2
-from bacr_jax.model.hf import names
+from bacr_jax.model import qwen2
+from bacr_jax.model.hf import names, reading
 from bacr_jax.model.hf.writing import fetch
 from bacr_jax.model.logprobs import token_logprobs
 
@@ -80,7 +80,7 @@ def pair(request, tmp_path_factory):
         weight.data = 0.3 * torch.randn_like(weight) + (1.0 if "norm" in name else 0.0)
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder, max_shard_size="40KB")
-    return model, folder, *hf.load_policy(folder)
+    return model, folder, *reading.load_policy(folder)
 
 
 def of_torch(model, tokens, **how):
@@ -183,7 +183,7 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
         source = tmp_path / "hf"
         model = type(model).from_pretrained(folder, dtype=torch.bfloat16)
         model.save_pretrained(source)
-        config, params = hf.load_policy(source)
+        config, params = reading.load_policy(source)
     policy_folder.save_policy(tmp_path / "out", params, config=config, source=source, dtype=kind)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(again) is type(model)

@@ -331,7 +331,7 @@ def test_greedy_equals_transformers(tmp_path):
     from transformers import AutoModelForCausalLM
 
     from bacr_jax.model import kv_cache
-    from bacr_jax.model.hf import load_policy
+    from bacr_jax.model.hf.reading import load_policy
     from hf_world import make_folder
 
     folder = tmp_path / "model"

@@ -12,7 +12,8 @@ import pytest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
-from bacr_jax.model import budget, hf, kv_cache, qwen2
+from bacr_jax.model import budget, kv_cache, qwen2
+from bacr_jax.model.hf import reading
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 from bacr_jax.rollout import DecodeSpec, trunks
 from bacr_jax.types import Prompts
@@ -86,7 +87,7 @@ def same(one, two):
 def refusal(folder):
     """The one line that says why a folder can't be loaded."""
     with pytest.raises(UserError) as caught:
-        hf.load_policy(folder)
+        reading.load_policy(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

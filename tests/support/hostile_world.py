@@ -150,10 +150,10 @@ def wait_for(pid, until):
 def reads_weights(folder):
     """The exit code of reading the folder's model, as a command would end."""
     from bacr_jax.errors import UserError
-    from bacr_jax.model import hf
+    from bacr_jax.model.hf import reading
 
     try:
-        hf.load_policy(folder / "model")
+        reading.load_policy(folder / "model")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

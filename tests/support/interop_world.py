@@ -12,7 +12,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.export import from_run, policy_folder
-from bacr_jax.model import hf
+from bacr_jax.model.hf import reading
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules
@@ -45,7 +45,8 @@ def ours(run, questions, budgets):
     saved, style, tokenizer, _ = saved_policy(run)
     limits = np.array([cap(saved.config) if b is None else b for b in budgets], np.int32)
     told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
-    rows = hf.load_policy(saved.config.model.path)[0].vocab_size if saved.config.model.path else 27
+    path = saved.config.model.path
+    rows = reading.load_policy(path)[0].vocab_size if path else 27
     most = max(int(limits.max()), 1)
     decoder = open_decoder(saved, rows, max_thinking=most, slots=min(len(questions), 100))
     rollout = generate(

@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import export
-from bacr_jax.model.hf import load_policy
+from bacr_jax.model.hf.reading import load_policy
 from bacr_jax.model.qwen2 import forward, logits
 from bacr_jax.runs.folder import open_run
 from bacr_jax.runs.open import read_params

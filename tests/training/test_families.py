@@ -12,7 +12,7 @@ import thinking_world
 from bacr_jax import generate, train
 from bacr_jax.documents import read_lines
 from bacr_jax.export.from_run import export
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config
 from methods_world import PRESETS
 from small_config import SMALL
 
@@ -68,7 +68,7 @@ def test_from_a_folder_to_a_folder(tmp_path, capsys, kind, adapter):
     family = CASES[kind][0]
     assert after["model_type"] == before["model_type"] == family
     assert after["architectures"] == [f"Bacr{family.capitalize()}ForCausalLM"]
-    assert hf.read_hf_config(tmp_path / "out") == hf.read_hf_config(tmp_path / "base")
+    assert hf_config.read_hf_config(tmp_path / "out") == hf_config.read_hf_config(tmp_path / "base")
     close = thinking_world.small(CASES[kind][2]).convert_tokens_to_ids("</think>")
     assert after["thinking"]["closing_ids"].count(close) == 1
     capsys.readouterr()

@@ -13,8 +13,9 @@ from bacr_held import Server
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
 from bacr_jax.export.policy_folder import TORCH_NAME
-from bacr_jax.model import budget, hf, qwen2
+from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
+from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.hf.writing import BUDGET_FILE as BUDGET
 from bacr_jax.questions import ledger
 from bacr_jax.rollout.nccl import Libraries
@@ -44,8 +45,8 @@ class FromFolder(Server):
     connect = find
 
     async def load(self, folder, version):
-        shape, self.params = hf.load_policy(folder)
-        module = hf.read_budget_module(folder)
+        shape, self.params = reading.load_policy(folder)
+        module = hf_config.read_budget_module(folder)
         self.loaded.append(version)
 
         @jax.jit

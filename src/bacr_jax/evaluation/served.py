@@ -24,8 +24,8 @@ from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
-from bacr_jax.model.hf import read_thinking
 from bacr_jax.model.hf.archive import check_files
+from bacr_jax.model.hf.hf_config import read_thinking
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout import Rollout

@@ -9,8 +9,8 @@ from bacr_jax.export import policy_folder
 from bacr_jax.export.model_card import Exported, model_card
 from bacr_jax.export.template import chat_template
 from bacr_jax.methods.registry import declares_budget
-from bacr_jax.model import adapters, hf
-from bacr_jax.model.hf import names, peft, writing
+from bacr_jax.model import adapters
+from bacr_jax.model.hf import hf_config, names, peft, writing
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.formats import PromptFormat, format_for
@@ -25,7 +25,7 @@ from bacr_jax.types import Params
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
     """The model's shape, checked against its parameters."""
     rows = params["embed"].shape[0]
-    shape = model_shape(config, rows) if base is None else hf.read_hf_config(base)
+    shape = model_shape(config, rows) if base is None else hf_config.read_hf_config(base)
     for entry in names.backbone(shape):
         leaf: Any = params
         for key in entry.path:
@@ -86,10 +86,10 @@ def export(
     return write_params(out, params, about, dtype=dtype)
 
 
-def _module(config: Config, params: Params) -> hf.BudgetModule | None:
+def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
     if "budget" not in params:
         return None
-    return hf.BudgetModule(config.conditioning, config.budget.max)
+    return hf_config.BudgetModule(config.conditioning, config.budget.max)
 
 
 def write_params(

@@ -10,7 +10,7 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config.derived import param_dtype
 from bacr_jax.errors import UserError
-from bacr_jax.model.hf import load_policy
+from bacr_jax.model.hf.reading import load_policy
 from bacr_jax.runs.checkpoint import read_meta, read_part
 from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.folder import RunPaths, WarmupPaths, steps_in

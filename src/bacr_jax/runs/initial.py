@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from bacr_jax import parallel
 from bacr_jax.model import adapters, budget, qwen2, value
-from bacr_jax.model.hf import BudgetModule, load_policy, peft
+from bacr_jax.model.hf import peft
+from bacr_jax.model.hf.hf_config import BudgetModule
+from bacr_jax.model.hf.reading import load_policy
 from bacr_jax.runs.setup import Policy
 from bacr_jax.types import Params
 

@@ -129,7 +129,7 @@ class SavedPolicy:
         """UserError if its files can't be used, as far as that shows without a value read."""
         if self.step is not None:
             return check_checkpoint(self.folder, self.step)
-        from bacr_jax.model.hf import check_folder
+        from bacr_jax.model.hf.reading import check_folder
 
         return check_folder(self.folder)
 
@@ -139,7 +139,7 @@ class SavedPolicy:
             return read_params(self.folder, self.step)
         import jax.numpy as jnp
 
-        from bacr_jax.model.hf import load_policy
+        from bacr_jax.model.hf.reading import load_policy
 
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
@@ -187,14 +187,14 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     asked in the prompt format and within the lengths that are named there, and computes in the type
     that its weights are stored in.
     """
-    from bacr_jax.model.hf import (
+    from bacr_jax.model.hf.archive import check_files
+    from bacr_jax.model.hf.hf_config import (
         read_budget_module,
         read_budget_words,
         read_hf_config,
         read_levels,
         read_thinking,
     )
-    from bacr_jax.model.hf.archive import check_files
 
     # What says how it is asked is read before its weights are.
     check_files(folder, weights=False)

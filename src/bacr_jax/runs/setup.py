@@ -18,7 +18,9 @@ from bacr_jax.errors import UserError
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods import Method
 from bacr_jax.model import budget, kv_cache
-from bacr_jax.model.hf import check_folder, peft, read_hf_config
+from bacr_jax.model.hf import peft
+from bacr_jax.model.hf.hf_config import read_hf_config
+from bacr_jax.model.hf.reading import check_folder
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config, preset
 from bacr_jax.parallel import MeshShape

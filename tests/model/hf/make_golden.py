@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.export import policy_folder
-from bacr_jax.model import budget, hf
+from bacr_jax.model import budget
+from bacr_jax.model.hf import hf_config, reading
 
 GOLDEN = Path(__file__).parent / "golden"
 ROWS, WIDTH, NEW = 3, 12, 64
@@ -106,7 +107,7 @@ def conditioned(params, config, source: Path) -> dict[str, np.ndarray]:
         out,
         {**params, "budget": module},
         config=config,
-        budget=policy_folder.BudgetInput(hf.BudgetModule(how, 4096)),
+        budget=policy_folder.BudgetInput(hf_config.BudgetModule(how, 4096)),
         source=source,
     )
     told = AutoModelForCausalLM.from_pretrained(
@@ -171,7 +172,7 @@ def main() -> None:
     untied.save_pretrained(GOLDEN / "untied", max_shard_size="30KB")
     np.savez_compressed(GOLDEN / "untied.npz", **answers(untied, 61))
     others()
-    config, params = hf.load_policy(GOLDEN / "tied")
+    config, params = reading.load_policy(GOLDEN / "tied")
     np.savez_compressed(GOLDEN / "conditioned.npz", **conditioned(params, config, GOLDEN / "tied"))
     print(sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file()), "bytes")
 

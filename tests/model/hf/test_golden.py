@@ -8,7 +8,7 @@ import pytest
 
 import hf_world
 from bacr_jax.export import policy_folder
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.sizes import RopeScaling
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -16,13 +16,13 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture(params=["tied", "untied", "qwen3", "llama"])
 def case(request):
-    config, params = hf.load_policy(GOLDEN / request.param)
+    config, params = reading.load_policy(GOLDEN / request.param)
     return config, params, np.load(GOLDEN / f"{request.param}.npz")
 
 
 def test_golden_folders_cover_both_kinds_of_file():
-    tied, _ = hf.load_policy(GOLDEN / "tied")
-    untied, params = hf.load_policy(GOLDEN / "untied")
+    tied, _ = reading.load_policy(GOLDEN / "tied")
+    untied, params = reading.load_policy(GOLDEN / "untied")
     assert tied.tie_embeddings and tied.num_kv_heads < tied.num_heads and tied.rope_theta == 1e6
     assert not untied.tie_embeddings and "lm_head" in params and untied.rope_theta == 1e4
     assert untied.head_dim * untied.num_heads != untied.hidden_size
@@ -30,7 +30,9 @@ def test_golden_folders_cover_both_kinds_of_file():
 
 
 def test_golden_folders_cover_what_families_differ_in():
-    (normed, params), (scaled, _) = (hf.load_policy(GOLDEN / name) for name in ("qwen3", "llama"))
+    (normed, params), (scaled, _) = (
+        reading.load_policy(GOLDEN / name) for name in ("qwen3", "llama")
+    )
     assert normed.qk_norm and normed.head_dim * normed.num_heads != normed.hidden_size
     assert params["layers"]["q_norm"].shape == (normed.num_layers, normed.head_dim)
     # Frequencies that stay, that are divided, and between: positions reach beyond the first 32.
@@ -60,9 +62,9 @@ def test_greedy_continuations_of_64_tokens(case):
 
 
 def test_the_exported_pytorch_model_at_three_budgets():
-    config, params = hf.load_policy(GOLDEN / "conditioned")
+    config, params = reading.load_policy(GOLDEN / "conditioned")
     module, want = (
-        hf.read_budget_module(GOLDEN / "conditioned"),
+        hf_config.read_budget_module(GOLDEN / "conditioned"),
         np.load(GOLDEN / "conditioned.npz"),
     )
     found = hf_world.told_logits(
@@ -77,5 +79,5 @@ def test_the_exported_pytorch_model_at_three_budgets():
 def test_a_golden_round_trip_keeps_every_bit(case, tmp_path):
     config, params, _ = case
     policy_folder.save_policy(tmp_path / "out", params, config=config)
-    again = hf.load_policy(tmp_path / "out")[1]
+    again = reading.load_policy(tmp_path / "out")[1]
     jax.tree.map(np.testing.assert_array_equal, params, again)

@@ -6,22 +6,22 @@ import pytest
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.export import policy_folder
-from bacr_jax.model import hf
+from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.sizes import PRESETS
 from hf_world import FAMILIES, TINY, edit_config, random_params, refusal, same
 
 
 def test_old_and_new_config_files_say_the_same(folder):
-    old = hf.read_hf_config(folder)
+    old = hf_config.read_hf_config(folder)
     rope = {"rope_theta": 1e4, "rope_type": "default"}
     edit_config(folder, drop=("rope_theta", "rope_scaling", "torch_dtype"), rope_parameters=rope)
-    assert hf.read_hf_config(folder) == old == TINY
+    assert hf_config.read_hf_config(folder) == old == TINY
 
 
 def test_absent_keys_mean_what_transformers_assumes(folder):
     gone = ("rope_theta", "rms_norm_eps", "tie_word_embeddings", "head_dim", "architectures")
     edit_config(folder, drop=gone)
-    found = hf.read_hf_config(folder)
+    found = hf_config.read_hf_config(folder)
     assert (found.rope_theta, found.rms_norm_eps) == (10000.0, 1e-6)
     assert not found.tie_embeddings and found.head_dim == 4
 
@@ -51,7 +51,7 @@ def test_released_shapes_are_read_as_the_presets(tmp_path, monkeypatch):
             }
         )
     )
-    assert hf.read_hf_config(tmp_path) == PRESETS["qwen2.5-7b"]
+    assert hf_config.read_hf_config(tmp_path) == PRESETS["qwen2.5-7b"]
 
 
 GROUPED = {"hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16"}
@@ -125,14 +125,14 @@ RELEASED = {
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_shapes_of_other_families(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(GROUPED | RELEASED[name]))
-    assert hf.read_hf_config(tmp_path) == PRESETS[name]
+    assert hf_config.read_hf_config(tmp_path) == PRESETS[name]
 
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_folder_goes_out_in_its_own_family(tmp_path, kind, told):
     how = ConditioningConfig() if told else None
-    told_by = policy_folder.BudgetInput(hf.BudgetModule(how, 64) if told else None)
+    told_by = policy_folder.BudgetInput(hf_config.BudgetModule(how, 64) if told else None)
     params, config = random_params(FAMILIES[kind], conditioning=how), FAMILIES[kind]
     policy_folder.save_policy(tmp_path / "one", params, config=config, budget=told_by)
     # With a source that says what it came from, and without one.
@@ -143,9 +143,9 @@ def test_a_folder_goes_out_in_its_own_family(tmp_path, kind, told):
     for folder in (tmp_path / "one", tmp_path / "two"):
         raw = json.loads((folder / "config.json").read_text())
         assert (raw["model_type"], raw["architectures"]) == (kind, [name])
-        assert hf.read_hf_config(folder) == config
-        assert hf.read_budget_module(folder) == told_by.module
-        same(hf.load_policy(folder)[1], params)
+        assert hf_config.read_hf_config(folder) == config
+        assert hf_config.read_budget_module(folder) == told_by.module
+        same(reading.load_policy(folder)[1], params)
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -202,7 +202,7 @@ def test_a_damaged_description_of_the_budget_module(tmp_path):
         tmp_path / "out",
         params,
         config=TINY,
-        budget=policy_folder.BudgetInput(hf.BudgetModule(how, 64)),
+        budget=policy_folder.BudgetInput(hf_config.BudgetModule(how, 64)),
     )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
     assert "budget_module is {'b_max': 64}; export the folder again" in refusal(tmp_path / "out")

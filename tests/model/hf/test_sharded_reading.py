@@ -7,7 +7,7 @@ PROGRAM = """
 import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from bacr_jax.model import hf
+from bacr_jax.model.hf import reading
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
 
@@ -16,8 +16,8 @@ def sharding_of(path, shape):
         return NamedSharding(mesh, P(None, "fsdp", "tensor"))
     return NamedSharding(mesh, P())
 
-config, plain = hf.load_policy(sys.argv[1])
-_, spread = hf.load_policy(sys.argv[1], sharding_of=sharding_of)
+config, plain = reading.load_policy(sys.argv[1])
+_, spread = reading.load_policy(sys.argv[1], sharding_of=sharding_of)
 jax.tree.map(np.testing.assert_array_equal, plain, spread)
 for name, leaf in spread["layers"].items():
     parts = {s.data.shape for s in leaf.addressable_shards}
