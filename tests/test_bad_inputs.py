@@ -69,7 +69,7 @@ BAD = [
     (WORDS + "data.num_groups=4", "has no levels; write data.num_groups=1, or data.groups=", {}),
     (
         WORDS + "data.groups=solve_rate data.labels={}/rates.jsonl",
-        "rates.jsonl line 1: found avg=2; write the share of correct samples, 0 to 1",
+        "rates.jsonl row 1: found avg=2; write the share of correct samples, 0 to 1",
         {"rates.jsonl": '{"id": "x", "avg": 2, "samples": 1}'},
     ),
     (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; make room or", {}),

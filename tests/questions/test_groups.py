@@ -63,15 +63,15 @@ def test_rates_come_in_the_order_of_the_set_and_other_labels_are_not_looked_at(t
     ("labels", "says"),
     [
         (LABELS[1:3], "no label for 3 of 5 questions, the first is 'a'"),
-        ([*LABELS, LABELS[0]], "line 6: labels 'e' again"),
-        ([{"id": "a", "avg": 1.5, "samples": 8}], "line 1: found avg=1.5"),
-        ([{"id": "a", "avg": True, "samples": 8}], "line 1: found avg=true"),
-        ([{"id": "a", "avg": float("nan"), "samples": 8}], "line 1: holds NaN"),
-        ([{"id": "a", "avg": 1, "samples": 0}], "line 1: found samples=0"),
-        ([{"id": "a", "rate": 1}], "line 1: found id, rate; write"),
+        ([*LABELS, LABELS[0]], "row 6: labels 'e' again"),
+        ([{"id": "a", "avg": 1.5, "samples": 8}], "row 1: found avg=1.5"),
+        ([{"id": "a", "avg": True, "samples": 8}], "row 1: found avg=true"),
+        ([{"id": "a", "avg": float("nan"), "samples": 8}], "row 1: found avg=nan"),
+        ([{"id": "a", "avg": 1, "samples": 0}], "row 1: found samples=0"),
+        ([{"id": "a", "rate": 1}], "row 1: found id, rate; write"),
         ("[1]", "line 1: found list"),
         ("{", "line 1: .*write"),
-        ("", "no label for 5 of 5"),
+        ("", "found no row in labels.jsonl"),
     ],
 )
 def test_bad_label_files(tmp_path, labels, says):
@@ -80,7 +80,7 @@ def test_bad_label_files(tmp_path, labels, says):
 
 
 def test_a_file_that_can_not_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"data\.labels=.*nowhere.*No such file"):
+    with pytest.raises(UserError, match=r"data\.labels=.*no file or folder .*nowhere"):
         read_solve_rates(tmp_path / "nowhere", ["a"])
     (tmp_path / "latin").write_bytes(b"{\xff")
     with pytest.raises(UserError, match="not UTF-8 at byte 1"):

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from bacr_jax import documents
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
+from bacr_jax.questions import tables
 
 
 def groups_from_levels(
@@ -53,29 +53,19 @@ def groups_from_solve_rate(
 
 
 def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, "n"]:
-    """Measured solve rates from a label file, in the order of `ids`.
+    """Measured solve rates from a table of labels, in the order of `ids`.
 
     One JSON object a line, {"id": "train/algebra/0.json", "avg": 0.25, "samples": 8}: `avg` is
     the share of that many sampled answers that are correct. Labels of other questions are not
     looked at, so one file can serve several sets.
     """
     where = f"data.labels={path}"
-    try:
-        content = documents.read_file(Path(path), most=documents.LARGEST_TABLE)
-        lines = content.decode().split("\n")
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}; write a JSONL file of solve rates") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where}: not UTF-8 at byte {error.start}; write a JSONL file of solve rates"
-        ) from None
+    rows = tables.read_rows(str(path), base="", split="train", any_split=True, where=where)
     rates: dict[str, float] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        name, rate = _label(f"{where} line {number}", line)
+    for number, row in enumerate(rows, start=1):
+        name, rate = _label(f"{where} row {number}", row)
         if name in rates:
-            raise UserError(f"{where} line {number}: labels {name!r} again; write every id once")
+            raise UserError(f"{where} row {number}: labels {name!r} again; write every id once")
         rates[name] = rate
     missing = [name for name in ids if name not in rates]
     if missing:
@@ -86,15 +76,12 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     return np.array([rates[name] for name in ids])
 
 
-def _label(where: str, line: str) -> tuple[str, float]:
-    wanted = 'write {"id": "...", "avg": 0.25, "samples": 8}'
-    try:
-        label = documents.parse_json(line)
-    except documents.NotJson as error:
-        raise UserError(f"{where}: {error}; {wanted}") from None
-    if not isinstance(label, dict) or not {"id", "avg", "samples"} <= label.keys():
-        found = ", ".join(label) if isinstance(label, dict) else type(label).__name__
-        raise UserError(f"{where}: found {found or 'no field'}; {wanted}")
+def _label(where: str, label: tables.Row) -> tuple[str, float]:
+    if not {"id", "avg", "samples"} <= label.keys():
+        raise UserError(
+            f"{where}: found {', '.join(label) or 'no field'}; write "
+            '{"id": "...", "avg": 0.25, "samples": 8}'
+        )
     rate, samples = label["avg"], label["samples"]
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not number or not 0 <= rate <= 1:
