@@ -36,16 +36,6 @@ class Parser(argparse.ArgumentParser):
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Arguments = None, namespace: Any = None
-    ) -> Any:
-        """As in argparse, but without NUL, which no file's name and no setting can hold."""
-        given = sys.argv[1:] if args is None else list(args)
-        for text in given:
-            if "\0" in text:
-                self.error(f"found {text!r}, which holds NUL")
-        return super().parse_known_args(given, namespace)
-
 
 def refusal(error: UserError | OSError) -> int:
     """Writes an error on stderr, a line a mistake; the exit code. Raises an OSError of no file."""

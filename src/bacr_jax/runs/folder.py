@@ -357,9 +357,3 @@ def usable(where: str) -> Iterator[None]:
         raise UserError(
             f"{where}: can't be used ({error.strerror}); write a folder that can be written"
         ) from None
-    # It is a ValueError too.
-    except UserError:
-        raise
-    # NUL or half a surrogate pair: no file can be named so.
-    except ValueError:
-        raise UserError(f"{where}: is no name of a folder; write another") from None
