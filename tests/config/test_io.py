@@ -106,7 +106,7 @@ BAD_FILES = [
 
 BAD_OVERRIDES = [
     ("seed=", "command line: seed: found nothing; write a whole number"),
-    ("seed.x=1", "command line: seed.x: no such key; write seed"),
+    ("seed.x=1", "command line: seed.x: no such key; write a key that --help lists"),
     ("bugdet.max=1", "command line: bugdet.max: no such key; write budget.max"),
     ("learning_rat=1", "learning_rat: no such key; write"),
     ("budget=", "command line: budget: found nothing, but it is a section"),

@@ -235,29 +235,16 @@ def _under(
 def nearest_key(key: str, known: Mapping[str, bool]) -> str:
     """What to write instead of an unknown key; `known` says which dotted names are sections.
 
-    The nearest key (in the same section, or of the same last name elsewhere, or by spelling), or
-    the keys there are.
+    The nearest key of the same section, those of the same last name elsewhere, or one of the
+    section's.
     """
     parent, _, last = key.rpartition(".")
     siblings = {
         name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent
     }
-    close = difflib.get_close_matches(last, siblings, n=1)
-    if close:
+    if close := difflib.get_close_matches(last, siblings, n=1):
         return siblings[close[0]]
     settings = [name for name, section in known.items() if not section]
-    same = [name for name in settings if name.rpartition(".")[2] == last]
-    if same:
+    if same := [name for name in settings if name.rpartition(".")[2] == last]:
         return any_of(same)
-    close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return close[0]
-    last_names = {name.rpartition(".")[2]: name for name in settings}
-    close = difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)
-    if close:
-        return last_names[close[0]]
-    if siblings:
-        return f"one of {', '.join(siblings.values())}"
-    if parent in known:
-        return f"{parent} itself, which has no keys inside"
-    return "a key that --help lists"
+    return f"one of {', '.join(siblings.values())}" if siblings else "a key that --help lists"
