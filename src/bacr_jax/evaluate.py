@@ -176,12 +176,6 @@ def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
                 f"{option(name)}: is not read, since --samples 0 is greedy; write --samples 1 or "
                 f"more, or leave {option(name).split()[0]} out"
             )
-    if a.temperature is not None and not 0 < a.temperature < float("inf"):
-        yield f"{option('temperature')}: write a number above 0, or --samples 0 for greedy"
-    if a.top_p is not None and not 0 < a.top_p <= 1:
-        yield f"{option('top_p')}: write a number above 0, up to 1"
-    if a.seed is not None and not 0 <= a.seed < 2**32:
-        yield f"{option('seed')}: write a number from 0 to 4294967295"
     if a.self_consistency is not None and a.samples < a.self_consistency:
         yield (
             f"{option('self_consistency')}: needs as many samples, found --samples {a.samples}; "
@@ -271,8 +265,8 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             dense=arguments.every,
             size=arguments.size,
             samples=arguments.samples,
-            temperature=arguments.temperature or TEMPERATURE,
-            top_p=arguments.top_p or TOP_P,
+            temperature=TEMPERATURE if arguments.temperature is None else arguments.temperature,
+            top_p=TOP_P if arguments.top_p is None else arguments.top_p,
             budget_tag=config.eval.budget_tag,
         ),
     )

@@ -136,8 +136,6 @@ def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     for name, result in read_object(out / RESULTS)["sets"].items():
         each = {s.budget: entry_of(one) for s, one in drawn[name].items() if s.mode == SAMPLED}
-        if not result["self_consistency"]:
-            raise UserError(f"arms.{arm.id}: answers of {name} get scores, and have no vote")
         rows = result["self_consistency"][str(arm.votes)][arm.accounting]
         sets[name] = {SAMPLED: {}}
         for budget, row in rows.items():

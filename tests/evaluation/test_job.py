@@ -110,7 +110,6 @@ class TestPrepare:
         ("overrides", "options", "says"),
         [
             ((), {"self_consistency": 9}, "leaves no token for each sample at budget 8"),
-            (("grader=a.py:f",), {"self_consistency": 2}, "grader=a.py:f gives scores"),
             ((), {"labels": True}, "takes one set and one budget"),
             (("eval.budgets=[100000]",), {}, "positions; write fewer"),
             ((), {"compare": True}, "holds no evaluation"),

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.optimized,
     pytest.mark.skipif(
         not (SHARED / "gsm8k").is_dir() or not (SHARED / "qwen_tokenizer").is_dir(),
         reason=f"needs GSM8K and Qwen2.5's tokenizer in {SHARED} (BACR_SHARED_DATA)",

@@ -1,15 +1,26 @@
 import unicodedata
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
-from bacr_jax.prompts.tokenizers import answer_text, decode_ids
+from bacr_jax.errors import UserError
+from bacr_jax.prompts.tokenizers import answer_text, decode_ids, load_tokenizer
 
 relaxed = settings(
     max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+def test_a_tokenizer_with_an_id_that_is_a_slip_is_refused(tmp_path):
+    literal = models.WordLevel({"a": 0, "b": 1 << 24}, unk_token="a")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(literal)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^model.tokenizer: no .*an id is not below 16777216"):
+        load_tokenizer(tmp_path, where="model.tokenizer")
 
 
 def ids_of(tokenizer, text):

@@ -86,6 +86,7 @@ def cells(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_a_study_killed_at_any_moment_goes_on_and_ends_the_same(tmp_path):
     (tmp_path / "calm").mkdir()
     (tmp_path / "killed").mkdir()

@@ -21,11 +21,6 @@ def smaller_settings(config: Config, self_consistency: int | None) -> list[EvalS
     """Settings that only serve votes at equal total tokens."""
     if self_consistency is None:
         return []
-    if config.grader is not None:
-        raise UserError(
-            f"--self-consistency {self_consistency}: counts right answers, and grader="
-            f"{config.grader} gives scores; leave it out"
-        )
     budgets, samples = [b for b in config.eval.budgets if b], samples_of(config.eval, "")
     if not budgets or budgets[0] < self_consistency:
         least = budgets[0] if budgets else 0

@@ -13,18 +13,31 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, r
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET
 
+Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
 
-def pass_at_k(correct: Bool[np.ndarray, "n samples"], k: int) -> Float[np.ndarray, "n"]:
+
+def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
     """Probability that at least one of k samples is correct, for each problem.
 
     Unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
 
         1 - C(s - c, k) / C(s, k)
+
+    Of scores in [0, 1] it is the expected best score of k samples, which is the same for scores
+    that are all 0 or 1: with the scores x_1 <= ... <= x_s,
+
+        sum_i x_i C(i - 1, k - 1) / C(s, k)
+
+    Args:
+      correct: verdicts or scores, problems by samples.
     """
     samples = correct.shape[1]
     if not 1 <= k <= samples:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     subsets = math.comb(samples, k)
+    if correct.dtype != bool:
+        best = np.array([math.comb(i, k - 1) / subsets for i in range(samples)])
+        return np.sort(correct, axis=1) @ best
     none = [math.comb(samples - int(c), k) / subsets for c in correct.sum(1)]
     return 1.0 - np.array(none, np.float64)
 
@@ -62,7 +75,7 @@ def _vote_of_k(counts: tuple[int, ...], right: tuple[bool, ...], blank: int, k: 
 
 
 def majority_at_k(
-    answers: Int[np.ndarray, "n samples"], correct: Bool[np.ndarray, "n samples"], k: int
+    answers: Int[np.ndarray, "n samples"], correct: Verdicts, k: int
 ) -> Float[np.ndarray, "n"]:
     """Probability that the most frequent answer of k samples is correct, for each problem.
 
@@ -70,10 +83,13 @@ def majority_at_k(
     by chance, so that it counts with the share of right answers among those tied. Samples without
     an answer have no vote; a subset without any is wrong.
 
+    Of scores in [0, 1] it is the expected score of the most frequent answer: an answer that got
+    several scores has their mean.
+
     Args:
       answers: number of the answer each sample gives, equal answers having equal numbers (within a
         problem); -1 for no answer.
-      correct: verdicts, equal for equal answers.
+      correct: verdicts, equal for equal answers; or scores.
     """
     samples = answers.shape[1]
     if not 1 <= k <= samples:
@@ -82,14 +98,25 @@ def majority_at_k(
     for row, verdicts in zip(answers, correct):
         given = np.unique(row[row >= 0])
         votes, blank = [int((row == answer).sum()) for answer in given], int((row < 0).sum())
+        if correct.dtype != bool:
+            expected = 0.0
+            for answer in given:
+                # The vote is "right" when this answer wins it.
+                wins = _share_right(votes, [bool(other == answer) for other in given], blank, k)
+                expected += wins * float(verdicts[row == answer].mean())
+            shares.append(expected)
+            continue
         right = [bool(verdicts[row == answer][0]) for answer in given]
         if any((verdicts[row == a] != r).any() for a, r in zip(given, right)):
             raise ValueError("one answer is both right and wrong; write equal verdicts for it")
-        # In an order in which problems whose votes fall alike are found again.
-        ballot = sorted(zip(votes, right), reverse=True)
-        counts, wins = tuple(n for n, _ in ballot), tuple(r for _, r in ballot)
-        shares.append(_vote_of_k(counts, wins, blank, k))
+        shares.append(_share_right(votes, right, blank, k))
     return np.array(shares, np.float64)
+
+
+def _share_right(votes: Sequence[int], right: Sequence[bool], blank: int, k: int) -> float:
+    """`_vote_of_k`, in an order in which problems whose votes fall alike are found again."""
+    ballot = sorted(zip(votes, right), reverse=True)
+    return _vote_of_k(tuple(n for n, _ in ballot), tuple(r for _, r in ballot), blank, k)
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
@@ -113,18 +140,22 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 
 def answer_clusters(
     answers: Sequence[Sequence[str | None]],
-    correct: Bool[np.ndarray, "n samples"],
+    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"],
     grader: Any,
 ) -> Int[np.ndarray, "n samples"]:
     """Numbers equal answers equally, within each problem.
 
     Right answers equal the reference and so one another. Wrong answers are equal when the grader,
-    in its strict mode, takes one for the other; what equals either of two is one answer.
+    in its strict mode, takes one for the other; what equals either of two is one answer. A verifier
+    of one's own may not be asked that: under scores, answers are equal when they are written alike,
+    blanks aside.
 
     Returns:
       0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
-      no answer.
+      no answer. Under scores, 0, 1, 2, ... for all of them.
     """
+    if correct.dtype != bool:
+        return _written_alike(answers)
     wrong = [
         list(dict.fromkeys(a for a, c in zip(row, right) if a is not None and not c))
         for row, right in zip(answers, correct)
@@ -151,6 +182,15 @@ def answer_clusters(
             elif text is not None:
                 numbers[problem, sample] = names[places[text]]
     return numbers
+
+
+def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:
+    rows = []
+    for row in answers:
+        texts = [None if text is None else " ".join(text.split()) for text in row]
+        names = {text: i for i, text in enumerate(dict.fromkeys(t for t in texts if t is not None))}
+        rows.append([-1 if text is None else names[text] for text in texts])
+    return np.array(rows, np.int64)
 
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}

@@ -103,7 +103,7 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, 
     """Of each problem: lenient and strict accuracy, pass@k by k, and maj@k by k if it is voted."""
     scores = [graded.correct.mean(1), graded.strict.mean(1)]
     scores += [pass_at_k(graded.correct, k) for k in ks]
-    if len(ks) > 1:
+    if graded.samples > 1:
         clusters = answer_clusters(graded.answers, graded.correct, grader)
         scores += [majority_at_k(clusters, graded.correct, k) for k in ks]
     return np.column_stack(scores)
@@ -122,11 +122,11 @@ def entry_of(
       accuracy (the mean over all samples: avg@k), its 95 % interval ci95, the same for the strict
       verdicts, disagreement (share of samples that the two judge differently), mean tokens of
       thinking, forced, of the answer and in total, shares of forced thinking and of samples
-      without an answer, what `completion` and `adherence` say, pass_at and maj_at by k (none of
-      scores), levels, subjects, and what decided the verdicts. If some problems are near-duplicates
-      and some are not, without_near_duplicates holds accuracy and tokens of those that are not.
+      without an answer, what `completion` and `adherence` say, pass_at and maj_at by k, levels,
+      subjects, and what decided the verdicts. If some problems are near-duplicates and some are
+      not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
-    ks = numbers_of_samples(graded.samples) if graded.correct.dtype == bool else []
+    ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks)  # one set of resamples serves all of them
     ends = rate_intervals(rates)
     tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
@@ -148,7 +148,7 @@ def entry_of(
     }
     if duplicates is not None and duplicates.any() and not duplicates.all():
         entry["without_near_duplicates"] = _slice(graded, ~duplicates)
-    if len(ks) > 1:
+    if graded.samples > 1:
         entry["maj_at"] = {
             str(k): {
                 **value(2 + len(ks) + i),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import documents
-from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.stop_strings import vocabulary
 
@@ -29,7 +28,6 @@ def load_tokenizer(
     """
     documents.check_model_folder(folder or "null", where)
     assert folder is not None
-    _check_files(Path(folder), where)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
@@ -41,7 +39,10 @@ def load_tokenizer(
     as_written = written or declared in _GENERIC
     reader: Any = PreTrainedTokenizerFast if as_written else AutoTokenizer
     try:
+        _check_files(Path(folder))
         tokenizer = reader.from_pretrained(str(folder))
+        if max(tokenizer.get_vocab().values(), default=0) >= MOST_IDS:
+            raise ValueError(f"an id is not below {MOST_IDS}")
         tokenizer.turn_ends = _turn_ends(Path(model or folder))
         return tokenizer
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
@@ -55,37 +56,15 @@ def load_tokenizer(
         ) from None
 
 
-def _check_files(folder: Path, where: str) -> None:
-    """Refuses tokenizer files that the readers behind would hang, crash or run out of memory on."""
+def _check_files(folder: Path) -> None:
+    """Raises for files that the readers behind would wait for or crash on."""
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".txt")):
+        documents.check_regular(path)
         try:
-            documents.check_regular(path)
-            content = documents.read_json(path) if path.name in _JSON else {}
-        except OSError as error:
-            reason = error.strerror
-        except ValueError as error:
-            reason = f"not JSON: {error}"
-        else:
-            reason = "" if isinstance(content, dict) else "no JSON object"
-            if not reason and path.name == "tokenizer.json":
-                reason = _fault_of_ids(content)
-        if reason:
-            raise UserError(
-                f"{where}: no tokenizer that can be read in {str(folder)!r} ({path.name}: "
-                f"{reason}); write a Hugging Face folder with tokenizer.json"
-            )
-
-
-def _fault_of_ids(content: dict[str, Any]) -> str:
-    """What is wrong with the ids of a tokenizer.json; "" if nothing is."""
-    model, added = content.get("model"), content.get("added_tokens") or []
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        return "added_tokens is no list of objects"
-    ids += [token.get("id") for token in added]
-    wrong = [number for number in ids if type(number) is not int or not 0 <= number < MOST_IDS]
-    return f"the id {shown(wrong[0])}; ids are whole numbers below {MOST_IDS}" if wrong else ""
+            if path.name in _JSON:
+                documents.read_object(path)
+        except documents.NotJson as error:
+            raise documents.NotJson(f"{path.name}: {error}") from None
 
 
 def _turn_ends(folder: Path) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from bacr_jax.questions.question_set import QuestionSet
 
@@ -32,39 +32,31 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(zip(*(tokens[i:] for i in range(SHINGLE)), strict=False))
 
 
-def nearest(
-    known: Sequence[str], questions: Sequence[str], *, threshold: float = THRESHOLD
-) -> tuple[Float[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-    """The most similar known text of each question, where there is one over the threshold.
+def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.ndarray, "n"]:
+    """Which questions resemble a known text by `THRESHOLD` or more.
 
     Exact, though not every pair is looked at: A and B can only resemble by t if they share t |A|
     shingles, so B holds one of the |A| - ceil(t |A|) + 1 rarest shingles of A.
-
-    Args:
-      threshold: least resemblance t, in (0, 1].
-
-    Returns:
-      Resemblance in [t, 1], 0 where no known text comes near; and that text's place in `known`,
-      -1 where there is none.
     """
     sets = [shingles(text) for text in known]
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, members in enumerate(sets):
         for shingle in members:
             holders[shingle].append(place)
-    best = np.zeros(len(questions))
-    which = np.full(len(questions), -1, np.int64)
+    found = np.zeros(len(questions), bool)
     for row, text in enumerate(questions):
         mine = shingles(text)
-        # The text breaks ties, so that no result hangs on the order of a set.
-        rarest = sorted(mine, key=lambda shingle: (len(holders.get(shingle, ())), shingle))
-        prefix = rarest[: len(mine) - math.ceil(threshold * len(mine) - 1e-9) + 1]
-        for place in sorted({p for shingle in prefix for p in holders.get(shingle, ())}):
-            shared = len(mine & sets[place])
-            resemblance = shared / (len(mine) + len(sets[place]) - shared)
-            if resemblance >= threshold and resemblance > best[row]:
-                best[row], which[row] = resemblance, place
-    return best, which
+        rarest = sorted(mine, key=lambda shingle: len(holders.get(shingle, ())))
+        prefix = rarest[: len(mine) - math.ceil(THRESHOLD * len(mine) - 1e-9) + 1]
+        near = {place for shingle in prefix for place in holders.get(shingle, ())}
+        found[row] = any(_resemblance(mine, sets[place]) >= THRESHOLD for place in near)
+    return found
+
+
+def _resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+    """Jaccard's: the share of their shingles that both hold."""
+    shared = len(one & other)
+    return shared / (len(one) + len(other) - shared)
 
 
 def repeated(questions: Sequence[str]) -> int:
@@ -74,8 +66,8 @@ def repeated(questions: Sequence[str]) -> int:
 
 def mark_duplicates(test: QuestionSet, train: QuestionSet) -> QuestionSet:
     """The test set with its near-duplicates of training questions marked."""
-    resemblance, _ = nearest(train.questions, test.questions)
-    return dataclasses.replace(test, duplicates=resemblance > 0, compared_with=train.name)
+    marked = near_duplicates(train.questions, test.questions)
+    return dataclasses.replace(test, duplicates=marked, compared_with=train.name)
 
 
 # Nine tenths of the different questions are trained on, however few there are.

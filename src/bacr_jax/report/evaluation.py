@@ -119,8 +119,7 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
     if result["note"]:
         caption += f"; {result['note']}"
     most = max(entry["samples"] for budgets in modes.values() for entry in budgets.values())
-    voted = any("maj_at" in entry for budgets in modes.values() for entry in budgets.values())
-    voting = [f"pass@{most}", f"maj@{most}"] if voted else []
+    voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
     rows = []
     for mode, budget, entry in _cells(modes):
         label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"

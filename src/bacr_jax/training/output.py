@@ -186,7 +186,7 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
         )
 
 
-# Fields of a trace that a table shows as they are; traces of older versions lack some.
+# Fields of a trace that a table shows as they are.
 _PLAIN = ("step", "row", "id", "level", "question", "gold", "budget", "told", "thinking_tokens")
 _LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
 _COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
