@@ -1,21 +1,18 @@
 """The quickstart model trained on eight devices, by one process and by two."""
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from devices_world import run_on_devices
+from devices_world import ROOT, environment, run_on_devices
 
-ROOT = Path(__file__).parents[1]
 GLOO = re.compile(r"\[Gloo\]|peer ranks|^$")
 SHORT = (
     *(
@@ -32,7 +29,7 @@ SHORT = (
 )
 
 
-def start(folder, *overrides, devices, **environment):
+def start(folder, *overrides, devices, **more):
     """The train command in a process of its own with that many CPU devices."""
     return subprocess.Popen(
         [
@@ -40,14 +37,7 @@ def start(folder, *overrides, devices, **environment):
             *("--config", str(ROOT / "configs" / "quickstart.yaml"), *SHORT),
             *(f"output.dir={folder}", *overrides),
         ],
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT / "src"),
-            "NPROC": "32",
-            **environment,
-        },
+        env=environment(devices) | more,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -167,8 +157,7 @@ def test_every_key_that_two_processes_differ_in_is_refused_or_free_as_the_page_s
     both = [
         subprocess.Popen(
             [sys.executable, "-c", EVERY_KEY],
-            env={**os.environ, **joined, "JAX_PROCESS_ID": str(index), "JAX_PLATFORMS": "cpu"}
-            | {"PYTHONPATH": str(ROOT / "src")},
+            env=environment(1) | joined | {"JAX_PROCESS_ID": str(index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -261,13 +250,7 @@ def evaluate(run, out, *arguments, devices):
             *("--size", "10", "--samples", "1", "--greedy", "--budgets", "4,16", "--slots", "10"),
             *arguments,
         ],
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT / "src"),
-            "NPROC": "32",
-        },
+        env=environment(devices),
         capture_output=True,
         text=True,
     )
@@ -289,7 +272,6 @@ def test_an_evaluation_on_many_devices_gives_the_samples_of_one(tmp_path):
 
 RESTORE = """
 import sys
-from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from bacr_jax import parallel
 from bacr_jax.runs.checkpoint import Checkpoints

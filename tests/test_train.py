@@ -340,6 +340,7 @@ def test_every_combination_of_the_four_parts_runs(config, finished, tmp_path, in
         "train.steps=1",
         "eval.samples=0",
         "output.tensorboard=false",
+        "output.report=false",
         f"conditioning.told={'embedding' if index & 1 else 'nothing'}",
         f"budget.prior={'curriculum' if index & 2 else 'uniform'}",
         f"reward.dense={str(bool(index & 4)).lower()}",

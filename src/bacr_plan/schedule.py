@@ -88,7 +88,7 @@ class Counting(Engine):
         self.lengths, self.sizes = spec.cache_lengths(width), spec.batch_sizes()
         self.schedule = Schedule()
         self.length = self.lengths[0]
-        self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, int)
+        self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, np.int32)
 
     def fit_caches(self, positions: int) -> None:
         """The shortest length that holds so many."""
@@ -112,10 +112,10 @@ class Counting(Engine):
         """
         spec, row, sampled = self.spec, self._row, self._sampled
         taken = row >= 0
-        prompts = np.where(taken, self.rows.prompts[row], 0)
-        left = np.where(taken, self.rows.thinking[row] - sampled, 0)
+        prompts = np.where(taken, self.rows.prompts[row], 0).astype(np.int32)
+        left = np.where(taken, self.rows.thinking[row] - sampled, 0).astype(np.int32)
         chunks = -(-int(left[left > 0].min()) // spec.chunk)
-        step = np.arange(chunks * spec.chunk)[:, None]
+        step = np.arange(chunks * spec.chunk, dtype=np.int32)[:, None]
         keys = np.where(step < left, prompts + sampled + step + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
         by_device = (chunks, spec.chunk, spec.row_shards, -1)

@@ -13,9 +13,10 @@ import pytest
 from bacr_jax.config import AdapterConfig, ConditioningConfig, OptimizerConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
+from bacr_jax.learner import train_step as steps
 from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.optimizer import keep_moments, policy_optimizer
-from bacr_jax.learner.train_step import gradients, init_state, train_step
+from bacr_jax.learner.train_step import init_state, train_step
 from bacr_jax.model import adapters, kv_cache
 from bacr_jax.model.compute import Compute
 from bacr_jax.model.hf import peft
@@ -26,6 +27,8 @@ from learner_world import RULES, SPEC, WORLD, make_batch_by_hand
 
 SETTINGS = AdapterConfig(rank=3, alpha=6.0, targets=("q", "v", "o", "down"))
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, 7)))
+
+gradients = jax.jit(steps.gradients, static_argnames="spec")
 
 
 def make_adapters(config=TINY, settings=SETTINGS, seed=1, zero=False):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
 import hf_world
 from bacr_jax.config import Config
@@ -159,6 +160,13 @@ class TestRefusals:
     def test_text_the_tokenizer_can_not_write_by_its_row(self, ledger_tokens):
         with pytest.raises(UserError, match="question 1: .*'what'"):
             encode_prompts(ledger_tokens, ["4a2", "what"], LEDGER, max_tokens=64)
+
+    @pytest.mark.parametrize("around", [None, ("", "")])
+    def test_text_that_the_tokenizer_drops_by_its_row(self, ledger_tokens, around):
+        deaf = copy.deepcopy(ledger_tokens)
+        deaf.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("what", "")
+        with pytest.raises(UserError, match="question 1: .*no token of 'what'"):
+            encode_prompts(deaf, ["4a2", "what"], LEDGER, max_tokens=64, around=around)
 
     def test_no_question(self, ledger_tokens):
         with pytest.raises(UserError, match="no question"):

@@ -214,6 +214,7 @@ def test_what_is_left_out_is_told_with_its_reason(environment):
     told = "\n".join(environment.describe_data())
     assert "training on math: 1 questions" in told and "prompt over 160 tokens: 1" in told
     assert "evaluating on minerva_math" in told and "no public set" in told
+    assert "evaluating on 1 of minerva_math: 2 questions" in "\n".join(environment.describe_data(1))
 
 
 def test_near_duplicates_of_training_questions_are_marked(environment):

@@ -12,11 +12,13 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.report import page as pages
 from bacr_jax.report.page import try_report, write_comparison, write_report
+from bacr_jax.report.run_data import read_run
 from report_world import HOSTILE, evaluation, lines, make_whole_run
 
 
 def page(folder):
-    return write_report(folder).read_text()
+    """What `write_report` writes, without drawing pictures."""
+    return pages.page([read_run(folder)])
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_only_this_style_and_this_script_may_run(whole):
 
 
 def test_pictures_stay_beside_it(run):
-    page(run)
+    assert write_report(run).read_text() == page(run)
     names = {path.stem for path in run.glob("*.png")}
     assert names == {"training", "budgets", "accuracy_ledger", "evaluation_ledger"}
 
@@ -82,7 +84,7 @@ def test_validation_questions_stand_after_test_sets_and_are_marked(run):
     for record in records:
         record["sets"]["train_holdout"] = record["sets"]["ledger"]
     lines(run / "eval.jsonl", records)
-    found = page(run)
+    found = write_report(run).read_text()
     marked = found.index("train_holdout (validation, not a test set): accuracy in %")
     assert marked > found.index("Ledger: accuracy in %")
     assert (run / "evaluation_train_holdout.png").exists()

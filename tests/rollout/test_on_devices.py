@@ -1,10 +1,8 @@
 """A row's text does not depend on how many devices decode it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from devices_world import run_on_devices
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -35,22 +33,9 @@ print("equal")
 """
 
 
-def run_on_eight(program):
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "equal"
-
-
 @pytest.mark.slow  # half a minute of compiling for eight devices
 def test_eight_devices_sample_what_one_samples():
-    run_on_eight(PROGRAM)
+    assert run_on_devices(PROGRAM) == "equal"
 
 
 SAMPLING = """
@@ -91,4 +76,4 @@ print("equal")
 
 @pytest.mark.slow  # twenty programs compiled for eight devices
 def test_a_split_vocabulary_is_sampled_like_a_whole_one_and_never_gathered():
-    run_on_eight(SAMPLING)
+    assert run_on_devices(SAMPLING) == "equal"

@@ -9,20 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
+ROOT = Path(__file__).parents[2]
+
+
+def environment(devices):
+    """Of a process with that many CPU devices, which compiles as these tests do."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {
+        **os.environ,
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(str(ROOT / p) for p in ("src", "tests/support", "tests")),
+        # Devices that wait for each other each need a thread, however few cores there are.
+        "NPROC": "32",
+    }
+
 
 def run_on_devices(program, *arguments, devices=8):
     """Runs a program text in a process with that many CPU devices; its standard output."""
-    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(str(root / p) for p in ("src", "tests/support", "tests")),
-            # Devices that wait for each other each need a thread, however few cores there are.
-            "NPROC": str(4 * devices),
-        },
+        env=environment(devices),
         capture_output=True,
         text=True,
     )

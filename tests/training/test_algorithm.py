@@ -178,7 +178,7 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
 
     base, folder = warm
     preset = str(PRESETS / f"{name}.yaml")
-    arguments = ["--config", str(base), "--config", preset]
+    arguments = ["--config", str(base), "--config", preset, "output.report=false"]
     # A warm-up of prompts with a budget in words is another one.
     if config_io.load([base, preset]).conditioning.told != "words":
         arguments.append(f"warmup.dir={folder / 'warmup'}")

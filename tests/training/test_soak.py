@@ -42,7 +42,7 @@ SETTINGS = (
     *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.short_accuracy=0"),
     *("warmup.hold_accuracy=0", "warmup.max_hold=0", "budget.max=16", "curriculum.mu0=12"),
     *("curriculum.sigma=4", "rollout.questions=8", "train.micro_batch_rows=8", "eval.size=40"),
-    *("eval.samples=0", "eval.budgets=[16]", "eval.every=50", f"checkpoint.every={EVERY}"),
+    *("eval.samples=0", "eval.budgets=[16]", "eval.every=100", f"checkpoint.every={EVERY}"),
     *("output.tensorboard=false", "output.report=false"),
 )
 NAMES = ("undisturbed", "disturbed")
@@ -115,7 +115,8 @@ def keep_log(process, path):
 
 def start(folder, shared, steps, watch, *, slow=0.0):
     command = [sys.executable, "-m", "bacr_jax.train", "--config", "quickstart", *SETTINGS]
-    command += [f"train.steps={steps}", f"output.dir={folder}"]
+    # A soak of more steps goes on with one of fewer.
+    command += [f"train.steps={steps}", f"output.dir={folder}", "--allow-change", "train.steps"]
     command += [f"warmup.dir={shared.parent / 'warm'}", f"grader={shared / 'verify.py'}:check"]
     path = os.pathsep.join([str(shared.parent / "slow"), str(ROOT / "src")])
     process = subprocess.Popen(
@@ -230,26 +231,27 @@ def assert_no_growth(rows):
         assert late[name] <= early[name] + more, (name, early, late)
 
 
-def draw(path, rows, title):
-    """Memory, handles and processes over time; a leg is a colour."""
+def draw(path, arms):
+    """Memory, handles and processes over time, an arm a column; a leg is a colour."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(10, 7))
-    for axis, (name, unit) in zip(
-        axes, (("bytes", "memory [GiB]"), ("handles", "open handles"), ("processes", "children"))
-    ):
+    options = {"sharex": "col", "sharey": "row", "squeeze": False, "figsize": (5 * len(arms), 6)}
+    figure, axes = pyplot.subplots(3, len(arms), **options)
+    shown = (("bytes", 2.0**-30), ("handles", 1.0), ("processes", 1.0))
+    for (title, rows), column in zip(arms.items(), axes.T):
         for index, (_, leg) in enumerate(itertools.groupby(rows, key=lambda row: row["pid"])):
             leg = list(leg)
-            scale = 2.0**-30 if name == "bytes" else 1.0
-            seconds = [row["seconds"] / 60 for row in leg]
-            axis.plot(seconds, [scale * row[name] for row in leg], color=f"C{index % 10}")
-        axis.set_ylabel(unit)
-        axis.set_ylim(bottom=0)
-    axes[0].set_title(title)
-    axes[-1].set_xlabel("minutes")
+            minutes = [row["seconds"] / 60 for row in leg]
+            for axis, (name, scale) in zip(column, shown):
+                axis.plot(minutes, [scale * row[name] for row in leg], color=f"C{index % 10}")
+                axis.set_ylim(bottom=0)
+        column[0].set_title(title)
+        column[-1].set_xlabel("minutes")
+    for axis, label in zip(axes[:, 0], ("memory [GiB]", "open handles", "child processes")):
+        axis.set_ylabel(label)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -284,16 +286,17 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
             watch.close()
         return watch.rows
 
-    legs = []
+    legs, arms = [], {}
     # Side by side: each keeps about one core busy.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name, rows in zip(NAMES, pool.map(run, NAMES)):
             minutes = rows[-1]["seconds"] / 60
             figures[f"minutes {name}"] = round(minutes, 1)
-            draw(out / f"{name}.png", rows, f"{name}: {steps} steps in {minutes:.0f} minutes")
+            arms[f"{name}: {steps:,} steps in {minutes:.0f} minutes"] = rows
             legs.extend(list(leg) for _, leg in itertools.groupby(rows, lambda row: row["pid"]))
             for what in ("bytes", "handles", "processes"):
                 figures[f"most {what} {name}"] = max(row[what] for row in rows)
+    draw(out / "soak.png", arms)
     (out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures))
     records = read_lines(out / "disturbed" / "metrics.jsonl")

@@ -149,10 +149,15 @@ def encode_prompts(
             raise UserError(f"question {row}: found an empty text; write a question")
     ids, offsets = _tokenise(tokenizer, bodies, head, tail)
     spans = []
-    for body, where in zip(bodies, offsets, strict=True):
+    for row, (body, where) in enumerate(zip(bodies, offsets, strict=True)):
         # A token belongs to the question if it holds any of its characters.
-        begin, end = np.array(where).T
+        begin, end = np.array(where, int).reshape(-1, 2).T
         inside = np.flatnonzero((begin < len(head) + len(body)) & (end > len(head)))
+        if not len(inside):
+            raise UserError(
+                f"question {row}: the tokenizer makes no token of {shown(body)}; write the "
+                "tokenizer that the model was trained with"
+            )
         spans.append((inside[0], inside[-1] + 1))
     lengths = np.array([len(row) for row in ids], np.int32)
     fits = lengths + more <= max_tokens

@@ -172,15 +172,21 @@ class Environment:
         for name, reward in self.shared_rewards.items():
             yield from failures(reward, {}, f"reward.weights={name}")
 
-    def describe_data(self) -> list[str]:
-        """Lines for a log: the sets, their sizes, and what was left out and why."""
-        train, *tests = [questions.set.summary() for questions in (self.train, *self.eval.values())]
-        train[0] = f"training on {train[0]}"
+    def describe_data(self, size: int | None = None) -> list[str]:
+        """Lines for a log: the sets, their sizes, and what was left out and why.
+
+        Args:
+          size: most questions of a set that an evaluation takes; None: all.
+        """
+        lines = self.train.set.summary()
+        lines[0] = f"training on {lines[0]}"
         if len(self.holdout):
-            train.append(f"validating on {self.holdout.set.summary()[0]}")
-        for lines in tests:
-            lines[0] = f"evaluating on {lines[0]}"
-        return [line for lines in (train, *tests) for line in lines]
+            lines.append(f"validating on {self.holdout.set.summary()[0]}")
+        for questions in self.eval.values():
+            part = f"{size:,} of " if size is not None and size < len(questions) else ""
+            first, *rest = questions.set.summary()
+            lines += [f"evaluating on {part}{first}", *rest]
+        return lines
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
         """Text after each suffix, closing tag included if it was written; [B][M]."""

@@ -28,20 +28,34 @@ from bacr_jax.runs.folder import RunPaths, steps_in
 Records = list[dict[str, Any]]
 
 
-def written(paths: RunPaths, step: int, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a checkpoint of `step`, the newest logged, keeps of the files beside it, for JSON.
+class History:
+    """What checkpoints keep of the files beside them; each line of metrics.jsonl is read once."""
 
-    All records of eval.jsonl and changes of the config are few and kept whole. Metrics are kept as
-    a digest; they are on the disk when this returns, as they must not come after the checkpoint.
-    """
-    if paths.metrics.exists():
-        with paths.metrics.open("rb") as file:
-            os.fsync(file.fileno())
-    return {
-        "evaluations": list(evaluations),
-        "changes": read_lines(paths.changes),
-        "metrics": _digest_of(paths.metrics, step),
-    }
+    def __init__(self, paths: RunPaths):
+        """Of a run whose files are those of its newest checkpoint."""
+        self._paths, self._digest = paths, hashlib.sha256()
+        self._records = self._read = 0
+
+    def now(self, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """For JSON, after a step.
+
+        All records of eval.jsonl and changes of the config are few and kept whole. Metrics are kept
+        as a digest; they are on the disk when this returns, as they must not come after the
+        checkpoint.
+        """
+        if self._paths.metrics.exists():
+            with self._paths.metrics.open("rb") as file:
+                os.fsync(file.fileno())
+                file.seek(self._read)
+                new = file.read()
+            self._digest.update(new)
+            self._read += len(new)
+            self._records += new.count(b"\n")
+        return {
+            "evaluations": list(evaluations),
+            "changes": read_lines(self._paths.changes),
+            "metrics": {"records": self._records, "sha256": self._digest.hexdigest()},
+        }
 
 
 def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
@@ -50,7 +64,7 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
     Later records are dropped, but for those of the same step that came after it.
 
     Args:
-      kept: `written` of the checkpoint.
+      kept: `History.now` of the checkpoint.
 
     Returns:
       A line for each file that was not as the run had left it, and is again.

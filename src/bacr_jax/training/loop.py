@@ -89,7 +89,7 @@ class Trainer:
         self.progress.say(f"method {self.method.name}{where}")
         for line in advice(config):
             self.progress.say(f"  {line}")
-        for line in (*self.environment.describe_data(), kept.line):
+        for line in (*self.environment.describe_data(config.eval.size), kept.line):
             self.progress.say(line)
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
@@ -97,6 +97,7 @@ class Trainer:
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
+        self.history = checkpoint.History(folder)
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
@@ -298,7 +299,7 @@ class Trainer:
                 check_replicas({"state": state, "base": self.run.frozen})
             meta = self.describe(step)
             if self.writes:
-                meta["history"] = checkpoint.written(self.folder, step, self.evaluated)
+                meta["history"] = self.history.now(self.evaluated)
             self.checkpoints.save(step, state, meta)
 
     @contextlib.contextmanager
