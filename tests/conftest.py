@@ -23,8 +23,6 @@ import pytest  # noqa: E402
 
 import slices  # noqa: E402
 
-# A process of tests that holds more drops its compiled programs.
-MOST_BYTES = 3 << 30
 # Tracing makes many small objects that live on, and nearly none that only a collection frees.
 gc.set_threshold(50_000, 20, 50)
 
@@ -80,19 +78,11 @@ def pytest_unconfigure():
         shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
-def resident_bytes():
-    """Memory that this process holds; all there is where nothing says it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return sys.maxsize
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_dropped():
-    """Modules share small programs; of the large ones each has its own, and they fill gigabytes."""
+    """Programs of one module are seldom those of the next, and together they fill gigabytes."""
     yield
-    if "jax" in sys.modules and resident_bytes() > MOST_BYTES:
+    if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
 
 

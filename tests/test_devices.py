@@ -272,6 +272,7 @@ def test_an_evaluation_on_many_devices_gives_the_samples_of_one(tmp_path):
 
 RESTORE = """
 import sys
+from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
 from bacr_jax import parallel
 from bacr_jax.runs.checkpoint import Checkpoints

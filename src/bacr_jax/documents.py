@@ -5,7 +5,7 @@ The readers are `bacr_grading.documents`, under the library's name. The one atom
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,11 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         raise cannot_write(path, error) from None
 
 
-def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines of a JSONL file with their records, without a last line torn by a kill."""
     if not path.exists():
-        return []
+        return
     *lines, unfinished = read_file(path, most=LARGEST_TABLE).split(b"\n")
-    whole = []
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode()
@@ -96,8 +95,7 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
                 f"{path}, line {number}: step is {json.dumps(record['step'])[:40]}, which is no "
                 "whole number; fix or remove the line"
             )
-        whole.append((text, record))
-    return whole
+        yield text, record
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -4,8 +4,13 @@
 """
 
 import argparse
+import functools
 import logging
+import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bacr_grading.command import (
     STOPPED as STOPPED,
@@ -69,5 +74,18 @@ def whole_number(text: str, *, most: int) -> int | None:
 
 
 def quieten_orbax() -> None:
-    """Keeps what Orbax logs beside raising it, and its advice about files, off the terminal."""
+    """Keeps what Orbax says beside raising it, and its advice about files, off the terminal.
+
+    Where one of a save's writes fails it ends the loop that the others report to: each of them says
+    so, as a traceback of a thread of its own or as a coroutine that was never awaited.
+    """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    never = r"coroutine '.*write_fragment' was never awaited"
+    warnings.filterwarnings("ignore", never, RuntimeWarning)
+    if getattr(sys.unraisablehook, "func", None) is not _but_of_closed_loops:
+        sys.unraisablehook = functools.partial(_but_of_closed_loops, sys.unraisablehook)
+
+
+def _but_of_closed_loops(hook: Callable[[Any], Any], lost: Any) -> None:
+    if str(lost.exc_value) != "Event loop is closed":
+        hook(lost)
