@@ -13,12 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.documents import append_line
 from bacr_jax.errors import UserError
 from bacr_jax.runs import checkpoint
 from bacr_jax.runs.checkpoint import Checkpoints, read_part
 from bacr_jax.runs.digest import DigestMismatch, digests
-from bacr_jax.runs.folder import RunPaths
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
 # once it is collected.
@@ -53,25 +51,6 @@ def assert_is(found, step):
     assert found["tokens"] == state(step)["tokens"]
     np.testing.assert_array_equal(found["params"]["w"], state(step)["params"]["w"])
     assert jax.random.key_data(found["key"]).tolist() == [0, step]
-
-
-def test_the_history_is_of_all_lines_and_reads_each_once(tmp_path):
-    paths = RunPaths(tmp_path)
-    history = checkpoint.History(paths)
-    assert history.now([])["metrics"] == {"records": 0, "sha256": hashlib.sha256().hexdigest()}
-    for step in (1, 2):
-        append_line(paths.metrics, {"step": step})
-    kept = history.now([])
-    digest = hashlib.sha256(b'{"step": 1}\n{"step": 2}\n').hexdigest()
-    assert kept["metrics"] == {"records": 2, "sha256": digest}
-    # Of later steps it knows nothing, of one that another hand has changed it keeps what there was.
-    assert checkpoint.restore_files(paths, kept, 2) == []
-    paths.metrics.write_text('{"step": 9}\n{"step": 2}\n')
-    append_line(paths.metrics, {"step": 3})
-    kept = history.now([])
-    assert kept["metrics"]["records"] == 3
-    with pytest.raises(UserError, match=r"metrics.jsonl: is not .* \(3 records there, 2 now"):
-        checkpoint.restore_files(paths, kept, 3)
 
 
 def test_what_was_saved_comes_back(tmp_path):

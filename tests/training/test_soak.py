@@ -2,7 +2,7 @@
 
 python -m pytest -m soak tests/training/test_soak.py --soak-steps 4000 --soak-out /tmp/soak
 
-The same command goes on where it was cut off.
+The same command goes on where it was cut off, and with more steps where it ended.
 """
 
 import collections

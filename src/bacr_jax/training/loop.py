@@ -25,7 +25,7 @@ from bacr_jax.parallel.host_memory import keep_freed_memory
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
-from bacr_jax.runs import checkpoint, setup
+from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
@@ -97,7 +97,7 @@ class Trainer:
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
-        self.history = checkpoint.History(folder)
+        self.history = history.History(folder)
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
@@ -142,7 +142,7 @@ class Trainer:
         if self.writes:
             self._keep_best()
             if "after" in self.evaluations:
-                self.took = checkpoint.recorded_seconds(self.folder, step)
+                self.took = history.recorded_seconds(self.folder, step)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
 

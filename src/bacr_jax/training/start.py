@@ -27,7 +27,7 @@ from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import Split
 from bacr_jax.rollout import Listeners
-from bacr_jax.runs import checkpoint, initial, setup
+from bacr_jax.runs import history, initial, setup
 from bacr_jax.runs.agreement import refuse_others, told_of_inputs
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
@@ -223,7 +223,7 @@ def restore_files(
     refused = ""
     if processes.is_first():
         try:
-            for line in checkpoint.restore_files(folder, written, step):
+            for line in history.restore_files(folder, written, step):
                 progress.say(line)
             folder.truncate_after(step)
         except UserError as error:
