@@ -330,9 +330,10 @@ def test_methods_share_a_warm_up(config, finished, tmp_path):
     assert not (folder / "warmup").exists()
 
 
+# Those of an even number of parts: any three of the four are met in all eight ways.
 @pytest.mark.slow
-@pytest.mark.parametrize("index", range(16))
-def test_every_combination_of_the_four_parts_runs(config, finished, tmp_path, index):
+@pytest.mark.parametrize("index", [0, 3, 5, 6, 9, 10, 12, 15])
+def test_combinations_of_the_four_parts_run(config, finished, tmp_path, index):
     folder = train(
         config,
         tmp_path / "run",

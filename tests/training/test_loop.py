@@ -121,7 +121,7 @@ def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path,
     folder = tmp_path / "killed"
     moments = random.Random(order)
     evaluations = lambda: len(read_lines(folder / "eval.jsonl"))
-    for _ in range(8):
+    for _ in range(4):
         before = evaluations()
         process = start(*arguments(config, folder, *overrides))
         # In the evaluation that follows the next one, if the run is not at its end.
@@ -135,12 +135,12 @@ def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path,
 
 
 @pytest.mark.slow
-def test_twenty_kills_lose_no_more_than_the_interval(config, tmp_path):
+def test_eight_kills_lose_no_more_than_the_interval(config, tmp_path):
     overrides = ["train.steps=200", "checkpoint.every=2", "eval.every=null"]
     folder = tmp_path / "killed"
     command = arguments(config, folder, *overrides)
     moments, reached = random.Random(1), 0
-    for kill in range(20):
+    for kill in range(8):
         process = start(*command)
         # Past the start; checkpoints are written all the time from then on.
         wait_for(folder, reached + 2, process)
