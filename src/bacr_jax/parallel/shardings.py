@@ -35,22 +35,20 @@ TRAIN: Rules = {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "t
 # Gathered once an iteration, so that no decoded token waits for a weight.
 DECODE: Rules = {**TRAIN, "embed": None}
 
+# Input and output axis of each matrix of a layer.
+_MATRICES = {
+    **dict.fromkeys(("q", "k", "v"), ("embed", "heads")),
+    "o": ("heads", "embed"),
+    **dict.fromkeys(("gate", "up"), ("embed", "mlp")),
+    "down": ("mlp", "embed"),
+}
 # Logical axes of every parameter by its name; "layers" is absent where layers are not stacked.
 AXES_OF: Mapping[str, tuple[str | None, ...]] = {
-    "embed": ("vocab", "embed"),
-    "lm_head": ("vocab", "embed"),
-    "head": ("vocab", "embed"),
+    **dict.fromkeys(("embed", "lm_head", "head"), ("vocab", "embed")),
     "final_norm": (None,),
-    "attention_norm": ("layers", None),
-    "mlp_norm": ("layers", None),
-    "q_norm": ("layers", None),
-    "k_norm": ("layers", None),
-    "q_kernel": ("layers", "embed", "heads"),
-    "k_kernel": ("layers", "embed", "heads"),
-    "v_kernel": ("layers", "embed", "heads"),
-    "q_bias": ("layers", "heads"),
-    "k_bias": ("layers", "heads"),
-    "v_bias": ("layers", "heads"),
+    **dict.fromkeys(("attention_norm", "mlp_norm", "q_norm", "k_norm"), ("layers", None)),
+    **{f"{name}_kernel": ("layers", *axes) for name, axes in _MATRICES.items()},
+    **dict.fromkeys(("q_bias", "k_bias", "v_bias"), ("layers", "heads")),
     # Of the decode copy: columns of a tensor shard together (`kv_cache.join_products`).
     "qkv_kernel": ("layers", "embed", "heads", None),
     "qkv_bias": ("layers", "heads", None),
@@ -60,30 +58,12 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "gate_up_turned": ("layers", "mlp", None, "embed"),
     "o_turned": ("layers", "embed", "heads"),
     "down_turned": ("layers", "embed", "mlp"),
-    "o_kernel": ("layers", "heads", "embed"),
-    "gate_kernel": ("layers", "embed", "mlp"),
-    "up_kernel": ("layers", "embed", "mlp"),
-    "down_kernel": ("layers", "mlp", "embed"),
     # The budget module: small, but its moments are fp32 squares of the width.
-    "w1": ("layers", None, "embed"),
-    "w2": ("layers", None, "embed"),
-    "gate": ("layers", None),
-    "gates": ("layers", None),
+    **dict.fromkeys(("w1", "w2"), ("layers", None, "embed")),
+    **dict.fromkeys(("gate", "gates"), ("layers", None)),
     # Low-rank adapters: split as the matrix beside them is, the rank whole.
-    "q_a": ("layers", "embed", None),
-    "k_a": ("layers", "embed", None),
-    "v_a": ("layers", "embed", None),
-    "o_a": ("layers", "heads", None),
-    "gate_a": ("layers", "embed", None),
-    "up_a": ("layers", "embed", None),
-    "down_a": ("layers", "mlp", None),
-    "q_b": ("layers", None, "heads"),
-    "k_b": ("layers", None, "heads"),
-    "v_b": ("layers", None, "heads"),
-    "o_b": ("layers", None, "embed"),
-    "gate_b": ("layers", None, "mlp"),
-    "up_b": ("layers", None, "mlp"),
-    "down_b": ("layers", None, "embed"),
+    **{f"{name}_a": ("layers", axes[0], None) for name, axes in _MATRICES.items()},
+    **{f"{name}_b": ("layers", None, axes[1]) for name, axes in _MATRICES.items()},
 }
 
 
