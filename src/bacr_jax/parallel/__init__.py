@@ -11,7 +11,6 @@ from bacr_jax.parallel.mesh import (
 from bacr_jax.parallel.shardings import (
     DECODE as DECODE,
     ROW_AXES as ROW_AXES,
-    TRAIN as TRAIN,
     AnyMesh as AnyMesh,
     constrain as constrain,
     constrain_cache as constrain_cache,

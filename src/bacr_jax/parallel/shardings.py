@@ -111,13 +111,10 @@ def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:
     return jax.tree_util.tree_map_with_path(place_leaf, tree)
 
 
-def sharding_of(
-    mesh: AnyMesh, *, rules: Rules = TRAIN
-) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+def sharding_of(mesh: AnyMesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
     """The table as a function of a leaf's path ("layers/q_kernel") and shape."""
-    return lambda path, shape: NamedSharding(
-        mesh, _spec(path.rpartition("/")[2], shape, mesh, rules)
-    )
+    name_of = lambda path: path.rpartition("/")[2]
+    return lambda path, shape: NamedSharding(mesh, _spec(name_of(path), shape, mesh, TRAIN))
 
 
 def row_sharding(mesh: AnyMesh) -> NamedSharding:
