@@ -13,7 +13,6 @@ from jaxtyping import Array, Int
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.training import grading, stages
-from bacr_jax.training.adapt import adapt_schedule
 from bacr_jax.training.ahead import Upcoming, begin
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
 from bacr_jax.training.logging import (
@@ -70,7 +69,7 @@ def iterate(
     )
     clock.lap("learn")
     # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
-    schedule = adapt_schedule(run, state, rounds[0], step)
+    schedule = stages.adapt_schedule(run, state, rounds[0], step)
     clock.lap("adapt")
     new = replace(
         state,

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum
+from bacr_jax.config import CurriculumConfig
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
@@ -401,6 +402,17 @@ def update(
     return train, metrics
 
 
+def _chosen(good: Bool[Array, ""] | bool, new: Any, old: Any) -> Any:
+    """The new state if it is good, else the old one."""
+    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
+
+
+@jax.jit
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether every number of a state is one."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
 @functools.partial(jax.jit, static_argnames=("method",))
 def _updated(
     method_state: Any,
@@ -412,21 +424,13 @@ def _updated(
 ) -> Any:
     """What the method makes of a batch whose rewards are finite."""
     new = method.update(method_state, group_batch, rewards, values)
-    good = jnp.isfinite(rewards).all()
-    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, method_state)
-
-
-@jax.jit
-def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every number of a state is one."""
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+    return _chosen(jnp.isfinite(rewards).all(), new, method_state)
 
 
 @jax.jit
 def _finite(new: Any, old: Any) -> Any:
     """The new state if all of it is finite, else the old one."""
-    good = all_finite(new)
-    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
+    return _chosen(all_finite(new), new, old)
 
 
 def update_method(
@@ -444,3 +448,39 @@ def update_method(
     # Two programs: in one, what the check reads changes how the moments are rounded.
     new = _updated(method_state, group_batch, rewards, values, method=method)
     return _finite(new, method_state)
+
+
+def adapt_schedule(run: Run, state: RunState, first: Round, step: int) -> CurriculumState:
+    """Line 16: pass rates at the full budget, and with them Eq. 5 and 6.
+
+    Args:
+      first: the iteration's first round, which nothing was chosen from.
+    """
+    settings = run.config.curriculum
+    every = settings.update_every
+    if every is None:
+        every = -(-len(run.environment.train) // run.config.rollout.questions)
+    correct = first.group_batch.outcomes[..., -1]
+    due = (step + 1) % every == 0
+    return adapted(state.curriculum, first.plan.groups, correct, due, settings=settings)
+
+
+@functools.partial(jax.jit, static_argnames=("settings",))
+def adapted(
+    before: CurriculumState,
+    groups: Int[Array, "Q"],
+    correct: Float[Array, "Q G"],
+    due: Bool[Array, ""] | bool,
+    *,
+    settings: CurriculumConfig,
+) -> CurriculumState:
+    """Records outcomes, and where the schedule is due, moves its pass rates (Eq. 5 and 6).
+
+    Args:
+      correct: outcomes at the full budget; if one is no number, nothing is recorded.
+    """
+    seen = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)
+    moved = curriculum.update_pass_rates(seen, source=settings.pass_rate)
+    # One outcome that is no number would stay in every average to come.
+    new: CurriculumState = _chosen(jnp.isfinite(correct).all(), _chosen(due, moved, seen), before)
+    return new
