@@ -61,7 +61,6 @@ ELSEWHERE = {
     ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",
     ("rollout/test_fleet.py", PART): "bacr_jax.rollout.served",
     ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.precompile .rows",
-    ("training/test_adapter_runs.py", PART): "bacr_jax.runs.base",
     ("training/test_start.py", PART): "bacr_jax.runs.initial",
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",

@@ -67,7 +67,7 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
     trained = dict(read_part(state, "train", "policy"))
     if "adapter" not in trained:
         return trained
-    from bacr_jax.runs.base import read_base
+    from bacr_jax.runs.initial import read_base
 
     return {**read_base(folder, read_config(folder), state, base), **trained}
 
