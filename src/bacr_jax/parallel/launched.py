@@ -5,7 +5,6 @@ So whatever shows that others were started beside this one has to be complete.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bacr_jax.errors import UserError
 
@@ -20,30 +19,13 @@ _SLURM_STEP = (
 )
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 _ALONE = f"or {COUNT}=1 if each is a run of its own"
-
-
-@dataclass(frozen=True)
-class _Launcher:
-    """A launcher, with its variables of how many, which one, and the address of the first."""
-
-    name: str
-    count: str
-    index: str
-    host: str | None = None
-
-    @property
-    def instead(self) -> str:
-        """The three variables in terms of the launcher's own."""
-        host = f"${self.host}" if self.host else "HOST_OF_PROCESS_0"
-        return f"{COORDINATOR}={host}:1234 {COUNT}=${self.count} {INDEX}=${self.index}"
-
-
-_LAUNCHERS = (
-    _Launcher("torchrun", "WORLD_SIZE", "RANK", "MASTER_ADDR"),
-    _Launcher("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    _Launcher("MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    _Launcher("MPI", "PMI_SIZE", "PMI_RANK"),
-)
+# Launchers, with their variables of how many and which one, and what leads to the first host.
+_LAUNCHERS = {
+    "torchrun": ("WORLD_SIZE", "RANK", "$MASTER_ADDR"),
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "HOST_OF_PROCESS_0"),
+    "MVAPICH": ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "HOST_OF_PROCESS_0"),
+    "MPI": ("PMI_SIZE", "PMI_RANK", "HOST_OF_PROCESS_0"),
+}
 
 
 def refuse_half_told(environment: Mapping[str, str]) -> None:
@@ -54,15 +36,14 @@ def refuse_half_told(environment: Mapping[str, str]) -> None:
     """
     tasks = _number(environment, SLURM_TASKS)
     _refuse_slurm(environment, tasks)
-    for launcher in _LAUNCHERS:
-        count = _number(environment, launcher.count)
+    for launcher, (how_many, which, host) in _LAUNCHERS.items():
+        count = _number(environment, how_many)
         # Under srun its own variables count, and these are another name for them.
         if count > 1 and count != tasks:
-            index = environment.get(launcher.index, "?")
             raise UserError(
-                f"environment: found {launcher.count}={count} {launcher.index}={index} "
-                f"({launcher.name}) without {COUNT}, so that {count} processes would each train "
-                f"alone; write {launcher.instead}, {_ALONE}"
+                f"environment: found {how_many}={count} {which}={environment.get(which, '?')} "
+                f"({launcher}) without {COUNT}, so that {count} processes would each train alone; "
+                f"write {COORDINATOR}={host}:1234 {COUNT}=${how_many} {INDEX}=${which}, {_ALONE}"
             )
     if _JOB_INDEX in environment and tasks <= 1:
         found = f"{_JOB_INDEX}={environment[_JOB_INDEX]}"
