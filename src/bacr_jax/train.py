@@ -76,7 +76,6 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
       The config, what to do with a run that is there, and the keys in which that may differ.
 
     Raises:
-      UserError: the config can't be used.
       SystemExit: nothing is to be trained (`--help`, `--check`).
     """
     parser = _parser()
@@ -139,10 +138,7 @@ def with_sets_that_are_there(config: Config) -> Config:
 
 
 def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, download: bool) -> None:
-    """What training would refuse before it uses a device: folders, data, tokenizer, model.
-
-    UserError: with all that is wrong with them.
-    """
+    """Refuses what training would before it uses a device, all of it in one error."""
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
 
@@ -332,7 +328,7 @@ def run(
       config: settings, or what stands after --config: the file or the name of a config, or several
         of which later ones win.
       overrides: `key.sub=value`, as on the command line.
-      callbacks: functions of one event, told of everything that happens (`training.events` says
+      callbacks: functions of one event, told of everything that happens (docs/notebook.md says
         what they may do, and what becomes of a run in which one raises).
       resume: what to do with a run that output.dir holds: go on (auto), refuse it (never), or
         refuse to start without it (required).

@@ -417,10 +417,7 @@ def check_ranges(config: Config) -> None:
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:
-    """Refuses values out of range and impossible combinations; `also` as in `problems`.
-
-    UserError: with all problems.
-    """
+    """Refuses values out of range and impossible combinations: all `problems` in one error."""
     found = list(problems(config, also))
     if found:
         raise UserError(*found)

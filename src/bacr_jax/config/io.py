@@ -105,10 +105,7 @@ def schema() -> Mapping[str, Key]:
 
 
 def _read(found: Iterable[Entry]) -> dict[str, Any]:
-    """The values of entries, converted to the types of their keys; nothing for retired ones.
-
-    UserError: with all entries that can't be read.
-    """
+    """The values of entries in the types of their keys, without retired ones."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for entry in found:
@@ -156,19 +153,12 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
 
     Paths are YAML files, or names of configs that ship with the package (`shipped`). Overrides are
     `a.b=value` with the value in YAML, and win over the files. Of each, later ones win.
-
-    Raises:
-      UserError: a file that can't be read or parsed, an unknown key, a key given twice in one file,
-        or a value of the wrong type.
     """
     return _over({}, overrides, [parse_file(locate(path)) for path in paths])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """The config with `a.b=value` set, the values in YAML; later ones win.
-
-    UserError: an unknown key, or a value of the wrong type.
-    """
+    """The config with `a.b=value` set, the values in YAML; later ones win."""
     return _over(flatten(config), overrides)
 
 

@@ -1,13 +1,8 @@
 """`reproducible: true`: what XLA must be told, before it starts, for bit-identical runs on GPUs.
 
-On GPUs the same program can give other last bits in another run for two reasons. Kernels that add
-with atomics add in whatever order the threads come (scatters, some matrix products, the backward
-pass of cuDNN's attention). And XLA times several kernels for a matrix product while it compiles and
-takes the fastest, which is another one in another run. XLA has a flag for the first,
-`--xla_gpu_exclude_nondeterministic_ops`, and one that contains it and also forbids the second,
-`--xla_gpu_deterministic_ops`; in the versions this package runs on either takes the first kernel
-that works instead of timing them, and either asks cuDNN for its deterministic attention. Whatever
-XLA chose all the same is written into the run folder and read back when the run goes on.
+docs/reproducibility.md has the reasons for which GPUs give other last bits, and what each flag does
+about them. Whatever XLA chose all the same is written into the run folder and read back when the
+run goes on.
 
 XLA reads the flags when its first client is made, so this must happen before any device is used. It
 needs no JAX.
@@ -113,8 +108,7 @@ def make_reproducible(config: Config, environment: MutableMapping[str, str] | No
     """Sets XLA_FLAGS if the config asks for a reproducible run; else does nothing.
 
     Call it before any device is used. CPUs need none of it and are not bothered by it. The
-    environment is the process's own by default. UserError: XLA_FLAGS contradict the request, or
-    GPUs are in use already, without them.
+    environment is the process's own by default.
     """
     if not config.reproducible:
         return

@@ -110,10 +110,7 @@ def _problem(error: Exception, text: str) -> tuple[str, int | None]:
 
 
 def parse_file(path: Path) -> Parsed:
-    """Parses a YAML file whose root is a mapping, or empty.
-
-    UserError: it can't be read, is not UTF-8, not YAML or not a mapping.
-    """
+    """Parses a YAML file whose root is a mapping, or empty."""
     source = str(path)
     try:
         content = documents.read_file(path, most=LARGEST_FILE)
@@ -154,7 +151,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def parse_override(override: str, source: str) -> Parsed:
-    """Parses `a.b=value`, the value as YAML; UserError: no key, no `=`, or a value that is none."""
+    """Parses `a.b=value`, the value as YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
         raise UserError(f"{source}: found {shown(override)}; write key=value, such as seed=1")
@@ -190,8 +187,7 @@ def _text(parsed: Parsed, node: yaml.Node) -> str:
 def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
     """Values of a document by dotted key, in the order written.
 
-    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing. UserError:
-    a key that is not text, or one that is given twice.
+    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing.
     """
     if not parsed.lines:
         # An override: the whole document belongs to one key, an empty one being null.

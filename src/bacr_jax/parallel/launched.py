@@ -29,11 +29,7 @@ _LAUNCHERS = {
 
 
 def refuse_half_told(environment: Mapping[str, str]) -> None:
-    """Refuses a process without the three JAX_* variables that was started beside others.
-
-    UserError: a launcher, a step or a job of several that JAX is not told of; says what was found
-    and what to write.
-    """
+    """Refuses a process without the three JAX_* variables that was started beside others."""
     tasks = _number(environment, SLURM_TASKS)
     _refuse_slurm(environment, tasks)
     for launcher, (how_many, which, host) in _LAUNCHERS.items():

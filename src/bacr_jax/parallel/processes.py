@@ -22,12 +22,8 @@ from bacr_jax.parallel.peers import relay
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """What `jax.distributed.initialize` must be told; None for a run of one process.
 
-    Explicit: JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES, JAX_PROCESS_ID.
-    Else a Slurm step (srun) of several tasks: one task per node drives all its GPUs, several tasks
-    per node one GPU each. JAX_LOCAL_DEVICE_IDS chooses other GPUs. JAX_NUM_PROCESSES=1 alone says
-    that this process is a run of its own, whatever started it. UserError: only some of the explicit
-    variables are set, or they are not numbers; or others were started beside this process, and what
-    would join them is missing.
+    By three variables, or else in a Slurm step (srun) of several tasks; see docs/devices.md.
+    JAX_LOCAL_DEVICE_IDS chooses other GPUs.
     """
     given = {name: environment[name] for name in (COORDINATOR, COUNT, INDEX) if name in environment}
     if given == {COUNT: "1"}:
@@ -72,8 +68,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
 def join() -> bool:
     """Joins the other processes of this run that the environment names; False: there are none.
 
-    Before devices are used. UserError: the environment is incomplete, or the others can't be
-    reached.
+    To be called before devices are used.
     """
     others = settings(os.environ)
     if others is not None and not jax.distributed.is_initialized():

@@ -184,7 +184,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int):
         """Opens (or makes) the folder of a subfolder per step, of which the newest `keep` are kept.
 
-        A half-written checkpoint is never listed. UserError: the folder can't be made.
+        A half-written checkpoint is never listed.
         """
         self.folder, self._kept = folder.absolute(), _Kept(keep)
         policy: Any = self._kept
@@ -277,10 +277,7 @@ class Checkpoints:
             return _record(self._place / str(step) / "state")[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
-        """The state saved under `step` (the newest by default), shaped and placed like `like`.
-
-        UserError: nothing to restore, it is damaged, or its shapes are not those of `like`.
-        """
+        """The state saved under `step` (the newest by default), shaped and placed like `like`."""
         at = self.latest if step is None else step
         if at is None:
             raise UserError(f"{self.folder}: holds no finished checkpoint")
@@ -297,10 +294,7 @@ class Checkpoints:
         return at, jax.tree.map(free, like, saved["state"]), meta
 
     def wait(self) -> None:
-        """Waits for background writing and reading.
-
-        UserError: no room or no right to write what was being saved, or it can't be read.
-        """
+        """Waits for background writing and reading, and raises what they met."""
         with self._writing():
             self._manager.wait_until_finished()
         self.confirm(wait=True)

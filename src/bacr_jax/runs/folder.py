@@ -50,10 +50,7 @@ def write_config(path: Path, config: Config) -> None:
 
 
 def read_config_file(path: Path) -> Config:
-    """The config that a run wrote, or that somebody wrote in its place without a digest.
-
-    UserError: it is empty, cut or changed, or can't be read as a config.
-    """
+    """The config that a run wrote, or that somebody wrote in its place without a digest."""
     config = config_io.load([path])
     text = path.read_text(encoding="utf-8")
     seal, _, rest = text.partition("\n")
@@ -71,21 +68,12 @@ def _digest(text: str) -> str:
 class RunPaths:
     """What lies where in a run folder; nothing is opened, made or read.
 
+    docs/runs.md says what each file is.
+
     Attributes:
-      config: the run's resolved config.
-      changes: what the config was before it changed, a JSON line per change.
-      lock: held by the process that writes.
-      metrics: a JSON line per logged step.
-      evaluations: a JSON line per evaluation made in training.
       later_evaluations: a folder per checkpoint that was evaluated afterwards.
-      rollouts: folder of sampled traces, a file per logged step.
-      checkpoints: folder of checkpoints, one subfolder per step.
-      exports: folder of Hugging Face folders, one per exported step.
-      warmup: folder of the supervised warm-up, unless `warmup.dir` names another (`WarmupPaths`).
-      wandb: folder of Weights & Biases' files, with the id of the run there.
-      summary: result of the finished run.
-      best: the best evaluation so far and its step.
-      report: everything for people, in one file.
+      warmup: unless `warmup.dir` names another (`WarmupPaths`).
+      wandb: files of Weights & Biases, with the id of the run there.
     """
 
     def __init__(self, path: Path):

@@ -93,8 +93,7 @@ class Wandb:
     def __init__(self, folder: RunFolder, config: Config):
         """Starts it; its project is the folder's name unless WANDB_PROJECT says otherwise.
 
-        WANDB_MODE is honoured. UserError: the package is not installed, or it can't start (no key,
-        no network, a bad name).
+        WANDB_MODE is honoured.
         """
         check_wandb(config)
         import wandb
@@ -162,8 +161,8 @@ class MetricsWriter:
     def __init__(self, folder: RunFolder, config: Config, *, writes: bool = True):
         """Remembers where to write; files are made by the first line.
 
-        Config `output` says who gets the numbers beside metrics.jsonl; UserError: `output.wandb`
-        asks for what can't be had. `writes`: this process is the one that writes.
+        Config `output` says who gets the numbers beside metrics.jsonl. `writes`: this process is
+        the one that writes.
         """
         self._folder = folder
         self._boards: list[TensorBoard | Wandb] = []

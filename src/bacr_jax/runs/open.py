@@ -32,10 +32,7 @@ def finished_steps(folder: Path) -> list[int]:
 
 
 def choose_step(folder: Path, step: int | str | None = None) -> int:
-    """A finished checkpoint of a run: the newest, or the one asked for (a step, or "best").
-
-    UserError: there is none.
-    """
+    """A finished checkpoint of a run: the newest, or the one asked for (a step, or "best")."""
     steps = finished_steps(folder)
     if not steps:
         raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
@@ -230,10 +227,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """A short hash of a folder's config and of pieces all over its weight files.
-
-    UserError: it holds no weights.
-    """
+    """A short hash of a folder's config and of pieces all over its weight files."""
     from bacr_held import fingerprint
 
     try:

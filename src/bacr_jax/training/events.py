@@ -1,16 +1,4 @@
-"""What a run tells its callbacks, and when.
-
-A callback is any function of one event. It is called in the process and the thread that train,
-between two steps, one event after the other in the order in which things happened. It may look at
-everything, and everything it is given is frozen; it may read the run's folder, draw, log and ask.
-It must not write into the run's folder, and what it does takes the run's own time. It changes
-nothing of what is learned.
-
-A callback that raises ends the run: the state of the last finished step is saved first, so that the
-same call goes on from there, and then the exception is raised as it is. With several processes
-every one of them calls its callbacks; one that raises in a single process leaves the others waiting
-for it, so raise in all or in none.
-"""
+"""What a run tells its callbacks, and when; docs/notebook.md says what these may do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,15 +4,14 @@ The finished weights lie in a folder of their own, with the settings that made
 them, so that several methods can start from the same policy. An unfinished warm-up lies there too:
 its steps up to the last save are skipped when it is gone through again.
 
-The rate rises, stays, and falls over the last 35 % of the steps. How soon a model of this size
-learns the longest problems differs between seeds by hundreds of steps, and once the rate falls
-it learns no new skill; so the rate stays until greedy accuracy at the largest budget is
-`warmup.hold_accuracy` (measured every 100 steps, `warmup.max_hold` times), and only then falls.
-If the fall ends below `warmup.target_accuracy`, the rate goes back up for 100 steps and falls
-again, each time counted as one of the `warmup.max_hold`. The same is done where the policy can't
-write the short style, which reinforcement learning is to find, on `warmup.short_accuracy` of the
-problems of some level: about two seeds of nine go on past the third line only if they redo the ones
-before. The 100 steps then hold more of that style (`ledger.PRACTICE`).
+The rate rises, stays, and falls over the last 35 % of the steps. Once it falls no new skill is
+learned, and when it may fall differs between seeds (docs/quickstart.md). So it stays until greedy
+accuracy at the largest budget is `warmup.hold_accuracy` (measured every 100 steps,
+`warmup.max_hold` times). If the fall ends below `warmup.target_accuracy`, the rate goes back up for
+100 steps and falls again, each time counted as one of the `warmup.max_hold`. The same is done where
+the policy can't write the short style, which reinforcement learning is to find, on
+`warmup.short_accuracy` of the problems of some level; the 100 steps then hold more of that style
+(`ledger.PRACTICE`).
 
 With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
 of one level that lies in `warmup.style_accuracy`: the size of the trade-off between styles
@@ -379,9 +378,6 @@ def warm_up(
 
     Returns:
       Parameters of the plain model (no budget module), fp32.
-
-    Raises:
-      UserError: the folder holds another warm-up, or the target was not reached.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
