@@ -33,7 +33,8 @@ EPILOG = (
 def _parser() -> Parser:
     about = "Train a policy to reason within a token budget."
     parser = Parser(prog="bacr train", description=about, epilog=EPILOG, add_help=False)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         action="append",
         default=[],
@@ -41,31 +42,29 @@ def _parser() -> Parser:
         help="a YAML file, or the name of a config that ships with the package: "
         f"{', '.join(shipped.names())}; repeatable, later ones win",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="only check the config, its data and its model"
-    )
-    parser.add_argument(
+    add("--check", action="store_true", help="only check the config, its data and its model")
+    add(
         "--resume",
         choices=get_args(Resume),
         default="auto",
         help="a run that output.dir holds: go on with it (auto), refuse it (never), or refuse to "
         "start without it (required)",
     )
-    parser.add_argument(
+    add(
         "--allow-change",
         action="append",
         default=[],
         metavar="KEY",
         help="repeatable; a key in which the run to go on with may differ, such as train.steps",
     )
-    parser.add_argument(
+    add(
         "--download",
         action="store_true",
         help="get a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not in its "
         "cache",
     )
-    parser.add_argument("--help", "-h", action="store_true", help="show this and every key")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    add("--help", "-h", action="store_true", help="show this and every key")
+    add("overrides", nargs="*", metavar="key.sub=value")
     return parser
 
 
@@ -195,14 +194,7 @@ def train(
 ) -> "Finished":
     """Runs a config to its end in an opened run folder and returns its last event.
 
-    Args:
-      folder: where the run is kept; one that was stopped goes on.
-      poll: called wherever work can be left; raises `Preempted` to stop with a checkpoint.
-      callbacks: told of everything that happens (`training.events`).
-
-    Raises:
-      Preempted: as asked, after saving.
-      TrainingFailed: going on would be no use.
+    `poll` is called wherever work can be left; it raises `Preempted` to stop with a checkpoint.
     """
     # JAX is imported once the config is known to be good.
     from bacr_jax.parallel.peers import watched

@@ -70,11 +70,7 @@ def relay(address: str) -> str:
 
 
 class Peers:
-    """What the processes of a run said last.
-
-    Args:
-      store: JAX's client of the coordination service.
-    """
+    """What the processes of a run said last in the store of JAX's coordination service."""
 
     def __init__(
         self, store: Any, index: int, count: int, clock: Callable[[], float] = time.monotonic
@@ -153,10 +149,8 @@ class Peers:
 def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[TellPhase]:
     """Watches the other processes while it is open, and leaves with 75 when one is lost.
 
-    All processes close it together. With one process it does nothing.
-
-    Args:
-      expected: what all processes raise together.
+    All processes close it together, or raise together what is `expected`. With one process it does
+    nothing.
     """
     import jax
     from jax._src import distributed

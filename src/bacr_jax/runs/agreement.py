@@ -94,10 +94,9 @@ def _short(value: str | None) -> str:
 
 
 def refuse_others(told: Told, refused: UserError | None = None) -> None:
-    """Compares what the processes were told; all must call it at the same places.
+    """Compares what the processes were told, or has all hear why this one was `refused`.
 
-    Args:
-      refused: why this process can't go on, which all then hear.
+    All must call it at the same places.
     """
     own = {"host": socket.gethostname(), "told": told, "refused": refused and str(refused)}
     every = [json.loads(text) for text in processes.texts_of_all(json.dumps(own))]

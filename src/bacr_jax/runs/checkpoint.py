@@ -110,8 +110,7 @@ def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
 def read_whole(state: Path, sizes: Any) -> None:
     """Reads every array of a saved state, a few at a time; a damaged one raises anything.
 
-    Args:
-      sizes: how many numbers each has, in a tree of the same structure.
+    `sizes`: how many numbers each has, in a tree of the same structure.
     """
     parts: list[set[str]] = [set()]
     left = _READ_AT_ONCE
@@ -126,11 +125,9 @@ def read_whole(state: Path, sizes: Any) -> None:
 
 
 def read_part(state: Path, *path: str) -> Any:
-    """A part of a saved state, on the host, held against its digests.
+    """The part of a saved state to which names lead ("train", "policy"), held against its digests.
 
-    Args:
-      state: folder `state` of a finished checkpoint.
-      path: names that lead to the part, such as "train", "policy".
+    It is on the host. `state` is that folder of a finished checkpoint.
     """
     prefix = "".join(f"{name}/" for name in path)
     try:
@@ -252,8 +249,7 @@ class Checkpoints:
     def confirm(self, *, wait: bool = False) -> None:
         """Raises if the last save can't be read; with several processes all must call it.
 
-        Args:
-          wait: until it has been read; else what is not known yet is left for the next call.
+        Unless it is to `wait` for that, what is not known yet is left for the next call.
         """
         if self._saved is None:
             return

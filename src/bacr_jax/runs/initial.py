@@ -28,11 +28,7 @@ from bacr_jax.types import Params
 
 
 def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained.
-
-    Args:
-      path: the folder; one that holds a budget module already keeps it.
-    """
+    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained."""
     params = _model_params(key, policy, path, policy.param_dtype)
     return with_adapters(key, policy, with_budget_module(key, policy, params))
 

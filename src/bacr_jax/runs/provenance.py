@@ -48,9 +48,7 @@ def provenance(
 ) -> dict[str, Any]:
     """What made a state, for JSON.
 
-    Args:
-      mesh: of the learner; None for one device.
-      verifiers: digests of files that grade, by the key and the value that name each.
+    `verifiers`: digests of files that grade, by the key and the value that name each.
     """
     return {
         "seed": config.seed,

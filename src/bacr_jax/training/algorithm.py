@@ -39,7 +39,7 @@ def iterate(
 
     Args:
       state: donated.
-      reference: parameters of the reference policy, for a KL term; None without one.
+      reference: parameters of the reference policy, for a KL term.
       poll: called while sampling and grading; it may raise, and `state` is whole then.
     """
     clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment)
@@ -139,11 +139,7 @@ def plan_round(
 def sample_ahead(
     run: Run, state: RunState, step: int, cursors: Int[np.ndarray, "K"], clock: Clock
 ) -> Upcoming | None:
-    """Begins with lines 3 to 10 of a step under the policy and schedule before it.
-
-    Returns:
-      The batch that is being sampled; None where nothing is.
-    """
+    """Begins with lines 3 to 10 of a step under the policy before it, if it is to go ahead."""
     if not run.config.rollout.ahead or step == run.total_steps:
         return None
     plan_key, rollout_key = stages.round_keys(run.key, step, 0)

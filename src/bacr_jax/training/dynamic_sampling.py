@@ -90,10 +90,8 @@ def sample_rounds(
 def choose(rounds: Sequence[Round]) -> Round:
     """The batch to learn from: the first Q useful questions of all rounds.
 
-    Where the rounds hold fewer, useless ones fill the batch, marked as such.
-
-    Returns:
-      A round of Q questions, in the order they were asked; its counters are those of all rounds.
+    Where the rounds hold fewer, useless ones fill the batch, marked as such. They are in the order
+    they were asked; counters are those of all rounds.
     """
     first = rounds[0]
     if len(rounds) == 1:

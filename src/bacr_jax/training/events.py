@@ -102,11 +102,7 @@ class Reporter:
         callbacks: Sequence[Callback],
         evaluated: Sequence[Mapping[str, Any]],
     ):
-        """Nothing is told yet; what is there by now is none of this call.
-
-        Args:
-          evaluated: the run's evaluations, to which it adds; those of before are not told.
-        """
+        """What is there by now is never told; the run adds to `evaluated`."""
         self._folder, self._callbacks = folder, tuple(callbacks)
         self._saved, self._evaluated, self._told = set(self._steps()), evaluated, len(evaluated)
 

@@ -52,11 +52,7 @@ def iteration_metrics(
     rounds: Sequence[Round],
     chosen: Round,
 ) -> dict[str, Any]:
-    """Metrics of the method, rounds, first round's rollout and schedule.
-
-    Args:
-      state: before the iteration; its method state is read.
-    """
+    """Metrics of the method as it was before, rounds, first round's rollout and schedule."""
     schedule = new.curriculum
     return {
         **method_metrics(state.method_state, rounds[0].group_batch, method=run.method),

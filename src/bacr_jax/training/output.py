@@ -229,10 +229,8 @@ def publish(
 ) -> None:
     """report.html and pictures of a finished run; the boards get pictures and traces, and end.
 
-    The results are in their files by now, and nothing here can cost them.
-
-    Args:
-      again: it was finished before, so that the boards have it all.
+    The results are in their files by now, and nothing here can cost them. `again`: it was finished
+    before, so that the boards have it all.
     """
     if config.output.report:
         try_report(folder.path)

@@ -116,8 +116,7 @@ def imitate(
 ) -> Params:
     """Supervised steps on random rows, at a constant rate after a short rise.
 
-    Args:
-      params: the starting policy, without a budget module; what is trained of it is donated.
+    What is trained of the starting policy, which has no budget module, is donated.
     """
     steps, rows = start.steps, max(start.batch_tokens // tokens.shape[1], 1)
 
@@ -148,13 +147,9 @@ def imitate(
 def rejection_sft(
     run: Run, fresh: RunState, plain: Environment, *, on_progress: OnProgress, poll: Poll
 ) -> tuple[Params, Any, int]:
-    """The whole stage: answer, remember, imitate.
+    """The whole stage: answer, remember, imitate; the policy, the method's state, tokens sampled.
 
-    Args:
-      plain: environment in the format that all methods share, over the same questions.
-
-    Returns:
-      The taught policy, the method's state, and the tokens sampled.
+    `plain` has the same questions in the format that all methods share.
     """
     start = run.method.rejection_sft
     assert start is not None

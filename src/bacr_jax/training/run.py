@@ -186,13 +186,8 @@ def total_steps(config: Config, questions: int) -> int:
     return math.ceil(train.epochs * questions / config.rollout.questions)
 
 
-def init_state(run: Run, params: Any, value_head: Any) -> RunState:
-    """A fresh state around given parameters (line 1 of Algorithm 1), of which it holds the trained.
-
-    Args:
-      params: of the policy, with or without a frozen base.
-      value_head: its parameters; None when the method has none.
-    """
+def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
+    """A fresh state around given parameters (line 1 of Algorithm 1), without their frozen base."""
     optimizers = (run.updates.policy_tx, run.updates.head_tx)
     make = lambda params, head: train_step.init_state(params, head, *optimizers)
     ahead = functools.partial(RunStateAhead, in_hand=_nothing_in_hand(run))

@@ -74,13 +74,9 @@ def in_stream_order(
 def traces_of(
     run: Run, state: RunState, step: int, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
 ) -> Callable[[], Rollout]:
-    """Line 9: trunks under their budgets, answers at every cut, whose grading begins meanwhile.
+    """Line 9, begun by a call: trunks under their budgets, answers at every cut, soon graded.
 
-    Args:
-      step: names the parameters of `state`, which are handed over at once.
-
-    Returns:
-      What samples them when it is called.
+    `step` names the parameters of `state`, which are handed over at once.
     """
     params, (references, questions) = run.params(state.train), references_of(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
@@ -239,10 +235,7 @@ def start_values(
     """At step 0 the head starts at the first batch's mean reward (value.bias_start).
 
     Its values in this step are, for each question, the mean over the other questions: no trace's
-    own reward is in its baseline.
-
-    Returns:
-      The state to update, and the values to subtract; at later steps, as they were.
+    own reward is in its baseline. At later steps state and values stay as they were.
     """
     train = state.train
     if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
@@ -451,11 +444,7 @@ def update_method(
 
 
 def adapt_schedule(run: Run, state: RunState, first: Round, step: int) -> CurriculumState:
-    """Line 16: pass rates at the full budget, and with them Eq. 5 and 6.
-
-    Args:
-      first: the iteration's first round, which nothing was chosen from.
-    """
+    """Line 16: pass rates of the round that nothing was chosen from, and with them Eq. 5 and 6."""
     settings = run.config.curriculum
     every = settings.update_every
     if every is None:

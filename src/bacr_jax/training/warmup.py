@@ -198,11 +198,7 @@ def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
 def styled_prompts(
     questions: Questions, style: ledger.Style, level: int, budget: int
 ) -> tuple[Prompts, list[str]]:
-    """Training prompts of one level that already hold the first token of a style, which decides it.
-
-    Returns:
-      Prompts of at most `STYLE_PROBLEMS` problems, and their answers.
-    """
+    """`opened_prompts` of at most `STYLE_PROBLEMS` problems of a level, begun in a style."""
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
     # A line of steps starts with its label, the other style with the start digit, which stands
     # after <bos> in the prompt.
@@ -369,15 +365,12 @@ def warm_up(
     on_progress: OnProgress,
     poll: Poll,
 ) -> Params:
-    """Weights after the warm-up, trained now or read from `folder`.
+    """Weights of the plain model after the warm-up, fp32, trained now or read from `folder`.
 
     Args:
       styles: measured at the end; the last one's accuracy is that of the whole.
       accuracy_of: greedy accuracy of given weights at the largest budget: on evaluated questions
         (None), or on prompts that already hold the first token of a style.
-
-    Returns:
-      Parameters of the plain model (no budget module), fp32.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
