@@ -23,13 +23,7 @@ from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
-from bacr_jax.config.values import (
-    FrozenMap,
-    any_of,
-    describe,
-    shown,
-    written,
-)
+from bacr_jax.config.values import FrozenMap, any_of, describe, shown, written
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.errors import UserError
 

@@ -121,9 +121,7 @@ class LedgerConfig:
     max_operand: int = key(3, "operands are 1..max_operand", "[1, 9]")
     train_size: int = key(8192, "number of training problems", "[1, 1000000]")
     train_levels: tuple[int, ...] = key(
-        (1, 2, 3, 4, 5),
-        "levels trained on; the warm-up and evaluations have all five",
-        "[1, 5]",
+        (1, 2, 3, 4, 5), "levels trained on; the warm-up and evaluations have all five", "[1, 5]"
     )
 
 
@@ -236,8 +234,7 @@ class WarmupConfig:
         "(0, inf)",
     )
     style: Literal["at_once", "steps"] | None = key(
-        None,
-        "of the ledger: style whose accuracy decides when the warm-up ends; null: none does",
+        None, "of the ledger: style whose accuracy decides when the warm-up ends; null: none does"
     )
     style_level: int = key(4, "level of the problems on which warmup.style is measured", "[1, 5]")
     style_accuracy: tuple[float, ...] = key(

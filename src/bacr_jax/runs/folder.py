@@ -12,13 +12,7 @@ from typing import Any, Literal, TextIO
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import (
-    append_line,
-    keep_until,
-    read_lines,
-    write_atomically,
-    write_lines,
-)
+from bacr_jax.documents import append_line, keep_until, read_lines, write_atomically, write_lines
 from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"

@@ -152,11 +152,7 @@ class SavedPolicy:
 
 
 def open_policy(
-    run: Path | None,
-    model: Path | None,
-    step: int | str | None = None,
-    *,
-    download: bool = False,
+    run: Path | None, model: Path | None, step: int | str | None = None, *, download: bool = False
 ) -> SavedPolicy:
     """A policy on disk; nothing but its config is read.
 

@@ -46,11 +46,7 @@ class Iteration:
 
 
 def iteration_metrics(
-    run: Run,
-    state: RunState,
-    new: RunState,
-    rounds: Sequence[Round],
-    chosen: Round,
+    run: Run, state: RunState, new: RunState, rounds: Sequence[Round], chosen: Round
 ) -> dict[str, Any]:
     """Metrics of the method as it was before, rounds, first round's rollout and schedule."""
     schedule = new.curriculum
@@ -59,9 +55,7 @@ def iteration_metrics(
         **rollout_metrics(rounds[0]),
         **(sampling_metrics(rounds, chosen) if run.method.dynamic_sampling is not None else {}),
         **schedule_metrics(
-            schedule,
-            run.method.question_weights(schedule, run.group_sizes),
-            config=run.config,
+            schedule, run.method.question_weights(schedule, run.group_sizes), config=run.config
         ),
         "rollout/tokens": chosen.rollout.counters["tokens"],
         "rollout/tokens_total": int(new.generated_tokens),

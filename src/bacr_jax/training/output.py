@@ -145,9 +145,7 @@ NEVER_CLOSED, LENIENT_ONLY = 0.1, 0.05
 
 
 def evaluation_notes(
-    config: Config,
-    failed: Iterable[str],
-    record: Mapping[str, Any],
+    config: Config, failed: Iterable[str], record: Mapping[str, Any]
 ) -> Iterator[str]:
     """Lines for the terminal after an evaluation of a run; `failed`: of `Environment.failures`."""
     yield from failed

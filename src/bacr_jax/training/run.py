@@ -143,12 +143,7 @@ class OwnDecoder:
         self.params = params
 
     def generate(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        key: Array,
-        sampler: Sampler,
-        listeners: Listeners,
+        self, prompts: Prompts, rows: Rows, key: Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
         """See `SampleTraces`."""
         copy = self.policy.decode_params(self.params)

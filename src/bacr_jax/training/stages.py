@@ -276,11 +276,7 @@ class TokenAdvantages:
 
 
 def advantages_of(
-    run: Run,
-    state: RunState,
-    chosen: Round,
-    paid: GroupBatch,
-    values: Float[Array, "Q G M"] | None,
+    run: Run, state: RunState, chosen: Round, paid: GroupBatch, values: Float[Array, "Q G M"] | None
 ) -> tuple["TokenAdvantages", dict[str, Array]]:
     """Lines 11 and 12: rewards and advantages, with their metrics; `paid` is what is credited."""
     advantages, metrics = token_advantages(
