@@ -18,7 +18,7 @@ import platform
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,9 @@ _ZSTD, _PIECE = b"\x28\xb5\x2f\xfd", 1 << 20
 
 @dataclass(frozen=True)
 class Kept:
-    """What becomes of compiled programs.
+    """Where compiled programs are kept, if anywhere, and a line that says so.
 
-    Attributes:
-      folder: where they are kept; None: nowhere.
-      line: says so.
-      refused: they should have been kept, and can't be.
+    `refused`: they should have been kept, and can't be.
     """
 
     folder: Path | None
@@ -71,12 +68,13 @@ def keep_programs(setting: str | None) -> Kept:
         _use(None)
         return Kept(None, f"compiled programs are not kept (output.compile_cache={OFF})")
     given = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
-    if setting is None and given and not _is_own(Path(given)):
+    # Another run of this process may have set this module's own.
+    if setting is None and given and Path(given).name != machine_name():
         _use(Path(given))
         drop_torn(Path(given))
         return Kept(Path(given), f"compiled programs are kept in {given} ({_DIR.upper()})")
     try:
-        base = user_folder(os.environ) if setting is None else Path(setting).expanduser()
+        base = _user_folder() if setting is None else Path(setting).expanduser()
         folder = base.absolute() / machine_name()
         _try_to_write(folder)
     except (OSError, RuntimeError) as error:
@@ -98,9 +96,9 @@ def keep_programs(setting: str | None) -> Kept:
     return Kept(folder, f"compiled programs are kept in {folder} (output.compile_cache)")
 
 
-def user_folder(environment: Mapping[str, str]) -> Path:
+def _user_folder() -> Path:
     """This user's and package's folder, by XDG; RuntimeError: nobody knows the home folder."""
-    named = Path(environment.get("XDG_CACHE_HOME", ""))
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The specification has relative paths ignored.
     cache = named if named.is_absolute() else Path.home() / ".cache"
     return cache / "bacr_jax" / "compiled"
@@ -189,11 +187,6 @@ def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
                     with contextlib.suppress(OSError):
                         stat = entry.stat()
                         yield max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether a folder is one that this module chose, perhaps for another run of this process."""
-    return folder.name == machine_name()
 
 
 def _try_to_write(folder: Path) -> None:

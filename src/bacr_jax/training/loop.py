@@ -79,11 +79,13 @@ class Trainer:
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
         keep_freed_memory()
-        kept, inputs = keep_programs(config.output.compile_cache), open_inputs_together(config)
-        self.method, self.environment = inputs.method, inputs.environment
+        kept = keep_programs(config.output.compile_cache)
+        self.method, self.environment = open_inputs_together(config)
         self.departures = departures(config, self.method)
-        mesh = setup.mesh_shape(config, inputs.shape, jax.device_count())
-        self.policy = make_policy(config, self.method, inputs.vocab_size, mesh)
+        vocab_size = self.environment.vocab_size
+        shape = setup.model_shape(config, vocab_size)
+        mesh = setup.mesh_shape(config, shape, jax.device_count())
+        self.policy = make_policy(config, self.method, vocab_size, mesh)
         count = len(self.departures)
         where = f", {count} settings unlike its publication (--check lists them)" if count else ""
         self.progress.say(f"method {self.method.name}{where}")
@@ -139,10 +141,9 @@ class Trainer:
             records = read_lines(self.folder.evaluations)
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self._note_evaluation(record)
-        if self.writes:
-            self._keep_best()
-            if "after" in self.evaluations:
-                self.took = history.recorded_seconds(self.folder, step)
+        self._keep_best()
+        if self.writes and "after" in self.evaluations:
+            self.took = history.recorded_seconds(self.folder, step)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
 
@@ -379,8 +380,7 @@ class Trainer:
             append_line(self.folder.evaluations, record)
             self.metrics.show(step, numbers=evaluation_numbers(sets))
         self._note_evaluation(record)
-        if self.writes:
-            self._keep_best()
+        self._keep_best()
         for line in evaluation_notes(self.config, self.environment.failures(counted), record):
             self.progress.say(line)
         if when not in FRAME:
@@ -390,9 +390,9 @@ class Trainer:
 
     def _keep_best(self) -> None:
         """Writes best.json, or takes away that of steps which are no more."""
-        if self.best is None:
+        if self.writes and self.best is None:
             self.folder.best.unlink(missing_ok=True)
-        else:
+        elif self.writes:
             write_json(self.folder.best, self.best)
 
     def finish(self, state: RunState, step: int) -> dict[str, Any]:

@@ -139,34 +139,29 @@ def observe(
     ends = np.array(plan.cuts).reshape(-1, plan.cuts.shape[-1])
     ends[:, -1] += run.config.budget.grace
     surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), ends)
-    per_cut: Any = np.asarray(surprise)
     # The answer at each cut; with several, the first of them.
-    answered: Any = np.asarray(branches.sampled)[:, :: run.method.answers]
-    answered = answered.reshape(plan.cuts.shape)
-    fraction: Any = np.float32(step / run.total_steps)
-    by_answer: Any = outcomes
-    scores: Any = dict(by_reward)
-    path: Any = None
+    answered = np.asarray(branches.sampled)[:, :: run.method.answers].reshape(plan.cuts.shape)
+    on_host: dict[str, Any] = {
+        "outcomes": outcomes.mean(-1),
+        "by_answer": outcomes,
+        "by_reward": dict(by_reward),
+        "surprise": np.asarray(surprise).reshape(plan.cuts.shape),
+        "fraction": np.float32(step / run.total_steps),
+        "answer_lengths": answered,
+    }
     if run.method.needs_path:
         assert state is not None
-        path = _path(run, state, rollout)
-        path = path.reshape(*plan.budgets.shape, path.shape[-1])
+        on_host["path"] = _path(run, state, rollout).reshape(*plan.budgets.shape, -1)
     return GroupBatch(
         questions=plan.questions,
         budgets=plan.budgets,
         cuts=plan.cuts,
-        outcomes=by_answer.mean(-1),
-        by_answer=by_answer,
-        by_reward=scores,
         thinking=by_group(trunks.thinking),
         lengths=by_group(trunks.thinking) + answered[..., -1],
         closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
         closed_by_tag=by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
-        surprise=per_cut.reshape(plan.cuts.shape),
-        fraction=fraction,
         extra={name: by_group(values) for name, values in extra.items()},
-        path=path,
-        answer_lengths=answered,
+        **on_host,
     )
 
 

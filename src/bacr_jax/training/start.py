@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from bacr_jax.evaluation.by_budget import evaluate_set
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
-from bacr_jax.model.qwen2 import Qwen2Config
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.prompts.environment import Environment, build_environment
@@ -39,10 +39,6 @@ from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
 from bacr_jax.types import Params, Poll
 
 
-class _Left(Exception):
-    """Nobody needs the rest."""
-
-
 @contextlib.contextmanager
 def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Callable[[], None]]:
     """Does `work` in a thread beside what is inside, and waits for it at the end.
@@ -61,7 +57,7 @@ def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Calla
 
     def poll() -> None:
         if leaving.is_set():
-            raise _Left
+            raise CancelledError
 
     def quietly() -> None:
         with contextlib.suppress(Exception):
@@ -147,18 +143,8 @@ def untrained_state(run: Run) -> RunState:
     return init_state(run, params, initial.random_head(keys[1], run.policy))
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What a run reads before it uses a device."""
-
-    method: Method
-    shape: Qwen2Config
-    vocab_size: int
-    environment: Environment
-
-
-def open_inputs(config: Config) -> Inputs:
-    """Reads data and tokenizer of a run and looks at its model's folder."""
+def open_inputs(config: Config) -> tuple[Method, Environment]:
+    """What a run reads before it uses a device; its model's folder is looked at."""
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
     shape = setup.model_shape(config, vocab_size)
@@ -170,20 +156,20 @@ def open_inputs(config: Config) -> Inputs:
         answers = method.num_cuts * method.answers * answer
         setup.check_allowance(config, environment.longest_prompt, answers)
     environment.check_verifier()
-    return Inputs(method, shape, vocab_size, environment)
+    return method, environment
 
 
-def open_inputs_together(config: Config) -> Inputs:
+def open_inputs_together(config: Config) -> tuple[Method, Environment]:
     """`open_inputs` in every process of a run; UserError in all: of one, or they read others."""
     if not processes.several():
         return open_inputs(config)
     try:
-        inputs = open_inputs(config)
+        method, environment = open_inputs(config)
     except UserError as error:
         refuse_others({}, error)
         raise
-    refuse_others(told_of_inputs(config, inputs.environment))
-    return inputs
+    refuse_others(told_of_inputs(config, environment))
+    return method, environment
 
 
 def check_inputs(config: Config) -> None:
@@ -192,7 +178,7 @@ def check_inputs(config: Config) -> None:
     UserError: with what is wrong with method, model, verifier and sets, each looked at by itself.
     """
     try:
-        environment = open_inputs(config).environment
+        _, environment = open_inputs(config)
         if config.warmup.steps and config.data.train != "ledger":
             TraceLessons(config, shared_format_environment(config, environment))
         environment.close()
