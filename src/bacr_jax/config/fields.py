@@ -25,11 +25,7 @@ def section(cls: type, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class Key:
-    """A setting or a section, as its field states it.
-
-    Attributes:
-      value: what it is set to; in the defaults, its value if nobody sets it.
-    """
+    """A setting or a section, as its field states it, and the value it is set to."""
 
     hint: Any
     value: Any

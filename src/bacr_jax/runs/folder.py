@@ -278,18 +278,10 @@ def lock_folder(path: Path, where: str) -> TextIO:
 def open_run(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> RunFolder:
-    """Makes a run folder, or opens the one that this config made before.
+    """Makes a run folder, or opens the one that this config made before; nobody else can then.
 
-    Args:
-      resume: what to do with a run that is there already.
-      allowed: keys in which that run's config may differ; `keep_config` notes what they were.
-
-    Returns:
-      The folder, locked against other processes until it is left or the process ends.
-
-    Raises:
-      UserError: the folder holds something else or another config's run, can't be written, or
-        another process is using it. Nothing in it is touched then.
+    `allowed`: keys in which that run's config may differ; `keep_config` notes what they were. If
+    the folder is refused, nothing in it is touched.
     """
     where = _named(path)
     with usable(where):

@@ -47,16 +47,14 @@ class History:
 def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
     """Brings the files of a run to where they were when a checkpoint of `step` was saved.
 
-    Later records are dropped, but for those of the same step that came after it.
+    Later records are dropped, but for those of the same step that came after it. Nothing is written
+    where metrics.jsonl has lost or changed records, which is refused.
 
     Args:
       kept: `History.now` of the checkpoint.
 
     Returns:
       A line for each file that was not as the run had left it, and is again.
-
-    Raises:
-      UserError: metrics.jsonl has lost or changed records; nothing was written then.
     """
     found = _digest_of(paths.metrics, step)
     if found != kept["metrics"]:

@@ -150,9 +150,7 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
 def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
     """The base that a checkpoint's adapters were trained on, layers stacked, and `adapter_scale`.
 
-    Args:
-      state: folder `state` of the checkpoint.
-      moved: where `model.path` lies now; None: where the config says.
+    `state` is that folder of the checkpoint, `moved` where `model.path` lies now if elsewhere.
     """
     dtype = jnp.dtype(param_dtype(config))
     if config.warmup.steps:

@@ -154,11 +154,7 @@ class SavedPolicy:
 def open_policy(
     run: Path | None, model: Path | None, step: int | str | None = None, *, download: bool = False
 ) -> SavedPolicy:
-    """A policy on disk; nothing but its config is read.
-
-    Args:
-      model: Hugging Face folder, or a name of its hub, if it is no run.
-    """
+    """The policy of a run, or of a Hugging Face folder or name; only its config is read."""
     if run is None:
         assert model is not None
         from bacr_jax.model.hf.hub import local_folder

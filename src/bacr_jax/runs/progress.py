@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-# Seconds between plain lines when the output is not a terminal.
+# Seconds between plain lines of a phase, whose first and last always appear.
 PLAIN_INTERVAL = 10.0
 _BAR_WIDTH = 16
 _LOG_WIDTH = 200
@@ -104,11 +104,7 @@ class Progress:
         interval: float = PLAIN_INTERVAL,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """Chooses live or plain output by asking whether the stream is a terminal.
-
-        Args:
-          interval: seconds between plain lines of a phase; its first and its last always appear.
-        """
+        """Chooses live or plain output by asking whether the stream is a terminal."""
         self.clock = clock
         self._enabled, self._interval = enabled, interval
         file: Any = stream or sys.stdout

@@ -31,9 +31,7 @@ from bacr_jax.types import Params
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
     """The shape that `config.model` describes.
 
-    Args:
-      vocab_size: of a custom shape, which has as many rows as its tokenizer has ids; a preset and a
-        folder say their own.
+    A custom one has as many rows as its tokenizer has ids; a preset and a folder say their own.
     """
     model = config.model
     if model.path is not None:
@@ -102,11 +100,7 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
 
 
 def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
-    """A micro-batch of real tokens holds any one row.
-
-    Args:
-      answers: most tokens of a row's answers, forced ones included.
-    """
+    """A micro-batch of real tokens holds any one row, whose `answers` include forced tokens."""
     allowance = config.train.micro_batch_tokens
     longest = longest_prompt + config.budget.max + config.budget.grace + answers
     if allowance is not None and allowance < longest:

@@ -35,12 +35,10 @@ def iterate(
     poll: Poll = None,
     tell_phase: TellPhase | None = None,
 ) -> tuple[RunState, Iteration]:
-    """Lines 3 to 16 of Algorithm 1, for one mini-batch.
+    """Lines 3 to 16 of Algorithm 1, for one mini-batch; `state` is donated.
 
-    Args:
-      state: donated.
-      reference: parameters of the reference policy, for a KL term.
-      poll: called while sampling and grading; it may raise, and `state` is whole then.
+    `poll` is called while sampling and grading; it may raise, and `state` is whole then.
+    `reference`: parameters of the reference policy, for a KL term.
     """
     clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.

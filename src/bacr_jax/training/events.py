@@ -27,11 +27,7 @@ class Started:
 
 @dataclass(frozen=True)
 class StepDone:
-    """An iteration of Algorithm 1 is over.
-
-    Attributes:
-      metrics: every number of the step, also where `output.log_every` leaves its line out.
-    """
+    """An iteration of Algorithm 1 is over; its metrics, also where `output.log_every` skips it."""
 
     step: int
     steps: int
@@ -62,11 +58,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is over and its folder complete.
-
-    Attributes:
-      summary: content of summary.json.
-    """
+    """The run is over and its folder complete; `summary` is the content of summary.json."""
 
     folder: Path
     step: int

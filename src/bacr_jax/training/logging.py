@@ -186,11 +186,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class GraderTotals:
-    """What the graders have done so far.
+    """What the graders of all processes have done so far, and seconds of this one's share.
 
-    Attributes:
-      counters: of all processes together.
-      own_seconds: what this process has spent on its share; 0 where it grades alone.
+    The seconds are 0 where it grades alone.
     """
 
     counters: Mapping[str, int]

@@ -37,8 +37,6 @@ class RunState:
     """Everything an iteration changes; what a checkpoint holds.
 
     Attributes:
-      train: parameters and optimizers.
-      curriculum: pass rates and schedule.
       stream: questions drawn so far from each group (data.order=shuffled), else zeros.
       generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
         thousand steps of a 7B run only.
@@ -68,9 +66,7 @@ class Run:
       key: all randomness of training is folded from it and the number of the step.
       updates: line 14 of Algorithm 1, with the optimizers.
       group_of: difficulty group of each training question.
-      group_sizes: questions in each group.
       stream: order of the questions within their groups; None: drawn anew.
-      sample: makes training rollouts.
       frozen: base of the adapters, which no update changes; empty where all weights are trained.
     """
 
