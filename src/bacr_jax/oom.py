@@ -47,7 +47,6 @@ class OutOfMemory(RuntimeError):
         *,
         on_host: bool = False,
     ):
-        """Use `phase_memory`."""
         self.phases, self.sizes, self.asked = phases, dict(sizes), asked
         self.on_host = on_host
         super().__init__(self._line())

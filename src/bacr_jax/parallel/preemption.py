@@ -28,7 +28,6 @@ class PreemptionHandler:
     """
 
     def __init__(self) -> None:
-        """Nothing is noted, and no signal is listened to yet."""
         self._number: int | None = None
         self._at = 0.0
         self._before: dict[int, Any] = {}
@@ -39,7 +38,6 @@ class PreemptionHandler:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Gives the signals back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

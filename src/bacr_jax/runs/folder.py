@@ -71,7 +71,6 @@ class RunPaths:
     """
 
     def __init__(self, path: Path):
-        """Names the files of the folder `path`."""
         self.path = path
         self.config = path / _CONFIG
         self.changes = path / "changes.jsonl"
@@ -116,21 +115,17 @@ class WarmupPaths:
     Attributes:
       identity: which warm-up it is, and how well it went; there once it is finished.
       weights: checkpoint of the finished weights.
+      unfinished: a folder of checkpoints for each fingerprint of settings.
     """
 
     def __init__(self, path: Path):
-        """Names the files of the folder `path`."""
         self.path = path
         self.identity = path / "warmup.json"
         self.weights = path / "weights"
         self.unfinished = path / "progress"
 
-    def progress(self, fingerprint: str) -> Path:
-        """Checkpoints of an unfinished warm-up; other settings have others."""
-        return self.unfinished / fingerprint
 
-
-class RunFolder(RunPaths):
+class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
     """An opened run folder; a context manager that holds its lock.
 
     Attributes:
@@ -146,10 +141,6 @@ class RunFolder(RunPaths):
         self._held = held
         self.is_new = False
         self.config_now: Config | None = None
-
-    def __enter__(self) -> "RunFolder":
-        """The folder itself."""
-        return self
 
     def __exit__(self, *error: Any) -> None:
         """Releases the lock; the end of the process, however it comes, does so too."""

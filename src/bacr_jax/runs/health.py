@@ -122,7 +122,6 @@ class RunHealth:
     """Watches the metrics of a run, iteration by iteration."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._in_a_row: collections.Counter[str] = collections.Counter()
         self._given: set[str] = set()
         self._smoothed: float | None = None

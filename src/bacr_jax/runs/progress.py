@@ -93,7 +93,7 @@ class Phase:
         return "  ".join(parts)
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Progress of a run on one stream; silent when disabled (all processes but the first)."""
 
     def __init__(
@@ -121,12 +121,7 @@ class Progress:
             # A run that dies with its line still live would leave the cursor hidden.
             atexit.register(self.close)
 
-    def __enter__(self) -> "Progress":
-        """The progress itself."""
-        return self
-
     def __exit__(self, *error: Any) -> None:
-        """Gives the terminal back."""
         self.close()
 
     @contextlib.contextmanager

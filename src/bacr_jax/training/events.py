@@ -80,7 +80,6 @@ class CallbackRaised(Exception):
     """Carries what a callback raised to where the run can be left in good order."""
 
     def __init__(self, error: BaseException):
-        """Takes what was raised."""
         super().__init__(str(error))
         self.error = error
 

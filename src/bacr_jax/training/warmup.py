@@ -384,7 +384,7 @@ def warm_up(
     with contextlib.ExitStack() as stack:
         if processes.is_first():
             stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
-        saved = Checkpoints(paths.progress(warmup_fingerprint(config)), keep=1)
+        saved = Checkpoints(paths.unfinished / warmup_fingerprint(config), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
         run = WarmUp(config, batches, spec, tx, params, opt_state, on_progress, poll, saved)
