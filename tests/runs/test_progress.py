@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, clock, **kwargs):
         self.stream, self.clock = io.StringIO(), clock
-        self.progress = Progress(stream=self.stream, interval=10.0, clock=clock, **kwargs)
+        self.progress = Progress(stream=self.stream, clock=clock, **kwargs)
 
     @property
     def lines(self):

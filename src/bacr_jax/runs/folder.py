@@ -269,7 +269,7 @@ def lock_folder(path: Path, where: str) -> TextIO:
 def open_run(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> RunFolder:
-    """Makes a run folder, or opens the one that this config made before; nobody else can then.
+    """Makes a run folder, or opens the one that this config made before, and locks it.
 
     `allowed`: keys in which that run's config may differ; `keep_config` notes what they were. If
     the folder is refused, nothing in it is touched.

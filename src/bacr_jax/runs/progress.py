@@ -101,12 +101,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         *,
         enabled: bool = True,
         stream: io.TextIOBase | None = None,
-        interval: float = PLAIN_INTERVAL,
         clock: Callable[[], float] = time.perf_counter,
     ):
         """Chooses live or plain output by asking whether the stream is a terminal."""
         self.clock = clock
-        self._enabled, self._interval = enabled, interval
+        self._enabled = enabled
         file: Any = stream or sys.stdout
         # A notebook gets the lines of a log, too: each line apart would be a table of HTML.
         self._console = Console(file=file, highlight=False, force_jupyter=False)
@@ -146,7 +145,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         if not self._enabled:
             return
         phase.unprinted = True
-        due = not self._uses_live and self.clock() - phase.printed >= self._interval
+        due = not self._uses_live and self.clock() - phase.printed >= PLAIN_INTERVAL
         if ended or due:
             self._end(phase)
         elif self._uses_live:

@@ -25,25 +25,18 @@ from bacr_jax.training.run import Run
 
 
 def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
-    """Writes `output.rollouts` rows of an iteration, spread over its rollout."""
+    """Writes `output.rollouts` rows of an iteration, spread over its rollout.
+
+    All that is known of each trace; docs/report.md says what the fields are.
+    """
     rows = len(done.chosen.rollout.trunks.prompt_lengths)
     count = min(run.config.output.rollouts, rows)
     chosen = np.linspace(0, rows - 1, count).astype(int)
     path.unlink(missing_ok=True)
-    for row in chosen:
-        append_line(path, trace_of(run, done, step, int(row)))
-
-
-def trace_of(run: Run, done: Iteration, step: int, row: int) -> dict[str, Any]:
-    """Everything that is known of one trace, for JSON; docs/report.md says what each field is."""
-    return {
-        "step": step,
-        "row": row,
-        **_question(run, done, row),
-        **_sampled(run, done, row),
-        **_verdicts(done, row),
-        **_learned(run, done, row),
-    }
+    for row in chosen.tolist():
+        asked, sampled = _question(run, done, row), _sampled(run, done, row)
+        found = {**asked, **sampled, **_verdicts(done, row), **_learned(run, done, row)}
+        append_line(path, {"step": step, "row": row, **found})
 
 
 def _question(run: Run, done: Iteration, row: int) -> dict[str, Any]:
