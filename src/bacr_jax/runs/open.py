@@ -26,14 +26,9 @@ def read_config(folder: Path) -> Config:
     return run_folder.read_config_file(path)
 
 
-def finished_steps(folder: Path) -> list[int]:
-    """Steps of a run's finished checkpoints, rising."""
-    return steps_in(RunPaths(folder).checkpoints)
-
-
 def choose_step(folder: Path, step: int | str | None = None) -> int:
     """A finished checkpoint of a run: the newest, or the one asked for (a step, or "best")."""
-    steps = finished_steps(folder)
+    steps = steps_in(RunPaths(folder).checkpoints)
     if not steps:
         raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
     if step == BEST:

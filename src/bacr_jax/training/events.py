@@ -6,8 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bacr_jax.runs.folder import RunFolder
-from bacr_jax.runs.open import finished_steps
+from bacr_jax.runs.folder import RunFolder, steps_in
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Reporter:
         self._saved, self._evaluated, self._told = set(self._steps()), evaluated, len(evaluated)
 
     def _steps(self) -> Sequence[int]:
-        return finished_steps(self._folder.path) if self._callbacks else ()
+        return steps_in(self._folder.checkpoints) if self._callbacks else ()
 
     def tell(self, event: Event) -> None:
         """Hands an event to every callback."""

@@ -21,8 +21,8 @@ from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import build_environment
-from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import finished_steps, read_config
+from bacr_jax.runs.folder import RunPaths, steps_in
+from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.start import tokenizer_of
 from bacr_study.variance import measurement, noise
@@ -95,7 +95,7 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
         command = [sys.executable, "-m", "bacr_jax.train", *files, *words]
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"{folder}: its training failed; run it alone: {' '.join(command[1:])}")
-    missing = sorted(set(settings.checkpoints) - set(finished_steps(folder)))
+    missing = sorted(set(settings.checkpoints) - set(steps_in(RunPaths(folder).checkpoints)))
     if missing:
         raise UserError(
             f"{folder}: keeps no checkpoint of step {missing[0]}; write checkpoint.every and "
