@@ -58,11 +58,6 @@ class OutOfMemory(RuntimeError):
         whose = "the machine's memory" if self.on_host else "a device's memory"
         return f"{where}: {whose} ran out{amount}" + (f" ({sizes})" if sizes else "")
 
-    def inside(self, phase: str, sizes: Mapping[str, int]) -> "OutOfMemory":
-        """The same, known to have happened inside an outer phase."""
-        phases = (*self.phases, phase)
-        return OutOfMemory(phases, {**sizes, **self.sizes}, self.asked, on_host=self.on_host)
-
 
 def size_text(count: int) -> str:
     """A number of bytes as people say it: 1.5 GiB."""
@@ -100,7 +95,8 @@ def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
     try:
         yield
     except OutOfMemory as error:
-        raise error.inside(phase, sizes) from error.__cause__
+        phases, sizes = (*error.phases, phase), {**sizes, **error.sizes}
+        raise OutOfMemory(phases, sizes, error.asked, on_host=error.on_host) from error.__cause__
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

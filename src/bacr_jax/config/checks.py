@@ -56,14 +56,13 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 def _out_of_range(config: Config) -> Iterator[str]:
     for name, key in walk(config):
-        bounds = key.bounds
-        if bounds is None:
+        if key.bounds is None:
             continue
         # Words and null may stand where numbers do.
         numbers = [item for item in _items(key.value) if isinstance(item, int | float)]
-        outside = [number for number in numbers if not inside(number, bounds)]
+        outside = [number for number in numbers if not inside(number, key.bounds)]
         if outside:
-            yield f"{name}: found {written(outside[0])}; write {range_text(bounds)}"
+            yield f"{name}: found {written(outside[0])}; write {range_text(key.bounds)}"
 
 
 def _blank_texts(config: Config) -> Iterator[str]:
