@@ -22,6 +22,7 @@ from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe
 from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.served import Asking, without_tag
+from bacr_jax.runs.folder import usable
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
 
@@ -54,13 +55,8 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         own_cuts=spec.own_cuts,
     )
     where = Path(config.rollout.weights_dir) / folder.absolute().name
-    try:
+    with usable(f"rollout.weights_dir={config.rollout.weights_dir}"):
         where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"rollout.weights_dir={config.rollout.weights_dir}: can't be written "
-            f"({error.strerror}); write another folder"
-        ) from None
     dtype, style = config.model.compute_dtype, environment.style
     base = None if config.model.path is None else Path(config.model.path)
     # Servers get the run's export, in the type that is sampled in.
