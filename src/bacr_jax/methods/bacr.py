@@ -228,8 +228,8 @@ def sample_budgets(
 # --- what it is worth -----------------------------------------------------------------------------
 
 
-def _coefficient(config: Config) -> float:
-    """Lambda of Eq. 7."""
+def coefficient_of(config: Config) -> float:
+    """Lambda of Eq. 7; 0 without the dense reward."""
     return config.reward.coefficient if config.reward.dense else 0.0
 
 
@@ -239,7 +239,7 @@ def _weights(config: Config) -> Float[Array, "M"]:
 
 def dense_rewards(config: Config, state: State, batch: GroupBatch) -> PerCut:
     """Rewards of Eq. 7; the outcomes alone without `reward.dense`."""
-    return rewards.dense_reward(batch.outcomes, coefficient=_coefficient(config))
+    return rewards.dense_reward(batch.outcomes, coefficient=coefficient_of(config))
 
 
 def baselines(
@@ -262,7 +262,7 @@ def baselines(
     elif kind == "shrink":
         strength = _prior_strength(state)
         baseline = advantages.shrink_baseline(reward, values, prior_strength=strength, axis=1)
-    implied = advantages.correctness_from_value(baseline, coefficient=_coefficient(config))
+    implied = advantages.correctness_from_value(baseline, coefficient=coefficient_of(config))
     return baseline, implied
 
 
@@ -357,7 +357,7 @@ def make_advantages(
         left.baseline,
         left.expected,
         _weights(config),
-        coefficient=_coefficient(config),
+        coefficient=coefficient_of(config),
         mode=settings.credit,
     )
     if settings.credit == "trajectory":
@@ -384,7 +384,7 @@ def _score_shift(config: Config, state: State, batch: GroupBatch, expected: PerC
     shift = _of_own_bin(config, batch, advantages.optimal_shift(known, _optimal_slopes(state)))
     if config.advantage.baseline == "constant":
         # A running number lags behind its moments: their sum may leave what can be returned.
-        coefficient, weights = _coefficient(config), _weights(config)
+        coefficient, weights = coefficient_of(config), _weights(config)
         worst = jnp.full_like(weights, -coefficient).at[0].set(0.0)
         least = advantages.to_go(worst, weights)
         most = advantages.to_go(jnp.full_like(weights, 1.0 + coefficient), weights)

@@ -100,15 +100,11 @@ class Setting:
     earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def coefficient(self) -> float:
-        """Lambda of Eq. 7."""
-        return self.config.reward.coefficient if self.config.reward.dense else 0.0
-
-    @property
     def weights(self) -> Float[np.ndarray, "M"]:
         """Total weight u_j of each outcome."""
         shares = rewards.cut_shares(self.config.cuts.weights, self.config.cuts.count)
-        return np.asarray(rewards.outcome_coefficients(shares, coefficient=self.coefficient))
+        coefficient = bacr.coefficient_of(self.config)
+        return np.asarray(rewards.outcome_coefficients(shares, coefficient=coefficient))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +210,8 @@ class ValueArm(Arm):
         batch = groups.batch(reading)
         reward = bacr.dense_rewards(setting.config, None, batch)
         predicted = jnp.asarray(groups.values[self.value], jnp.float32)
-        return batch, reward, rewards.dense_reward(predicted, coefficient=setting.coefficient)
+        coefficient = bacr.coefficient_of(setting.config)
+        return batch, reward, rewards.dense_reward(predicted, coefficient=coefficient)
 
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """See `Arm`."""

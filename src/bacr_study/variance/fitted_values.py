@@ -12,6 +12,7 @@ from bacr_jax import rewards
 from bacr_jax.advantages import correctness_from_value
 from bacr_jax.learner import train_step
 from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.methods import bacr
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
@@ -52,7 +53,8 @@ def predicted_outcomes(
     """Probabilities of a right answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
     values = value.values(head, jnp.asarray(features))
-    return np.asarray(correctness_from_value(values, coefficient=frozen.coefficient))
+    coefficient = bacr.coefficient_of(frozen.config)
+    return np.asarray(correctness_from_value(values, coefficient=coefficient))
 
 
 def fit_value(
@@ -71,7 +73,8 @@ def fit_value(
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
-    targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=frozen.coefficient)
+    coefficient = bacr.coefficient_of(frozen.config)
+    targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))
     adam = optax.adam(_RATE)

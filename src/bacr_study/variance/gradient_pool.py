@@ -55,11 +55,6 @@ class Frozen:
         """Held-out questions."""
         return next(iter(self.environment.eval.values()))
 
-    @property
-    def coefficient(self) -> float:
-        """Lambda of Eq. 7; 0 without the dense reward."""
-        return self.config.reward.coefficient if self.config.reward.dense else 0.0
-
 
 def open_frozen(config: Config, folder: Path, step: int, environment: Environment) -> Frozen:
     """Reads a checkpoint of a run whose method has a value head."""
