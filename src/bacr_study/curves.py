@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bacr_study.cells import OF_GROUP
-from bacr_study.grid import Grid
+from bacr_study.cells import OF_GROUP, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
 

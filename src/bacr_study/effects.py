@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bacr_jax.evaluation.samples import GREEDY
-from bacr_study.grid import Grid, Setting
+from bacr_study.cells import Grid, Setting
 from bacr_study.spec import MEAN, PARTS, Study, Variant
 from bacr_study.statistics import holm, mean_interval
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_study import curves, effects
-from bacr_study.cells import COSTS, NUMBERS, Cell, read_cells
+from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
 from bacr_study.figures import draw_figures
-from bacr_study.grid import Grid, Setting
 from bacr_study.page import page
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Study, Task
 from bacr_study.statistics import mean_interval, rounded

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bacr_study.cells import Grid
 from bacr_study.curves import convergence, first_crossing, schedules
-from bacr_study.grid import Grid
 from bacr_study.spec import Arm, Variant
 from cells_world import made_task, main_study, make_cell
 
