@@ -70,7 +70,6 @@ ELSEWHERE = {
     ("study/test_variance.py", PART): (
         "bacr_study.variance.fitted_values .gradient_pool .measurement"
     ),
-    ("study/test_variance_report.py", DRAWN): "bacr_study.variance.summary",
 }
 
 

@@ -11,7 +11,6 @@ from bacr_study.variance.baselines import BY_NAME, variants
 from bacr_study.variance.measurement import Measured, Result
 from bacr_study.variance.noise import Noise
 from bacr_study.variance.settings import VarianceSettings
-from bacr_study.variance.summary import shown
 
 SETTINGS = VarianceSettings(seeds=(0, 1), checkpoints=(5,), groups=(8,), resamples=100)
 ONE = dataclasses.replace(SETTINGS, regimes=("training",), answers=1)
@@ -139,7 +138,7 @@ def test_with_one_answer_everything_is_against_brpo_of_one_answer(tmp_path):
     assert found["against"] == "brpo/one"
     assert {name.split("/")[1] for name in cell["groups"]["8"]} == {"one"}
     assert len(cell["by_value"]) == 3
-    assert len(set(shown(variants(1)))) == len(shown(variants(1)))
+    assert len(set(variance_report.shown(variants(1)))) == len(variance_report.shown(variants(1)))
     assert cell["compared"]["score_weighted against value"][0] == pytest.approx(-1.0)
     assert cell["pools"][0]["measured_saving"] == pytest.approx(0.0)
     text = (tmp_path / "variance.md").read_text()

@@ -32,7 +32,6 @@ from bacr_study.variance.fitted_values import fit_value, predicted_outcomes, smo
 from bacr_study.variance.gradient_pool import Drawn, Draws, Pool, open_frozen
 from bacr_study.variance.measurement import Result, Values
 from bacr_study.variance.settings import VarianceSettings, read_settings
-from bacr_study.variance.summary import middle_group
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
@@ -132,7 +131,7 @@ def _measured(draws: Draws) -> Result:
     settings, frozen, regime, seed = draws.settings, draws.frozen, draws.regime, draws.seed
     calibration, oracle, pool = draws.calibration(), draws.oracle(), draws.pool()
     of_pool, earlier = _values(draws, pool, calibration, oracle)
-    half, middle = calibration.only(draws.second), middle_group(settings.groups)
+    half, middle = calibration.only(draws.second), variance_report.middle_group(settings.groups)
     weights = Setting(frozen.config).weights
     partition = lambda group: noise.partitions(
         [seed, group], settings.traces, group, settings.partitions
