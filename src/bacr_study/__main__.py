@@ -139,10 +139,7 @@ def report(
 
 
 def run_variance(arguments: argparse.Namespace) -> int:
-    """A study of gradient noise, which has its own keys and no array of runs.
-
-    UserError: an option that only arrays of runs have, or a setting that can't be used.
-    """
+    """A study of gradient noise, which has its own keys and no array of runs."""
     why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
     alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
     from bacr_study.variance import main as variance

@@ -39,8 +39,6 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
 
     Args:
       ids: of the study's cells; others that lie there, such as another study's, are left out.
-
-    UserError: the study has no results yet.
     """
     cells = [path for id_ in sorted(ids) if (path := cell_path(folder, id_)).exists()]
     if not cells or not (folder / "results.json").exists():
@@ -83,10 +81,7 @@ def archived_cells(folder: Path) -> list[Any]:
 
 
 def unpack(folder: Path) -> None:
-    """Makes a file of every archived cell that has none; who reads it checks it.
-
-    UserError: the archive can't be read, or something in it has no name that a cell can have.
-    """
+    """Makes a file of every archived cell that has none; who reads it checks it."""
     for cell in archived_cells(folder):
         name = cell.get("id") if isinstance(cell, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name):

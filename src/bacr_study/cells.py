@@ -104,10 +104,7 @@ def ids_digest(ids: Sequence[str]) -> str:
 
 
 def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
-    """How many samples of each problem are right, a digit each.
-
-    UserError: a count that no digit can say.
-    """
+    """How many samples of each problem are right, a digit each."""
     if correct.size and int(correct.max()) >= _BASE:
         raise UserError(
             f"samples: found {int(correct.max())} right samples of a problem; a study keeps up to "
@@ -176,8 +173,7 @@ def _of_entry(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
 def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
     """The cells of a study that are in its folder, by id; those of other studies are left alone.
 
-    UserError: a damaged cell, no cell at all, or cells that must not be compared: of several
-      sizes of the study, or of other problems.
+    UserError: cells that must not be compared: of several sizes of the study, or other problems.
     """
     paths = {id_: cell_path(folder, id_) for id_ in study.cell_ids()}
     cells = {id_: read_cell(path) for id_, path in paths.items() if path.exists()}

@@ -24,11 +24,7 @@ SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
 
 @dataclass(frozen=True)
 class Problems:
-    """Rows of a set.
-
-    Attributes:
-      counts: rows and distinct problems, of all and by level.
-    """
+    """Rows of a set; `counts` has all and the distinct ones, in all and by level."""
 
     levels: Int[np.ndarray, "n"]
     digest: str

@@ -339,11 +339,7 @@ def _panel(task: Task, budget: str) -> str:
 def _forest(
     title: str, named: Mapping[str, Mapping[str, Any] | None], *, unclear: str = "s1"
 ) -> Chart:
-    """A row for each name, with its difference and interval.
-
-    Args:
-      unclear: colour of those whose interval holds 0.
-    """
+    """A row for each name, with its difference and interval; `unclear` if the interval holds 0."""
     places = {name: -float(row) for row, name in enumerate(named)}
     series = []
     for colour in dict.fromkeys((unclear, "s1")):

@@ -131,10 +131,7 @@ def settings_digest(config: Config) -> str:
 
 
 def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
-    """Every run of a study, seeds outermost: what is there early covers all arms.
-
-    UserError: a run's config can't be used; names the arm.
-    """
+    """Every run of a study, seeds outermost: what is there early covers all arms."""
     from bacr_jax.methods.registry import problems
 
     trained = [arm for arm in study.arms if arm.of is None]

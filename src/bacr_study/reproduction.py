@@ -103,9 +103,6 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
     variance is the one found. For others it is an approximation: Welch's df are estimated, and of
     five seeds the spread itself is known to within .6 to 2.9 times. The other tail adds less than
     1e-5. It is 0 for samples without any spread, and not a number where one of them has one seed.
-
-    Args:
-      level: of the two-sided test.
     """
     error, df = _error(first, second)
     if error == 0:
@@ -114,10 +111,7 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
 
 
 def pairs(before: Results, now: Results, study: Study) -> list[Pair]:
-    """Every accuracy that both have, at each budget and on average over them.
-
-    UserError: they have nothing in common.
-    """
+    """Every accuracy that both have, at each budget and on average over them."""
     found = list[Pair]()
     for task in study.tasks:
         for variant in study.variants():
@@ -229,17 +223,14 @@ def table(study: Study, found: Sequence[Pair]) -> Table:
 
 
 def write(folder: Path, before: Results, study: Study) -> tuple[list[Path], str]:
-    """Compares the results.json of a study's folder with an earlier one; UserError: see `pairs`."""
+    """Compares the results.json of a study's folder with an earlier one."""
     now = read_object(folder / "results.json")
     found = pairs(before, now, study)
     return write_table(folder / "tables", table(study, found)), summary(found)
 
 
 def read_earlier(path: Path, name: str, size: str) -> dict[str, Any]:
-    """The results.json, or results.json.xz, of an earlier run of a study.
-
-    UserError: there is none, or it is something else.
-    """
+    """The results.json, or results.json.xz, of an earlier run of a study."""
     try:
         compressed = path.suffix == ".xz"
         found = parse_json(read_compressed(path) if compressed else read_file(path))

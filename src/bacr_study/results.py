@@ -35,8 +35,6 @@ def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> l
     Args:
       folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
         `figures/` (PNG, PDF) and study.html.
-
-    UserError: no cell, a damaged one, or cells that must not be compared.
     """
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json"]

@@ -29,11 +29,7 @@ _AROUND_TRAINING = 0.25
 
 @dataclass(frozen=True)
 class Share:
-    """What one run may use.
-
-    Attributes:
-      cores: of the machine; empty: all.
-    """
+    """What one run may use: GPUs, or cores of the machine; all where none are named."""
 
     cores: tuple[int, ...] = ()
     gpus: tuple[str, ...] | None = None
@@ -105,8 +101,6 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
     Args:
       devices_per_run: GPUs of a run; 0: runs are on CPU cores.
       jobs: runs at a time; None: as many as there are cores, or as GPUs suffice for.
-
-    UserError: there are not that many GPUs.
     """
     if devices_per_run:
         gpus = visible_gpus()

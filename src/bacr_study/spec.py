@@ -276,8 +276,6 @@ class Study:
 
         Args:
           varied: keys that win over all of it.
-
-        UserError: what `train` would refuse.
         """
         here, method = self.task(task), self.arm(arm)
         files = tuple(self.folder / path for path in (*here.config, *method.config))
@@ -326,10 +324,7 @@ def _sweep(parsed: Any, where: str) -> Sweep:
 
 
 def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
-    """The keys of a size over those at the top of a file, mappings key by key; and the size.
-
-    UserError: the file can't be read, or has no such size.
-    """
+    """The keys of a size over those at the top of a file, mappings key by key; and the size."""
     document = _document(path)
     sizes = document.pop("sizes", None)
     if not isinstance(sizes, Mapping) or not sizes:
@@ -363,10 +358,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def kind_of(path: Path) -> str:
-    """What a study's file is: `runs`, unless it says otherwise (`kind: variance`).
-
-    UserError: it can't be read.
-    """
+    """What a study's file is: `runs`, unless it says otherwise (`kind: variance`)."""
     kind = _document(path).get("kind", "runs")
     if kind not in ("runs", "variance"):
         raise refusal(f"{path}: kind", f"found {shown(kind)}", "runs or variance")
@@ -378,8 +370,6 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
 
     Args:
       overrides: `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
-
-    UserError: what can't be used, in one line.
     """
     keys, chosen = merged(path, size)
     every = [*(keys.get("arms") or {})]
@@ -419,8 +409,7 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
 def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
     """What does not fit together: where, what is there and what to write.
 
-    Args:
-      every: arms of the file, chosen or not.
+    `every` has the file's arms, chosen or not.
     """
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
         yield "seeds", list(study.seeds), "different seeds"

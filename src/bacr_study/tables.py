@@ -76,11 +76,7 @@ def tables_of(results: Results, study: Study) -> list[Table]:
 
 
 def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
-    """Table 1 of the paper: arm by task and budget.
-
-    Args:
-      hard: Table 2, harder problems, with the tokens used at the largest budget.
-    """
+    """Tables 1 and 2 of the paper: arm by task and budget; the `hard` one with the tokens used."""
     variants = study.variants()
     columns: list[list[Item]] = [[row_name(study, variant) for variant in variants]]
     header, groups = ["method"], [("", 1)]

@@ -129,9 +129,7 @@ def read_graded(out: Path, task: Task) -> Drawn:
 def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
     """Sets of a Self-Consistency row, without verdicts problem by problem.
 
-    Args:
-      out: folder of the evaluation of the samples that vote.
-      drawn: these samples.
+    The samples that vote are `drawn`, of the evaluation in the folder `out`.
     """
     sets: dict[str, Any] = {}
     for name, result in read_object(out / RESULTS)["sets"].items():
@@ -203,11 +201,7 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
-    """The cell of a finished run, and those of the arms that are votes over its samples.
-
-    Args:
-      out: folder of its evaluation.
-    """
+    """The cells of a run and of the votes over its samples, evaluated into the folder `out`."""
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
     task = study.task(run.task)

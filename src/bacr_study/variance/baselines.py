@@ -384,10 +384,7 @@ PUBLISHED, REFERENCE = "brpo", "residual_loo"
 class Variants:
     """Arms and readings, in the order of every axis of variants.
 
-    Attributes:
-      pairs: each an arm and how it reads the answers.
-      full: the reading of all answers, with which the published method is the one that others are
-        measured against.
+    The others are measured against the published method with the `full` reading, of all answers.
     """
 
     pairs: tuple[tuple[Arm, Reading], ...]

@@ -35,10 +35,7 @@ from bacr_study.variance.settings import VarianceSettings, read_settings
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
-    """Settings of the run that a seed's policies come from.
-
-    UserError: it can't be the run of a variance study.
-    """
+    """Settings of the run that a seed's policies come from."""
     config = config_io.load(settings.config, _own_keys(settings, seed, folder))
     for problem in _problems(settings, config):
         raise UserError(problem)
@@ -82,10 +79,7 @@ def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
 
 
 def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progress) -> None:
-    """Trains a seed's run by the ordinary command if it is not finished.
-
-    UserError: training failed, or the run kept none of the checkpoints that are wanted.
-    """
+    """Trains a seed's run by the ordinary command if it is not finished."""
     run_config(settings, seed, folder)
     if not RunPaths(folder).summary.exists():
         progress.say(f"training seed {seed} into {folder}")

@@ -88,7 +88,6 @@ class Result:
     """What was measured on one pool.
 
     Attributes:
-      by_group: noise by group size.
       right: share of right answers at the budget.
     """
 

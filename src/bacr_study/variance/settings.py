@@ -70,10 +70,7 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
 
 
 def read_settings(path: Path, size: str | None, overrides: Sequence[str] = ()) -> VarianceSettings:
-    """One size of a study's file, with some values replaced.
-
-    UserError: the file or an override can't be used.
-    """
+    """One size of a study's file, with some values replaced."""
     keys, chosen = merged(path, size)
     where = f"{path}, {chosen}"
     found = {**keys, **dict(map(overridden, overrides))}
