@@ -65,7 +65,7 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths",
-    ("study/test_results.py", DRAWN): ("bacr_study.effects .figures .items .page .tables"),
+    ("study/test_results.py", DRAWN): ("bacr_study.effects .figures .items .tables"),
     ("study/test_main.py", WIRE): "bacr_study.work",
     ("study/test_variance.py", PART): (
         "bacr_study.variance.fitted_values .gradient_pool .measurement"

@@ -130,12 +130,11 @@ def report(
     from bacr_study.configured import configured, with_sets
     from bacr_study.results import write_results
 
-    known, study, said = configured(study, runs), with_sets(study, runs), ""
-    written = write_results(folder, study, known)
+    known, study = configured(study, runs), with_sets(study, runs)
+    print(*write_results(folder, study, known), sep="\n")
     if before is not None:
         files, said = reproduction.write(folder, before, study)
-        written += files
-    print(*written, *filter(None, [said]), sep="\n")
+        print(*files, said, sep="\n")
 
 
 def run_variance(arguments: argparse.Namespace) -> int:

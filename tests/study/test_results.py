@@ -14,8 +14,7 @@ from bacr_study import figures
 from bacr_study.cells import ids_digest, read_cells, write_cell
 from bacr_study.configured import SHOWN, Configured, Problems
 from bacr_study.effects import effect_weights
-from bacr_study.page import page
-from bacr_study.results import as_text, build_results, without_times, write_results
+from bacr_study.results import as_text, build_results, page, without_times, write_results
 from bacr_study.spec import Arm, Variant
 from bacr_study.statistics import holm
 from bacr_study.tables import tables_of
