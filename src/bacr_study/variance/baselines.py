@@ -83,8 +83,7 @@ class Groups(Rollouts):
             "fraction": np.float32(0.5),
             "extra": {},
         }
-        batch: GroupBatch = jax.tree.map(jnp.asarray, GroupBatch(**fields))
-        return batch
+        return GroupBatch(**jax.tree.map(jnp.asarray, fields))
 
 
 @dataclasses.dataclass(frozen=True)

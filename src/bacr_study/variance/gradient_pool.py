@@ -368,7 +368,6 @@ class Draws:
         return stratified(levels, self.settings.questions, self.seed)
 
     def _budgets(self, questions: int, traces: int, seed: int) -> Int[np.ndarray, "Q B"]:
-        """Budgets of every question's traces."""
         config, grid = self.frozen.config, self.settings.budgets
         return draw_budgets(config, self.regime, grid, questions, traces, seed)
 

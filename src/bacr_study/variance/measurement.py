@@ -173,18 +173,15 @@ def credited(
     setting: Setting, groups: Groups, norms: Float[np.ndarray, "C P n G M"], measured: Variants
 ) -> tuple[OfVariants, OfVariants]:
     """Advantages of the thinking, and baselines of the answers, of every variant."""
-    thinking = np.zeros((len(measured.pairs), *norms.shape), np.float32)
-    answers = np.zeros_like(thinking)
     readings = {reading for _, reading in measured.pairs}
     given = {
         reading: dataclasses.replace(groups, weighted=_weighted(setting, groups, reading, norms))
         for reading in readings
     }
-    for index, (arm, reading) in enumerate(measured.pairs):
-        credit = arm.credit(setting, given[reading], reading)
-        thinking[index] = np.asarray(credit.thinking).reshape(norms.shape)
-        answers[index] = np.asarray(credit.answers).reshape(norms.shape)
-    return thinking, answers
+    credits = [arm.credit(setting, given[reading], reading) for arm, reading in measured.pairs]
+    thinking = np.stack([np.asarray(credit.thinking, np.float32) for credit in credits])
+    answers = np.stack([np.asarray(credit.answers, np.float32) for credit in credits])
+    return thinking.reshape(-1, *norms.shape), answers.reshape(-1, *norms.shape)
 
 
 def _weighted(

@@ -88,10 +88,11 @@ class _Cell:
         """Noise of all traces."""
         return by_question([one.noise for one in self.measured])
 
-    def reduction(self, whole: Noise, **how: Any) -> Float[np.ndarray, "arms 3"]:
-        """Noise that each arm has less than the published method."""
-        against = self.variants.place(PUBLISHED)
-        return whole.reduction(against, resamples=self.resamples, **how)
+    def reduction(
+        self, whole: Noise, against: str = PUBLISHED, **how: Any
+    ) -> Float[np.ndarray, "arms 3"]:
+        """Noise that each arm has less than another."""
+        return whole.reduction(self.variants.place(against), resamples=self.resamples, **how)
 
     def only_shown(self, whole: Noise) -> dict[str, Any]:
         """`reduction` of the arms in tables."""
@@ -100,11 +101,8 @@ class _Cell:
 
     def compared(self, whole: Noise) -> dict[str, Any]:
         """Noise that one arm has less than another, from the same resamples of questions."""
-        place = self.variants.place
         return {
-            f"{one} against {other}": whole.reduction(place(other), resamples=self.resamples)[
-                place(one)
-            ]
+            f"{one} against {other}": self.reduction(whole, other)[self.variants.place(one)]
             for one, other in _PAIRS
         }
 
@@ -263,16 +261,14 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
         value, high, low = 1.0 - np.array([arms[name]["reduction"] for name in names], float).T
         ends, at = list(zip(low, high)), f"step {cell['step']}"
         inside = [i for i, one in enumerate(value) if one <= _WIDEST]
-        beyond = [i for i in range(len(names)) if i not in inside]
-        of = lambda values, kept: [values[i] for i in kept]
+        beyond = [place for i, place in enumerate(places) if i not in inside]
+        x, y, of = value[inside].tolist(), [places[i] for i in inside], marker(number + 1)
         noise += [
-            Series(at, of(value, inside), of(places, inside), ends=of(ends, inside), across=True,
-                   marker=marker(number + 1), **look),
-            Series("", [0.985 * _WIDEST] * len(beyond), of(places, beyond), marker=">",
-                   hollow=True, **look),
-        ]  # fmt: skip
+            Series(at, x, y, ends=[ends[i] for i in inside], across=True, marker=of, **look),
+            Series("", [0.985 * _WIDEST] * len(beyond), beyond, marker=">", hollow=True, **look),
+        ]
         ratios = [arms[name]["advantage_variance"] for name in names]
-        spread.append(Series(at, ratios, places, marker=marker(number + 1), **look))
+        spread.append(Series(at, ratios, places, marker=of, **look))
     arms_axis = Axis(
         "",
         low=-0.6,
