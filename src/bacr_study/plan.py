@@ -1,8 +1,4 @@
-"""From a study to its runs: who they are, where they lie, what they will cost.
-
-Runs of equal settings are one run, whichever study and arm asks for it: they lie in a pool beside
-the studies, named after method, seed and a hash of their config.
-"""
+"""From a study to its runs: who they are, where they lie, what they will cost."""
 
 import dataclasses
 import hashlib
@@ -104,7 +100,7 @@ def folder_of(study: Study, root: Path) -> Path:
 
 
 def _placed(config: Config, root: Path, seed: int) -> Config:
-    """The config with its seed, its folder in the pool and its warm-up."""
+    """The config with its seed, its warm-up, and the folder that runs of equal settings share."""
     from bacr_jax.training.warmup import warmup_fingerprint
 
     config = dataclasses.replace(config, seed=seed)

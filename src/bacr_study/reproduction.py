@@ -99,10 +99,9 @@ def detectable(first: Estimate, second: Estimate, *, level: float = _LEVEL) -> f
 
         P(T'(df, d / error) > t_{1 - level / 2, df}) = .8
 
-    Exact for the pooled test of samples with one true variance and as many seeds each, if that
-    variance is the one found. For others it is an approximation: Welch's df are estimated, and of
-    five seeds the spread itself is known to within .6 to 2.9 times. The other tail adds less than
-    1e-5. It is 0 for samples without any spread, and not a number where one of them has one seed.
+    Exact for samples of one variance and as many seeds each, if that variance is the one found; the
+    other tail adds less than 1e-5. It is 0 for samples without any spread, and not a number where
+    one of them has one seed.
     """
     error, df = _error(first, second)
     if error == 0:

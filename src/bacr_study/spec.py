@@ -1,8 +1,7 @@
 """A study: which runs there are, how they are evaluated, what is compared and what is drawn.
 
 A file in `configs/studies/` has the keys of `Study`; `sizes` holds, by name, keys that replace
-those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file. It is read
-strictly: every refusal says where, what was found and what to write.
+those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file.
 """
 
 import dataclasses

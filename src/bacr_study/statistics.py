@@ -41,7 +41,6 @@ class Contrast:
     """A difference of arms, with its test against 0.
 
     Attributes:
-      difference: mean over seeds and problems.
       problems: 1 where only means over problems are known.
       basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
     """

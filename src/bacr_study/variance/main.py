@@ -1,9 +1,6 @@
 """The variance study: gradient noise of one policy and one pool of rollouts under every baseline.
 
-For each seed an ordinary BACR run is trained, if it is not there yet. At each of its checkpoints a
-pool of rollouts is drawn (`gradient_pool`), values are fitted on other questions (`fitted_values`),
-and the noise of every arm is measured on the same groups (`measurement`). Pools stay on disk: the
-same command goes on where it was stopped.
+docs/theory.md says what is measured. Runs and pools stay on disk: the same command goes on.
 """
 
 import subprocess

@@ -116,8 +116,7 @@ def value_ranges(
 ) -> tuple[Float[np.ndarray, " edges"], list[OfRows]]:
     """Ends of ranges of V with about as many rows each, from the lowest V, and the rows of each.
 
-    V is the predicted return of a whole trace as a share of the most there is to get. It knows
-    question and budget, not the trace: on some of the rows no expectation changes.
+    V is the predicted return of a whole trace as a share of the most there is to get.
     """
     whole = baselines.returns_to_go(predicted, weights)[..., 0]
     share = np.clip(whole / np.sum(weights), 0.0, 1.0)

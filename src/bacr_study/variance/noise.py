@@ -105,8 +105,6 @@ class Noise:
         total = parts.sum(-1, keepdims=True)
         mixed = (parts / np.where(total == 0, 1.0, total)) @ self.factors.T
         exact = np.where(unbiased, self.factors[:, 0], mixed)
-        if not np.isnan(self.factors).any():
-            return exact
         with np.errstate(divide="ignore", invalid="ignore"):
             found = (weights @ self.shared) / (weights @ self.signal)[..., None]
         return np.where(np.isnan(self.factors).any(1), found, exact)
@@ -193,11 +191,7 @@ def advantage_variance(
     returns: Float[np.ndarray, "*batch M"],
     mask: Bool[np.ndarray, "*batch M"],
 ) -> float:
-    """Var[A] / Var[returns] over all segments with tokens: what the paper plots.
-
-    It ranks arms by how much of a trace's own reward they subtract from it, and is no measure of
-    the noise of a gradient.
-    """
+    """Var[A] / Var[returns] over all segments with tokens: what the paper plots."""
     spread = float(np.var(returns[mask]))
     return float(np.var(advantages[mask])) / spread if spread else 0.0
 
