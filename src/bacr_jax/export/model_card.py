@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from bacr_jax import __version__, documents
@@ -17,18 +16,14 @@ from bacr_jax.documents import read_lines
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.told import budget_words
+from bacr_jax.report.html_page import templates
 from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_title
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
 
 # Files in which a model's folder may say its license.
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
-_templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_templates = templates(Path(__file__).with_name("templates"))
 _templates.filters["number"] = "{:,}".format
 
 

@@ -17,15 +17,20 @@ STYLE = (_HERE / "page.css").read_text(encoding="utf-8").strip()
 SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").strip()
 
 
-def renderer(*folders: Path) -> Callable[..., Markup]:
-    """What fills templates of these folders, and those here, with values given by name."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, _HERE / "templates"]),
-        autoescape=True,
+def templates(*folders: Path, escape: bool = False) -> jinja2.Environment:
+    """Templates of these folders, which leave no lines of their blocks and miss no value."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
+        autoescape=escape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def renderer(*folders: Path) -> Callable[..., Markup]:
+    """What fills templates of these folders, and those here, with values given by name."""
+    environment = templates(*folders, _HERE / "templates", escape=True)
     return lambda name, **values: Markup(environment.get_template(name).render(**values))
 
 

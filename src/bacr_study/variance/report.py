@@ -10,13 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from jaxtyping import Float
 
 from bacr_jax.documents import write_atomically, write_json
 from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, colour, marker
+from bacr_jax.report.html_page import templates
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.figures import saved
 from bacr_study.statistics import rounded
@@ -234,13 +234,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     )
 
 
-_markdown = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+_markdown = templates(Path(__file__).parents[1] / "templates")
 _markdown.filters |= {"percent": _percent, "number": _number, "share": _share}
 
 
