@@ -31,8 +31,9 @@ _FUNCTIONS = frozenset(
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-_FINAL = re.compile(r"(?i:final answer is)\s*(?::\s*)?([^\n]{1,300})")
-_STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
+# The rest of a sentence that says "final answer is ...", or "answer is ..." or "answer: ...".
+FINAL = re.compile(r"(?i:final answer is)\s*(?::\s*)?([^\n]{1,300})")
+STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
@@ -196,7 +197,7 @@ def reference_answer(text: str) -> str:
     if line is not None:
         return line
     # A solution in running text states its answer in a sentence.
-    stated = final_answer(text) if has_delimiters(text) else None
+    stated = last_sentence(FINAL, text) if has_delimiters(text) else None
     return stated or text.strip()
 
 
@@ -231,17 +232,8 @@ def has_delimiters(text: str) -> bool:
     return _DELIMITER.search(text) is not None
 
 
-def stated_answer(text: str) -> str | None:
-    """The rest of the last sentence that says "answer is ..." or "answer: ..."."""
-    return _last_sentence(_STATED, text)
-
-
-def final_answer(text: str) -> str | None:
-    """The rest of the last sentence that says "final answer is ..."."""
-    return _last_sentence(_FINAL, text)
-
-
-def _last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
+def last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
+    """What the last match of `FINAL` or `STATED` says, to the end of its sentence."""
     matches = pattern.findall(text)
     if not matches:
         return None

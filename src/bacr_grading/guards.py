@@ -15,8 +15,7 @@ MAX_MATRIX_CELLS = 64
 _DIGITS = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1},}}")
 _LARGE_INTEGER = re.compile(r"\d[\d, ]*")
 _FACTORIAL = re.compile(r"\d\s*!\s*!|(\d[\d,]*|[)}\]])\s*!(?!=)")
-_BINOMIAL = re.compile(r"\\(?:[dt]?binom|choose)")
-_BIG_OPERATOR = re.compile(r"\\(?:sum|prod|bigcup|bigcap)")
+_BIG_OPERATOR = re.compile(r"\\(?:[dt]?binom|choose|sum|prod|bigcup|bigcap)")
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _SIGNED_INTEGER = re.compile(r"[-+]?\d+")
@@ -27,36 +26,26 @@ _PYTHON_TOWER = re.compile(r"\*\*[\s(]*[\w.]+[\s)]*\*\*")
 _UNBOUNDED_IN_EXPONENT = re.compile(r"!|\\[dt]?binom|\\sum|\\prod")
 
 
-def refuse(text: str) -> str | None:
-    """Says in a few words why a cleaned answer must not be evaluated; None: it may be.
+def refuse(text: str) -> bool:
+    """Whether a cleaned answer must not be evaluated.
 
     The bounds are wide: no reference answer of MATH or GSM8K comes near them. Whatever passes still
     runs under the deadline and the memory limit of a worker.
     """
-    if len(text) > MAX_CHARS:
-        return "too long"
-    if not_text(text):
-        return "control characters"
-    if _CODE.search(text):
-        return "program text"
+    if len(text) > MAX_CHARS or not_text(text) or _CODE.search(text):
+        return True
     depth = nesting(text)
-    if depth is None:
-        return "unbalanced braces"
-    if depth > MAX_DEPTH:
-        return "nested too deeply"
-    if _DIGITS.search(text):
-        return "too many digits"
+    if depth is None or depth > MAX_DEPTH or _DIGITS.search(text):
+        return True
     if text.count("&") + text.count("\\\\") > MAX_MATRIX_CELLS:
-        return "matrix too large"
+        return True
     for match in _FACTORIAL.finditer(text):
         number = match.group(1)
         if number is None or not number[0].isdigit() or _integer(number) > MAX_FACTORIAL:
-            return "factorial too large"
-    if (_BINOMIAL.search(text) or _BIG_OPERATOR.search(text)) and any(
-        _integer(match.group()) > MAX_FACTORIAL for match in _LARGE_INTEGER.finditer(text)
-    ):
-        return "binomial, sum or product too large"
-    return _power_reason(text)
+            return True
+    if _BIG_OPERATOR.search(text) and max(_integers(text), default=0) > MAX_FACTORIAL:
+        return True
+    return _has_large_power(text)
 
 
 def not_text(text: str) -> bool:
@@ -80,24 +69,29 @@ def _integer(digits: str) -> int:
     return int(re.sub(r"\D", "", digits) or 0)
 
 
-def _power_reason(text: str) -> str | None:
+def _integers(text: str) -> list[int]:
+    return [_integer(match.group()) for match in _LARGE_INTEGER.finditer(text)]
+
+
+def _has_large_power(text: str) -> bool:
+    """Whether a text holds a tower of powers, or one whose value or expansion is too large."""
     if _PYTHON_TOWER.search(text):
-        return "tower of powers"
+        return True
     letters = len(set(_LETTER.findall(text)))
     for match in _POWER.finditer(text):
         exponent, end = _operand(text, match.end())
         if _POWER.match(text, end) or _UNBOUNDED_IN_EXPONENT.search(exponent):
-            return "tower of powers"
+            return True
         size = _exponent_size(exponent)
         if size is None or size > MAX_POWER:
-            return "exponent too large"
+            return True
         before = text[: match.start()].rstrip()
         # (a+b+c)^n expands to C(n + k - 1, k - 1) terms for k summands
         if before.endswith((")", "}")) and size > 1:
             summands = min(max(letters, 2), 12)
             if math.comb(int(size) + summands - 1, summands - 1) > MAX_TERMS:
-                return "power of a sum too large"
-    return None
+                return True
+    return False
 
 
 def _operand(text: str, start: int) -> tuple[str, int]:
@@ -119,13 +113,13 @@ def _operand(text: str, start: int) -> tuple[str, int]:
 
 def _exponent_size(exponent: str) -> int | float | None:
     """An upper bound for the integers in an exponent; None for a tower that can't be bounded."""
-    numbers = [_integer(match.group()) for match in _LARGE_INTEGER.finditer(exponent)]
+    numbers = _integers(exponent)
     caret = _POWER.search(exponent)
     if caret is None:
         quotient = "\\frac" in exponent or "/" in exponent
         return math.prod(max(number, 1) for number in (numbers[:1] if quotient else numbers))
     inner = _operand(exponent, caret.end())[0]
-    power = max((_integer(m.group()) for m in _LARGE_INTEGER.finditer(inner)), default=1)
+    power = max(_integers(inner), default=1)
     if power > 64 or len(_POWER.findall(exponent)) > 1:
         return None
     return float(max(numbers, default=1)) ** power

@@ -6,14 +6,15 @@ from functools import lru_cache
 from bacr_grading.compare import Answer, Decision, bases_clash, decide, read
 from bacr_grading.extract import (
     ANSWER_CAP,
+    FINAL,
+    STATED,
     Extracted,
     closed_answer,
-    final_answer,
     has_delimiters,
     is_prose,
+    last_sentence,
     open_answer,
     reference_answer,
-    stated_answer,
     without_lead_in,
 )
 from bacr_grading.guards import nesting, not_text, refuse
@@ -166,7 +167,7 @@ def judge(
 def _stated_later(text: str) -> str | None:
     tail = text[-PROSE_CHARS:]
     place = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
-    return final_answer(tail[place:]) if place >= 0 else None
+    return last_sentence(FINAL, tail[place:]) if place >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class _Comparison:
             return Verdict(False, None, "none")
         short = len(whole) <= BARE_ANSWER_CHARS
         prose = not short or is_prose(whole)
-        for candidate in (whole if short else None, stated_answer(tail) if prose else None):
+        for candidate in (whole if short else None, last_sentence(STATED, tail) if prose else None):
             if candidate is None:
                 continue
             verdict, path = decide(
@@ -286,7 +287,7 @@ def _refusal(answer: Answer, reference: Answer) -> str | None:
 
 
 def _refuse_reference(reference: Answer) -> bool:
-    return not_text(reference.source) if reference.source else bool(refuse(reference.text))
+    return not_text(reference.source) if reference.source else refuse(reference.text)
 
 
 def _request(text: str, reference: Answer) -> Request:

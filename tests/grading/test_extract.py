@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_grading.extract import (
+    STATED,
     closed_answer,
     is_prose,
     last_box,
+    last_sentence,
     open_answer,
     reference_answer,
-    stated_answer,
 )
 
 
@@ -97,8 +98,8 @@ def test_running_text_is_told_from_an_answer(text, prose):
 
 
 def test_the_last_sentence_that_states_an_answer_counts():
-    assert stated_answer("Answer: 3\nNo, the answer is **42**. Thanks.") == "42"
-    assert stated_answer("42") is None
+    assert last_sentence(STATED, "Answer: 3\nNo, the answer is **42**. Thanks.") == "42"
+    assert last_sentence(STATED, "42") is None
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_dangerous_answers_are_refused(answer):
     ],
 )
 def test_ordinary_answers_pass(answer):
-    assert refuse(answer) is None
+    assert not refuse(answer)
 
 
 def test_no_reference_answer_of_math_is_refused(shared_rows):
