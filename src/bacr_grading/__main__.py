@@ -56,27 +56,24 @@ def _opened(options: argparse.Namespace) -> Grader | VerifierGrader:
 
 def _read(path: Path, *, own: bool) -> list[dict[str, Any]]:
     try:
-        lines = documents.read_file(path, most=documents.LARGEST_TABLE).decode().split("\n")
+        text = documents.read_file(path, most=documents.LARGEST_TABLE).decode()
+        rows = dict(documents.parse_lines(text))
     except OSError as error:
         raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
     except UnicodeDecodeError as error:
         message = f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
         raise UserError(message) from None
-    numbered = enumerate(lines, start=1)
-    names = ("pred", "gold", "question") if own else ("pred", "gold")
-    rows = [_row(line, f"{path} line {number}", names) for number, line in numbered if line.strip()]
+    except documents.NotJson as error:
+        raise UserError(f"{path} {error}") from None
     if not rows:
         raise UserError(f"--cases {path}: no rows; write one JSON object with pred and gold a line")
-    return rows
+    names = ("pred", "gold", "question") if own else ("pred", "gold")
+    for number, row in rows.items():
+        _check_row(row, f"{path} line {number}", names)
+    return list(rows.values())
 
 
-def _row(line: str, where: str, names: Sequence[str]) -> dict[str, Any]:
-    try:
-        row = documents.parse_json(line, table=True)
-    except documents.NotJson as error:
-        raise UserError(f"{where}: {error}; write one JSON object a line") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: not an object; write one with pred and gold")
+def _check_row(row: dict[str, Any], where: str, names: Sequence[str]) -> None:
     for name in names:
         if name not in row:
             raise UserError(
@@ -84,7 +81,6 @@ def _row(line: str, where: str, names: Sequence[str]) -> dict[str, Any]:
             )
         if not isinstance(row[name], str):
             raise UserError(f"{where}: {name} is no string; put it in quotes")
-    return row
 
 
 def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:

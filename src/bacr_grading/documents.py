@@ -6,10 +6,12 @@ puts into a line with the name that the file has there.
 
 import difflib
 import errno
+import itertools
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +25,7 @@ MAX_DIGITS = 300
 # Bytes read at a time.
 _PIECE = 1 << 16
 
+_NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -124,16 +127,25 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a table in JSONL by their lines' numbers; NotJson: says which line is none."""
+    # Not splitlines: a JSON string may hold the other characters that it takes for line ends.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line, table=True)
+            fault = "" if isinstance(row, dict) else f"found {type(row).__name__}"
+        except NotJson as error:
+            fault = str(error)
+        if fault:
+            raise NotJson(f"line {number}: {fault}; write one JSON object a line")
+        yield number, row
+
+
 def _depth(text: str) -> int:
-    depth = deepest = 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in ("]", "}"):
-            depth -= 1
-    return deepest
+    steps = (_NESTING.get(match.group(), 0) for match in _TOKEN.finditer(text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def _whole(digits: str) -> int:

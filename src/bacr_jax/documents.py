@@ -15,6 +15,7 @@ from bacr_grading.documents import (
     check_regular as check_regular,
     nearest as nearest,
     parse_json as parse_json,
+    parse_lines as parse_lines,
     read_file as read_file,
     read_json as read_json,
     read_object as read_object,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, read_file
+from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 from bacr_jax.errors import UserError, first_of, reason_of
 
 Row = dict[str, Any]
@@ -170,22 +170,10 @@ def _read(file: Path, where: str) -> list[Row]:
 
 
 def _read_lines(text: str, file: Path, where: str) -> list[Row]:
-    rows = []
-    # Not splitlines: a JSON string may hold the other characters that it takes for line ends.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line, table=True)
-            fault = "" if isinstance(row, dict) else f"found {type(row).__name__}"
-        except NotJson as error:
-            fault = str(error)
-        if fault:
-            raise UserError(
-                f"{where}: {file.name} line {number}: {fault}; write one JSON object a line"
-            )
-        rows.append(row)
-    return rows
+    try:
+        return [row for _, row in parse_lines(text)]
+    except NotJson as error:
+        raise UserError(f"{where}: {file.name} {error}") from None
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Row]:
