@@ -14,6 +14,7 @@ think (R1, Qwen3) have none: `native` asks in the user's message.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,47 +73,31 @@ class PromptFormat:
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
 
+# A small model of characters, in which every tag is one token.
+_small = functools.partial(
+    PromptFormat,
+    before="<bos>",
+    think_open="<think>",
+    forced_suffix="</think><answer>",
+    natural_suffix="<answer>",
+)
+
 FORMATS = {
     style.name: style
     for style in (
-        # The procedural task: every tag is one token.
-        PromptFormat(
-            name="ledger",
-            before="<bos>",
-            think_open="<think>",
-            forced_suffix="</think><answer>",
-            natural_suffix="<answer>",
-            unused=("-", "f", "g", "h"),
-            budget_words="f{budget}",
-        ),
+        # The procedural task.
+        _small(name="ledger", unused=("-", "f", "g", "h"), budget_words="f{budget}"),
         # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
         # tags round the declared budget.
-        PromptFormat(
+        _small(
             name="ledger_budget",
-            before="<bos>",
             think_open="<think>g",
-            forced_suffix="</think><answer>",
-            natural_suffix="<answer>",
             unused=("-", "f", "g"),
             budget_close="h",
         ),
-        # A small model of characters. A budget is told after ~, and declared between braces.
-        PromptFormat(
-            name="characters",
-            before="<bos>",
-            think_open="<think>",
-            forced_suffix="</think><answer>",
-            natural_suffix="<answer>",
-            budget_words="~{budget}",
-        ),
-        PromptFormat(
-            name="characters_budget",
-            before="<bos>",
-            think_open="<think>{",
-            forced_suffix="</think><answer>",
-            natural_suffix="<answer>",
-            budget_close="}",
-        ),
+        # Other questions. A budget is told after ~, and declared between braces.
+        _small(name="characters", budget_words="~{budget}"),
+        _small(name="characters_budget", think_open="<think>{", budget_close="}"),
         # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
         # is what is thinking elsewhere; the answer is asked for as of every other method.
         PromptFormat(

@@ -7,6 +7,7 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
+from bacr_jax.errors import printable
 from bacr_jax.prompts.encoding import encode_prompts, opener, user_message
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
@@ -58,8 +59,7 @@ def visible(text: str, *, joined: bool = False) -> str:
 
     Joined, line ends are "\n" alone.
     """
-    escape = lambda line: "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    return ("\\n" if joined else "\\n\n").join(map(escape, text.split("\n")))
+    return ("\\n" if joined else "\\n\n").join(map(printable, text.split("\n")))
 
 
 def _messages(style: PromptFormat, question: str, said: str) -> str:
