@@ -39,43 +39,38 @@ _SHOWN_CHARS = 60
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="bacr data", description=DESCRIPTION)
-    parser.add_argument(
-        "--inspect", metavar="NAME[:PATH]", help="the set, as in data.train; a config's by default"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--inspect", metavar="NAME[:PATH]", help="the set, as in data.train; a config's by default")
+    add(
         "--show-prompts",
         type=int,
         metavar="N",
         help="instead: what the model will read of the first N questions, special tokens included",
     )
-    parser.add_argument(
+    add(
         "--config",
         action="append",
         default=[],
         metavar="FILE",
         help="a run's config, for its set, format and tokenizer; repeatable; later files win",
     )
-    parser.add_argument(
-        "--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in"
-    )
-    parser.add_argument(
-        "--split", choices=("train", "test"), help="which part (default: test with --against)"
-    )
-    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
-    parser.add_argument(
+    add("--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in")
+    add("--split", choices=("train", "test"), help="which part (default: test with --against)")
+    add("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
+    add(
         "--prepare",
         type=Path,
         metavar="DIR",
         help=f"write the sets named after it, all by default, to DIR: {' '.join(SOURCES)}",
     )
-    parser.add_argument(
+    add(
         "--from",
         dest="origin",
         type=Path,
         metavar="PATH",
         help="for --prepare: a folder or an archive with copies of the sets, instead of the hub",
     )
-    parser.add_argument(
+    add(
         "overrides",
         nargs="*",
         metavar="data.key=value",
