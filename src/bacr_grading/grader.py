@@ -2,18 +2,11 @@
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from bacr_grading.extract import last_tag
-from bacr_grading.judge import (
-    EXTRACTED_CHARS,
-    LENIENT,
-    STRICT,
-    Undecided,
-    Verdict,
-    judge,
-)
-from bacr_grading.pool import Outcome, Program, Request, WorkerPool
+from bacr_grading.judge import EXTRACTED_CHARS, LENIENT, STRICT, Undecided, Verdict, judge
+from bacr_grading.pool import Outcome, Poll, Program, Request, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 
 POLL_ROWS = 256
@@ -61,7 +54,7 @@ class Grader(PooledGrader[Request, Outcome]):
         references: Texts,
         *,
         mode: str = STRICT,
-        poll: Callable[[], object] | None = None,
+        poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
         """Grades texts against their references.
@@ -70,8 +63,7 @@ class Grader(PooledGrader[Request, Outcome]):
           texts: model outputs: completions with their tags and boxes.
           mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient" (reports:
             running text is searched too).
-          poll: called regularly while this works, to react to signals. When it raises, the work
-            is dropped and the exception goes on.
+          poll: when it raises, the work is dropped and the exception goes on.
 
         UserError: unknown mode, not one reference for each text, or worker processes cannot be
           started on this machine. Never because of what a text holds.
@@ -122,7 +114,7 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         references: Texts,
         *,
         mode: str = STRICT,
-        poll: Callable[[], object] | None = None,
+        poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
         """As `Grader.grade`; `poll` is called once."""

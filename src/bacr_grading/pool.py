@@ -37,6 +37,10 @@ RECYCLE_AFTER = 2000
 LIMITS = {"workers": (1, 1024), "deadline": (0.05, 3600), "memory_mb": (128, 1 << 30)}
 
 
+# Called regularly while somebody waits, to react to signals; what it raises ends the wait.
+Poll = Callable[[], object] | None
+
+
 class Request(NamedTuple):
     """One comparison for math-verify.
 
@@ -177,9 +181,7 @@ class WorkerPool:
                     f"{START_SECONDS:.0f} that it has; {self._program.advice}"
                 )
 
-    def run(
-        self, requests: Sequence[Any], poll: Callable[[], object] | None = None
-    ) -> dict[Any, Any]:
+    def run(self, requests: Sequence[Any], poll: Poll = None) -> dict[Any, Any]:
         """Runs requests, all different, some in a batch; gives the outcome of each.
 
         `poll` is called every tenth of a second. When it raises, the work under way is dropped and

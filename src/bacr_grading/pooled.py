@@ -11,14 +11,14 @@ from typing import Any, Generic, Self, TypeVar
 
 from bacr_grading.errors import UserError
 from bacr_grading.judge import MODES, STRICT
-from bacr_grading.pool import WorkerPool
+from bacr_grading.pool import Poll, WorkerPool
 
 Texts = Sequence[str | None]
 Asked = TypeVar("Asked", bound=Hashable)
 Said = TypeVar("Said")
 
 # Runs requests, all different, and waits for them; the function is called meanwhile and may raise.
-Run = Callable[[list[Asked], Callable[[], object] | None], Mapping[Asked, Said]]
+Run = Callable[[list[Asked], Poll], Mapping[Asked, Said]]
 POLL_SECONDS = 0.1
 # What is remembered of what was said.
 CACHE_SIZE = 16384
@@ -58,7 +58,7 @@ class Ahead(Generic[Asked, Said]):
         self._threads.append(thread)
         thread.start()
 
-    def finish(self, poll: Callable[[], object] | None = None) -> dict[Asked, Said]:
+    def finish(self, poll: Poll = None) -> dict[Asked, Said]:
         """Waits for all that was begun; what was said since the last call.
 
         `poll` is called every tenth of a second. What it raises, or what running raised first, goes
@@ -144,12 +144,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         """All that the workers will be asked of texts, found out when it is iterated over."""
 
     def ahead(
-        self,
-        texts: Texts,
-        references: Texts,
-        *,
-        mode: str = STRICT,
-        questions: Texts | None = None,
+        self, texts: Texts, references: Texts, *, mode: str = STRICT, questions: Texts | None = None
     ) -> None:
         """Starts on texts that `grade` is called with next, or some of them, and returns at once.
 
@@ -161,7 +156,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[As
         asked, cache = self._asked(texts, references, mode, questions), self._cache
         self._ahead.begin(lambda: [one for one in asked if _key(one) not in cache])
 
-    def _ask(self, asked: Sequence[Asked], poll: Callable[[], object] | None) -> dict[Asked, Said]:
+    def _ask(self, asked: Sequence[Asked], poll: Poll) -> dict[Asked, Said]:
         """What is said of everything asked; what is not remembered is looked at once."""
         early = self._ahead.finish(poll)
         keys = {one: _key(one) for one in asked}

@@ -20,7 +20,7 @@ from bacr_grading.documents import nearest, read_file
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
-from bacr_grading.pool import Program, WorkerPool
+from bacr_grading.pool import Poll, Program, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.spelling import grader_problem
 
@@ -176,7 +176,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         references: Texts,
         *,
         mode: str = STRICT,
-        poll: Callable[[], object] | None = None,
+        poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
         """As `Grader.grade`, with a question for each text; both modes mean the same.
@@ -200,11 +200,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         return (row for row in rows if row is not None)
 
     def score(
-        self,
-        answers: Texts,
-        references: Texts,
-        questions: Texts,
-        poll: Callable[[], object] | None = None,
+        self, answers: Texts, references: Texts, questions: Texts, poll: Poll = None
     ) -> list[Verdict]:
         """Scores answers as they are, without looking for tags or boxes; None is no answer."""
         rows = list(self._rows(answers, references, questions))

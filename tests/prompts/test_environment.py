@@ -157,7 +157,7 @@ def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
     environment, file = rewarded
     texts = ["a b", "raise", "hang", "nan", "words"]
     trunks, said = thought(environment, texts, "4</answer>")
-    scores = environment.reward_scores(trunks, said, ["4", "5", *"444"], ["<t?", *["?"] * 4])
+    scores = environment.reward_scores(trunks, said, ["4", "5", *"444"], ["<t?", *["?"] * 4], None)
     assert list(scores) == [f"{file}:brief", f"{file}:formal"]
     brief, formal = (scores[name][:, 0] for name in scores)
     words = len(environment.responses(trunks, said)[0][0].split())

@@ -135,7 +135,7 @@ def _digest(value: Any) -> str:
 
 def _describe(questions: Questions, places: np.ndarray) -> dict[str, Any]:
     """What makes the problems of a set these and no others."""
-    data, prompts = questions.set.take(places), questions.take(places)
+    data, prompts = questions.set.take(places), questions.prompts.take(places)
     tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
     rows = [row[:length].tolist() for row, length in zip(tokens, lengths)]
     return {

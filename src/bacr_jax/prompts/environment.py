@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bacr_grading import ExactGrader, VerifierGrader
-from bacr_grading.pooled import PooledGrader
+from bacr_grading.pooled import PooledGrader, Texts
 from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
@@ -38,7 +38,7 @@ from bacr_jax.questions.groups import check_levels
 from bacr_jax.questions.loaders import is_made, load_questions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import RULES
-from bacr_jax.types import Branches, Prompts, Trunks
+from bacr_jax.types import Branches, Poll, Prompts, Trunks
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,20 @@ class Questions:
     told: ToldPrompts | None = None
 
     def __len__(self) -> int:
-        """Number of questions."""
         return len(self.set.questions)
-
-    def take(self, index: np.ndarray) -> Prompts:
-        """Prompts of the given questions, without a budget."""
-        return self.prompts.take(index)
 
     def part(self, index: np.ndarray, name: str) -> "Questions":
         """The questions at these places, under a name of their own."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
         told = None if self.told is None else self.told.take(index)
-        return Questions(part, self.take(index), told)
+        return Questions(part, self.prompts.take(index), told)
 
     def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
         """Prompts of questions, with each row's budget in tokens where it is told in words.
 
         NO_BUDGET: the row is told none.
         """
-        untold = self.take(index)
+        untold = self.prompts.take(index)
         return untold if self.told is None else self.told.at(index, budgets, untold)
 
     @property
@@ -218,12 +213,7 @@ class Environment:
         return [[cell(i, j) for j in range(start.shape[1])] for i in range(len(start))]
 
     def reward_scores(
-        self,
-        trunks: Trunks,
-        branches: Branches,
-        answers: Sequence[str],
-        questions: Sequence[str],
-        poll: Callable[[], None] | None = None,
+        self, trunks: Trunks, branches: Branches, answers: Texts, questions: Texts, poll: Poll
     ) -> dict[str, np.ndarray]:
         """Score [B, M] of every response by each of `rewards`; `verify` has the arguments."""
         given = self.responses(trunks, branches), answers, questions, poll
@@ -232,10 +222,10 @@ class Environment:
     def verify(
         self,
         branches: Branches,
-        answers: Sequence[str],
-        poll: Callable[[], None] | None = None,
+        answers: Texts,
+        poll: Poll = None,
         *,
-        questions: Sequence[str] | None = None,
+        questions: Texts | None = None,
     ) -> np.ndarray:
         """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
 
@@ -247,22 +237,15 @@ class Environment:
         Returns:
           [B, M] float32. Cuts that share a branch share its verdict.
         """
-        return self.grade_answers(branches, answers, poll, questions=questions)[0]
+        return self.grade_answers(branches, answers, questions, poll)[0]
 
     def grade_answers(
-        self,
-        branches: Branches,
-        answers: Sequence[str],
-        poll: Callable[[], None] | None = None,
-        *,
-        questions: Sequence[str] | None = None,
+        self, branches: Branches, answers: Texts, questions: Texts | None, poll: Poll
     ) -> tuple[np.ndarray, np.ndarray]:
         """`verify`, and the grader's verdicts [B, M] that say why."""
         return _graded(self.grader, self.answer_texts(branches), answers, questions, poll)
 
-    def early_grading(
-        self, answers: Sequence[str], questions: Sequence[str] | None = None
-    ) -> OnRows | None:
+    def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
         """What starts on rows' answers when they are done, for `judged`; None: it takes no time."""
         own, texts = self._own_grader, self.answer_texts
         slow = isinstance(own, PooledGrader)
@@ -275,11 +258,7 @@ def _shared(own: Any) -> Any:
 
 
 def _graded(
-    grader: Any,
-    texts: Sequence[Sequence[str]],
-    answers: Sequence[str],
-    questions: Sequence[str] | None,
-    poll: Callable[[], None] | None,
+    grader: Any, texts: Sequence[Texts], answers: Texts, questions: Texts | None, poll: Poll
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `correct` is in the verdicts on texts [B][M], and the verdicts; gold answers of B."""
     b, m = len(texts), len(texts[0])
@@ -419,7 +398,7 @@ def build_environment(
     else:
         # A set like the first without any question.
         first, tests = next(iter(sets.values())), sets
-        train = holdout = Questions(first.set.take([]), first.take(np.zeros(0, int)))
+        train = holdout = Questions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,

@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from bacr_grading import (
-    STRICT,
-    ExactGrader,
-    Grader,
-    Verdict,
-    VerifierGrader,
-    load_verifier,
-)
-from bacr_grading.grader import Texts, check_request
-from bacr_grading.pooled import PooledGrader
+from bacr_grading import STRICT, ExactGrader, Grader, Verdict, VerifierGrader, load_verifier
+from bacr_grading.pool import Poll
+from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier import packed
 from bacr_jax.config import Config
 from bacr_jax.config.derived import CORRECT, reward_shares
@@ -47,7 +40,7 @@ class SharedGrader:
         references: Texts,
         *,
         mode: str = STRICT,
-        poll: Callable[[], object] | None = None,
+        poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
         """As `Grader.grade`, but `poll` is not called: processes wait for different times."""
@@ -83,8 +76,8 @@ OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
 def grade_early(
     grader: PooledGrader,
     texts_of: Callable[[Branches], list[list[str]]],
-    answers: Sequence[str],
-    questions: Sequence[str] | None,
+    answers: Texts,
+    questions: Texts | None,
 ) -> OnRows:
     """Has a process's grader start on answers as rows end.
 

@@ -24,7 +24,7 @@ def verify(
     """
     references, questions = references_of(run, plan)
     outcomes, verdicts = run.environment.grade_answers(
-        rollout.branches, references, poll, questions=questions
+        rollout.branches, references, questions, poll
     )
     if rate := run.config.grading.flip_rate:
         flipped = jax.random.bernoulli(jax.random.fold_in(key, 7), rate, outcomes.shape)

@@ -52,7 +52,7 @@ def answer_once(
         run,
         plain,
         params,
-        plain.train.take(asked),
+        plain.train.prompts.take(asked),
         jax.random.fold_in(jax.random.key(config.seed), 8),
         Listeners(poll),
         temperature=config.rollout.temperature,

@@ -202,7 +202,7 @@ def styled_prompts(
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
     # A line of steps starts with its label, the other style with the start digit, which stands
     # after <bos> in the prompt.
-    digits = np.asarray(questions.take(index).tokens)[:, 1]
+    digits = np.asarray(questions.prompts.take(index).tokens)[:, 1]
     first = np.full_like(digits, ledger.ID["a"]) if style == "steps" else digits
     return opened_prompts(questions, index, first, budget)
 
