@@ -13,7 +13,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *others: str):
-        """Takes the messages, in which the input may be quoted whatever it holds."""
+        # The input may be quoted in them, whatever it holds.
         self.lines = tuple(map(printable, (message, *others)))
         more = f" ({len(others)} more to fix)" if others else ""
         super().__init__(self.lines[0] + more)

@@ -125,12 +125,7 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
 
 
 def closed_answer(text: str) -> Extracted:
-    r"""Finds the answer that a training reward may use: a closed tag or box after the thinking.
-
-    A closing think tag ends the thinking; an opening one without it means that the text never left
-    the thinking. Of `<answer>...</answer>` and `\boxed{...}`, closed, the one that ends last
-    counts. A box inside the last answer tag is the answer.
-    """
+    """Finds the answer that a training reward may use: a closed tag or box after the thinking."""
     said = after_thinking(text)
     return Extracted("", "none", unclosed=True) if said is None else _closed(said)
 

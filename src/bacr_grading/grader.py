@@ -15,9 +15,8 @@ POLL_ROWS = 256
 class Grader(PooledGrader[Request, Outcome]):
     """Grades texts: numbers, words and lists at once, all else by math-verify in worker processes.
 
-    Processes start with the first answer that needs one. Whatever a text holds, `grade` returns a
-    verdict for it: what cannot be decided within the deadline and the memory limit is incorrect.
-    For one thread at a time.
+    What can't be decided within the deadline and the memory limit is incorrect. For one thread at
+    a time.
 
     Args:
       relative_tolerance: largest accepted relative error between two numbers; 0 for mathematics,

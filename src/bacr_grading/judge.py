@@ -104,12 +104,10 @@ class Reference:
 
 
 def parse_reference(text: str | None) -> Reference | None:
-    r"""Reads a reference when the data is loaded, so that unusable rows never reach training.
+    """Reads a reference when the data is loaded, so that unusable rows never reach training.
 
-    It is an answer, a solution with a boxed answer, or one with a "####" line. Boxes that a
-    separator joins ("\boxed{1} and \boxed{2}") are a list. None: no output could ever be graded
-    correct against it: nothing there, braces that do not balance, control characters, or more than
-    2,000 characters.
+    None: no output could ever be graded correct against it: nothing there, braces that do not
+    balance, control characters, or more than 2,000 characters.
     """
     if not isinstance(text, str):
         return None

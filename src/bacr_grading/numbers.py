@@ -138,12 +138,10 @@ def with_bare_unit(number: Number, name: str) -> Number:
 def equal(
     pred: Number, reference: Number, *, lenient: bool, relative_tolerance: float = 0.0
 ) -> bool:
-    """Whether two numbers are the same answer; a tolerance is relative to the reference.
+    """Whether two numbers are the same answer, by rules 2 to 4 of docs/grading.md ("Comparing").
 
-    A percent sign may be missing on one side, and then the bare number may be the percentage or the
-    fraction. Numbers with different known units differ, except in the lenient mode: it ignores
-    units, and accepts a correctly rounded decimal (two places or more, two significant digits or
-    more) for a fraction that has no finite decimal.
+    A tolerance is relative to the reference. The lenient mode ignores units, and accepts a decimal
+    of two significant digits or more, rounded correctly, for a fraction without a finite one.
     """
     if pred.unit and reference.unit and pred.unit != reference.unit:
         clock = pred.unit[0] in _CLOCK and reference.unit[0] in _CLOCK

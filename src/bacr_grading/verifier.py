@@ -120,9 +120,8 @@ class Score(NamedTuple):
 class VerifierGrader(PooledGrader[Row, Score]):
     """Scores answers by a verifier of one's own, with the interface of `Grader`.
 
-    An answer that was never closed scores 0, as everywhere, and is not shown to the verifier. One
-    that the verifier gives no score (it hangs, raises, returns no number ...) scores 0 too, is
-    counted under its reason, and has the path "failed". For one thread at a time.
+    An answer that the verifier gives no score (it hangs, raises, returns no number ...) scores 0,
+    is counted under its reason, and has the path "failed". For one thread at a time.
 
     Args:
       deadline: seconds that one answer may take; a batch has as many for each of its answers.

@@ -23,9 +23,8 @@ def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> 
     whole = isinstance(found, numbers.Integral) and not isinstance(found, bool)
     if not whole or not 0 <= found <= most:
         known = f", or a level ({', '.join(levels)})" if levels else ""
-        shown = f"{budget!r:.80}"
         raise ValueError(
-            f"budget: found {shown}; write a whole number from 0 to {most}, none{known}"
+            f"budget: found {budget!r:.80}; write a whole number from 0 to {most}, none{known}"
         )
     return int(found)
 

@@ -1,9 +1,7 @@
 """reasoning-gym's generators: `gym:NAME?field=value&field=value`, any of them and of its fields.
 
-Item i of a generator is drawn from Random(seed + i), so that two seeds near each other are the same
-items, shifted. All splits therefore have one seed: test items are those from index 0 on, training
-items those from `TRAIN_START` on, and an item whose question another split owns, by a hash of its
-text, is passed over. So a generator of few different items holds out a quarter of them as well.
+All splits have one seed, and pass over the items that a hash gives to another split; docs/data.md
+says why ("Splits").
 """
 
 import difflib

@@ -7,10 +7,7 @@ All methods, and all models of one format, see exactly these strings. A row of t
 and the suffix is forced by the decoding loop: `forced_suffix` where the budget cut the thinking (or
 the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
 
-What is asked for stands in one place, the system message; the user's message is the question. There
-always is a system message, since Qwen2.5's templates write one of their own where none is given
-("You are Qwen ...", or in Qwen2.5-Math the one that asks for a box). Models that were trained to
-think (R1, Qwen3) have none: `native` asks in the user's message.
+docs/data.md says why what is asked for stands in a system message, and in `native` does not.
 """
 
 import dataclasses

@@ -33,15 +33,7 @@ SETTINGS = {
 
 
 def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> dict[str, Any]:
-    """The section `thinking` of a policy.
-
-    Returns:
-      prompt_format: every string round question, thinking and answer. closing_ids: forced after
-      thinking that was cut or left open; answer_ids: after thinking that closed itself. end_ids end
-      the turn. never_sampled and, with a grace window, line_breaks: ids as `3 7-9`. think_close and
-      answer_close: a stop string with its table (`jumps`). answer_tokens, prompt_tokens, min, max,
-      cap, grace: tokens. evaluated: budgets of the run's evaluations.
-    """
+    """The section `thinking` of a policy; docs/serving.md says what its keys mean."""
     allowed = allowed_tokens(tokenizer, style, rows)
     settings = config_io.flatten(config)
     found: dict[str, Any] = {

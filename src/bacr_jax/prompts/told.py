@@ -2,10 +2,8 @@
 
     prompt up to the number | number | rest of the sentence, of the template, and think_open
 
-The first part is tokenised with its question, once. The last is the same for all rows, and so are
-the few numbers of a batch, so that telling a row its budget tokenises no question again. The ids
-are those of the whole text, which is checked when the prompts are made: a tokenizer that joins a
-number with the text beside it is refused.
+The first part is tokenised with its question, once, so that telling a row its budget tokenises no
+question again. The ids are those of the whole text, which is checked when the prompts are made.
 """
 
 import dataclasses

@@ -27,7 +27,6 @@ class CharacterTokenizer:
     chat_template = None
 
     def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
-        """Makes the Rust part, as transformers would."""
         self._vocabulary, self._longest = vocabulary, longest
         self.backend_tokenizer = _rust_tokenizer(vocabulary)
         # The end token is a tag, and there already.
@@ -52,7 +51,6 @@ class CharacterTokenizer:
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __len__(self) -> int:
-        """Number of ids."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __call__(self, text: str | list[str], **options: Any) -> Any:
@@ -67,7 +65,6 @@ class CharacterTokenizer:
         return {name: row[0] for name, row in rows.items()} if isinstance(text, str) else rows
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is transformers'."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.whole, name)

@@ -44,8 +44,7 @@ def groups_from_solve_rate(
     """Difficulty groups 0..K-1 (int32) from measured solve rates, the easiest first.
 
     Thresholds are the multiples of 1/K. With K = 4 they are .25, .5 and .75 (paper appendix), a
-    rate above .75 being group 0. A rate is the mean over several samples of a problem, in [0, 1]:
-    pass@k would be 0 or 1 for one problem.
+    rate above .75 being group 0.
     """
     thresholds = np.arange(1, num_groups) / num_groups
     below = np.searchsorted(thresholds, rate, side="left")
@@ -53,12 +52,7 @@ def groups_from_solve_rate(
 
 
 def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, "n"]:
-    """Measured solve rates from a table of labels, in the order of `ids`.
-
-    One JSON object a line, {"id": "train/algebra/0.json", "avg": 0.25, "samples": 8}: `avg` is
-    the share of that many sampled answers that are correct. Labels of other questions are not
-    looked at, so one file can serve several sets.
-    """
+    """Measured solve rates in the order of `ids`, from a table of labels (docs/data.md)."""
     where = f"data.labels={path}"
     rows = tables.read_rows(str(path), base="", split="train", any_split=True, where=where)
     rates: dict[str, float] = {}

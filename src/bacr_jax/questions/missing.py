@@ -29,13 +29,9 @@ def why_missing(spec: str, data: DataConfig) -> NotThere | None:
 def without_missing(
     config: Config, begun: Config | None = None, run: Path | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """The config with the sets of data.eval that are there, if data.eval_missing=skip.
+    """The config with the sets of data.eval that are there, if data.eval_missing=skip, and lines.
 
-    A run that goes on evaluates what it evaluated when it began: a set that has come since stays
-    out, and one that has gone is missed.
-
-    Args:
-      begun: the config of the run to go on with; None: a new one.
+    `begun`: the config of the run to go on with, which evaluates what it did then; None: a new one.
     """
     if config.data.eval_missing == "refuse":
         return config, ()

@@ -77,7 +77,6 @@ class QuestionSet:
         return self.score, self.relative_tolerance
 
     def __len__(self) -> int:
-        """Number of questions."""
         return len(self.questions)
 
     def take(self, index: Sequence[int] | np.ndarray) -> "QuestionSet":

@@ -83,9 +83,7 @@ def identity(question: str) -> str:
 def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
     """Which questions are held out: those of the `size` different texts whose hash comes first.
 
-    A question's place depends on its text alone, not on a seed, the order or the model, so that
-    all runs on a set hold out the same. Copies of a text go together. At most a tenth of the
-    different texts is taken.
+    Copies of a text go together; at most a tenth of the different texts is taken (docs/data.md).
     """
     texts = [identity(question) for question in questions]
     rank = lambda text: hashlib.sha256(text.encode()).digest()

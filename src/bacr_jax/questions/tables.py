@@ -36,7 +36,6 @@ class NotThere(UserError):
     """
 
     def __init__(self, where: str, what: str, advice: str):
-        """Takes the parts of the message."""
         super().__init__(f"{where}: {what}; {advice}")
         self.what = what
 
