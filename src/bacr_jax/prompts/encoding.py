@@ -170,11 +170,9 @@ def encode_prompts(
     tokens = np.zeros((len(kept), lengths[kept].max()), np.int32)
     for row, index in enumerate(kept):
         tokens[row, : lengths[index]] = ids[index]
-    span = np.array([spans[index] for index in kept], np.int32)
     # Numpy arrays: the host picks rows out of them; they go to the device batch by batch.
-    arrays: tuple[Any, ...] = (tokens, lengths[kept], span[:, 0], span[:, 1])
-    prompts = Prompts(*arrays)
-    return prompts, np.flatnonzero(~fits)
+    arrays: tuple[Any, ...] = (tokens, lengths[kept], *np.array(spans, np.int32)[kept].T)
+    return Prompts(*arrays), np.flatnonzero(~fits)
 
 
 def _tokenise(

@@ -19,9 +19,9 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
-from bacr_jax.prompts import encoding, formats
+from bacr_jax.prompts import encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
-from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import (
     OnRows,
     SharedGrader,
@@ -104,7 +104,7 @@ class Environment:
     @functools.cached_property
     def grader(self) -> Any:
         """The verifier in use, which several processes share."""
-        return _shared(self._own_grader)
+        return _shared(self.graders[self.graded_by])
 
     @functools.cached_property
     def shared_rewards(self) -> dict[str, Any]:
@@ -112,12 +112,8 @@ class Environment:
         return {name: _shared(own) for name, own in self.rewards.items()}
 
     @property
-    def _own_grader(self) -> Any:
-        return self.graders[self.graded_by]
-
-    @property
     def _own_verifiers(self) -> list[VerifierGrader]:
-        used = (self._own_grader, *self.rewards.values())
+        used = (self.graders[self.graded_by], *self.rewards.values())
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: Questions) -> "Environment":
@@ -220,12 +216,7 @@ class Environment:
         return {name: _graded(one, *given)[0] for name, one in self.shared_rewards.items()}
 
     def verify(
-        self,
-        branches: Branches,
-        answers: Texts,
-        poll: Poll = None,
-        *,
-        questions: Texts | None = None,
+        self, branches: Branches, answers: Texts, poll: Poll = None, questions: Texts | None = None
     ) -> np.ndarray:
         """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
 
@@ -247,9 +238,9 @@ class Environment:
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
         """What starts on rows' answers when they are done, for `judged`; None: it takes no time."""
-        own, texts = self._own_grader, self.answer_texts
+        own = self.graders[self.graded_by]
         slow = isinstance(own, PooledGrader)
-        return grade_early(own, texts, answers, questions) if slow else None
+        return grade_early(own, self.answer_texts, answers, questions) if slow else None
 
 
 def _shared(own: Any) -> Any:
@@ -273,19 +264,15 @@ def _graded(
 
 
 def _encoded(
-    config: Config, tokenizer: Any, questions: QuestionSet, style: formats.PromptFormat
+    config: Config, tokenizer: Any, questions: QuestionSet, style: PromptFormat
 ) -> Questions:
     """A set with its prompts, without the questions whose prompts are too long."""
     limit, words = config.data.max_prompt_tokens, budget_words(config, style)
     told, reason = None, f"prompt over {limit} tokens"
     if words:
+        texts, largest = questions.questions, largest_told(config)
         told, dropped = told_prompts(
-            tokenizer,
-            questions.questions,
-            style,
-            words,
-            largest=largest_told(config),
-            max_tokens=limit,
+            tokenizer, texts, style, words, largest=largest, max_tokens=limit
         )
         questions = questions.without(dropped, reason)
     encoded, dropped = encoding.encode_prompts(
@@ -326,12 +313,12 @@ def load_sets(
         found = load_questions(spec, config.data, config.seed, split)
         return found if train is None else splits.mark_duplicates(found, train)
 
-    style = style or formats.format_for(config)
+    style = style or format_for(config)
     return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
 
 
 def _load_both(
-    config: Config, tokenizer: Any, style: formats.PromptFormat
+    config: Config, tokenizer: Any, style: PromptFormat
 ) -> tuple[Questions, Questions, dict[str, Questions]]:
     """Training, held-out and evaluation sets; near-duplicates of training questions are marked.
 
@@ -365,7 +352,7 @@ def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Ques
     return kept, encoded.part(once, f"{train.name}, {splits.REASON}")
 
 
-def make_rules(tokenizer: Any, style: formats.PromptFormat, vocab_size: int) -> DecodeRules:
+def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRules:
     """Vocabulary facts for decoding in a format: stop strings, ends, suffixes."""
     stop = functools.partial(compile_stop_string, tokenizer, vocab_size=vocab_size)
     return decode_rules(
@@ -384,7 +371,7 @@ def build_environment(
     tokenizer: Any,
     vocab_size: int,
     *,
-    style: formats.PromptFormat | None = None,
+    style: PromptFormat | None = None,
     sets: dict[str, Questions] | None = None,
 ) -> Environment:
     """Loads questions, encodes prompts and compiles stop strings.
@@ -392,7 +379,7 @@ def build_environment(
     Args:
       sets: evaluation sets, if only these are wanted: no training question is loaded then.
     """
-    style = style or formats.format_for(config)
+    style = style or format_for(config)
     if sets is None:
         train, holdout, tests = _load_both(config, tokenizer, style)
     else:
@@ -407,9 +394,7 @@ def build_environment(
         train=train,
         holdout=holdout,
         eval=tests,
-        graders=open_graders(
-            config, [questions.set for questions in (train, holdout, *tests.values())]
-        ),
+        graders=open_graders(config, [one.set for one in (train, holdout, *tests.values())]),
         graded_by=train.set.graded_by,
         rewards=open_rewards(config) if sets is None else {},
     )

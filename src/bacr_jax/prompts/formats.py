@@ -87,10 +87,7 @@ FORMATS = {
         # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
         # tags round the declared budget.
         _small(
-            name="ledger_budget",
-            think_open="<think>g",
-            unused=("-", "f", "g"),
-            budget_close="h",
+            name="ledger_budget", think_open="<think>g", unused=("-", "f", "g"), budget_close="h"
         ),
         # Other questions. A budget is told after ~, and declared between braces.
         _small(name="characters", budget_words="~{budget}"),

@@ -102,8 +102,7 @@ class Vocabulary:
     texts: tuple[bytes, ...] = dataclasses.field(compare=False, repr=False)
 
 
-_VOCABULARIES: "weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]]"
-_VOCABULARIES = weakref.WeakKeyDictionary()
+_VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]] = weakref.WeakKeyDictionary()
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:

@@ -11,9 +11,8 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.errors import first_of
 
-_PER_QUESTION = (
-    *("questions", "answers", "levels", "groups", "ids", "subjects", "rows", "duplicates"),
-)
+Places = Sequence[int] | np.ndarray
+_PER_QUESTION = "questions answers levels groups ids subjects rows duplicates".split()  # noqa: SIM905
 # Identifiers named in a summary; the set itself keeps all.
 _SHOWN = 3
 
@@ -79,7 +78,7 @@ class QuestionSet:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def take(self, index: Sequence[int] | np.ndarray) -> "QuestionSet":
+    def take(self, index: Places) -> "QuestionSet":
         """The questions at these places, in this order."""
         index = np.asarray(index, np.int64)
 
@@ -89,14 +88,10 @@ class QuestionSet:
         taken = {name: pick(getattr(self, name)) for name in _PER_QUESTION}
         return dataclasses.replace(self, **taken)
 
-    def without(
-        self, index: Sequence[int] | np.ndarray, reason: str | None = None
-    ) -> "QuestionSet":
+    def without(self, index: Places, reason: str | None = None) -> "QuestionSet":
         """All but the questions at these places; with a reason they are noted in `left_out`."""
         index = np.asarray(index, np.int64)
-        keep = np.ones(len(self), bool)
-        keep[index] = False
-        rest = self.take(np.flatnonzero(keep))
+        rest = self.take(np.delete(np.arange(len(self)), index))
         if reason is None:
             return rest
         gone = tuple(LeftOut(self.ids[i], reason) for i in index)

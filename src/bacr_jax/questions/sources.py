@@ -66,7 +66,4 @@ def fingerprint(questions: Iterable[str], answers: Iterable[str]) -> str:
     The order, columns and file format of the set do not matter.
     """
     pairs = sorted(f"{question}\0{answer}" for question, answer in zip(questions, answers))
-    digest = hashlib.sha256()
-    for pair in pairs:
-        digest.update(pair.encode() + b"\1")
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("".join(f"{pair}\1" for pair in pairs).encode()).hexdigest()[:16]

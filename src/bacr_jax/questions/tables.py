@@ -132,10 +132,7 @@ def _download(path: str, where: str) -> Path:
         patterns = [f"{inside}/*{suffix}" if inside else f"*{suffix}" for suffix in SUFFIXES]
     try:
         root = hub.snapshot_download(
-            match["repo"],
-            repo_type="dataset",
-            revision=match["revision"],
-            allow_patterns=patterns,
+            match["repo"], repo_type="dataset", revision=match["revision"], allow_patterns=patterns
         )
     # Its errors come from several libraries: no network, no such name, no permission, a full disk.
     except Exception as error:

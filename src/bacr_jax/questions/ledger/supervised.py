@@ -10,12 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.questions.ledger.problems import MAX_LEVEL, problem_of, split_codes
-from bacr_jax.questions.ledger.styles import (
-    TAIL,
-    Style,
-    example,
-    padded,
-)
+from bacr_jax.questions.ledger.styles import TAIL, Style, example, padded
 
 Variant = Literal["redundant", "tradeoff"]
 

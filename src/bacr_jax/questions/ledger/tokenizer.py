@@ -2,12 +2,7 @@
 
 from bacr_jax.questions.characters import TAGS, CharacterTokenizer
 
-VOCABULARY = (
-    *TAGS,
-    *"0123456789",
-    *"+-=",
-    *"abcdefgh",
-)
+VOCABULARY = (*TAGS, *"0123456789", *"+-=", *"abcdefgh")
 # Tells a budget in the prompt, before its digits: a label that no problem has.
 BUDGET_MARK = "f"
 ID = {token: index for index, token in enumerate(VOCABULARY)}
