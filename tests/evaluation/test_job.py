@@ -202,7 +202,7 @@ def test_what_is_written_is_what_data_groups_reads(tmp_path):
     rates = read_solve_rates(tmp_path / "labels.jsonl", ["p4", "p0"])
     np.testing.assert_array_equal(rates, [0.0, 1.0])
     every = read_solve_rates(tmp_path / "labels.jsonl", [f"p{i}" for i in range(5)])
-    sizes = np.bincount(groups_from_solve_rate(every), minlength=4)
+    sizes = np.bincount(groups_from_solve_rate(every, num_groups=4), minlength=4)
     assert list(counts.values()) == sizes.tolist()
 
 

@@ -14,7 +14,7 @@ from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate
 def test_the_papers_levels():
     # levels 1-2, 3, 4, 5; 0 and 9 are unknown and go to the hardest group
     levels = np.array([1, 2, 3, 4, 5, 0, 9])
-    np.testing.assert_array_equal(groups_from_levels(levels), [0, 0, 1, 2, 3, 3, 3])
+    np.testing.assert_array_equal(groups_from_levels(levels, num_groups=4), [0, 0, 1, 2, 3, 3, 3])
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,9 @@ def test_other_numbers_of_groups(num_groups, groups):
 def test_solve_rates_by_hand():
     # eight samples: a rate on a threshold belongs to the harder group
     rates = np.array([0, 2, 3, 4, 5, 6, 7, 8]) / 8
-    np.testing.assert_array_equal(groups_from_solve_rate(rates), [3, 3, 2, 2, 1, 1, 0, 0])
+    np.testing.assert_array_equal(
+        groups_from_solve_rate(rates, num_groups=4), [3, 3, 2, 2, 1, 1, 0, 0]
+    )
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(1, 8))

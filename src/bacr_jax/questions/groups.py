@@ -13,9 +13,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.questions import tables
 
 
-def groups_from_levels(
-    levels: Int[np.ndarray, "n"], *, num_groups: int = 4
-) -> Int[np.ndarray, "n"]:
+def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[np.ndarray, "n"]:
     """Difficulty groups 0..K-1 (int32) from levels 1..5 (paper appendix: levels 1-2, 3, 4, 5).
 
         group = floor((level - 1) K / 5)
@@ -39,7 +37,7 @@ def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
 
 
 def groups_from_solve_rate(
-    rate: Float[np.ndarray, "n"], *, num_groups: int = 4
+    rate: Float[np.ndarray, "n"], *, num_groups: int
 ) -> Int[np.ndarray, "n"]:
     """Difficulty groups 0..K-1 (int32) from measured solve rates, the easiest first.
 
