@@ -29,7 +29,7 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class PromptFormat:
-    r"""How a question becomes a prompt and where its answer stands.
+    """How a question becomes a prompt and where its answer stands; see the module for the order.
 
     Attributes:
       chat: wrap the question in the tokenizer's own chat template.
@@ -37,12 +37,8 @@ class PromptFormat:
       bare: a chat template that writes a system message of its own is refused.
       variables: of the chat template, by name.
       before, after: text round the question (inside the user's message with a chat template).
-      think_open: end of the prompt; thinking follows.
       think_close: with this the model ends its thinking; empty: only by ending its turn.
       answer_open: opens the answer; the last thing in both suffixes, blanks aside.
-      answer_close: with this the model ends its answer.
-      forced_suffix: put after thinking that was cut.
-      natural_suffix: put after thinking that the model closed.
       turn_end: tokens that end the turn, besides the tokenizer's own end token.
       unused: tokens that are never sampled, besides markup that is no part of the format.
       budget_close: ends the budget that the response declares first; empty: it declares none.

@@ -33,8 +33,7 @@ class Layout:
       level: columns of the level, 1 to 5.
       traces: columns of ways to the answer, by the style they are taught as, from short to long.
       any_split: published as one piece, so a folder with only "train" files is that piece.
-      relative_tolerance: largest relative error of a numeric answer.
-      note: what a reader of its results should know.
+      relative_tolerance, note: those of the set's `Source`.
     """
 
     question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
@@ -82,14 +81,9 @@ TABLES = ("jsonl", "json", "csv", "parquet")
 
 
 def table_source(name: str, path: str, config: DataConfig) -> Source:
-    """The set of a file, a folder or the hub.
+    """The set of a file, a folder or the hub; `name` is a key of `LAYOUTS`, or one of `TABLES`.
 
-    Answers are as `parse_reference` reads them, or as they stand in their column
-    (data.answers=verbatim). `questions` raises UserError for nothing readable there, a missing
-    column, or no usable row.
-
-    Args:
-      name: a key of `LAYOUTS`, or one of `TABLES`.
+    `questions` raises UserError for nothing readable there, a missing column, or no usable row.
     """
     if not path:
         raise UserError(f"{name}: found no path; write {name}:PATH")

@@ -38,9 +38,7 @@ class QuestionSet:
         made without.
       duplicates: true for a near-duplicate of a question of `compared_with`.
       compared_with: training set in which near-duplicates were looked for; empty: in none.
-      relative_tolerance: largest relative error of a numeric answer; 0: exact.
-      score: what scores its answers, see `questions.source.Source`.
-      note: what a reader of its results should know.
+      relative_tolerance, score, note: those of its sources (`questions.source.Source`).
     """
 
     name: str

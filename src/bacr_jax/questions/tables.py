@@ -41,15 +41,12 @@ class NotThere(UserError):
 
 
 def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Row]:
-    """Rows of a set.
+    """Rows of a set, in the order of its files (by name) and of the lines in them.
 
     Args:
       path: a file, a folder (both from `base` if relative), or hf://OWNER/NAME[@REVISION][/PLACE].
       split: "train" or "test": which files of a folder are meant. A file is taken as it is.
       any_split: the set is published as one piece, whatever its files call that piece.
-
-    Returns:
-      Rows in the order of the files (by name) and of the lines in them.
     """
     local = find(path, base=base, where=where)
     files = _files_of(local, split, any_split, where) if local.is_dir() else [local]

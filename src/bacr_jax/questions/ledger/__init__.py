@@ -16,9 +16,8 @@ small model is less accurate with the short style, so the best style depends on 
 
 Problems: level n has 10 x max_operand^n distinct ones. A fixed fifth of each level is held out,
 chosen by a hash of the problem, not by the seed: no run, whatever its seed, trains on a
-problem that any run is evaluated on. Sets draw levels evenly; where a level has fewer distinct
-problems than its share (level 1 holds out 6 of 30 with operands up to 3) they repeat, each as often
-as the others, give or take one.
+problem that any run is evaluated on. Where a level has fewer distinct problems than its share
+(level 1 holds out 6 of 30 with operands up to 3) they repeat.
 """
 
 from bacr_jax.questions.ledger.problems import (

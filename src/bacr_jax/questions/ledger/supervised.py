@@ -106,7 +106,6 @@ def draw_kinds(
     a fifth for hundreds of steps.
 
     Args:
-      bucket_of: each kind's bucket of lengths.
       rows_in: rows of a batch of each bucket.
     """
     shares = np.bincount(bucket_of, weights, len(rows_in)) / rows_in
