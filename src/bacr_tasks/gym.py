@@ -4,6 +4,7 @@ All splits have one seed, and pass over the items that a hash gives to another s
 says why ("Splits").
 """
 
+import contextlib
 import difflib
 import hashlib
 import types
@@ -110,38 +111,34 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        fits, fields[name] = _converted(hints[name], value)
-        if not fits:
+        try:
+            fields[name] = _converted(hints[name], value)
+        except (TypeError, ValueError):
             wanted = getattr(hints[name], "__name__", hints[name])
             raise ValueError(
                 f"{where}: {name} can't be {value!r:.60}; write a value of type {wanted}"
-            )
+            ) from None
     if not 1 <= fields.get("size", 1) <= MOST_SIZE:
         raise ValueError(f"{where}: size can't be {fields['size']}; write 1 to {MOST_SIZE}")
     return fields
 
 
-def _converted(hint: Any, value: Any) -> tuple[bool, Any]:
-    """Whether a value of YAML is one of a field's type, and it converted."""
+def _converted(hint: Any, value: Any) -> Any:
+    """A value of YAML in a field's type; TypeError or ValueError: it is none of that type."""
     origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        both = [_converted(member, value) for member in members]
-        return next((found for found in both if found[0]), (False, value))
-    if origin is Literal:
-        return value in members, value
-    if origin in (list, tuple, Sequence):
-        if not isinstance(value, list):
-            return False, value
+        for member in members:
+            with contextlib.suppress(TypeError, ValueError):
+                return _converted(member, value)
+    elif origin in (list, tuple, Sequence) and isinstance(value, list):
         items = [_converted((*members, Any)[0], item) for item in value]
-        made = (list if origin is list else tuple)(item for _, item in items)
-        return all(fits for fits, _ in items), made
-    if origin is float and type(value) in (int, str):
+        return items if origin is list else tuple(items)
+    elif origin is float and type(value) in (int, str):
         # YAML 1.1 reads 1e-3 as text.
-        try:
-            return True, float(value)
-        except ValueError:
-            return False, value
-    return origin is Any or type(value) is origin, value
+        return float(value)
+    elif (origin is Literal and value in members) or origin in (Any, type(value)):
+        return value
+    raise TypeError
 
 
 def is_test(question: str) -> bool:
