@@ -58,7 +58,7 @@ SMALL = small_byte_level_tokenizer()
 def by_prefix(qwen):
     """Ids of Qwen's tokens by their first two bytes."""
     index = {}
-    for token, text in enumerate(stop_strings.vocabulary(qwen).texts):
+    for token, text in enumerate(stop_strings.vocabulary(qwen)):
         index.setdefault(text[:2], []).append(token)
     return index
 
@@ -92,7 +92,7 @@ class TestQwen:
         self, qwen, by_prefix, text, seed, which
     ):
         table = compile_stop_string(qwen, which, vocab_size=QWEN_VOCAB)
-        texts = stop_strings.vocabulary(qwen).texts
+        texts = stop_strings.vocabulary(qwen)
         ids = random_split(text.encode(), texts, by_prefix, random.Random(seed))
         assert match(table, ids) == found_by_search(ids, texts, which)
 
@@ -101,7 +101,7 @@ class TestQwen:
     def test_canonical_tokens_agree_with_string_search(self, qwen, text):
         table = compile_stop_string(qwen, "</think>", vocab_size=QWEN_VOCAB)
         ids = qwen(text, add_special_tokens=False)["input_ids"]
-        texts = stop_strings.vocabulary(qwen).texts
+        texts = stop_strings.vocabulary(qwen)
         assert match(table, ids) == found_by_search(ids, texts, "</think>")
 
     def test_the_tag_can_end_inside_a_longer_token(self, qwen):
@@ -152,7 +152,7 @@ class TestSmallByteLevel:
     @many
     @given(text=pieces, seed=st.integers(0, 10**6))
     def test_any_split_of_any_text_agrees_with_string_search(self, text, seed):
-        texts = stop_strings.vocabulary(SMALL).texts
+        texts = stop_strings.vocabulary(SMALL)
         near = {}
         for index, token in enumerate(texts):
             near.setdefault(token[:2], []).append(index)

@@ -198,7 +198,7 @@ def make(config: Config) -> Method:
     close = format_for(config, declares_budget=True).budget_close
 
     def read(tokenizer: Any, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-        texts = vocabulary(tokenizer).texts
+        texts = vocabulary(tokenizer)
         pairs = [declared_budget([texts[i] for i in row], close.encode()) for row in rows]
         declared, spent = np.array(pairs, np.int32).reshape(-1, 2).T
         return {"declared": declared, "declaration": spent}

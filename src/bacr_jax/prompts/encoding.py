@@ -109,7 +109,7 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
 def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
     """Tags that the format takes for granted are there, and what the template opens is closed."""
     tags = (THINK_OPEN, THINK_CLOSE) if style.name == "native" else ()
-    if missing := [tag for tag in tags if tag.encode() not in vocabulary(tokenizer).texts]:
+    if missing := [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]:
         raise UserError(
             f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model was "
             "not trained to think in tags; write think_answer"
@@ -220,7 +220,7 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
 
     UserError: the tokenizer has none of them.
     """
-    texts = vocabulary(tokenizer).texts
+    texts = vocabulary(tokenizer)
     wanted = {end.encode() for end in (*style.turn_end, tokenizer.eos_token or "") if end}
     named = getattr(tokenizer, "turn_ends", ())
     found = tuple(i for i, text in enumerate(texts) if text in wanted or i in named)
@@ -235,7 +235,7 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
 def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
     """Ids whose text holds a line break, where a grace window may end."""
     found = np.zeros(vocab_size, bool)
-    texts = vocabulary(tokenizer).texts
+    texts = vocabulary(tokenizer)
     found[: len(texts)] = [b"\n" in text for text in texts]
     return found
 
@@ -246,7 +246,7 @@ def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool
     Ids beyond the tokenizer (models pad their vocabulary) and markup (added tokens, such as those
     that open a turn or a tool call) may not, unless it ends the turn or belongs to the format.
     """
-    texts = vocabulary(tokenizer).texts
+    texts = vocabulary(tokenizer)
     allowed = np.zeros(vocab_size, bool)
     allowed[: len(texts)] = [bool(text) for text in texts]
     written = style.think_close + style.forced_suffix + style.natural_suffix + style.answer_close

@@ -6,13 +6,10 @@ misses that. So the string becomes a Knuth-Morris-Pratt automaton over bytes, an
 string of bytes, becomes one jump of it: `next_state[state, token]`.
 """
 
-import dataclasses
 import functools
-import hashlib
 import json
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,33 +87,19 @@ def _alphabet_bytes(token: str) -> bytes:
         return token.encode()
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What every id of a tokenizer stands for (`token_bytes`); equal when the contents are.
-
-    Attributes:
-      fingerprint: hash of the contents.
-    """
-
-    fingerprint: str
-    texts: tuple[bytes, ...] = dataclasses.field(compare=False, repr=False)
-
-
+Vocabulary = tuple[bytes, ...]
 _VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]] = weakref.WeakKeyDictionary()
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """Reads a tokenizer's vocabulary, once per tokenizer."""
+    """What every id of a tokenizer stands for (`token_bytes`), read once per tokenizer."""
     known = _VOCABULARIES.get(tokenizer)
     # Tokens can be added to a tokenizer, never renamed: an unchanged length is the same content.
     if known is not None and known[0] == len(tokenizer):
         return known[1]
-    texts = token_bytes(tokenizer)
-    lengths = np.array([len(text) for text in texts], np.int64).tobytes()
-    digest = hashlib.sha256(lengths + b"".join(texts)).hexdigest()
-    read = Vocabulary(digest, tuple(texts))
-    _VOCABULARIES[tokenizer] = (len(tokenizer), read)
-    return read
+    texts = tuple(token_bytes(tokenizer))
+    _VOCABULARIES[tokenizer] = (len(tokenizer), texts)
+    return texts
 
 
 def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Automaton:
@@ -135,13 +118,13 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
     """
     if not string:
         return no_stop_string(vocab_size)
-    read = vocabulary(tokenizer)
-    if len(read.texts) > vocab_size:
+    texts = vocabulary(tokenizer)
+    if len(texts) > vocab_size:
         raise UserError(
-            f"tokenizer: found {len(read.texts)} ids for a vocabulary of {vocab_size}; use the "
+            f"tokenizer: found {len(texts)} ids for a vocabulary of {vocab_size}; use the "
             "tokenizer that belongs to the model"
         )
-    return _compile(read, string, vocab_size)
+    return _compile(texts, string, vocab_size)
 
 
 def no_stop_string(vocab_size: int) -> Automaton:
@@ -153,9 +136,9 @@ def no_stop_string(vocab_size: int) -> Automaton:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(read: Vocabulary, string: str, vocab_size: int) -> Automaton:
+def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     over_bytes = byte_automaton(string.encode())
-    after, begin = _jumps(over_bytes, read.texts)
+    after, begin = _jumps(over_bytes, texts)
     accept = len(over_bytes) - 1
     alive = (after > 0) & (np.arange(accept + 1) < accept)[:, None]
     moved = alive & (begin < 0) & (begin != -np.arange(accept + 1)[:, None])
@@ -166,9 +149,9 @@ def _compile(read: Vocabulary, string: str, vocab_size: int) -> Automaton:
         )
     next_state = np.zeros((accept + 1, vocab_size), np.int32)
     opens = np.zeros((accept + 1, vocab_size), bool)
-    next_state[:, : len(read.texts)] = after
+    next_state[:, : len(texts)] = after
     next_state[accept] = accept
-    opens[:, : len(read.texts)] = alive & (begin >= 0)
+    opens[:, : len(texts)] = alive & (begin >= 0)
     next_state.setflags(write=False)
     opens.setflags(write=False)
     # On the host; `decode_rules` puts it on the device.

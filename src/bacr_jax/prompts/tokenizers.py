@@ -90,7 +90,7 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
 
     Bytes that are no character (a row can be cut inside one) become the replacement character.
     """
-    texts = vocabulary(tokenizer).texts
+    texts = vocabulary(tokenizer)
     return b"".join([texts[index] for index in ids]).decode(errors="replace")
 
 
