@@ -31,11 +31,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotJson(ValueError):
-    """What is wrong with a text that should be JSON, in a few words (`msg`)."""
-
-    def __init__(self, msg: str):
-        super().__init__(msg)
-        self.msg = msg
+    """What is wrong with a text that should be JSON, in a few words."""
 
 
 def nearest(path: Path, otherwise: str) -> str:

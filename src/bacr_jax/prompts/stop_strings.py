@@ -129,10 +129,10 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
 
 def no_stop_string(vocab_size: int) -> Automaton:
     """The table of a format without a stop string: it stays at the start whatever comes."""
-    next_state = np.zeros((2, vocab_size), np.int32)
+    next_state: Any = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
-    arrays: tuple[Any, ...] = (next_state, np.zeros((2, vocab_size), bool))
-    return Automaton(*arrays)
+    opens: Any = np.zeros((2, vocab_size), bool)
+    return Automaton(next_state, opens)
 
 
 @functools.lru_cache(maxsize=16)
@@ -147,16 +147,15 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
             f"stop string: found {string!r}, which overlaps itself so that the start of a match is "
             "not known; write one whose first character appears only once"
         )
-    next_state = np.zeros((accept + 1, vocab_size), np.int32)
-    opens = np.zeros((accept + 1, vocab_size), bool)
+    next_state: Any = np.zeros((accept + 1, vocab_size), np.int32)
+    opens: Any = np.zeros((accept + 1, vocab_size), bool)
     next_state[:, : len(texts)] = after
     next_state[accept] = accept
     opens[:, : len(texts)] = alive & (begin >= 0)
     next_state.setflags(write=False)
     opens.setflags(write=False)
     # On the host; `decode_rules` puts it on the device.
-    arrays: tuple[Any, ...] = (next_state, opens)
-    return Automaton(*arrays)
+    return Automaton(next_state, opens)
 
 
 def _jumps(

@@ -83,8 +83,8 @@ class ToldPrompts:
         opened = self.opened.take(index)
         none = np.asarray(untold.tokens)
         width = max(np.asarray(self.opened.tokens).shape[1] + self.rest, none.shape[1])
-        tokens = np.zeros((len(index), width), np.int32)
-        lengths = np.zeros(len(index), np.int32)
+        tokens: Any = np.zeros((len(index), width), np.int32)
+        lengths: Any = np.zeros(len(index), np.int32)
         for budget in np.unique(budgets):
             rows = np.flatnonzero(np.asarray(budgets) == budget)
             told = (untold if budget == NO_BUDGET else opened).take(rows)
@@ -95,8 +95,7 @@ class ToldPrompts:
                 told = with_ids(told, np.concatenate([number, self.closing]))
             tokens[rows, : told.tokens.shape[1]] = told.tokens
             lengths[rows] = told.lengths
-        arrays: tuple[Any, ...] = (tokens, lengths, untold.question_start, untold.question_end)
-        return Prompts(*arrays)
+        return Prompts(tokens, lengths, untold.question_start, untold.question_end)
 
 
 def told_prompts(
