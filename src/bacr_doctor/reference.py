@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from bacr_jax.config import ConditioningConfig
+from bacr_jax.config import AdapterConfig, ConditioningConfig
 from bacr_jax.model import adapters, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
@@ -22,14 +22,14 @@ def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
     Args:
       rank: of low-rank adapters beside them.
     """
-    draw, key, targets = np.random.default_rng(0), jax.random.key(0), ("q", "v", "down")
+    draw, key = np.random.default_rng(0), jax.random.key(0)
 
     def make() -> Params:
         params = qwen2.init(key, config, conditioning=ConditioningConfig())
         if rank is None:
             return params
-        low = adapters.init(key, config, rank=rank, alpha=2.0 * rank, targets=targets)
-        return {**params, **low}
+        low = AdapterConfig(rank=rank, alpha=2.0 * rank, targets=("q", "v", "down"))
+        return {**params, **adapters.init(key, config, low)}
 
     def fill(path: Any, leaf: Any) -> np.ndarray:
         near = float(path[-1].key.endswith(("norm", "scale")))

@@ -19,13 +19,6 @@ FP32 = 4
 # Parameters ---------------------------------------------------------------------------------------
 
 
-def layer_matrices(model: Qwen2Config) -> int:
-    """Numbers in the matrices of one layer."""
-    d, h = model.hidden_size, model.head_dim
-    attention = (model.num_heads + 2 * model.num_kv_heads) * h * d + model.num_heads * h * d
-    return attention + 3 * d * model.intermediate_size
-
-
 def vocabulary_matrix(model: Qwen2Config) -> int:
     """Numbers in the embedding; the output head has as many, or is the same when tied."""
     return model.vocab_size * model.hidden_size
@@ -63,7 +56,7 @@ def head_parameters(work: Workload) -> int:
 
 def forward_flops_per_token(model: Qwen2Config) -> int:
     """Products with the matrices of all layers; neither attention nor output head."""
-    return 2 * model.num_layers * layer_matrices(model)
+    return 2 * model.num_layers * model.layer_matrices
 
 
 def attention_flops(work: Workload, made: Padded) -> float:

@@ -118,7 +118,7 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
     if work.adapters:
         in_place = layout.fsdp == 1 and work.frozen_bytes == work.float_bytes
         each = 0.0 if in_place else 2.0 * work.float_bytes
-    weights = costs.layer_matrices(model) / layout.tensor * each
+    weights = model.layer_matrices / layout.tensor * each
     return mlp + stream + scores + weights
 
 
@@ -178,7 +178,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     mlp = 3 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = tokens * model.hidden_size * work.float_bytes
     scores = 2 * attention_scores(work, layout, rows)
-    weights = costs.layer_matrices(model) / layout.tensor * work.float_bytes
+    weights = model.layer_matrices / layout.tensor * work.float_bytes
     alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
     return MemoryPhase(state_bytes(work, layout), stream + alive)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax.numpy as jnp
+
 from bacr_jax.config import Config, derived
 from bacr_jax.config.derived import param_dtype
 from bacr_jax.errors import UserError
@@ -68,9 +70,9 @@ class Workload:
     float_bytes: int
     remat: Remat
     fused_attention: bool
-    adapters: int = 0
-    frozen_bytes: int = 0
-    moment_bytes: int = 4
+    adapters: int
+    frozen_bytes: int
+    moment_bytes: int
 
     @property
     def branch(self) -> int:
@@ -187,8 +189,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows, cuts = rollout.questions * rollout.group_size, method.num_cuts * method.answers
     update = rows // train.minibatches
     scored = num_scored(config.loss.old_logprobs, train.minibatches)
-    bfloat16 = model.compute_dtype == "bfloat16"
-    fused = ("cudnn", "auto") if bfloat16 else ("cudnn",)
+    fused = ("cudnn", "auto") if model.compute_dtype == "bfloat16" else ("cudnn",)
     work = Workload(
         config=config,
         model=shape,
@@ -206,17 +207,13 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         own_keys=rollout.attention in fused,
         evaluated=_evaluated(config),
         eval_slots=config.eval.slots or 0,
-        float_bytes=2 if bfloat16 else 4,
+        float_bytes=jnp.dtype(model.compute_dtype).itemsize,
         remat=model.remat,
         fused_attention=model.attention in fused,
-        moment_bytes=2 if config.optimizer.moment_dtype == "bfloat16" else 4,
+        adapters=adapters.num_parameters(shape, adapter),
+        frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if adapter.rank else 0,
+        moment_bytes=jnp.dtype(config.optimizer.moment_dtype).itemsize,
     )
-    if adapter.rank is not None:
-        work = dataclasses.replace(
-            work,
-            adapters=adapters.num_parameters(shape, rank=adapter.rank, targets=adapter.targets),
-            frozen_bytes=2 if param_dtype(config) == "bfloat16" else 4,
-        )
     if train.micro_batch_tokens is not None:
         shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
         work = dataclasses.replace(work, micro_rows=shapes.rows(work.row_tokens, 0))

@@ -32,13 +32,7 @@ gradients = jax.jit(steps.gradients, static_argnames="spec")
 
 
 def make_adapters(config=TINY, settings=SETTINGS, seed=1, zero=False):
-    fresh = adapters.init(
-        jax.random.key(seed),
-        config,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=settings.targets,
-    )
+    fresh = adapters.init(jax.random.key(seed), config, settings)
     if not zero:
         rng = np.random.default_rng(seed)
         fresh["adapter"] = jax.tree.map(
@@ -74,8 +68,9 @@ def test_a_matrix_by_hand():
     scaled = adapters.scaled(params)
     # A (0.5 B) = [[1], [2]] [[5, -0.5]]
     expected = np.array([[6.0, 1.5], [13.0, 3.0]])
-    np.testing.assert_array_equal(adapters.merged_kernel(kernel, scaled, "q"), expected)
-    assert adapters.merged_kernel(kernel, scaled, "k") is kernel
+    merged = adapters.merged_layer({"q_kernel": kernel, "k_kernel": kernel}, scaled)
+    np.testing.assert_array_equal(merged["q_kernel"], expected)
+    assert merged["k_kernel"] is kernel
 
 
 @pytest.mark.parametrize("form", ["scanned", "unrolled"])

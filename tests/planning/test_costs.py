@@ -63,7 +63,7 @@ def test_keys_and_values_of_a_token(size, bytes_per_token):
 
 def test_products_of_a_7b_layer():
     # q and o 3584^2 each, k and v 3584 x 512 each, three matrices of 3584 x 18944.
-    assert costs.layer_matrices(PRESETS["qwen2.5-7b"]) == 233_046_016
+    assert PRESETS["qwen2.5-7b"].layer_matrices == 233_046_016
     assert costs.forward_flops_per_token(PRESETS["qwen2.5-7b"]) == 2 * 28 * 233_046_016
 
 

@@ -165,8 +165,7 @@ def layout(config: Qwen2Config, dtype: str, module: BudgetModule | None) -> list
     plain = [(entry, dtype) for entry in names.backbone(config)]
     if module is None:
         return plain
-    per_layer = module.conditioning.sharing == "per_layer"
-    return plain + [(entry, "F32") for entry in names.budget_module(config, per_layer=per_layer)]
+    return plain + [(entry, "F32") for entry in names.budget_module(config, module.conditioning)]
 
 
 def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_bytes: int) -> None:

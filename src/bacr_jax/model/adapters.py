@@ -10,12 +10,10 @@ Trained are `adapter` and `budget`; everything else is the base. A is drawn unif
 bit. There is no dropout: the learner's log-probabilities must be the sampler's.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from bacr_jax.config import AdapterConfig
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
@@ -23,45 +21,25 @@ from bacr_jax.types import Params
 TRAINED = ("adapter", "budget")
 
 
-def widths(config: Qwen2Config) -> dict[str, tuple[int, int]]:
-    """Input and output width of every matrix that can have an adapter, by its target's name."""
-    d, f = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
-        "q": (d, q),
-        "k": (d, kv),
-        "v": (d, kv),
-        "o": (q, d),
-        "gate": (d, f),
-        "up": (d, f),
-        "down": (f, d),
-    }
-
-
-def init(
-    key: jax.Array, config: Qwen2Config, *, rank: int, alpha: float, targets: Sequence[str]
-) -> Params:
-    """Fresh adapters, fp32: the leaves `adapter` and `adapter_scale`.
-
-    Args:
-      alpha: the product A B is multiplied by alpha / r.
-      targets: matrices that get one, by the names of `widths`.
-    """
+def init(key: jax.Array, config: Qwen2Config, settings: AdapterConfig) -> Params:
+    """Fresh adapters, fp32: the leaves `adapter` and `adapter_scale`."""
+    rank = settings.rank
+    assert rank is not None
     leaves: Params = {}
-    for index, (name, (fan_in, fan_out)) in enumerate(widths(config).items()):
-        if name not in targets:
+    for index, (name, (fan_in, fan_out)) in enumerate(config.matrices.items()):
+        if name not in settings.targets:
             continue
         shape = (config.num_layers, fan_in, rank)
         draw = jax.random.uniform(jax.random.fold_in(key, index), shape, minval=-1.0, maxval=1.0)
         leaves[f"{name}_a"] = draw * fan_in**-0.5
         leaves[f"{name}_b"] = jnp.zeros((config.num_layers, rank, fan_out))
-    return {"adapter": leaves, "adapter_scale": jnp.float32(alpha / rank)}
+    return {"adapter": leaves, "adapter_scale": jnp.float32(settings.alpha / rank)}
 
 
-def num_parameters(config: Qwen2Config, *, rank: int, targets: Sequence[str]) -> int:
-    """Parameters of all adapters."""
-    per_layer = sum(sum(width) for name, width in widths(config).items() if name in targets)
-    return config.num_layers * rank * per_layer
+def num_parameters(config: Qwen2Config, settings: AdapterConfig) -> int:
+    """Parameters of all adapters; 0 where there are none."""
+    per_layer = sum(sum(config.matrices[name]) for name in settings.targets)
+    return config.num_layers * (settings.rank or 0) * per_layer
 
 
 def split(params: Params) -> tuple[Params, Params]:
@@ -81,26 +59,17 @@ def scaled(params: Params) -> Params | None:
     return {name: leaf * scale if name.endswith("_b") else leaf for name, leaf in leaves}
 
 
-def merged_kernel(kernel: Any, adapter: Params, name: str) -> Any:
-    """W + A B of one target in fp32, of one layer or of all stacked ones.
-
-    Args:
-      name: the target; a matrix without an adapter comes back as it is.
-    """
-    if f"{name}_a" not in adapter:
-        return kernel
-    product = jnp.matmul(adapter[f"{name}_a"], adapter[f"{name}_b"], precision="highest")
-    return kernel.astype(jnp.float32) + product
-
-
 def merged_layer(layer: Params, adapter: Params | None) -> Params:
-    """A layer's parameters (or those of stacked layers) with the adapters in its matrices."""
+    """A layer's parameters (or those of stacked layers) with W + A B, fp32, of adapted matrices."""
     if adapter is None:
         return layer
     merged = dict(layer)
-    for name in layer:
-        if name.endswith("_kernel"):
-            merged[name] = merged_kernel(layer[name], adapter, name.removesuffix("_kernel"))
+    for name, kernel in layer.items():
+        target = name.removesuffix("_kernel")
+        if f"{target}_a" in adapter:
+            factors = adapter[f"{target}_a"], adapter[f"{target}_b"]
+            product = jnp.matmul(*factors, precision="highest")
+            merged[name] = kernel.astype(jnp.float32) + product
     return merged
 
 

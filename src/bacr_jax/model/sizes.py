@@ -59,12 +59,24 @@ class Qwen2Config:
     rope_scaling: RopeScaling | None = None
 
     @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Input and output width of every matrix of a layer, by its name."""
+        d, f = self.hidden_size, self.intermediate_size
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = {"q": (d, q), "k": (d, kv), "v": (d, kv), "o": (q, d)}
+        return attention | {"gate": (d, f), "up": (d, f), "down": (f, d)}
+
+    @property
+    def layer_matrices(self) -> int:
+        """Numbers in the matrices of one layer."""
+        return sum(fan_in * fan_out for fan_in, fan_out in self.matrices.values())
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the plain model, without a budget module."""
-        d, f, h = self.hidden_size, self.intermediate_size, self.head_dim
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * h
-        attention = qkv * (d + self.qkv_bias) + 2 * h * self.qk_norm + self.num_heads * h * d
-        per_layer = attention + 3 * d * f + 2 * d
+        d, h = self.hidden_size, self.head_dim
+        biases = (self.num_heads + 2 * self.num_kv_heads) * h * self.qkv_bias
+        per_layer = self.layer_matrices + biases + 2 * h * self.qk_norm + 2 * d
         heads = 1 if self.tie_embeddings else 2
         return heads * self.vocab_size * d + self.num_layers * per_layer + d
 

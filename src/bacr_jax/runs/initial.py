@@ -4,7 +4,6 @@ And the frozen base of a run's adapters, which its checkpoints do not hold.
 """
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +56,15 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
     base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
     params = {**params, **base}
     if settings.path is not None:
-        found = peft.load_adapter(settings.path, shape, settings, policy.learner.mesh)
+        found = peft.load_adapter(settings.path, shape, settings)
         conditioning = policy.learner.conditioning
         own = None if conditioning is None else BudgetModule(conditioning, policy.learner.b_max)
         module = peft.load_module(settings.path, shape, own)
         if module is not None:
-            found["budget"] = policy.place(jax.tree.map(jnp.asarray, module))
-        return {**params, **found}
-    return {**params, **policy.make(_fresh_adapters(policy), jax.random.fold_in(key, 1))}
-
-
-def _fresh_adapters(policy: Policy) -> Callable[[jax.Array], Params]:
-    """Makes adapters from a key."""
-    settings = policy.adapter
-    assert settings is not None and settings.rank is not None
-    return functools.partial(
-        adapters.init,
-        config=policy.learner.model,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=settings.targets,
-    )
+            found["budget"] = module
+        return {**params, **policy.place(jax.tree.map(jnp.asarray, found))}
+    fresh = functools.partial(adapters.init, config=shape, settings=settings)
+    return {**params, **policy.make(fresh, jax.random.fold_in(key, 1))}
 
 
 def untrained_params(key: jax.Array, policy: Policy) -> Params:
@@ -98,7 +85,8 @@ def abstract_params(policy: Policy) -> Params:
         return params
     base, trained = adapters.split({**params, "adapter": {}})
     base = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, policy.param_dtype), base)
-    return {**trained, **base, **jax.eval_shape(_fresh_adapters(policy), key)}
+    fresh = functools.partial(adapters.init, config=shape, settings=settings)
+    return {**trained, **base, **jax.eval_shape(fresh, key)}
 
 
 def _kept_as(leaf: jax.Array, dtype: Any) -> jax.Array:

@@ -35,8 +35,8 @@ def test_every_layer_of_every_leaf_has_one_name(tied, family):
 
 @pytest.mark.parametrize("sharing", ["shared", "per_layer"])
 def test_the_budget_module_is_stored_as_it_stands(sharing):
-    want = leaves(TINY, ConditioningConfig(sharing=sharing))
-    entries = names.budget_module(TINY, per_layer=sharing == "per_layer")
+    conditioning = ConditioningConfig(sharing=sharing)
+    want, entries = leaves(TINY, conditioning), names.budget_module(TINY, conditioning)
     assert {entry.path: entry.shape for entry in entries} == {
         path: shape for path, shape in want.items() if path[0] == "budget"
     }

@@ -52,6 +52,11 @@ class Archive:
         """A context manager: the opened file that holds a tensor."""
         return _opened(self.files[name])
 
+    def read(self, name: str) -> np.ndarray:
+        """All values of a tensor, fp32."""
+        with self.open(name) as file:
+            return np.asarray(file.get_tensor(name)).astype(np.float32)
+
 
 def _files(folder: Path) -> dict[str, Path] | list[Path]:
     """The file of each tensor where an index says so, or the only file."""

@@ -6,26 +6,20 @@ budget_module.json, which says how it is used.
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from bacr_held.fingerprint import write_manifest
-from bacr_jax import parallel
 from bacr_jax.config import AdapterConfig
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.model import adapters
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names
 from bacr_jax.model.hf.archive import Archive, Stored
 from bacr_jax.model.hf.hf_config import BudgetModule
-from bacr_jax.model.hf.names import Entry
+from bacr_jax.model.hf.names import PLACES, Entry
 from bacr_jax.model.hf.writing import (
     BUDGET_FILE,
     check_free,
@@ -37,10 +31,6 @@ from bacr_jax.types import Params
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULE_FILE = "budget_module.json"
-_HOME = {
-    **dict.fromkeys(("q", "k", "v", "o"), "self_attn"),
-    **dict.fromkeys(("gate", "up", "down"), "mlp"),
-}
 # Kinds of LoRA that compute something else, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -57,15 +47,16 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def entries(config: Qwen2Config, *, rank: int, targets: Sequence[str]) -> list[Entry]:
+def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
     """Tensors of an adapter: lora_A is [r, in], lora_B [out, r], the transposes of A and B here."""
+    assert settings.rank is not None
     found = []
     for layer in range(config.num_layers):
-        for name, (fan_in, fan_out) in adapters.widths(config).items():
-            if name not in targets:
+        for name, (fan_in, fan_out) in config.matrices.items():
+            if name not in settings.targets:
                 continue
-            prefix = f"base_model.model.model.layers.{layer}.{_HOME[name]}.{name}_proj."
-            for part, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
+            prefix = f"base_model.model.model.layers.{layer}.{PLACES[name]}."
+            for part, shape in (("A", (settings.rank, fan_in)), ("B", (fan_out, settings.rank))):
                 path = ("adapter", f"{name}_{part.lower()}")
                 full = f"{prefix}lora_{part}.weight"
                 found.append(Entry(full, shape, path, layer, transposed=True))
@@ -102,19 +93,16 @@ def save_adapter(
 ) -> list[str]:
     """Writes a folder that PEFT loads onto the base."""
     check_free(out)
-    assert settings.rank is not None
-    own = entries(config, rank=settings.rank, targets=settings.targets)
 
     def tensor(entry: names.Entry) -> Stored:
         return Stored(entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32"))
 
     with complete_or_absent(out) as folder:
-        archives.write_file(folder / WEIGHTS_FILE, [tensor(entry) for entry in own])
+        archives.write_file(folder / WEIGHTS_FILE, [*map(tensor, entries(config, settings))])
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
         if module is not None:
-            per_layer = module.conditioning.sharing == "per_layer"
-            beside = names.budget_module(config, per_layer=per_layer)
-            archives.write_file(folder / BUDGET_FILE, [tensor(entry) for entry in beside])
+            beside = names.budget_module(config, module.conditioning)
+            archives.write_file(folder / BUDGET_FILE, [*map(tensor, beside)])
             described = {"budget_module": hf_config.describe_module(module)}
             _write_json(folder / MODULE_FILE, described)
         write_manifest(folder)
@@ -129,7 +117,7 @@ def _is_target(name: str, said: Any, config: Qwen2Config) -> bool:
     """Whether PEFT would adapt a matrix in every layer, by what target_modules says."""
     if said == "all-linear":
         return True
-    modules = [f"model.layers.{i}.{_HOME[name]}.{name}_proj" for i in range(config.num_layers)]
+    modules = [f"model.layers.{i}.{PLACES[name]}" for i in range(config.num_layers)]
     if isinstance(said, str):
         try:
             return all(re.fullmatch(said, module) for module in modules)
@@ -158,7 +146,7 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
                 f"{name}={raw.get(key)}"
             )
     said = raw.get("target_modules")
-    targets = [name for name in adapters.widths(config) if _is_target(name, said, config)]
+    targets = [name for name in config.matrices if _is_target(name, said, config)]
     if set(targets) != set(settings.targets):
         raise UserError(
             f"{path}: target_modules is {shown(said)}, but adapter.targets={[*settings.targets]}; "
@@ -169,32 +157,23 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
             f"{folder}: holds {BUDGET_FILE} without {MODULE_FILE}, which says how it is used; copy "
             f"or export the folder again, or take {BUDGET_FILE} away to begin with a fresh module"
         )
-    assert settings.rank is not None
     archive = archives.read_headers([folder / WEIGHTS_FILE])
-    tensors = entries(config, rank=settings.rank, targets=settings.targets)
-    archives.check_tensors(archive, tensors, folder)
+    archives.check_tensors(archive, entries(config, settings), folder)
     return archive
 
 
-def load_adapter(
-    folder: str | Path, config: Qwen2Config, settings: AdapterConfig, mesh: Mesh | None = None
-) -> Params:
-    """Adapters of a folder in PEFT's layout, fp32: `adapter` and `adapter_scale`."""
+def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Params:
+    """Adapters of a folder in PEFT's layout, fp32, on the host: `adapter` and `adapter_scale`."""
     archives.check_files(folder)
     archive = check_adapter(folder, config, settings)
     assert settings.rank is not None
     stacks: dict[str, list[np.ndarray]] = {}
-    for entry in entries(config, rank=settings.rank, targets=settings.targets):
-        with archive.open(entry.name) as file:
-            values = np.asarray(file.get_tensor(entry.name)).astype(np.float32)
-        stacks.setdefault(entry.path[-1], []).append(values.T)
-    found: Params = {
+    for entry in entries(config, settings):
+        stacks.setdefault(entry.path[-1], []).append(archive.read(entry.name).T)
+    return {
         "adapter": {name: np.stack(layers) for name, layers in stacks.items()},
         "adapter_scale": np.float32(settings.alpha / settings.rank),
     }
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, found)
-    return parallel.place(found, parallel.shardings(found, mesh))
 
 
 def load_module(
@@ -217,11 +196,7 @@ def load_module(
                 f"{path}: {key} is {shown(theirs[key])}, but the run has {shown(value)}; write "
                 f"{name}={theirs[key]}"
             )
-    own = names.budget_module(config, per_layer=wanted.conditioning.sharing == "per_layer")
+    own = names.budget_module(config, wanted.conditioning)
     archive = archives.read_headers([Path(folder) / BUDGET_FILE])
     archives.check_tensors(archive, own, Path(folder))
-    module: Params = {}
-    for entry in own:
-        with archive.open(entry.name) as file:
-            module[entry.path[-1]] = np.asarray(file.get_tensor(entry.name)).astype(np.float32)
-    return module
+    return {entry.path[-1]: archive.read(entry.name) for entry in own}

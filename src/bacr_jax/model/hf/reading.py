@@ -123,8 +123,7 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
         _drop_copied_lm_head(archive, folder)
     entries = list(names.backbone(config))
     if module is not None:
-        per_layer = module.conditioning.sharing == "per_layer"
-        entries += names.budget_module(config, per_layer=per_layer)
+        entries += names.budget_module(config, module.conditioning)
     archives.check_tensors(archive, entries, folder)
     return config, archive, entries
 
