@@ -38,7 +38,6 @@ ELSEWHERE = {
     ("evaluation/test_job.py", PART): "bacr_jax.config.engine bacr_jax.evaluation.checks",
     ("evaluation/test_scores.py", PART): "bacr_jax.evaluation.response_scores",
     ("export/test_main.py", PART): "bacr_jax.export.from_run",
-    ("export/test_policy_folder.py", WIRE): "bacr_jax.model.hf.writing",
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",
     ("doctor/test_main.py", DOOR): "bacr_jax.doctor",
     ("gguf/test_main.py", DOOR): "bacr_jax.gguf",

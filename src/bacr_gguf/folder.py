@@ -14,8 +14,7 @@ from bacr_gguf.container import GgufFile
 from bacr_jax import __version__
 from bacr_jax.errors import printable
 from bacr_jax.model.hf import vocabulary
-from bacr_jax.model.hf.archive import SINGLE, write_file
-from bacr_jax.model.hf.writing import check_free, complete_or_absent
+from bacr_jax.model.hf.archive import SINGLE, check_free, complete_or_absent, write_file
 
 _CARD = """\
 ---

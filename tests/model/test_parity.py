@@ -14,7 +14,7 @@ from bacr_jax.export import policy_folder
 from bacr_jax.learner.optimizer import policy_optimizer
 from bacr_jax.model import qwen2
 from bacr_jax.model.hf import names, reading
-from bacr_jax.model.hf.writing import fetch
+from bacr_jax.model.hf.archive import stored
 from bacr_jax.model.logprobs import token_logprobs
 
 torch = pytest.importorskip(
@@ -167,9 +167,9 @@ def test_an_update_of_adamw_gives_the_same_weights(pair):
     adamw.step()
     wanted, updated, shares = theirs.state_dict(), optax.apply_updates(params, updates), []
     for entry in names.backbone(config):
-        found = fetch(updated, entry, "F32")
+        found = stored(updated, entry, "F32").fetch()
         # Where the gradient is rounding alone, so is its sign.
-        clear = np.abs(fetch(grads, entry, "F32")) > 1e-5
+        clear = np.abs(stored(grads, entry, "F32").fetch()) > 1e-5
         np.testing.assert_allclose(found[clear], wanted[entry.name].numpy()[clear], atol=1e-5)
         shares.append(clear.mean())
     assert np.median(shares) > 0.9

@@ -16,7 +16,7 @@ from bacr_jax.export.policy_folder import TORCH_NAME
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.hf import hf_config, reading
-from bacr_jax.model.hf.writing import BUDGET_FILE as BUDGET
+from bacr_jax.model.hf.archive import BUDGET_FILE as BUDGET
 from bacr_jax.questions import ledger
 from bacr_jax.rollout.nccl import Libraries
 from bacr_jax.training import served, start

@@ -10,7 +10,7 @@ from bacr_jax.export.model_card import Exported, model_card
 from bacr_jax.export.template import chat_template
 from bacr_jax.methods.registry import declares_budget
 from bacr_jax.model import adapters
-from bacr_jax.model.hf import hf_config, names, peft, writing
+from bacr_jax.model.hf import archive, hf_config, names, peft
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.formats import PromptFormat, format_for
@@ -60,7 +60,7 @@ def export(
       adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
         alone in PEFT's layout.
     """
-    writing.check_free(out)
+    archive.check_free(out)
     config = read_config(run)
     if merge_told_words and config.conditioning.told != "words":
         raise UserError(

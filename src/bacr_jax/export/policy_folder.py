@@ -1,6 +1,5 @@
 """Parameters become a Hugging Face folder."""
 
-import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -12,10 +11,9 @@ from bacr_held.fingerprint import write_manifest
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names, vocabulary
-from bacr_jax.model.hf.archive import Stored
+from bacr_jax.model.hf.archive import BUDGET_FILE, check_free, complete_or_absent
 from bacr_jax.model.hf.hf_config import BudgetModule
 from bacr_jax.model.hf.names import Entry
-from bacr_jax.model.hf.writing import BUDGET_FILE, check_free, complete_or_absent, fetch
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
@@ -169,10 +167,7 @@ def layout(config: Qwen2Config, dtype: str, module: BudgetModule | None) -> list
 
 
 def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_bytes: int) -> None:
-    tensors = [
-        Stored(entry.name, entry.shape, dtype, functools.partial(fetch, params, entry, dtype))
-        for entry, dtype in typed
-    ]
+    tensors = [archives.stored(params, entry, dtype) for entry, dtype in typed]
     own = [tensor for tensor in tensors if tensor.name.startswith("budget.")]
     plain = tensors[: len(tensors) - len(own)]
     shards = archives.into_shards(plain, max_bytes=max_shard_bytes)

@@ -82,7 +82,7 @@ def _tensors(about: Exported, device: jax.Device, params: Params) -> list[Tensor
 
 
 def _on_device(params: Params, entry: Entry, dtype: str, device: jax.Device) -> jax.Array:
-    """`hf.writing.fetch` without the host."""
+    """`hf.archive.stored` without the host."""
     values = entry.values_in(params)
     values = (values.T if entry.transposed else values).astype(dtype)
     if isinstance(values.sharding, jax.sharding.NamedSharding):

@@ -1,13 +1,20 @@
-"""Safetensors files of a folder: what they hold, checked before anything is read, and writing."""
+"""Safetensors files of a folder: what they hold, checked before anything is read, and writing.
+
+Needs no JAX, without which `bacr import` works.
+"""
 
 import contextlib
 import json
+import math
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -19,8 +26,9 @@ from bacr_jax.model.hf.hf_config import read_json
 from bacr_jax.model.hf.names import Entry
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLOATS = ("F32", "BF16", "F16")
-_WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
+BUDGET_FILE = "budget.safetensors"
+# Stored types, as safetensors calls them.
+FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 
 @contextlib.contextmanager
@@ -58,10 +66,8 @@ class Archive:
             return np.asarray(file.get_tensor(name)).astype(np.float32)
 
 
-def _files(folder: Path) -> dict[str, Path] | list[Path]:
-    """The file of each tensor where an index says so, or the only file."""
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
+def _index(folder: Path) -> dict[str, str]:
+    """The name of each tensor's file, as an index says."""
     if not (folder / INDEX).exists():
         raise UserError(
             f"{folder}: holds neither {SINGLE} nor {INDEX}; write a folder with safetensors weights"
@@ -76,7 +82,7 @@ def _files(folder: Path) -> dict[str, Path] | list[Path]:
                 f"{folder / INDEX}: names {shown(file)}, which is no safetensors file of its "
                 "folder; download the file again"
             )
-    return {name: folder / file for name, file in listed.items()}
+    return listed
 
 
 def check_files(folder: str | Path, *, weights: bool = True) -> None:
@@ -89,16 +95,15 @@ def check_files(folder: str | Path, *, weights: bool = True) -> None:
 
 def open_archive(folder: Path) -> Archive:
     """Reads the headers of all files of a folder."""
-    listed = _files(folder)
-    paths = listed if isinstance(listed, list) else sorted(set(listed.values()))
-    archive = read_headers(paths)
-    if isinstance(listed, dict):
-        wrong = sorted(name for name in listed if archive.files.get(name) != listed[name])
-        if wrong:
-            raise UserError(
-                f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]].name}; "
-                "download both again"
-            )
+    if (folder / SINGLE).exists():
+        return read_headers([folder / SINGLE])
+    listed = _index(folder)
+    archive = read_headers(folder / file for file in sorted(set(listed.values())))
+    wrong = sorted(x for x, file in listed.items() if archive.files.get(x) != folder / file)
+    if wrong:
+        raise UserError(
+            f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]]}; download both again"
+        )
     return archive
 
 
@@ -162,7 +167,17 @@ class Stored:
     @property
     def num_bytes(self) -> int:
         """Size of its values in the file."""
-        return int(np.prod(self.shape)) * _WIDTH[self.dtype]
+        return math.prod(self.shape) * np.dtype(FLOATS[self.dtype]).itemsize
+
+
+def stored(params: dict[str, Any], entry: Entry, dtype: str) -> Stored:
+    """A tensor of our parameters, to write in the checkpoint's orientation."""
+
+    def fetch() -> np.ndarray:
+        values = np.asarray(entry.values_in(params))
+        return (values.T if entry.transposed else values).astype(FLOATS[dtype], copy=False)
+
+    return Stored(entry.name, entry.shape, dtype, fetch)
 
 
 def into_shards(tensors: Iterable[Stored], *, max_bytes: int) -> list[list[Stored]]:
@@ -205,3 +220,31 @@ def write_file(path: Path, tensors: Sequence[Stored]) -> None:
             file.write(values.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_free(out: Path) -> None:
+    """Nothing stands where a folder is to be written."""
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out}: already exists; write the name of a new folder")
+
+
+@contextlib.contextmanager
+def complete_or_absent(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its name at the end, or leaves nothing."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise UserError(f"{out}: can't write there ({error.strerror})") from None
+    try:
+        yield temporary
+        # mkdtemp makes private folders; a model folder is an ordinary one.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        check_free(out)
+        temporary.rename(out)
+    except OSError as error:
+        raise UserError(f"{out}: can't write there ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

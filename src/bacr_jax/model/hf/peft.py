@@ -17,15 +17,9 @@ from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names
-from bacr_jax.model.hf.archive import Archive, Stored
+from bacr_jax.model.hf.archive import BUDGET_FILE, Archive, stored
 from bacr_jax.model.hf.hf_config import BudgetModule
 from bacr_jax.model.hf.names import PLACES, Entry
-from bacr_jax.model.hf.writing import (
-    BUDGET_FILE,
-    check_free,
-    complete_or_absent,
-    fetch,
-)
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
@@ -92,17 +86,15 @@ def save_adapter(
     base: Path | None = None,
 ) -> list[str]:
     """Writes a folder that PEFT loads onto the base."""
-    check_free(out)
-
-    def tensor(entry: names.Entry) -> Stored:
-        return Stored(entry.name, entry.shape, "F32", lambda: fetch(params, entry, "F32"))
-
-    with complete_or_absent(out) as folder:
-        archives.write_file(folder / WEIGHTS_FILE, [*map(tensor, entries(config, settings))])
+    archives.check_free(out)
+    own = [stored(params, entry, "F32") for entry in entries(config, settings)]
+    with archives.complete_or_absent(out) as folder:
+        archives.write_file(folder / WEIGHTS_FILE, own)
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
         if module is not None:
             beside = names.budget_module(config, module.conditioning)
-            archives.write_file(folder / BUDGET_FILE, [*map(tensor, beside)])
+            tensors = [stored(params, entry, "F32") for entry in beside]
+            archives.write_file(folder / BUDGET_FILE, tensors)
             described = {"budget_module": hf_config.describe_module(module)}
             _write_json(folder / MODULE_FILE, described)
         write_manifest(folder)
