@@ -21,7 +21,7 @@ from rollout_world import World
 
 shape = Qwen2Config(16, 16, 32, 2, 4, 2, 4, tie_embeddings=False)
 conditioning = World().conditioning
-params = qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=12)
+params = qwen2.init(jax.random.key(0), shape, conditioning=conditioning)
 params["budget"]["w2"] = jax.random.normal(jax.random.key(1), (16, 16))
 head = value.init(
     jax.random.key(4),

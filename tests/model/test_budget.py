@@ -43,7 +43,7 @@ def test_gate_equation_by_hand():
 @pytest.mark.parametrize("sharing", ["shared", "per_layer"])
 def test_phi_starts_at_zero_with_one_embedding_or_one_a_layer(sharing):
     conditioning = ConditioningConfig(sharing=sharing)
-    params = budget.init(jax.random.key(0), conditioning, width=4, layers=3, b_max=64)
+    params = budget.init(jax.random.key(0), conditioning, width=4, layers=3)
     phi = budget.embed(params, jnp.array([8, 64]), conditioning=conditioning, b_max=64)
     assert phi.shape == ((2, 4) if sharing == "shared" else (3, 2, 4))
     assert not phi.any() and params["gate"].shape == (3, 4) and params["w1"].any()

@@ -38,7 +38,7 @@ def awake(params):
 
 
 def make(conditioning, shape=SHAPE):
-    return qwen2.init(jax.random.key(0), shape, conditioning=conditioning, b_max=64)
+    return qwen2.init(jax.random.key(0), shape, conditioning=conditioning)
 
 
 def conditioned_on(params, conditioning):

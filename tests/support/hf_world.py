@@ -37,7 +37,7 @@ FAMILIES = {
 
 def random_params(config=TINY, seed=0, conditioning=None):
     """Parameters far from their initial zeros and ones, budget module included."""
-    make = lambda: qwen2.init(jax.random.key(0), config, conditioning=conditioning, b_max=64)
+    make = lambda: qwen2.init(jax.random.key(0), config, conditioning=conditioning)
     rng = np.random.default_rng(seed)
 
     def leaf(path, like):

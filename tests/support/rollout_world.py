@@ -78,7 +78,7 @@ class World:
             VOCAB, 16, 32, 2, 2, num_kv_heads, 8, rope_theta=1e4, tie_embeddings=True
         )
         self.conditioning = conditioning or ConditioningConfig()
-        params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning, b_max=12)
+        params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning)
         params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show
         w2 = params["budget"]["w2"]
         params["budget"]["w2"] = jax.random.normal(jax.random.key(1), w2.shape)

@@ -17,7 +17,7 @@ from bacr_jax.types import Params, pytree
 def sinusoids(
     budgets: Int[Array, "B"], *, width: int, scale: str = "raw", b_max: int = 4096
 ) -> Float[Array, "B D"]:
-    """[sin, cos] of the budget at geometrically spaced frequencies (paper Eq. 2), fp32.
+    """[sin, cos] of the budget at geometrically spaced frequencies (Eq. 2), fp32, squared norm D/2.
 
     Args:
       budgets: thinking tokens, at least 0.
@@ -26,9 +26,6 @@ def sinusoids(
         spreads ratios of budgets evenly; `normalised` uses 1000 b/b_max. On raw budgets of
         thousands the highest frequencies alias into codes without order.
       b_max: budget that maps to 1000 under `log` and `normalised`.
-
-    Returns:
-      Sines then cosines, squared norm D/2.
     """
     chex.assert_rank(budgets, 1)
     b = budgets.astype(jnp.float32)
@@ -42,69 +39,49 @@ def sinusoids(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-class BudgetEmbedding(nn.Module):
-    """phi(b) = W2 SiLU(W1 s(b)) with s the sinusoids (paper Eq. 2).
+class _Weights(nn.Module):
+    """W1 and W2 of phi; a leading axis stacks independent embeddings, one per layer."""
 
-    W2 starts at zero, so phi is zero and the pretrained model unchanged bit for bit at the start.
-
-    Attributes:
-      copies: independent embeddings, one per layer; None for a single shared one.
-    """
-
-    width: int
-    copies: int | None = None
-    scale: str = "raw"
-    b_max: int = 4096
+    shape: tuple[int, ...]
 
     @nn.compact
-    def __call__(self, budgets: Int[Array, "B"]) -> Float[Array, "B D"] | Float[Array, "L B D"]:
-        """Phi of each budget in fp32, one row per budget (and layer)."""
-        stack = () if self.copies is None else (self.copies,)
-        shape = (*stack, self.width, self.width)
-        # Variance over the fan-in only: the leading axis stacks independent embeddings.
-        lecun = nn.initializers.variance_scaling(
-            1.0, "fan_in", "normal", batch_axis=tuple(range(len(stack)))
-        )
-        w1 = self.param("w1", lecun, shape, jnp.float32)
-        w2 = self.param("w2", nn.initializers.zeros, shape, jnp.float32)
-        s = sinusoids(budgets, width=self.width, scale=self.scale, b_max=self.b_max)
-        return jnp.matmul(nn.silu(jnp.matmul(s, w1)), w2)
+    def __call__(self) -> None:
+        """Draws W1 with a variance over the fan-in only; W2 starts at zero."""
+        stack = tuple(range(len(self.shape) - 2))
+        lecun = nn.initializers.variance_scaling(1.0, "fan_in", "normal", batch_axis=stack)
+        self.param("w1", lecun, self.shape, jnp.float32)
+        self.param("w2", nn.initializers.zeros, self.shape, jnp.float32)
 
 
-def module(conditioning: ConditioningConfig, *, width: int, layers: int, b_max: int):
-    """The `BudgetEmbedding` that a configuration describes."""
-    copies = layers if conditioning.sharing == "per_layer" else None
-    return BudgetEmbedding(width, copies, conditioning.input, b_max)
-
-
-def init(
-    key: Array, conditioning: ConditioningConfig, *, width: int, layers: int, b_max: int
-) -> Params:
+def init(key: Array, conditioning: ConditioningConfig, *, width: int, layers: int) -> Params:
     """Fresh parameters: W1 by fan-in, W2 zero, gates zero (a sigmoid gate then starts at 1/2).
 
-    With a zero W2 a zero-initialised tanh gate would leave both gradients zero for ever, so tanh
-    gates start at small random values.
+    With W2 zero, phi is zero and the pretrained model unchanged bit for bit at the start. There a
+    zero-initialised tanh gate would leave both gradients zero for ever, so tanh gates start at
+    small random values.
 
     Returns:
       {"w1", "w2", "gate"}: [D, D], [D, D] (or [L, D, D]) and [L, D], fp32.
     """
     phi_key, gate_key = jax.random.split(key)
-    embedding = module(conditioning, width=width, layers=layers, b_max=b_max)
-    # Nothing but the parameters is computed.
-    phi = embedding.lazy_init(phi_key, jax.ShapeDtypeStruct((1,), jnp.int32))["params"]
+    stack = (layers,) if conditioning.sharing == "per_layer" else ()
+    weights = _Weights((*stack, width, width)).lazy_init(phi_key)["params"]
     gate = jnp.zeros((layers, width), jnp.float32)
     if conditioning.gate == "tanh":
         gate = jax.random.normal(gate_key, gate.shape) * width**-0.5
-    return {"w1": phi["w1"], "w2": phi["w2"], "gate": gate}
+    return {**weights, "gate": gate}
 
 
 def embed(
     params: Params, budgets: Int[Array, "B"], *, conditioning: ConditioningConfig, b_max: int
 ) -> Float[Array, "B D"] | Float[Array, "L B D"]:
-    """phi(b) for each row (paper Eq. 2), [B, D] when shared and [L, B, D] when per layer; fp32."""
-    layers, width = params["gate"].shape
-    embedding = module(conditioning, width=width, layers=layers, b_max=b_max)
-    return embedding.apply({"params": {"w1": params["w1"], "w2": params["w2"]}}, budgets)
+    """phi(b) = W2 SiLU(W1 s(b)) with s the sinusoids (paper Eq. 2), fp32.
+
+    [B, D] when shared and [L, B, D] when per layer.
+    """
+    width = params["w1"].shape[-1]
+    s = sinusoids(budgets, width=width, scale=conditioning.input, b_max=b_max)
+    return jnp.matmul(nn.silu(jnp.matmul(s, params["w1"])), params["w2"])
 
 
 @pytree

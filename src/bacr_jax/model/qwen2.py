@@ -26,27 +26,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import adapters, attention, budget
-from bacr_jax.model.block import (
-    Block,
-    Params,
-    apply_block,
-    rematerialised,
-    rms_norm,
-    rotation,
-)
+from bacr_jax.model.block import Block, apply_block, rematerialised, rms_norm, rotation
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.compute import Compute
 from bacr_jax.model.real_tokens import RealTokens
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import constrain_embedded, constrain_rows
+from bacr_jax.types import Params
 
 
 def init(
-    key: Array,
-    config: Qwen2Config,
-    *,
-    conditioning: ConditioningConfig | None = None,
-    b_max: int = 4096,
+    key: Array, config: Qwen2Config, *, conditioning: ConditioningConfig | None = None
 ) -> Params:
     """Random parameters, fp32, layers stacked."""
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
@@ -68,11 +58,7 @@ def init(
         params["lm_head"] = normal(head_key, vocabulary)
     if conditioning is not None:
         params["budget"] = budget.init(
-            budget_key,
-            conditioning,
-            width=config.hidden_size,
-            layers=config.num_layers,
-            b_max=b_max,
+            budget_key, conditioning, width=config.hidden_size, layers=config.num_layers
         )
     return params
 
@@ -180,10 +166,9 @@ def forward(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """Final states of rows padded on the right; causality hides the padding.
+    """Final-norm states of rows padded on the right; causality hides the padding.
 
-    Returns:
-      Final-norm states; `logits` turns them into scores. States of padding are meaningless.
+    `logits` turns them into scores. States of padding are meaningless.
     """
     chex.assert_rank(tokens, 2)
     attend = functools.partial(

@@ -110,13 +110,7 @@ def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params
     if "budget" in params:
         return params
     fresh = policy.make(
-        lambda: budget.init(
-            key,
-            conditioning,
-            width=shape.hidden_size,
-            layers=shape.num_layers,
-            b_max=policy.learner.b_max,
-        )
+        lambda: budget.init(key, conditioning, width=shape.hidden_size, layers=shape.num_layers)
     )
     return {**plain, "budget": fresh}
 

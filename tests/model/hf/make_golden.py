@@ -99,7 +99,7 @@ def old_style(folder: Path) -> None:
 def conditioned(params, config, source: Path) -> dict[str, np.ndarray]:
     """What the exported PyTorch file computes with a budget module that does something."""
     how = ConditioningConfig(sharing="per_layer", gate="sigmoid_normed", gate_bias=-1.0)
-    module = budget.init(jax.random.key(0), how, width=32, layers=2, b_max=4096)
+    module = budget.init(jax.random.key(0), how, width=32, layers=2)
     module["w2"] = 0.1 * jax.random.normal(jax.random.key(1), module["w2"].shape)
     module["gate"] = 0.3 * jax.random.normal(jax.random.key(2), module["gate"].shape)
     out = GOLDEN / "conditioned"
