@@ -49,17 +49,11 @@ def partial_attention(
     v: Float[Array, "B S K H"],
     mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
 ) -> Partial:
-    """Unnormalised attention of queries over one segment of keys.
+    """Unnormalised attention of queries over those keys of one segment that `mask` lets them see.
 
     Query head n reads key/value head n // (N / K). The group is folded into the query axis, so that
-    both products are plain batched matrix products.
-
-    Args:
-      mask: True where a query may see a key.
-
-    Returns:
-      The segment's partial result in fp32; a query that sees nothing has zero values and
-      denominator.
+    both products are plain batched matrix products. A query that sees nothing has zero values and
+    denominator.
     """
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     score = functools.partial(product, "bkth,bskh->bkts")
@@ -79,9 +73,6 @@ def cached_attention(
 
     Each head's keys lie together, so that reading them for a few queries copies and transposes
     nothing.
-
-    Args:
-      transposed: keys are held [B, K, H, S].
     """
     weigh = functools.partial(products.times, dtype=jnp.float32)
     score = weigh if transposed else products.times_transposed
@@ -100,9 +91,6 @@ def token_attention(
 
     What a `Partial` is divided by stays inside, and hidden keys get their score by addition: so
     XLA's CPU backend makes one pass of scores and exponentials, in which rows go to all threads.
-
-    Args:
-      transposed: keys are held [B, K, H, S].
     """
     b, _, n, h = q.shape
     folded = q.reshape(b, k.shape[1], -1, h)
@@ -144,11 +132,7 @@ def _partial(
 
 
 def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
-    """One softmax over the keys of all segments (log-sum-exp merge in fp32).
-
-    Returns:
-      Attention output; zeros for a query that sees no key in any segment.
-    """
+    """One softmax over the keys of all segments (log-sum-exp merge in fp32), zeros over none."""
     maximum = functools.reduce(jnp.maximum, [p.maximum for p in partials])
     scales = [jnp.exp(p.maximum - maximum) for p in partials]
     values = sum(p.values * scale[..., None] for p, scale in zip(partials, scales))
@@ -230,7 +214,6 @@ def _block_rows(length: int) -> int:
 
 
 def _block_sizes(length: int) -> list[int]:
-    """Queries of each block of causal attention."""
     rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 

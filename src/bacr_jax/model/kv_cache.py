@@ -67,9 +67,6 @@ def join_products(layer: Params, shards: int) -> Params:
     The compiler would join them anyway, by a copy of the matrices at every decoded token. Columns
     of one tensor shard stand together, [D, shards, columns / shards], so that every shard's product
     holds heads of all three.
-
-    Args:
-      shards: tensor shards of the decode copy.
     """
     apart = {name for names in _JOINED.values() for name in names}
     by_shard = lambda x: x.reshape(*x.shape[:-1], shards, -1)

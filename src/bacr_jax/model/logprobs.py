@@ -71,7 +71,7 @@ def masked_logits(
 def logprob_and_entropy(
     scores: Float[Array, "R V"], ids: Int[Array, "R"]
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """Per row, log softmax(s)[id] and the entropy H of softmax(s).
+    """Per row, log softmax(s)[id] and the entropy H of softmax(s), both in nats, fp32.
 
     Only the scores are kept for the gradient, which is one pass over them:
 
@@ -79,9 +79,6 @@ def logprob_and_entropy(
 
     Args:
       scores: finite; an id that can't be drawn has a score so low that its probability is 0.
-
-    Returns:
-      Log-probabilities and entropies in nats, fp32.
     """
     return _logprob_and_entropy(scores, ids)[0]
 
@@ -118,7 +115,7 @@ def token_logprobs(
     chunk: int = 512,
     copy: Float[Array, "V D"] | None = None,
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """Log p(target) and the entropy of p at each row, computed chunk by chunk.
+    """Log p(target) and the entropy of p at each row, nats in fp32, computed chunk by chunk.
 
     Of several chunks, each is recomputed in the backward pass, so peak memory is of the order of
     chunk x V, whatever R is.
@@ -126,9 +123,6 @@ def token_logprobs(
     Args:
       hidden: final states of the rows that predict a token.
       copy: `head_copy` of the head in the states' type, if there is one already.
-
-    Returns:
-      Log-probabilities (nats) and entropies (nats), fp32.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
     if copy is None and hidden.dtype != jnp.float32:
@@ -165,10 +159,9 @@ def token_energies(
     temperature: float = 1.0,
     chunk: int = 512,
 ) -> Float[Array, "R"]:
-    """Squared norm of each token's score in its logits: 1 - 2 p(target) + sum_v p(v)^2.
+    """Squared norm of each token's score in its logits: 1 - 2 p(target) + sum_v p(v)^2, fp32.
 
-    Returns:
-      Numbers in [0, 2], fp32; 0 where the token was certain.
+    From 0, where the token was certain, to 2.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
 

@@ -14,12 +14,7 @@ from jaxtyping import Array, Float
 
 
 def row_products(x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]) -> Float[Array, "*B D E"]:
-    """x^T y: outer products of the rows of x and y, summed over the rows.
-
-    Args:
-      x: fp32.
-      y: fp32, leading axes as those of x.
-    """
+    """x^T y of fp32 numbers: outer products of the rows of x and y, summed over the rows."""
     plain = lambda x, y: jnp.einsum("...rd,...re->...de", x, y)
     if x.shape[-1] <= y.shape[-1]:
         return plain(x, y)

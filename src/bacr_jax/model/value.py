@@ -77,7 +77,6 @@ def value_features(
     Args:
       phi: embedding of `phi_budgets`, averaged over layers if each has one; None without
         conditioning.
-      kind: which budgets the head reads.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
 

@@ -46,11 +46,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Archive:
-    """The tensors of a folder by name.
-
-    Attributes:
-      dtypes: stored type of each tensor, as safetensors calls it.
-    """
+    """The tensors of a folder by name."""
 
     files: dict[str, Path]
     dtypes: dict[str, str]
@@ -152,12 +148,7 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor to write.
-
-    Attributes:
-      dtype: F32, BF16 or F16.
-      fetch: brings its values to the host, called when its turn comes.
-    """
+    """A tensor to write, whose values are fetched to the host when its turn comes."""
 
     name: str
     shape: tuple[int, ...]
