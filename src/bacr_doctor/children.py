@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from bacr_doctor.records import Record, Subject
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 
 # Seconds of all checks and of one; of the first in its process, which must import what it needs.
 MOST_SECONDS, CHECK_SECONDS, FIRST_SECONDS = 600.0, 120.0, 210.0
@@ -52,8 +52,7 @@ class Check:
             found = self.broken("; ".join(error.lines))
         # A check may break in any way that a machine can.
         except Exception as error:
-            said = str(error).strip().splitlines() or [""]
-            found = self.broken(f"{type(error).__name__}: {said[0][:300]}")
+            found = self.broken(f"{type(error).__name__}: {reason_of(error)[:300]}")
         seconds = round(time.monotonic() - started, 2)
         return dataclasses.replace(found, name=self.name, seconds=seconds)
 

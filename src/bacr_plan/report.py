@@ -337,8 +337,7 @@ def as_text(plan: Plan) -> str:
     for name, meaning in _PHASE_NAMES.items():
         if name in phases and (name != "score" or work.scored):
             lines.append(f"  {meaning:52}{phases[name].peak / GIB:7.2f}")
-    lines += ["", *_verdict(plan)]
-    lines.append(_largest(plan))
+    lines += ["", *_verdict(plan), _largest(plan)]
     if work.adapters:
         million = costs.trained_parameters(work) / 1e6
         lines.append(

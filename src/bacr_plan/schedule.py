@@ -67,11 +67,6 @@ class Schedule:
         """Decoding steps of trunks."""
         return sum(chunk.steps for chunk in self.chunks)
 
-    @property
-    def answer_steps(self) -> int:
-        """Decoding steps of answers."""
-        return sum(steps for _, _, steps in self.answers)
-
 
 class Counting(Engine):
     """An engine whose phases only count; a row ends when its thinking is used up."""

@@ -71,15 +71,12 @@ def rollout_seconds(
         each = 2 * work.model.num_layers * ASSUMED.wait
         sums += made.steps * (each + costs.decode_link_bytes(work, layout, rows) / links)
         answers = costs.decode_link_bytes(work, layout, rows * work.cuts) / links
-        sums += made.answer_steps * (each + answers)
+        sums += sum(steps for *_, steps in made.answers) * (each + answers)
     return {"prefill": prefill, "decode": decode + sums}
 
 
 def step_seconds(
-    work: Workload,
-    layout: MeshShape,
-    device: Device,
-    made: Iteration | None = None,
+    work: Workload, layout: MeshShape, device: Device, made: Iteration | None = None
 ) -> dict[str, float]:
     """Predicted seconds of one iteration by phase; grading and evaluation left out.
 

@@ -90,16 +90,13 @@ class BudgetModule:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     try:
-        content = documents.read_json(path)
+        return documents.read_object(path)
     except OSError as error:
         raise UserError(
             f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
         ) from None
     except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: found a {type(content).__name__}; write a JSON object")
-    return content
+        raise UserError(f"{path}: no JSON object ({error}); copy the file again") from None
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import check_model_folder
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, reason_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 # What a policy is read from; not the same weights in other formats.
@@ -60,10 +60,9 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
                 f"--download to get it, or run hf download {name} --local-dir models/{name} and "
                 f"write models/{name}"
             ) from None
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{where}: can't get {path!r} from the hub ({reason}); check the name and the network, "
-            "or write the path of a downloaded folder"
+            f"{where}: can't get {path!r} from the hub ({reason_of(error)}); check the name and "
+            "the network, or write the path of a downloaded folder"
         ) from None
 
 
@@ -86,10 +85,9 @@ def push(folder: Path, name: str) -> str:
         return str(address)
     # Its errors come from several libraries: no network, no token, no right.
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--push {name}: the hub did not take {folder}, which is written ({reason}); run hf "
-            f"auth login, then hf upload {name} {folder}"
+            f"--push {name}: the hub did not take {folder}, which is written ({reason_of(error)}); "
+            f"run hf auth login, then hf upload {name} {folder}"
         ) from None
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model.sizes import Qwen2Config
 
-Path = tuple[str, ...]
 # Where a layer of a checkpoint holds its matrices.
 PLACES = {
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
@@ -30,7 +29,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    path: Path
+    path: tuple[str, ...]
     layer: int | None = None
     transposed: bool = False
 
