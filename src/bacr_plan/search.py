@@ -174,9 +174,8 @@ def fastest_decoding(
     layer come on top. Seconds are of prefill and decoding; the given layout where no other fits.
     """
     found = []
-    for count in range(1, work.model.num_kv_heads + 1):
-        tried = layout._replace(decode_tensor=count)
-        if work.model.num_kv_heads % count or layout.num_devices % count:
+    for tried in layouts(work, layout.num_devices):
+        if tried[:3] != layout[:3]:
             continue
         if any(slots % tried.slot_shards for slots in (work.slots, work.evaluation.slots)):
             continue

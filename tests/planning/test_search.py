@@ -97,6 +97,9 @@ def test_tensor_shards_of_the_decode_copy_are_chosen_by_time():
     # Where nothing else fits the given layout stays; a part of the weights only is read faster.
     kept, longer = fastest(0.0)
     assert kept == mesh() and longer > taken
+    # Devices that each hold a whole copy can't share one: the mesh would be refused.
+    copies = mesh(data=8, fsdp=1)
+    assert search.fastest_decoding(work, copies, Room(1e15), a100)[0] == copies
 
 
 def test_another_layout_has_its_own_peak():
