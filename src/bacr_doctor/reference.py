@@ -19,8 +19,7 @@ from bacr_jax.types import Params
 def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
     """Parameters far from uniform and from zero, so that every one of them matters; on the host.
 
-    Args:
-      rank: of low-rank adapters beside them.
+    `rank`: of low-rank adapters beside them.
     """
     draw, key = np.random.default_rng(0), jax.random.key(0)
 

@@ -14,11 +14,10 @@ from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.search import Choice, Room
 from bacr_plan.workload import Workload, sizes_of
 
+ROLLOUT, UPDATE = ("prefill", "decode", "answers"), ("scoring", "learner")
 # Keys that make a phase smaller, the ones that cost the least speed first.
 KEYS = {
-    "prefill": ("rollout.slots", "mesh.decode_tensor"),
-    "decode": ("rollout.slots", "mesh.decode_tensor"),
-    "answers": ("rollout.slots", "mesh.decode_tensor"),
+    **dict.fromkeys(ROLLOUT, ("rollout.slots", "mesh.decode_tensor")),
     "scoring": ("train.micro_batch_rows", "mesh.fsdp"),
     "learner": ("train.micro_batch_rows", "model.logprob_chunk", "mesh.fsdp"),
     "value head": ("rollout.questions", "mesh.fsdp"),
@@ -26,7 +25,6 @@ KEYS = {
     "cold start": ("selfbudgeter.cold_start_tokens",),
     "start": ("mesh.fsdp", "mesh.tensor"),
 }
-ROLLOUT, UPDATE = ("prefill", "decode", "answers"), ("scoring", "learner")
 # A phase that has failed needs more than the limit, by a part of it that nobody knows.
 EXCESS = 0.1
 

@@ -76,7 +76,8 @@ class Programs:
         self.rollout = dataclasses.replace(self.policy.rollout, mesh=self.decode_mesh)
         self.key = jax.eval_shape(lambda: jax.random.key(0))
         self.params = initial.abstract_params(self.policy)
-        self.frozen, self.trained = adapters.split(self.params)
+        frozen, self.trained = adapters.split(self.params)
+        self.frozen = laid_out(frozen, parallel.shardings(frozen, self.mesh))
         self.head = jax.eval_shape(lambda k: initial.random_head(k, self.policy), self.key)
 
     def train(self) -> Lowered:
@@ -94,7 +95,7 @@ class Programs:
             state,
             self._minibatch(self._batch(rows)),
             self._allowed_tokens(),
-            self._frozen(),
+            self.frozen,
             spec=self.learner,
             policy_tx=policy_tx,
             head_tx=head_tx,
@@ -107,15 +108,11 @@ class Programs:
         positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
         batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
         totals = jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
-        whole = (_whole(totals, self.mesh), self._allowed_tokens(), self._frozen())
+        whole = (_whole(totals, self.mesh), self._allowed_tokens(), self.frozen)
         given = (state, self._minibatch(batch), *whole)
         earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
         earlier = laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
         return learning.accumulate.lower(earlier, *given, spec=self.learner)
-
-    def _frozen(self) -> Any:
-        """The base of the adapters, in its place."""
-        return laid_out(self.frozen, parallel.shardings(self.frozen, self.mesh))
 
     def decode(self) -> Lowered:
         """One chunk of decoding with every slot in use and the whole cache in the window."""

@@ -142,11 +142,7 @@ def rotate_normed(
 
 
 class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams.
-
-    Attributes:
-      products: as of `Compute`.
-    """
+    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams."""
 
     config: Qwen2Config
     dtype: Any = jnp.float32
@@ -234,10 +230,9 @@ def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
 
 
 def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
-    """A layer whose backward pass makes again what its forward pass did not keep.
+    """A layer whose backward pass makes again what its forward pass did not keep (`Compute`).
 
     Args:
-      remat: full keeps its input alone; selective also `PRODUCTS`; none keeps everything.
       prevent_cse: False inside of a loop, which already keeps the compiler from merging the two
         computations.
     """

@@ -17,7 +17,6 @@ class Compute:
     """Static settings of a forward pass and its gradient; none of them changes the model.
 
     Attributes:
-      dtype: compute type.
       products: 16-bit type that operands of weight matrices' products are rounded to, where all
         else is fp32; None: `dtype`.
       implementation: of a sequence's (or trunk's) causal attention.

@@ -44,11 +44,7 @@ _times.defvjp(
 def times(
     x: Float[Array, "*B R D"], y: Float[Array, "*B D E"], *, dtype: Any = None
 ) -> Float[Array, "*B R E"]:
-    """The product x y.
-
-    Args:
-      dtype: of the result; None: the operands'.
-    """
+    """The product x y, in the operands' type or in `dtype`."""
     if _is_fp32(x, y):
         return _times(x, y)
     return jnp.matmul(x, y, preferred_element_type=dtype)

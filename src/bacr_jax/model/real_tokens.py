@@ -53,9 +53,6 @@ class RealTokens:
 
         Rows are trunks and their branches (`attention.tree_attention`): entries see their row's
         trunk, or its owner's where it is shared, branches up to their context; and their branch.
-
-        Args:
-          context: trunk tokens that each branch sees.
         """
         width = self.slot.shape[1]
         row, place = jnp.divmod(self.source, width)

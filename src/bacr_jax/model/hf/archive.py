@@ -32,7 +32,8 @@ FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; UserError: it can't be read."""
     try:
         documents.check_regular(path)
         with safe_open(path, framework="numpy") as file:
@@ -45,21 +46,16 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """The tensors of a folder by name."""
+class Header:
+    """What a file says of one of its tensors; its type is as safetensors calls it."""
 
-    files: dict[str, Path]
-    dtypes: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
 
-    def open(self, name: str) -> Any:
-        """A context manager: the opened file that holds a tensor."""
-        return _opened(self.files[name])
 
-    def read(self, name: str) -> np.ndarray:
-        """All values of a tensor, fp32."""
-        with self.open(name) as file:
-            return np.asarray(file.get_tensor(name)).astype(np.float32)
+# The tensors of a folder by name.
+Archive = dict[str, Header]
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -95,7 +91,8 @@ def open_archive(folder: Path) -> Archive:
         return read_headers([folder / SINGLE])
     listed = _index(folder)
     archive = read_headers(folder / file for file in sorted(set(listed.values())))
-    wrong = sorted(x for x, file in listed.items() if archive.files.get(x) != folder / file)
+    found = {name: header.file.name for name, header in archive.items()}
+    wrong = sorted(name for name, file in listed.items() if found.get(name) != file)
     if wrong:
         raise UserError(
             f"{folder / INDEX}: {wrong[0]} is not in {listed[wrong[0]]}; download both again"
@@ -105,40 +102,45 @@ def open_archive(folder: Path) -> Archive:
 
 def read_headers(paths: Iterable[Path]) -> Archive:
     """The tensors of some files."""
-    archive = Archive({}, {}, {})
+    archive: Archive = {}
     for path in paths:
-        with _opened(path) as file:
+        with opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 piece = file.get_slice(name)
-                archive.files[name] = path
-                archive.dtypes[name] = piece.get_dtype()
-                archive.shapes[name] = tuple(piece.get_shape())
+                archive[name] = Header(path, piece.get_dtype(), tuple(piece.get_shape()))
     return archive
+
+
+def read_tensor(archive: Archive, name: str) -> np.ndarray:
+    """All values of a tensor, fp32."""
+    with opened(archive[name].file) as file:
+        return np.asarray(file.get_tensor(name)).astype(np.float32)
 
 
 def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
     """Every expected tensor is there in its shape and a float type, and nothing else is."""
     expected = {entry.name: entry for entry in entries}
-    missing = [name for name in expected if name not in archive.files]
+    missing = [name for name in expected if name not in archive]
     if missing:
         raise UserError(
             f"{folder}: missing tensor {first_of(missing)}; write a folder with all of its shards"
         )
-    extra = sorted(name for name in archive.files if name not in expected)
+    extra = sorted(name for name in archive if name not in expected)
     if extra:
         raise UserError(
             f"{folder}: extra tensor {first_of(extra)}, which this model's shape does not have; "
             "write a folder whose config.json and weights belong together"
         )
     for name, entry in expected.items():
-        if archive.shapes[name] != entry.shape:
+        found = archive[name]
+        if found.shape != entry.shape:
             raise UserError(
                 f"{folder}: {name} has the wrong shape: expected {list(entry.shape)}, found "
-                f"{list(archive.shapes[name])}; config.json and weights must belong together"
+                f"{list(found.shape)}; config.json and weights must belong together"
             )
-        if archive.dtypes[name] not in FLOATS:
+        if found.dtype not in FLOATS:
             raise UserError(
-                f"{folder}: {name} is stored as {archive.dtypes[name]}; write a folder with "
+                f"{folder}: {name} is stored as {found.dtype}; write a folder with "
                 f"one of {', '.join(FLOATS)}"
             )
 

@@ -17,7 +17,7 @@ from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names
-from bacr_jax.model.hf.archive import BUDGET_FILE, Archive, stored
+from bacr_jax.model.hf.archive import BUDGET_FILE, Archive, read_tensor, stored
 from bacr_jax.model.hf.hf_config import BudgetModule
 from bacr_jax.model.hf.names import PLACES, Entry
 from bacr_jax.model.sizes import Qwen2Config
@@ -161,7 +161,7 @@ def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfi
     assert settings.rank is not None
     stacks: dict[str, list[np.ndarray]] = {}
     for entry in entries(config, settings):
-        stacks.setdefault(entry.path[-1], []).append(archive.read(entry.name).T)
+        stacks.setdefault(entry.path[-1], []).append(read_tensor(archive, entry.name).T)
     return {
         "adapter": {name: np.stack(layers) for name, layers in stacks.items()},
         "adapter_scale": np.float32(settings.alpha / settings.rank),
@@ -171,11 +171,7 @@ def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfi
 def load_module(
     folder: str | Path, config: Qwen2Config, wanted: BudgetModule | None
 ) -> Params | None:
-    """The budget module beside adapters, on the host; None where there is none or none is wanted.
-
-    Args:
-      wanted: how the run's policy is conditioned; None: not at all.
-    """
+    """The budget module beside adapters, on the host; None without one, or if none is wanted."""
     path = Path(folder) / MODULE_FILE
     if wanted is None or not path.is_file():
         return None
@@ -191,4 +187,4 @@ def load_module(
     own = names.budget_module(config, wanted.conditioning)
     archive = archives.read_headers([Path(folder) / BUDGET_FILE])
     archives.check_tensors(archive, own, Path(folder))
-    return {entry.path[-1]: archive.read(entry.name) for entry in own}
+    return {entry.path[-1]: read_tensor(archive, entry.name) for entry in own}

@@ -37,7 +37,7 @@ def _place(archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None
     With a sharding every device's part is read from the file by itself.
     """
     shape = entry.shape[::-1] if entry.transposed else entry.shape
-    with archive.open(entry.name) as file:
+    with archives.opened(archive[entry.name].file) as file:
         piece = file.get_slice(entry.name)
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -97,20 +97,19 @@ def _stream(
 
 def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
     """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one."""
-    same = archive.shapes[_LM_HEAD] == archive.shapes.get(_EMBED)
-    if same:
-        with archive.open(_LM_HEAD) as one, archive.open(_EMBED) as two:
+    copy, own = archive.pop(_LM_HEAD), archive.get(_EMBED)
+    same = own is not None and copy.shape == own.shape
+    if own is not None and same:
+        with archives.opened(copy.file) as one, archives.opened(own.file) as two:
             lm_head, embed = one.get_slice(_LM_HEAD), two.get_slice(_EMBED)
-            for start in range(0, archive.shapes[_LM_HEAD][0], _ROWS_COMPARED):
-                rows = slice(start, min(start + _ROWS_COMPARED, archive.shapes[_LM_HEAD][0]))
+            for start in range(0, copy.shape[0], _ROWS_COMPARED):
+                rows = slice(start, min(start + _ROWS_COMPARED, copy.shape[0]))
                 same = same and np.array_equal(lm_head[rows], embed[rows])
     if not same:
         raise UserError(
             f"{folder}: extra tensor {_LM_HEAD}, which differs from the embedding although "
             "config.json says tie_word_embeddings true; write tie_word_embeddings false"
         )
-    for table in (archive.files, archive.dtypes, archive.shapes):
-        table.pop(_LM_HEAD)
 
 
 def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
@@ -119,7 +118,7 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
     archive = archives.open_archive(folder)
-    if config.tie_embeddings and _LM_HEAD in archive.files:
+    if config.tie_embeddings and _LM_HEAD in archive:
         _drop_copied_lm_head(archive, folder)
     entries = list(names.backbone(config))
     if module is not None:
