@@ -116,9 +116,7 @@ def decode_params(
     made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
     if products is not None:
         made = tuple(map(turn_products, made))
-    gates = None
-    if conditioned:
-        gates = tuple(params["budget"]["gate"][i] for i in each)
+    gates = tuple(params["budget"]["gate"][i] for i in each) if conditioned else None
     embed, tied = cast(params["embed"]), "lm_head" not in params
     output = params["embed" if tied else "lm_head"]
     return DecodeParams(

@@ -1,6 +1,6 @@
 """Safetensors files of a folder: what they hold, checked before anything is read, and writing.
 
-Needs no JAX, without which `bacr import` works.
+Needs no JAX: `bacr import` works without it.
 """
 
 import contextlib

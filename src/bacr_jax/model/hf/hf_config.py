@@ -100,14 +100,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
-    number = raw.get(key)
-    if number is None:
-        number = default
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise UserError(f"{where}: {key} is {shown(number)}; write a positive whole number")
+    number = default if raw.get(key) is None else raw[key]
     most = _MOST.get(key, _LARGEST)
-    if number > most:
-        raise UserError(f"{where}: {key} is {shown(number)}; write at most {most}")
+    if type(number) is not int or not 1 <= number <= most:
+        raise UserError(f"{where}: {key} is {shown(number)}; write a whole number, 1 to {most}")
     return number
 
 
@@ -248,23 +244,16 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
     fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
     if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
         raise UserError(f"{path}: budget_module is {shown(inside)}; export the folder again")
-    b_max = _positive_int(inside, "b_max", path)
-    return BudgetModule(ConditioningConfig(**_settings(inside, fields, path)), b_max)
-
-
-def _settings(inside: dict[str, Any], fields: set[str], where: Path) -> dict[str, Any]:
-    """The settings of a budget module, in the types that they have in a config."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in fields:
-        key = config_io.schema()[f"conditioning.{name}"]
+        hint = config_io.schema()[f"conditioning.{name}"].hint
         try:
-            found[name] = convert(key.hint, inside[name])
+            found[name] = convert(hint, inside[name])
         except Misfit:
-            wanted = describe(key.hint)
             raise UserError(
-                f"{where}: budget_module.{name} is {shown(inside[name])}; write {wanted}"
+                f"{path}: budget_module.{name} is {shown(inside[name])}; write {describe(hint)}"
             ) from None
-    return found
+    return BudgetModule(ConditioningConfig(**found), _positive_int(inside, "b_max", path))
 
 
 def read_budget_words(folder: str | Path) -> str | None:

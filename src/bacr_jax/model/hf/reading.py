@@ -1,7 +1,7 @@
 """A Hugging Face folder becomes parameters, one tensor at a time."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,34 +67,6 @@ def _zeros(sharding: Sharding | None) -> Callable[..., jax.Array]:
     return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)
 
 
-def _stream(
-    archive: Archive,
-    entries: Sequence[Entry],
-    *,
-    num_layers: int,
-    dtype: Any,
-    sharding_of: ShardingOf | None,
-) -> Params:
-    params: Params = {}
-    for entry in entries:
-        shape = entry.leaf_shape(num_layers)
-        sharding = sharding_of("/".join(entry.path), shape) if sharding_of else None
-        # phi and its gate are computed in fp32 whatever the model's type is.
-        kept = jnp.float32 if entry.path[0] == "budget" else dtype
-        home = params
-        for key in entry.path[:-1]:
-            home = home.setdefault(key, {})
-        leaf = entry.path[-1]
-        if entry.layer is None:
-            home[leaf] = _place(archive, entry, kept, sharding)
-            continue
-        if leaf not in home:
-            home[leaf] = _zeros(sharding)(shape, kept)
-        layer = _place(archive, entry, kept, _of_slice(sharding))
-        home[leaf] = _writer(sharding)(home[leaf], layer, entry.layer).block_until_ready()
-    return params
-
-
 def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
     """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one."""
     copy, own = archive.pop(_LM_HEAD), archive.get(_EMBED)
@@ -154,7 +126,21 @@ def load_policy(
     """
     archives.check_files(path)
     config, archive, entries = _checked(Path(path))
-    params = _stream(
-        archive, entries, num_layers=config.num_layers, dtype=dtype, sharding_of=sharding_of
-    )
+    params: Params = {}
+    for entry in entries:
+        shape = entry.leaf_shape(config.num_layers)
+        sharding = sharding_of("/".join(entry.path), shape) if sharding_of else None
+        # phi and its gate are computed in fp32 whatever the model's type is.
+        kept = jnp.float32 if entry.path[0] == "budget" else dtype
+        home = params
+        for key in entry.path[:-1]:
+            home = home.setdefault(key, {})
+        leaf = entry.path[-1]
+        if entry.layer is None:
+            home[leaf] = _place(archive, entry, kept, sharding)
+            continue
+        if leaf not in home:
+            home[leaf] = _zeros(sharding)(shape, kept)
+        layer = _place(archive, entry, kept, _of_slice(sharding))
+        home[leaf] = _writer(sharding)(home[leaf], layer, entry.layer).block_until_ready()
     return config, params
