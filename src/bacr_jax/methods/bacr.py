@@ -10,7 +10,7 @@ budget-conditioned advantages      advantage.baseline: value | shrink | group | 
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -317,45 +317,20 @@ def returns_to_go(config: Config, reward: PerCut) -> PerCut:
     return advantages.thinking_credit(reward, _weights(config), mode=config.advantage.credit)
 
 
-class Residuals(NamedTuple):
-    """What is left of a batch's rewards and returns after their baselines.
-
-    Attributes:
-      baseline: what was subtracted from R.
-      expected: the probability of a right answer that it implies.
-      reward: R less its baseline (Eq. 10).
-      thinking: what each thinking segment is paid of it.
-    """
-
-    baseline: PerCut
-    expected: PerCut
-    reward: PerCut
-    thinking: PerCut
-
-
-def residuals(
-    config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
-) -> Residuals:
-    """What advantages and moments are both made of."""
-    baseline, expected = baselines(config, state, batch, reward, values)
-    residual = advantages.bcae_advantage(reward, baseline)
-    thinking = returns_to_go(config, residual)
-    return Residuals(baseline, expected, residual, thinking)
-
-
 def make_advantages(
     config: Config, state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
 ) -> Advantages:
     """Budget-conditioned advantages (Eq. 10 to 14)."""
     settings = config.advantage
-    left = residuals(config, state, batch, reward, values)
-    residual = left.reward
+    baseline, expected = baselines(config, state, batch, reward, values)
+    residual = advantages.bcae_advantage(reward, baseline)
+    thinking = returns_to_go(config, residual)
     scale = advantages.advantage_scale(residual, mode=settings.normalise, floor=settings.floor)
     answers = advantages.answer_credit(
         batch.outcomes,
         reward,
-        left.baseline,
-        left.expected,
+        baseline,
+        expected,
         _weights(config),
         coefficient=coefficient_of(config),
         mode=settings.credit,
@@ -365,7 +340,6 @@ def make_advantages(
         answers = advantages.first_of_reused(
             answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
         )
-    thinking = left.thinking
     returns = returns_to_go(config, reward)
     if settings.score_weighted:
         thinking -= _score_shift(config, state, batch, returns - thinking)
@@ -455,7 +429,8 @@ def update(
         moments = advantages.residual_moments(reward, values, axis=1)
         measured |= dict(zip(("sigma2", "error2"), moments))
     if config.advantage.score_weighted:
-        thinking = residuals(config, state, batch, reward, values).thinking
+        baseline, _ = baselines(config, state, batch, reward, values)
+        thinking = returns_to_go(config, advantages.bcae_advantage(reward, baseline))
         predicted = _regressor(config, returns_to_go(config, reward) - thinking)
         binned = (_by_bin(config, batch, x) for x in (thinking, predicted, batch.surprise))
         weighted = advantages.optimal_moments(*binned)

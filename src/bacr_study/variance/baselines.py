@@ -242,11 +242,11 @@ class ValueArm(Arm):
         blended = lambda old, new: _DECAY * old + (1.0 - _DECAY) * new
         for _ in range(_SETTLED):
             if self.previous:
-                left = bacr.residuals(config, state, batch, reward, values)
-                surprise = history_surprise(batch.outcomes, left.expected)
-                both, square = map(
-                    blended, (both, square), history_moments(left.thinking, surprise)
-                )
+                baseline, expected = bacr.baselines(config, state, batch, reward, values)
+                residual = advantages.bcae_advantage(reward, baseline)
+                thinking = bacr.returns_to_go(config, residual)
+                moments = history_moments(thinking, history_surprise(batch.outcomes, expected))
+                both, square = map(blended, (both, square), moments)
             state = bacr.update(config, state, batch, reward, values)
         return state, both / jnp.maximum(square, 1e-6) if self.previous else None
 
