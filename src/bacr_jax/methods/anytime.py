@@ -22,8 +22,8 @@ from bacr_jax.methods.grpo_family import (
     NO_ENTROPY,
     by_size,
     group_mean,
-    largest_budget,
     needs_a_group,
+    one_budget,
     told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -195,7 +195,7 @@ def make(config: Config) -> Method:
         conditioned=False,
         uses_value=False,
         question_weights=by_size,
-        sample_budgets=largest_budget(config),
+        sample_budgets=one_budget(config, config.budget.max),
         cuts=cuts,
         rewards=rewards,
         advantages=advantages,

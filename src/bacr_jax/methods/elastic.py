@@ -3,12 +3,9 @@
 import dataclasses
 import math
 
-from jaxtyping import Array, Int
-
-from bacr_jax import advantages, curriculum
+from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.curriculum import CurriculumState
-from bacr_jax.methods.grpo_family import grpo_family, problems
+from bacr_jax.methods.grpo_family import grpo_family, one_budget, problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Method, Published
 
@@ -24,12 +21,5 @@ PUBLISHED = {
 def make(config: Config) -> Method:
     """Correctness of the answer after a forced cut, against the group, over its deviation."""
     budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
-
-    def sample_budgets(
-        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
-    ) -> Int[Array, "Q G"]:
-        shape = (groups.shape[0], config.rollout.group_size)
-        return curriculum.fixed_budgets(budget, shape=shape)
-
     method = grpo_family(config, "Elastic", advantages.grpo_advantage, published=PUBLISHED)
-    return dataclasses.replace(method, sample_budgets=sample_budgets)
+    return dataclasses.replace(method, sample_budgets=one_budget(config, budget))

@@ -34,14 +34,14 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
     return sizes / sizes.sum()
 
 
-def largest_budget(config: Config) -> SampleBudgets:
-    """`Method.sample_budgets` of methods that train at `budget.max` alone."""
+def one_budget(config: Config, budget: int) -> SampleBudgets:
+    """`Method.sample_budgets` of methods that train at one number of tokens alone."""
 
     def sample_budgets(
         key: Array, state: CurriculumState, groups: Int[Array, "Q"]
     ) -> Int[Array, "Q G"]:
         shape = (groups.shape[0], config.rollout.group_size)
-        return curriculum.fixed_budgets(config.budget.max, shape=shape)
+        return curriculum.fixed_budgets(budget, shape=shape)
 
     return sample_budgets
 
@@ -119,7 +119,7 @@ def grpo_family(
         conditioned=False,
         uses_value=False,
         question_weights=by_size,
-        sample_budgets=largest_budget(config),
+        sample_budgets=one_budget(config, config.budget.max),
         cuts=lambda key, budgets: budgets[..., None],
         rewards=rewards,
         advantages=advantages,

@@ -16,7 +16,7 @@ from bacr_jax.methods.grpo_family import (
     NO_ENTROPY,
     by_size,
     cut_points,
-    largest_budget,
+    one_budget,
     told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -121,7 +121,7 @@ def make(config: Config) -> Method:
         conditioned=False,
         uses_value=False,
         question_weights=by_size,
-        sample_budgets=largest_budget(config),
+        sample_budgets=one_budget(config, config.budget.max),
         cuts=functools.partial(cut_points, config),
         rewards=rewards,
         advantages=advantages,
