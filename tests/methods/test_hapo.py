@@ -34,18 +34,16 @@ class TestFormulas:
         )
         np.testing.assert_allclose(got, [right, wrong], atol=1e-6)
 
-    def test_total_reward_ranks_every_right_answer_above_every_wrong_one(self):
+    def test_every_right_answer_is_worth_more_than_every_wrong_one(self):
         lengths = jnp.arange(0, 5000, 7)
         history = jnp.full_like(lengths, 1000)
-        right = hapo.total_reward(history, lengths, jnp.ones_like(lengths))
-        wrong = hapo.total_reward(history, lengths, jnp.zeros_like(lengths))
+        right = 1.0 + hapo.length_reward(history, lengths, jnp.ones_like(lengths))
+        wrong = hapo.length_reward(history, lengths, jnp.zeros_like(lengths))
         assert right.min() > wrong.max()
-        half = hapo.total_reward(history[:1], lengths[:1], jnp.ones(1), weight=0.5)
-        np.testing.assert_allclose(half, [1.5])
 
     def test_no_history_means_no_length_reward(self):
-        got = hapo.total_reward(hapo.no_history(2), jnp.array([10, 10]), jnp.array([True, False]))
-        np.testing.assert_array_equal(got, [1.0, 0.0])
+        got = hapo.length_reward(hapo.no_history(2), jnp.array([10, 10]), jnp.array([True, False]))
+        np.testing.assert_array_equal(got, [0.0, 0.0])
 
     def test_history_is_the_running_minimum_of_correct_lengths(self):
         history = jnp.array([500, hapo.NO_HISTORY, 300])
@@ -62,8 +60,10 @@ class TestFormulas:
 
 
 class TestMethod:
-    def test_rewards_use_the_history_from_before_the_batch(self, tmp_path):
-        config = load(tmp_path, "hapo", "rollout.questions=2", "rollout.group_size=2")
+    @pytest.mark.parametrize("weight", [1.0, 0.5])
+    def test_rewards_use_the_history_from_before_the_batch(self, tmp_path, weight):
+        sizes = ["rollout.questions=2", "rollout.group_size=2"]
+        config = load(tmp_path, "hapo", *sizes, f"hapo.weight={weight}")
         method = load_method(config)
         history = method.init_state(5).at[3].set(10)
         batch = group_batch(config, questions=np.array([3, 1]))
@@ -74,7 +74,7 @@ class TestMethod:
         )
         rewards = method.rewards(history, batch)
         # cos(pi/4) for half the length; twice the length and wrong; no history, no length reward
-        want = [[1 + np.sqrt(0.5), -1.0], [1.0, 0.0]]
+        want = [[1 + weight * np.sqrt(0.5), -weight], [1.0, 0.0]]
         np.testing.assert_allclose(rewards[..., 0], want, atol=1e-6)
         after = method.update(history, batch, rewards, None)
         none = hapo.NO_HISTORY

@@ -13,8 +13,6 @@ from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
-Scalar = int | float | Array
-
 # History entry of a question that was never answered correctly.
 NO_HISTORY = np.iinfo(np.int32).max
 
@@ -73,27 +71,6 @@ def length_reward(
     return jnp.where(history == NO_HISTORY, 0.0, reward)
 
 
-def total_reward(
-    history: Int[Array, "*#batch"],
-    lengths: Int[Array, "*#batch"],
-    correct: Shaped[Array, "*#batch"],
-    *,
-    weight: Scalar = 1.0,
-    floor: float = -0.7,
-    kind: Literal["cosine", "linear"] = "cosine",
-) -> Float[Array, "..."]:
-    """Total reward of HAPO: correctness plus the weighted `length_reward`.
-
-    Args:
-      history: shortest correct length per question, from before this batch.
-
-    Returns:
-      Reward in [-weight, 1 + weight].
-    """
-    bonus = length_reward(history, lengths, correct, floor=floor, kind=kind)
-    return jnp.asarray(correct).astype(jnp.float32) + weight * bonus
-
-
 def update_history(
     history: Int[Array, "n"],
     problem: Int[Array, "Q"],
@@ -116,14 +93,11 @@ def make(config: Config) -> Method:
     settings = config.hapo
 
     def reward(history: Int[Array, "n"], batch: GroupBatch) -> Float[Array, "Q G"]:
-        return total_reward(
-            history[batch.questions][:, None],
-            batch.lengths,
-            batch.outcomes[..., -1],
-            weight=settings.weight,
-            floor=settings.floor,
-            kind=settings.kind,
+        shortest, correct = history[batch.questions][:, None], batch.outcomes[..., -1]
+        bonus = length_reward(
+            shortest, batch.lengths, correct, floor=settings.floor, kind=settings.kind
         )
+        return correct + settings.weight * bonus
 
     def update(
         history: Int[Array, "n"], batch: GroupBatch, rewards: PerCut, values: PerCut | None
