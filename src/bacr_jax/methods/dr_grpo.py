@@ -17,9 +17,4 @@ PUBLISHED = {
 
 def make(config: Config) -> Method:
     """Correctness minus the group's mean; token losses over a constant length."""
-    return grpo_family(
-        config,
-        "Dr.GRPO",
-        advantages.group_advantage,
-        published=PUBLISHED,
-    )
+    return grpo_family(config, "Dr.GRPO", advantages.group_advantage, published=PUBLISHED)
