@@ -17,15 +17,7 @@ from bacr_jax.parallel.processes import to_host
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine
-from bacr_jax.rollout.rows import (
-    CompleteRows,
-    Listeners,
-    Rows,
-    Sampler,
-    check_rows,
-    check_streams,
-    refuse_broken,
-)
+from bacr_jax.rollout.rows import CompleteRows, Listeners, Rows, Sampler, checked, refuse_broken
 from bacr_jax.rollout.scheduler import Scheduler, positions_needed
 from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
@@ -72,12 +64,10 @@ def generate(
       UserError: a prompt, budget or cut that can't be honoured, or logits that are not finite; the
         row is named.
     """
-    spec, whole = sampler.spec, rows.complete(sampler.spec)
-    check_rows(prompts, whole, sampler)
-    check_streams(key, sampler.sampling, rows.streams)
-    with phase_memory("prefill", slots=spec.slots):
+    whole = checked(prompts, rows, key, sampler)
+    with phase_memory("prefill", slots=sampler.spec.slots):
         engine = Engine(params, prompts, key, sampler)
-    loop = Loop(engine, whole.with_grace(spec.grace), listeners)
+    loop = Loop(engine, whole, listeners)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()

@@ -116,7 +116,15 @@ class Listeners:
     on_answer: Callable[[int, np.ndarray], None] | None = None
 
 
-def check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
+def checked(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> CompleteRows:
+    """Rows as they are decoded, grace window included; UserError: a row can't be."""
+    whole = rows.complete(sampler.spec)
+    _check_rows(prompts, whole, sampler)
+    _check_streams(key, sampler.sampling, rows.streams)
+    return whole.with_grace(sampler.spec.grace)
+
+
+def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
     """Everything that would otherwise go wrong on the device, without a word."""
     spec, budgets, cuts, ids = sampler.spec, rows.budgets, rows.cuts, rows.ids
     tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
@@ -160,7 +168,7 @@ def check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
     refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
 
 
-def check_streams(
+def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
     """Refuses keys and temperatures that do not fit the rows' streams."""

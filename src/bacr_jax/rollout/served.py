@@ -16,14 +16,7 @@ from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout.rollouts import Rollout, sampled_counters
-from bacr_jax.rollout.rows import (
-    CompleteRows,
-    Listeners,
-    Rows,
-    Sampler,
-    check_rows,
-    check_streams,
-)
+from bacr_jax.rollout.rows import CompleteRows, Listeners, Rows, Sampler, checked
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
     CLOSED_BY_EOS,
@@ -100,22 +93,14 @@ class Asking:
         told = extras(asked.budget, len(asked.prompt))
         await thinking.finish(lambda call: complete(call, asked.sampling, 0, told))
         kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
-        places = [min(cut, kept) for cut in self._cuts(asked, kept)]
-        found, made = list[Answering](), dict[Any, int]()
-        source = []
-        for cut, place in enumerate(places):
-            for number in range(self.answers):
-                key = place if self.answers == 1 else (cut, number)
-                if key in made:
-                    found.append(found[made[key]])
-                else:
-                    made[key] = len(found)
-                    whole = place == kept
-                    one = thinking.answering() if whole else thinking.answering_at(place)
-                    await one.finish(lambda call: complete(call, asked.sampling, len(made), told))
-                    found.append(one)
-                source.append(made[key])
-        return AnsweredRow(thinking, kept, found, source)
+        ends = [min(cut, kept) for cut in self._cuts(asked, kept) for _ in range(self.answers)]
+        source = [ends.index(end) if self.answers == 1 else at for at, end in enumerate(ends)]
+        made = dict[int, Answering]()
+        for at in sorted(set(source)):
+            whole = ends[at] == kept
+            made[at] = thinking.answering() if whole else thinking.answering_at(ends[at])
+            await made[at].finish(lambda call: complete(call, asked.sampling, len(made), told))
+        return AnsweredRow(thinking, kept, [made[at] for at in source], source)
 
     def _cuts(self, asked: AskedRow, kept: int) -> Sequence[int]:
         if not self.own_cuts:
@@ -139,33 +124,25 @@ def ask(
     key: jax.Array,
     sampler: Sampler,
     listeners: Listeners,
-    answered: Callable[[AskedRow], Awaitable[AnsweredRow]],
+    answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
     """A rollout whose rows servers sample, `spec.slots` at once; arguments as of `generate`.
 
     Args:
       answered: has a row sampled; what it raises ends the rollout.
     """
-    spec, whole = sampler.spec, rows.complete(sampler.spec)
-    check_rows(prompts, whole, sampler)
-    check_streams(key, sampler.sampling, rows.streams)
-    asked = asked_rows(prompts, whole.with_grace(spec.grace), key, sampler)
-    done: list[AnsweredRow | None] = [None] * len(asked)
+    spec, whole = sampler.spec, checked(prompts, rows, key, sampler)
     width = sampler.rules.suffix_length + spec.answer_tokens
     shapes = {"sampled": spec.max_sampled, "width": prompts.tokens.shape[1] + spec.max_sampled}
     of_answers = {"sampled": spec.answer_tokens, "width": width}
 
-    def ended(places: list[int]) -> None:
-        some = [row for place in places if (row := done[place]) is not None]
+    def ended(rows: dict[int, AnsweredRow]) -> None:
         if listeners.on_rows is not None:
+            some = [*rows.values()]
             parts = as_trunks(some, **shapes), as_branches(some, **of_answers)
-            listeners.on_rows(np.array(places), *parts)
+            listeners.on_rows(np.array([*rows]), *parts)
 
-    async def one(place: int) -> AnsweredRow:
-        row = done[place] = await answered(asked[place])
-        return row
-
-    work = [one(place) for place in range(len(asked))]
+    work = [answered(asked) for asked in asked_rows(prompts, whole, key, sampler)]
     found = asyncio.run(_together(work, spec.slots, listeners.poll, ended))
     trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
     return Rollout(trunks, branches, sampled_counters(trunks, branches))
@@ -196,12 +173,12 @@ async def _together(
     rows: Sequence[Coroutine[Any, Any, _T]],
     at_once: int,
     poll: Poll,
-    on_rows: Callable[[list[int]], None],
+    on_rows: Callable[[dict[int, _T]], None],
 ) -> list[_T]:
     """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them.
 
     Args:
-      on_rows: called with the places of rows that have ended.
+      on_rows: called with the rows that have ended, by their places.
     """
     gate = asyncio.Semaphore(at_once)
 
@@ -217,10 +194,8 @@ async def _together(
             done, pending = await asyncio.wait(
                 pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
             )
-            for task in done:
-                task.result()
             if done:
-                on_rows([place[task] for task in done])
+                on_rows({place[task]: task.result() for task in done})
             if poll is not None:
                 poll()
         return [task.result() for task in tasks]
