@@ -53,9 +53,14 @@ class TestCuts:
         counts = np.bincount(cuts[:, 0, :2].ravel(), minlength=11)[1:]
         assert np.abs(counts - 800).max() < 4 * np.sqrt(800 * 0.9)
 
-    def test_repeated_cuts_share_one_answer(self):
-        got = rewards.distinct_cuts(jnp.array([[1, 1, 2, 2]]), jnp.array([9]))
-        np.testing.assert_array_equal(got, [[0, 0, 2, 2]])
+    @pytest.mark.parametrize("array", [jnp.array, np.array])
+    @pytest.mark.parametrize(
+        ("cuts", "source"), [([1, 1, 2, 2], [0, 0, 2, 2]), ([3, 1, 3, 1], [0, 1, 0, 1])]
+    )
+    def test_repeated_cuts_share_one_answer(self, cuts, source, array):
+        got = rewards.distinct_cuts(array([cuts]), array([9]))
+        np.testing.assert_array_equal(got, [source])
+        assert isinstance(got, type(array([cuts])))
 
     @settings(max_examples=50, deadline=None)
     @given(st.integers(1, 50), st.integers(0, 60), st.integers(1, 6))

@@ -88,8 +88,8 @@ def cuts_of_trace(
 
 
 def distinct_cuts(
-    cuts: Int[Array, "*batch M"], lengths: Int[Array, "*batch"]
-) -> Int[Array, "*batch M"]:
+    cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"]
+) -> Int[Numbers, "*batch M"]:
     """For each cut, the first cut that truncates its trace to the same text.
 
     Cuts at or past the natural end leave the whole trace. Asking for one answer there and reusing
@@ -103,9 +103,10 @@ def distinct_cuts(
       Index of the cut whose answer serves this one; a cut that needs its own maps to itself.
     """
     chex.assert_equal_shape_prefix([cuts, lengths], lengths.ndim)
-    reached = jnp.minimum(cuts, lengths[..., None])
+    xp = _namespace(cuts)
+    reached = xp.minimum(cuts, lengths[..., None])
     same = reached[..., :, None] == reached[..., None, :]
-    return jnp.argmax(same, axis=-1).astype(cuts.dtype)
+    return xp.argmax(same, axis=-1).astype(cuts.dtype)
 
 
 def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, "M"]:

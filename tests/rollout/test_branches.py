@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_jax.rollout.branches import branches_of, first_equal, open_branches, split
+from bacr_jax.rollout.branches import branches_of, open_branches, split
 from bacr_jax.rollout.sampling import RowIds
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Trunks
 from rollout_world import ANSWER, CLOSE, make_prompts, make_rules
@@ -67,13 +67,6 @@ def test_what_is_read_off_a_shared_cut_is_its_sources(world):
     branches = branches_of(state)
     np.testing.assert_array_equal(branches.sampled, [[1, 2], [3, 1], [2, 2]])
     np.testing.assert_array_equal(branches.tokens[2, 1], state.tokens[2, 0])
-
-
-@pytest.mark.parametrize(
-    ("cuts", "first"), [([1, 1, 2, 2], [0, 0, 2, 2]), ([3, 1, 3, 1], [0, 1, 0, 1])]
-)
-def test_equal_cuts_know_their_first(cuts, first):
-    np.testing.assert_array_equal(first_equal(jnp.array([cuts])), [first])
 
 
 @pytest.mark.slow

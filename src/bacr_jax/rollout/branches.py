@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.model import attention
+from bacr_jax.model import attention, kv_cache
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.prompts.decode_rules import DecodeRules
+from bacr_jax.rewards import distinct_cuts
 from bacr_jax.rollout.cudnn_decoding import partial_rows
 from bacr_jax.rollout.decode import count_tokens, draw_tokens, next_logits, shard_rows
 from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
@@ -73,17 +74,13 @@ def answer(
     Returns:
       Branches at every cut; cuts at the same place share an answer, and have one source.
     """
-    kept = np.minimum(cuts, thinking[:, None])
-    source = (kept[:, :, None] == kept[:, None, :]).argmax(-1).astype(np.int32)
+    source = distinct_cuts(cuts, thinking)
     chunks = split(cuts, source, at_once)
-    parts = [decode(chunk) for chunk in chunks]
+    joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(decode, chunks))
     # Where the answer at each source stands among the parts.
-    place = np.zeros(cuts.shape[1], np.int64)
-    for number, chunk in enumerate(chunks):
-        inside = np.arange(chunk.first, min(chunk.first + at_once, cuts.shape[1]))
-        place[inside] = number * at_once + inside - chunk.first
-    joined: Branches = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
-    index = place[source]
+    first = np.array([chunk.first for chunk in chunks])
+    part = np.searchsorted(first, source, side="right") - 1
+    index = source + part * at_once - first[part]
     pick = lambda x: np.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
     shared: Branches = jax.tree.map(pick, joined)
     served: Any = source
@@ -123,12 +120,6 @@ class BranchState:
     phi: Phi
 
 
-def first_equal(cuts: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    """For each cut the index of the first cut at the same place."""
-    same = cuts[:, :, None] == cuts[:, None, :]
-    return jnp.argmax(same, axis=-1).astype(jnp.int32)
-
-
 def open_branches(
     trunks: Trunks,
     cuts: Int[Array, "B M"],
@@ -158,11 +149,11 @@ def open_branches(
     whole = (kept == trunks.thinking[:, None]) & (trunks.close == CLOSED_BY_TAG)[:, None]
     pad = lambda ids: jnp.zeros(width, jnp.int32).at[: ids.shape[0]].set(ids)
     own = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
-    source = first_equal(kept) if share else own
+    source = distinct_cuts(cuts, trunks.thinking) if share else own
     idle = source != own
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(
-        cache=_own_cache(spec, b * m, width),
+        cache=kv_cache.empty(spec.config, rows=b * m, length=width, dtype=spec.dtype),
         tokens=jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix)),
         context=trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept),
         forced=jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
@@ -176,13 +167,6 @@ def open_branches(
         source=source,
         phi=phi,
     )
-
-
-def _own_cache(spec: DecodeSpec, branches: int, width: int) -> tuple[LayerCache, ...]:
-    """Zeroed keys and values of `width` tokens of every branch, per layer."""
-    shape = (branches, spec.config.num_kv_heads, width, spec.config.head_dim)
-    layer = lambda: LayerCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
-    return tuple(layer() for _ in range(spec.config.num_layers))
 
 
 def feed_branches(
