@@ -1,6 +1,5 @@
 """What fixes the learner's compiled form."""
 
-import dataclasses
 from dataclasses import dataclass
 
 from jaxtyping import Array, Bool, Int
@@ -32,11 +31,6 @@ class LearnerSpec(Compute):
     b_max: int
     temperature: float = 1.0
     chunk: int = 512
-
-    @property
-    def without_gradient(self) -> "LearnerSpec":
-        """The same for a pass that nothing is differentiated through."""
-        return dataclasses.replace(self, remat="none")
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:

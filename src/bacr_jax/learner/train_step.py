@@ -306,7 +306,8 @@ def question_values(
         config=spec.model,
         lengths=prompts.lengths,
         conditioned=condition(policy, budgets, no_response, spec),
-        compute=spec.without_gradient,
+        # Nothing is differentiated through this pass.
+        compute=dataclasses.replace(spec, remat="none"),
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = head_features(policy, question, budgets, cuts, spec=spec)
