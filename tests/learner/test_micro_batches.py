@@ -13,7 +13,6 @@ from bacr_jax.learner.micro_batches import (
     Shapes,
     empty_micro_batches,
     micro_batches,
-    num_shapes,
     planned_parts,
 )
 
@@ -100,7 +99,6 @@ def test_shapes_by_hand():
     wide = [(5, 2, 10), (4, 4, 10), (3, 8, 10), (2, 16, 10)]
     packed = [(12, 2, 3), (8, 4, 3), (5, 8, 3), (3, 16, 3)]
     assert shapes_of(empty) == [shape for pair in zip(packed, wide) for shape in pair]
-    assert num_shapes(batch, Shapes(60, 4)) == len(empty)
     assert not any(micro.real.any() for micro in empty)
 
 

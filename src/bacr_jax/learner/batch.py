@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -132,6 +133,17 @@ def empty_batch(
         answer_advantages=of_cuts,
         returns=of_cuts,
     )
+
+
+def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
+    """Some rows of a batch, on the host, and empty ones (no prompt) up to a number of rows."""
+
+    def pick(leaf: Any) -> np.ndarray:
+        chosen = np.asarray(leaf)[index]
+        return np.pad(chosen, [(0, rows - len(index))] + [(0, 0)] * (chosen.ndim - 1))
+
+    picked: Batch = jax.tree.map(pick, batch)
+    return picked
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:

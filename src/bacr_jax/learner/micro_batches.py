@@ -13,10 +13,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.batch import Batch, filled_rows
 
 # The narrowest trunks have this part of the longest one's positions, packed branches this one.
 _NARROWEST, _PACKED = 1 / 8, 1 / 4
@@ -100,18 +99,13 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
 
 
 def padded_rows(batch: Batch, part: Part) -> Batch:
-    """The rows of a micro-batch at its widths, filled up with empty rows (no prompt)."""
-
-    def pick(leaf: Any) -> np.ndarray:
-        chosen = np.asarray(leaf)[part.index]
-        return np.pad(chosen, [(0, part.rows - len(part.index))] + [(0, 0)] * (chosen.ndim - 1))
-
-    rows = jax.tree.map(pick, _narrowed(batch, part.width))
+    """The rows of a micro-batch at its widths, filled up with empty rows."""
+    rows = filled_rows(_narrowed(batch, part.width), part.index, part.rows)
     _, cuts, longest = batch.branches.shape
     if part.branches == cuts * longest:
         return rows
-    lengths = np.asarray(rows.branch_lengths)
-    return dataclasses.replace(rows, packing=_packing(lengths, longest, part.branches))
+    packing: Any = _packing(np.asarray(rows.branch_lengths), longest, part.branches)
+    return dataclasses.replace(rows, packing=packing)
 
 
 def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
@@ -163,12 +157,6 @@ def micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
     """All rows of a batch, each in one micro-batch that holds it (`planned_parts`)."""
     for part in planned_parts(batch, shapes):
         yield padded_rows(batch, part)
-
-
-def num_shapes(batch: Batch, shapes: Shapes) -> int:
-    """Shapes that micro-batches can have."""
-    _, cuts, longest = batch.branches.shape
-    return len(shapes.widths(batch.trunk.shape[1])) * len(shapes.branch_widths(cuts * longest))
 
 
 def empty_micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:

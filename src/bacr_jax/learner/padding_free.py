@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.batch import Batch, filled_rows
 from bacr_jax.model.real_tokens import RealTokens
 
 # Rows of a micro-batch are at most those that have this part of the longest response's tokens:
@@ -115,11 +114,6 @@ def padding_free(batch: Batch, allowance: Allowance) -> Iterator[Batch]:
 
 def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> Batch:
     """Some rows of a batch, filled up with empty ones, and the tokens that they hold."""
-
-    def pick(leaf: Any) -> np.ndarray:
-        chosen = np.asarray(leaf)[part]
-        return np.pad(chosen, [(0, rows - len(part))] + [(0, 0)] * (chosen.ndim - 1))
-
-    chosen = jax.tree.map(pick, batch)
+    chosen = filled_rows(batch, part, rows)
     scored: Any = _listed(_sampled(chosen), allowance.tokens)
     return dataclasses.replace(chosen, real_tokens=real_tokens(chosen, allowance), scored=scored)

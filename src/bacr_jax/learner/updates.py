@@ -7,7 +7,7 @@ Two ways to split an update: equal numbers of rows, scanned inside one program
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,7 @@ from jaxtyping import Array
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
-from bacr_jax.learner.micro_batches import (
-    Shapes,
-    empty_micro_batches,
-    micro_batches,
-    num_shapes,
-)
+from bacr_jax.learner.micro_batches import Shapes, empty_micro_batches, micro_batches
 from bacr_jax.learner.objective import (
     LearnerSpec,
     LossNormalizers,
@@ -130,13 +125,12 @@ class Updates:
         variants: list[Params | None] = [policy] if self._num_scored() else []
         variants += [None] if self._num_scored() < self.config.minibatches else []
         with phase_memory("learner", **self._sizes(part)):
-            empty, shapes = self._empty_micro_batches(part)
-            forms, total = itertools.product(empty, variants), shapes * len(variants)
+            forms = [*itertools.product(self._empty_micro_batches(part), variants)]
             for done, (micro, sampled_by) in enumerate(forms):
-                say(done, total)
+                say(done, len(forms))
                 scored = self._scored(micro, sampled_by, reference)
                 jax.block_until_ready(self._add_up(state, [scored], normalizers, frozen))
-            say(total, total)
+            say(len(forms), len(forms))
 
     def _num_scored(self) -> int:
         return num_scored(self.spec.loss.old_logprobs, self.config.minibatches)
@@ -230,14 +224,12 @@ class Updates:
             return None
         return Allowance(tokens, conditioning is None or conditioning.positions == "response")
 
-    def _empty_micro_batches(self, part: Batch) -> tuple[Iterator[Batch], int]:
-        """One of each shape, and how many there are."""
+    def _empty_micro_batches(self, part: Batch) -> Iterable[Batch]:
+        """One of each shape."""
         allowance = self._allowance()
         if allowance is None:
-            shapes = self._shapes()
-            return empty_micro_batches(part, shapes), num_shapes(part, shapes)
-        none = np.zeros(0, int)
-        return iter([filled(part, none, allowance.rows(part), allowance)]), 1
+            return empty_micro_batches(part, self._shapes())
+        return [filled(part, np.zeros(0, int), allowance.rows(part), allowance)]
 
     def _shapes(self) -> Shapes:
         tokens, mesh = self.config.micro_batch_tokens, self.spec.mesh
