@@ -84,17 +84,11 @@ def problems(config: Config) -> Iterator[str]:
         yield from _name_problems(config.method)
         return
     module = _module(config.method)
-    find = getattr(module, "problems", None)
-    own = list(find(config)) if find else []
-    yield from own
-    if not own:
-        made = module.make(config)
-        yield from redefinitions(config, made.published)
-        yield from _reward_problems(config, made)
-
-
-def _reward_problems(config: Config, method: Method) -> Iterator[str]:
-    """Several rewards, of a method that can't learn from them."""
+    if own := list(getattr(module, "problems", lambda _: ())(config)):
+        yield from own
+        return
+    method = module.make(config)
+    yield from redefinitions(config, method.published)
     if method.pays_by_verdicts and reward_shares(config):
         yield (
             f"reward.weights: method={config.method} pays by whether an answer is right, which a "
