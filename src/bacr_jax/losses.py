@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from bacr_jax.masked import masked_mean, masked_sum
+from bacr_jax.types import Scalar
 
-Scalar = int | float | Array
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"]
 
 # exp(20) = 5e8 is far outside every clip range and far inside float32; 10 for the GSPO ratio, whose

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
+
 # Either kind of array; what comes in goes out.
 Numbers = TypeVar("Numbers", Array, np.ndarray)
 

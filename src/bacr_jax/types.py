@@ -20,6 +20,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 _T = typing.TypeVar("_T")
 
+# A number, on the host or on a device.
+Scalar = int | float | Array
 # Parameters of a model or of a part of it, by name.
 Params = dict[str, Any]
 # Called every now and then while something long goes on; stops it by raising. None: nobody asks.

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax.masked import masked_rms, masked_std
-
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 # Added to a group's deviation, as in common implementations of GRPO.
 _EPSILON = 1e-6

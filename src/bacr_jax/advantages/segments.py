@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.advantages.value import bcae_advantage
 from bacr_jax.rewards import outcome_coefficients
+from bacr_jax.types import Scalar
 
-Scalar = int | float | Array
 CreditMode = Literal["to_go", "trajectory", "segment", "answer_literal"]
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 
 def bcae_advantage(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bacr_jax.curriculum.truncnorm import truncnorm_ppf
+from bacr_jax.types import Scalar
 
-Scalar = int | float | Array
 Assignment = Literal["independent", "shared", "stratified"]
 
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num, PRNGKeyArray
 
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 
 def _normalised(weights: Array, allowed: Array) -> Array:

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.types import pytree
-
-Scalar = int | float | Array
+from bacr_jax.types import Scalar, pytree
 
 # Evidence of Beta(1, 1), the uniform prior over a pass rate: one success and one failure.
 _PRIOR_COUNT = 2.0

@@ -14,7 +14,7 @@ from jax.scipy.special import erfcx as _erfcx_of_jax
 from jax.scipy.special import ndtr, ndtri
 from jaxtyping import Array, Float
 
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 # Newton approaches the root from one side, doubling its digits; three steps reach float32
 # precision from the start used below, the fourth is spare.

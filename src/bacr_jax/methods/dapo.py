@@ -7,13 +7,11 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.config.values import written
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.method import DynamicSampling, GroupBatch, Method, Published
-
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 PUBLISHED = {
     "loss.aggregate": Published("token_mean", "Eq. 8", defining=True),
@@ -105,7 +103,6 @@ def make(config: Config) -> Method:
     return family.grpo_family(
         config,
         "DAPO",
-        advantages.grpo_advantage,
         reward=reward,
         metrics=metrics,
         dynamic_sampling=resample,

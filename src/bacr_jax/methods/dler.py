@@ -1,6 +1,5 @@
 """DLER (arXiv 2510.15110): truncation alone, with advantages whitened over the batch's tokens."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -84,13 +83,12 @@ def make(config: Config) -> Method:
         }
 
     resample = DynamicSampling(useful, settings.max_rounds) if settings.dynamic_sampling else None
-    method = grpo_family(
+    return grpo_family(
         config,
         "DLER",
-        group_advantage,
         reward=reward,
+        advantages=advantages,
         metrics=metrics,
         dynamic_sampling=resample,
         published=PUBLISHED,
     )
-    return dataclasses.replace(method, advantages=advantages)

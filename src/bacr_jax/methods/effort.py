@@ -5,7 +5,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.l1 import TOLD, problems, told_alone
@@ -53,12 +52,7 @@ def make(config: Config) -> Method:
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
         return {"effort/met_share": met(batch).mean()}
 
-    method = grpo_family(
-        config,
-        "Effort",
-        advantages.grpo_advantage,
-        reward=reward,
-        metrics=metrics,
-        published=PUBLISHED,
+    fields = told_alone(config)
+    return grpo_family(
+        config, "Effort", reward=reward, metrics=metrics, published=PUBLISHED, **fields
     )
-    return told_alone(config, method)

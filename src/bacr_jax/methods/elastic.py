@@ -1,9 +1,7 @@
 """Elastic Reasoning (arXiv 2505.05315): GRPO at one small budget, where thinking is cut."""
 
-import dataclasses
 import math
 
-from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import grpo_family, one_budget, problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
@@ -21,5 +19,5 @@ PUBLISHED = {
 def make(config: Config) -> Method:
     """Correctness of the answer after a forced cut, against the group, over its deviation."""
     budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
-    method = grpo_family(config, "Elastic", advantages.grpo_advantage, published=PUBLISHED)
-    return dataclasses.replace(method, sample_budgets=one_budget(config, budget))
+    draw = one_budget(config, budget)
+    return grpo_family(config, "Elastic", sample_budgets=draw, published=PUBLISHED)

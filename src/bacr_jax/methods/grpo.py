@@ -1,6 +1,5 @@
 """GRPO (arXiv 2402.03300): advantages normalised within the group, at a fixed budget."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,9 +23,8 @@ PUBLISHED = {
 
 def make(config: Config) -> Method:
     """Rewards minus the group's mean, over the group's deviation; or each of them so (GDPO)."""
-    method = grpo_family(config, "GRPO", advantages.grpo_advantage, published=PUBLISHED)
     if not config.reward.apart:
-        return method
+        return grpo_family(config, "GRPO", published=PUBLISHED)
     shares = reward_shares(config)
 
     def apart(state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None) -> Advantages:
@@ -35,4 +33,4 @@ def make(config: Config) -> Method:
         shared = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)[..., None]
         return Advantages(thinking=shared, answers=shared, baseline=group_mean(rewards))
 
-    return dataclasses.replace(method, advantages=apart)
+    return grpo_family(config, "GRPO", advantages=apart, published=PUBLISHED)

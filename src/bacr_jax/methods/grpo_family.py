@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum, rewards
-from bacr_jax.advantages import group_advantage
+from bacr_jax.advantages import group_advantage, grpo_advantage
 from bacr_jax.config import Config
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -87,7 +87,7 @@ def told_nothing(config: Config) -> Iterator[str]:
 def grpo_family(
     config: Config,
     name: str,
-    advantage: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]],
+    advantage: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]] = grpo_advantage,
     *,
     centred: Callable[[Float[Array, "Q G"]], Float[Array, "Q G"]] = group_advantage,
     reward: TraceRewards = correctness,
@@ -98,7 +98,7 @@ def grpo_family(
     Args:
       advantage: from the rewards [Q, G] to advantages [Q, G].
       centred: from the rewards to rewards minus the method's baseline, for the metrics.
-      **hooks: further fields of `Method`.
+      **hooks: fields of `Method`, further ones and others than the family's.
     """
 
     def rewards(state: Any, batch: GroupBatch) -> PerCut:
@@ -114,14 +114,13 @@ def grpo_family(
             baseline=rewards - centred(rewards[..., 0])[..., None],
         )
 
-    return Method(
-        name=name,
-        conditioned=False,
-        uses_value=False,
-        question_weights=by_size,
-        sample_budgets=one_budget(config, config.budget.max),
-        cuts=lambda key, budgets: budgets[..., None],
-        rewards=rewards,
-        advantages=advantages,
-        **hooks,
-    )
+    of_family: dict[str, Any] = {
+        "conditioned": False,
+        "uses_value": False,
+        "question_weights": by_size,
+        "sample_budgets": one_budget(config, config.budget.max),
+        "cuts": lambda key, budgets: budgets[..., None],
+        "rewards": rewards,
+        "advantages": advantages,
+    }
+    return Method(name=name, **of_family | hooks)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
@@ -117,7 +116,6 @@ def make(config: Config) -> Method:
     return grpo_family(
         config,
         "HAPO",
-        advantages.grpo_advantage,
         reward=reward,
         init_state=no_history,
         update=update,

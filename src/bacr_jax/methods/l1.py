@@ -1,6 +1,5 @@
 """L1 (arXiv 2503.04697): told a length in words, and paid for keeping to it, exactly or at most."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -8,7 +7,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.bacr import sample_budgets
@@ -71,14 +69,14 @@ def problems(config: Config) -> Iterator[str]:
         )
 
 
-def told_alone(config: Config, method: Method) -> Method:
-    """A method of the family with budgets from the prior, which traces are told but not cut at."""
+def told_alone(config: Config) -> dict[str, Any]:
+    """Fields of methods with budgets from the prior, which traces are told but not cut at."""
 
     def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:
         return jnp.full((*budgets.shape, 1), config.budget.max, jnp.int32)
 
     draw = functools.partial(sample_budgets, config)
-    return dataclasses.replace(method, sample_budgets=draw, cuts=cuts, held=False)
+    return {"sample_budgets": draw, "cuts": cuts, "held": False}
 
 
 def make(config: Config) -> Method:
@@ -99,12 +97,11 @@ def make(config: Config) -> Method:
         over = batch.lengths - batch.budgets
         return {"l1/deviation": jnp.abs(over).mean(), "l1/over_share": (over > 0).mean()}
 
-    method = family.grpo_family(
+    return family.grpo_family(
         config,
         f"L1-{settings.kind.capitalize()}",
-        advantages.grpo_advantage,
         reward=reward,
         metrics=metrics,
         published=PUBLISHED,
+        **told_alone(config),
     )
-    return told_alone(config, method)

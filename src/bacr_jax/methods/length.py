@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bacr_jax.advantages import grpo_advantage
 from bacr_jax.config import Config
 from bacr_jax.masked import masked_mean, masked_std
 from bacr_jax.methods.grpo_family import CLIPPED, correctness, grpo_family, problems
@@ -110,7 +109,6 @@ def make(config: Config) -> Method:
     method = grpo_family(
         config,
         _NAMES[settings.kind],
-        grpo_advantage,
         reward=reward,
         pays_by_verdicts=True,
         published=PUBLISHED[settings.kind],

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from bacr_jax import advantages
 from bacr_jax.config import Config, SelfBudgeterConfig
 from bacr_jax.config.values import written
 from bacr_jax.methods import grpo_family as family
 from bacr_jax.methods.method import GroupBatch, Method, Published, RejectionSFT
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.stop_strings import vocabulary
-
-Scalar = int | float | Array
+from bacr_jax.types import Scalar
 
 _RECALLED = "recalled, not checked in print"
 # Whether its GRPO has a divergence term is not known; loss.kl_coef is free.
@@ -232,7 +230,6 @@ def make(config: Config) -> Method:
     return family.grpo_family(
         config,
         "SelfBudgeter",
-        advantages.grpo_advantage,
         reward=reward,
         init_state=no_limits,
         metrics=metrics,
