@@ -22,7 +22,13 @@ from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.rewards import distinct_cuts
 from bacr_jax.rollout.cudnn_decoding import partial_rows
-from bacr_jax.rollout.decode import count_tokens, draw_tokens, next_logits, shard_rows
+from bacr_jax.rollout.decode import (
+    count_tokens,
+    draw_tokens,
+    output_logits,
+    run_blocks,
+    shard_rows,
+)
 from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
@@ -89,18 +95,14 @@ def answer(
 
 @pytree
 class BranchState:
-    """Branches in flight.
+    """Branches in flight; what is not listed is that of `trunks.TrunkState`.
 
     Attributes:
       cache: own keys and values per layer, [B M, K, A, H] each: the branches of a row beside each
         other, as their queries are put to them, so that a step writes its slice in place.
       forced: forced tokens at the start.
       sampled: answer tokens sampled so far.
-      matched: state of the closing-tag automaton.
-      ended: no token will be sampled any more.
       finished: closed by the tag or an end token.
-      broken: ended because its logits were not finite.
-      logprobs: of each sampled token.
       source: branch whose text serves each cut.
       phi: budget embedding of the trunks.
     """
@@ -207,7 +209,7 @@ def feed_branches(
         return attention.merge([over_trunk, over_own], q.dtype), own
 
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
-    return next_logits(
+    x, cache = run_blocks(
         params,
         token,
         state.context + at,
@@ -216,6 +218,7 @@ def feed_branches(
         spec=spec,
         conditioned=spec.condition(params, state.phi),
     )
+    return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 
 def branch_step(

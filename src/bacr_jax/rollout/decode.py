@@ -1,7 +1,8 @@
 """One decoding step, shared by trunks and branches: tokens in, the next tokens out.
 
-`next_logits` runs tokens through the model against whatever keys its caller shows them;
-`draw_tokens` samples from logits and asks what every token ends; `count_tokens` keeps the counters.
+`run_blocks` and `output_logits` run tokens through the model against whatever keys the caller shows
+them; `draw_tokens` samples from logits and asks what every token ends; `count_tokens` keeps the
+counters.
 """
 
 import dataclasses
@@ -123,27 +124,10 @@ def run_blocks(
 def output_logits(
     params: DecodeParams, x: Float[Array, "R D"], spec: DecodeSpec
 ) -> Float[Array, "R V"]:
-    """Final norm and output matrix, fp32."""
+    """Final norm and output matrix: logits (fp32) of the token after each."""
     x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps).astype(params.head.dtype)
     logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
     return parallel.constrain_logits(logits, spec.mesh)
-
-
-def next_logits(
-    params: DecodeParams,
-    tokens: Int[Array, "B Q"],
-    positions: Int[Array, "B Q"],
-    attend: AttendLayer,
-    read: Sequence[Any],
-    *,
-    spec: DecodeSpec,
-    conditioned: Conditioned | None = None,
-) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
-    """Logits (fp32) of the token after each of `tokens`, R = B Q rows; see `run_blocks`."""
-    x, cache = run_blocks(
-        params, tokens, positions, attend, read, spec=spec, conditioned=conditioned
-    )
-    return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 
 def draw_tokens(

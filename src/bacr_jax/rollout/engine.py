@@ -226,7 +226,6 @@ class Engine:
 
         Args:
           wanted: cuts with an answer of their own; None: all.
-          first_cut: number of the first cut, if others are answered apart.
         """
         spec, state = self.spec, self._state
         # All cuts' first answers, then their second: the first one's random numbers do not depend

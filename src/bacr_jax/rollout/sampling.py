@@ -18,6 +18,8 @@ from bacr_jax.types import pytree
 
 # Columns of a block; about the root of real vocabularies.
 BLOCK = 256
+# Score of a token that can't be drawn.
+_DISALLOWED = -1e30
 
 _Result = TypeVar("_Result")
 
@@ -128,9 +130,6 @@ class VocabPart:
 
 
 WHOLE = VocabPart()
-
-
-_DISALLOWED = -1e30
 
 
 @pytree

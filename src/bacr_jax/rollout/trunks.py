@@ -25,7 +25,6 @@ from bacr_jax.rollout.cudnn_decoding import attend_rows
 from bacr_jax.rollout.decode import (
     count_tokens,
     draw_tokens,
-    next_logits,
     output_logits,
     run_blocks,
     shard_rows,
@@ -238,7 +237,7 @@ def feed_tokens(
         )
         return attention.merge([partial], q.dtype), written
 
-    return next_logits(
+    x, cache = run_blocks(
         params,
         tokens[:, None],
         positions[:, None],
@@ -247,6 +246,7 @@ def feed_tokens(
         spec=spec,
         conditioned=spec.condition(params, phi),
     )
+    return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
 
 
 def trunk_step(
