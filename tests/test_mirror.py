@@ -59,7 +59,7 @@ ELSEWHERE = {
     ("report/test_figures.py", DRAWN): "bacr_jax.report.png",
     ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",
     ("rollout/test_fleet.py", PART): "bacr_jax.rollout.served",
-    ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.precompile .rows",
+    ("rollout/test_rollouts.py", RECORD): "bacr_jax.rollout.rows",
     ("training/test_start.py", PART): "bacr_jax.runs.initial",
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",

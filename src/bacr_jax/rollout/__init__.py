@@ -1,8 +1,8 @@
 """Sampling of trunks and branches."""
 
-from bacr_jax.rollout.precompile import precompile as precompile
 from bacr_jax.rollout.rollouts import Rollout as Rollout
 from bacr_jax.rollout.rollouts import generate as generate
+from bacr_jax.rollout.rollouts import precompile as precompile
 from bacr_jax.rollout.rows import Listeners as Listeners
 from bacr_jax.rollout.rows import Rows as Rows
 from bacr_jax.rollout.rows import Sampler as Sampler

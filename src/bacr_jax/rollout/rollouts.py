@@ -1,7 +1,11 @@
-"""One call from prompts and budgets to trunks and branches, with slots refilled as rows end."""
+"""One call from prompts and budgets to trunks and branches, with slots refilled as rows end.
+
+`precompile` runs every compiled form that such a call can need, once before the first one.
+"""
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +22,7 @@ from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine
 from bacr_jax.rollout.rows import CompleteRows, Listeners, Rows, Sampler, checked, refuse_broken
-from bacr_jax.rollout.scheduler import Scheduler, positions_needed
+from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_holding
 from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
 
@@ -267,3 +271,69 @@ def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[
         "prefill_tokens_per_s": per_second(prefill, work["prefill_s"]),
         "decode_tokens_per_s": per_second(thinking, work["decode_s"]),
     }
+
+
+def precompile(
+    params: DecodeParams,
+    prompts: Prompts,
+    num_cuts: int,
+    sampler: Sampler,
+    *,
+    rows: int | None = None,
+    on_program: Callable[[int, int], None] | None = None,
+) -> None:
+    """Runs every compiled form that `generate` can need once, whatever lengths come up later.
+
+    Prompts are prefilled at multiples of 128 tokens: of wide prompts, other multiples than that of
+    the first one are compiled when they come up.
+
+    Args:
+      prompts: any prompts of the width that will be used.
+      sampler: of the calls to come; of its sampling only whether it truncates matters.
+      rows: rows of the calls to come; with no more than there are slots nothing is refilled.
+      on_program: called with (programs done, programs in all) before each and after the last;
+        raises to leave the rest.
+    """
+    engine = Engine(params, prompts, jax.random.key(0), sampler)
+    refilled = rows is None or rows > sampler.spec.slots
+    programs = _programs(engine, num_cuts, refilled=refilled, rows=rows)
+    say = on_program or (lambda done, total: None)
+    for done, program in enumerate(programs):
+        say(done, len(programs))
+        program()
+    say(len(programs), len(programs))
+
+
+def _programs(
+    engine: Engine, num_cuts: int, *, refilled: bool, rows: int | None
+) -> list[Callable[[], None]]:
+    """What runs each compiled form of an engine once, in their order."""
+
+    def prefill(length: int, count: int) -> None:
+        engine.fit_caches(length)
+        zeros = np.zeros(count, np.int64)
+        nothing = Rows(zeros, zeros[:, None]).complete(engine.spec)
+        with phase_memory("prefill", **slot_sizes(engine)):
+            engine.prefill(nothing, zeros, np.arange(count), together=not refilled)
+
+    def decode(length: int) -> None:
+        with phase_memory("decode", **slot_sizes(engine)):
+            engine.fit_caches(length)
+            engine.decode()
+
+    def answer(count: int) -> None:
+        cuts = np.zeros((count, num_cuts), np.int32)
+        with phase_memory("answers", **slot_sizes(engine), answered_rows=count, cuts=num_cuts):
+            opened = engine.open_branches(np.arange(count), cuts)
+            engine.decode_branches(opened, 0)
+
+    entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
+    answering = engine.sizes if refilled else [engine.spec.slots]
+    programs: list[Callable[[], None]] = []
+    for length in engine.lengths:
+        if length == engine.lengths[0] or refilled:
+            programs += [functools.partial(prefill, length, count) for count in entering]
+        programs.append(functools.partial(decode, length))
+        programs += [functools.partial(answer, count) for count in answering if num_cuts]
+    # Back at the shortest: growing is compiled by now, and so is this.
+    return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
