@@ -168,7 +168,7 @@ class Fleet:
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
-        """Until one server answers: those that are started with the run read its first folder."""
+        """Until all servers answer: those that are started with the run read its first folder."""
         until, told = time.monotonic() + _STARTING, False
         while time.monotonic() < until:
             found = asyncio.run(self._connected())
@@ -191,23 +191,19 @@ class Fleet:
 
     async def _push(self, path: Path, tensors: Sequence[Tensor], version: int) -> None:
         async def one(server: Server) -> None:
-            if self.sender is None:
-                await server.load(str(path.absolute()), str(version))
-            else:
-                await self.sender.load(server, tensors, str(version))
-            # Only now: one whose learner died while it read weights answers nothing before.
-            if server.url not in self._known:
-                await server.connect()
-                self._known.add(server.url)
+            try:
+                if self.sender is None:
+                    await server.load(str(path.absolute()), str(version))
+                else:
+                    await self.sender.load(server, tensors, str(version))
+                # Only now: one whose learner died while it read weights answers nothing before.
+                if server.url not in self._known:
+                    await server.connect()
+                    self._known.add(server.url)
+            except EngineError as error:
+                self._lose(server, error)
 
-        loads = map(one, self.servers)
-        for server, found in zip(
-            self.servers, await asyncio.gather(*loads, return_exceptions=True)
-        ):
-            if isinstance(found, EngineError):
-                self._lose(server, found)
-            elif isinstance(found, BaseException):
-                raise found
+        await asyncio.gather(*map(one, self.servers))
 
     def _check(self, params: Params) -> None:
         """Compares log-probabilities of a fixed prompt with the learner's own."""
