@@ -89,8 +89,7 @@ class CompleteRows:
 
     def take(self, index: Int[np.ndarray, "n"]) -> "CompleteRows":
         """Some of the rows."""
-        names = [field.name for field in dataclasses.fields(self)]
-        return CompleteRows(*(getattr(self, name)[index] for name in names))
+        return CompleteRows(*(column[index] for column in vars(self).values()))
 
     def with_grace(self, grace: int) -> "CompleteRows":
         """The same with the last cut at the end of the trace, which a grace window moves."""
