@@ -22,13 +22,7 @@ from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.rewards import distinct_cuts
 from bacr_jax.rollout.cudnn_decoding import partial_rows
-from bacr_jax.rollout.decode import (
-    count_tokens,
-    draw_tokens,
-    output_logits,
-    run_blocks,
-    shard_rows,
-)
+from bacr_jax.rollout.decode import count_tokens, draw_tokens, output_logits, run_blocks, shard_rows
 from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree

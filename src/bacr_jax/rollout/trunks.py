@@ -22,13 +22,7 @@ from bacr_jax import parallel
 from bacr_jax.model import attention, kv_cache
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.rollout.cudnn_decoding import attend_rows
-from bacr_jax.rollout.decode import (
-    count_tokens,
-    draw_tokens,
-    output_logits,
-    run_blocks,
-    shard_rows,
-)
+from bacr_jax.rollout.decode import count_tokens, draw_tokens, output_logits, run_blocks, shard_rows
 from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
