@@ -305,7 +305,7 @@ def evaluate(
       poll: called regularly; raises to leave, after which the same arguments continue.
     """
     from bacr_jax.evaluation import job
-    from bacr_jax.evaluation.folder import default_folder
+    from bacr_jax.evaluation.folder import default_folder, open_evaluation
     from bacr_jax.parallel.compile_cache import keep_programs
     from bacr_jax.parallel.host_memory import keep_freed_memory
     from bacr_jax.questions.missing import without_missing
@@ -331,11 +331,11 @@ def evaluate(
         name=arguments.name,
         engine=read_engine(arguments),
     )
-    with Progress() as progress, job.open_evaluation(out, work.settings) as folder:
+    with Progress() as progress, open_evaluation(out, work.settings):
         progress.say(f"evaluating {work.name}; everything goes to {out}")
         for line in (kept.line, *left_out, *filter(None, [missing])):
             progress.say(line)
-        results = job.run(work, folder, progress, poll)
+        results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):
             progress.say(table)
         for line in results["labels"].values() if "labels" in results else ():

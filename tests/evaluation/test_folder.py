@@ -1,5 +1,6 @@
 """The samples in a folder are an evaluation's state: what is whole stays, what is torn goes."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from bacr_jax.evaluation.folder import (
     RESULTS,
     SAMPLES,
     SETTINGS,
+    append,
     default_folder,
     find_evaluation,
     finished_evaluations,
@@ -17,6 +19,7 @@ from bacr_jax.evaluation.folder import (
     open_evaluation,
     read_samples,
     read_settings,
+    resume,
     sample_batches,
 )
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting
@@ -32,14 +35,14 @@ DRAWN = [[sample(0, 0, "4"), sample(0, 1, "1"), sample(1, 0, "4")], [sample(1, 1
 @pytest.fixture
 def half(tmp_path):
     """A folder with the first batch."""
-    with open_evaluation(tmp_path / "out", {"seed": 0}) as folder:
-        folder.append(DRAWN[0])
+    with open_evaluation(tmp_path / "out", {"seed": 0}):
+        append(tmp_path / "out", DRAWN[0])
     return tmp_path / "out"
 
 
 def resumed(path, work=WORK):
-    with open_evaluation(path, {"seed": 0}) as folder:
-        return folder.resume(work)
+    with open_evaluation(path, {"seed": 0}):
+        return resume(path, work)
 
 
 def test_batches_go_set_by_set_and_setting_by_setting():
@@ -76,7 +79,7 @@ class TestResume:
     def test_whole_batches_are_there(self, half):
         assert resumed(half) == [DRAWN[0]]
 
-    @pytest.mark.parametrize("torn", ['{"set": "ou', json.dumps(DRAWN[1][0].to_json())])
+    @pytest.mark.parametrize("torn", ['{"set": "ou', json.dumps(dataclasses.asdict(DRAWN[1][0]))])
     def test_a_torn_line_is_cut_off(self, half, torn):
         whole = (half / SAMPLES).read_bytes()
         with (half / SAMPLES).open("a") as file:
@@ -94,16 +97,21 @@ class TestResume:
         other = sample_batches({"ours": ["p0", "p2"]}, [[TWO_EACH]], 3)
         with pytest.raises(UserError, match=r"samples\.jsonl, line 3: found the sample .*'p1'"):
             resumed(half, other)
-        (half / SAMPLES).write_text("[1]\n")
-        with pytest.raises(UserError, match=r"line 1: is no sample; write another --out"):
-            resumed(half)
+
+    def test_nothing_else_passes_for_a_sample(self, half):
+        record = dataclasses.asdict(DRAWN[0][0])
+        fewer = {name: value for name, value in record.items() if name != "gold"}
+        for wrong in ([1], {**record, "score": 1}, fewer):
+            (half / SAMPLES).write_text(json.dumps(wrong) + "\n")
+            with pytest.raises(UserError, match=r"line 1: is no sample; write another --out"):
+                resumed(half)
 
     def test_texts_are_kept_on_the_disk_alone(self, tmp_path):
         # Half a surrogate pair can come out of a tokenizer.
         told = sample(0, 0, "4", text="caf\u00e9 \ud83d")
-        with open_evaluation(tmp_path / "out", {}) as folder:
-            folder.append([told, sample(0, 1, "4")])
-            (found,) = folder.resume(sample_batches({"ours": ["p0"]}, [[TWO_EACH]], 3))
+        with open_evaluation(tmp_path / "out", {}):
+            append(tmp_path / "out", [told, sample(0, 1, "4")])
+            (found,) = resume(tmp_path / "out", sample_batches({"ours": ["p0"]}, [[TWO_EACH]], 3))
         assert found[0].text == "" and found[0].key == told.key
         assert "caf\u00e9 ?" in (tmp_path / "out" / SAMPLES).read_text(encoding="utf-8")
 
@@ -120,10 +128,8 @@ class TestOpen:
         ):
             pytest.fail("opened another evaluation's folder")
         # JSON has no tuples: settings are compared as they are written.
-        with open_evaluation(
-            half.parent / "two", {"decoding": {"seed": 0, "budgets": (4, 8)}}
-        ) as f:
-            assert not f.is_new
+        with open_evaluation(half.parent / "two", {"decoding": {"seed": 0, "budgets": (4, 8)}}):
+            assert read_settings(half.parent / "two") == more
 
     def test_many_differences_are_counted(self, tmp_path):
         with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
@@ -167,16 +173,16 @@ class TestOpen:
         assert (tmp_path / "new" / SETTINGS).exists()
         with pytest.raises(UserError), open_evaluation(half, {"seed": 0}):
             raise UserError("bad")
-        with pytest.raises(UserError), open_evaluation(tmp_path / "more", {"seed": 0}) as folder:
-            folder.append(DRAWN[0])
+        with pytest.raises(UserError), open_evaluation(tmp_path / "more", {"seed": 0}):
+            append(tmp_path / "more", DRAWN[0])
             raise UserError("bad")
         assert (half / SAMPLES).exists() and (tmp_path / "more" / SAMPLES).exists()
 
 
 class TestFinished:
     def test_samples_are_read_by_set_and_setting(self, half):
-        with open_evaluation(half, {"seed": 0}) as folder:
-            folder.append(DRAWN[1])
+        with open_evaluation(half, {"seed": 0}):
+            append(half, DRAWN[1])
         with pytest.raises(UserError, match="unfinished evaluation; run its command again"):
             read_samples(half)
         (half / RESULTS).write_text("{}")

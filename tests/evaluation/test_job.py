@@ -8,7 +8,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import job, served
-from bacr_jax.evaluation.folder import in_one_call
+from bacr_jax.evaluation.folder import in_one_call, open_evaluation
 from bacr_jax.evaluation.job import write_labels
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.parallel.preemption import Preempted
@@ -69,8 +69,8 @@ def policy(monkeypatch):
 
 
 def evaluate(work, out):
-    with Progress(stream=io.StringIO()) as progress, job.open_evaluation(out, work.settings) as f:
-        return job.run(work, f, progress)
+    with Progress(stream=io.StringIO()) as progress, open_evaluation(out, work.settings):
+        return job.run(work, out, progress)
 
 
 class TestPrepare:

@@ -13,8 +13,6 @@ from bacr_jax.evaluation.samples import (
     GREEDY,
     SAMPLED,
     EvalSetting,
-    Sample,
-    batches,
     budget_key,
     dense_cuts,
     dense_settings,
@@ -74,21 +72,6 @@ def test_no_budget_is_told_last():
     assert [budget_key(b) for b in (0, 4, NO_BUDGET)] == ["0", "4", "none"]
 
 
-def test_batches_are_the_rows_of_a_setting_in_order():
-    setting = EvalSetting(SAMPLED, 8, 3)
-    assert [rows.tolist() for rows in batches(2, setting, 4)] == [[0, 1, 2, 3], [4, 5]]
-    assert [rows.tolist() for rows in batches(2, setting, 6)] == [[0, 1, 2, 3, 4, 5]]
-
-
 def test_a_sample_is_known_by_what_it_answers():
     made = sample(2, 1, "4", budget=16, mode=GREEDY)
     assert made.key == ("ours", GREEDY, 16, None, "p2", 1)
-
-
-def test_a_sample_survives_json_and_nothing_else_passes_for_one():
-    made = sample(0, 3, "1", text="1 + 0 = 1")
-    record = made.to_json()
-    assert Sample.from_json(record) == made
-    for wrong in ({**record, "score": 1}, {k: v for k, v in record.items() if k != "gold"}):
-        with pytest.raises(ValueError, match="other fields"):
-            Sample.from_json(wrong)

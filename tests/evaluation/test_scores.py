@@ -1,5 +1,6 @@
 """Scores between 0 and 1 instead of verdicts: means, votes, best of k, intervals, records."""
 
+import dataclasses
 import itertools
 import json
 
@@ -42,7 +43,7 @@ def test_accuracy_is_the_mean_score_and_records_keep_it():
     # Best of both, and the vote of two answers of which each wins half of the time.
     assert entry["pass_at"]["2"]["value"] == (1.0 + 0.25) / 2
     assert entry["maj_at"]["2"]["value"] == (0.75 + 0.125) / 2
-    assert Sample.from_json(json.loads(json.dumps(made[0].to_json()))) == made[0]
+    assert Sample(**json.loads(json.dumps(dataclasses.asdict(made[0])))) == made[0]
 
 
 def test_verdicts_stay_verdicts():

@@ -1,6 +1,7 @@
 """The folder of an evaluation: its samples are its state, and what survives a kill."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from jaxtyping import Int
 from bacr_jax import documents
 from bacr_jax.documents import cannot_write, write_json
 from bacr_jax.errors import UserError, first_of
-from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey, batches
+from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey
 from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder, usable
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
@@ -28,7 +29,7 @@ class SampleBatch:
     """Rows that are drawn and written together.
 
     Attributes:
-      settings, rows: a `Part`.
+      settings, rows: a `Part`; a row is problem x samples + sample.
       keys: `Sample.key` of each row in each setting, row by row.
     """
 
@@ -41,12 +42,14 @@ class SampleBatch:
 def sample_batches(
     ids: Mapping[str, Sequence[str]], settings: Sequence[Sequence[EvalSetting]], most: int
 ) -> list[SampleBatch]:
-    """Every batch of an evaluation, in the order in which they are drawn."""
+    """Every batch of an evaluation, of at most `most` rows, in the order of drawing."""
     work = []
     for name, problems in ids.items():
         for together in settings:
             first = together[0]
-            for rows in batches(len(problems), first, most):
+            count = len(problems) * first.samples
+            for start in range(0, count, most):
+                rows = np.arange(start, min(start + most, count))
                 keys = [
                     (name, first.mode, first.budget, setting.cut, problems[place], int(sample))
                     for place, sample in zip(rows // first.samples, rows % first.samples)
@@ -70,61 +73,54 @@ def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[Samp
         yield together
 
 
-class EvaluationFolder:
-    """An opened folder; use `open_evaluation`."""
+def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
+    """The batches that are there as a whole; what follows them is cut off.
 
-    def __init__(self, path: Path):
-        """Wraps a folder whose lock is held."""
-        self.path = path
-        self.is_new = not (path / SETTINGS).exists()
+    Texts are left out, since they are many and no number needs them.
+    """
+    path = folder / SAMPLES
+    if not path.exists():
+        return []
+    done: list[list[Sample]] = []
+    whole = 0
+    with path.open("rb") as file:
+        lines = enumerate(iter(file.readline, b""), 1)
+        for batch in work:
+            samples = [
+                _read(line, key, f"{path}, line {number}")
+                for key, (number, line) in zip(batch.keys, lines)
+                if line.endswith(b"\n")
+            ]
+            if len(samples) < len(batch.keys):
+                break
+            done.append(samples)
+            whole = file.tell()
+    try:
+        if path.stat().st_size > whole:
+            os.truncate(path, whole)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    return done
 
-    def resume(self, work: Sequence[SampleBatch]) -> list[list[Sample]]:
-        """The batches that are there as a whole; what follows them is cut off.
 
-        Texts are left out, since they are many and no number needs them.
-        """
-        path = self.path / SAMPLES
-        if not path.exists():
-            return []
-        done: list[list[Sample]] = []
-        whole = 0
-        with path.open("rb") as file:
-            lines = enumerate(iter(file.readline, b""), 1)
-            for batch in work:
-                samples = [
-                    _read(line, key, f"{path}, line {number}")
-                    for key, (number, line) in zip(batch.keys, lines)
-                    if line.endswith(b"\n")
-                ]
-                if len(samples) < len(batch.keys):
-                    break
-                done.append(samples)
-                whole = file.tell()
-        try:
-            if path.stat().st_size > whole:
-                os.truncate(path, whole)
-        except OSError as error:
-            raise cannot_write(path, error) from None
-        return done
-
-    def append(self, samples: Sequence[Sample]) -> None:
-        """Adds a batch, on the disk before this returns."""
-        path = self.path / SAMPLES
-        lines = (json.dumps(sample.to_json(), ensure_ascii=False) for sample in samples)
-        # Half a surrogate pair can come out of a tokenizer and can't be written.
-        text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
-        try:
-            with path.open("ab") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise cannot_write(path, error) from None
+def append(folder: Path, samples: Sequence[Sample]) -> None:
+    """Adds a batch, on the disk before this returns."""
+    path = folder / SAMPLES
+    lines = (json.dumps(dataclasses.asdict(sample), ensure_ascii=False) for sample in samples)
+    # Half a surrogate pair can come out of a tokenizer and can't be written.
+    text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+    try:
+        with path.open("ab") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
     try:
-        sample = Sample.from_json({**documents.parse_json(line), "text": ""})
+        sample = Sample(**{**documents.parse_json(line), "text": ""})
     except (ValueError, TypeError):
         raise UserError(f"{where}: is no sample; write another --out") from None
     if key is not None and sample.key != key:
@@ -145,7 +141,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[EvaluationFolder]:
+def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
     """Makes the folder of an evaluation, or opens the one that the same settings made before.
 
     It is locked against other processes until it is left. A new folder in which nothing was
@@ -158,13 +154,13 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[Evaluation
         lock = lock_folder(path, where)
     with lock:
         _refuse_unless_ours(path, settings, where)
-        folder = EvaluationFolder(path)
-        if folder.is_new:
+        is_new = not (path / SETTINGS).exists()
+        if is_new:
             write_json(path / SETTINGS, settings)
         try:
-            yield folder
+            yield
         except UserError:
-            if folder.is_new and {p.name for p in path.iterdir()} <= {SETTINGS, LOCK}:
+            if is_new and {p.name for p in path.iterdir()} <= {SETTINGS, LOCK}:
                 for name in (SETTINGS, LOCK):
                     (path / name).unlink(missing_ok=True)
                 path.rmdir()

@@ -21,16 +21,16 @@ from bacr_jax.evaluation import checks, comparison
 from bacr_jax.evaluation.decoder import draw_samples
 from bacr_jax.evaluation.folder import (
     RESULTS,
-    EvaluationFolder,
     SampleBatch,
+    append,
     find_evaluation,
     in_one_call,
     read_results,
     read_samples,
     read_settings,
+    resume,
     sample_batches,
 )
-from bacr_jax.evaluation.folder import open_evaluation as open_evaluation
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     Drawing,
@@ -251,7 +251,7 @@ def prepare(
 def _draw_missing(
     work: Work,
     environment: Environment,
-    folder: EvaluationFolder,
+    folder: Path,
     progress: Progress,
     planned: Sequence[SampleBatch],
     done: list[list[Sample]],
@@ -278,7 +278,7 @@ def _draw_missing(
                 name=name,
             )
             for batch, samples in zip(together, drawn, strict=True):
-                folder.append(samples)
+                append(folder, samples)
                 done.append([dataclasses.replace(sample, text="") for sample in samples])
                 finished += len(samples)
                 phase.update(
@@ -301,9 +301,7 @@ def _counter(phase: Phase, finished: int, batch: SampleBatch) -> Callable[[int],
     return count
 
 
-def run(
-    work: Work, folder: EvaluationFolder, progress: Progress, poll: Poll = None
-) -> dict[str, Any]:
+def run(work: Work, folder: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
     """Draws what is missing, and computes every number from the samples.
 
     Args:
@@ -314,7 +312,7 @@ def run(
       What results.json holds, and "labels" (lines for the reader) if labels were written.
     """
     planned = work.batches()
-    done = folder.resume(planned)
+    done = resume(folder, planned)
     rows = setup.vocabulary_rows(work.config, len(work.tokenizer))
     environment = build_environment(
         work.config, work.tokenizer, rows, style=work.style, sets=work.sets
@@ -353,7 +351,7 @@ def run(
             # The other policy's own numbers, for tables and pictures.
             difference["other"] = theirs[spec]["by_budget"]
         results["comparisons"][name] = differences
-    write_json(folder.path / RESULTS, results)
+    write_json(folder / RESULTS, results)
     if work.labels is None:
         return results
     (of_set,) = own.values()

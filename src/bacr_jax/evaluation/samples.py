@@ -49,9 +49,7 @@ class Sample:
     """One answer to one problem, with its verdicts.
 
     Attributes:
-      id: of the problem in the set.
       budget: thinking tokens allowed, which the policy is told.
-      cut: as of its setting.
       sample: number of the answer, 0 .. samples - 1.
       level: of the problem, 1 .. 5; 0: unknown.
       subject: of the problem; empty: unknown.
@@ -93,17 +91,6 @@ class Sample:
     def key(self) -> SampleKey:
         """What the sample answers."""
         return self.set, self.mode, self.budget, self.cut, self.id, self.sample
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON record."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "Sample":
-        """From a record of `to_json`."""
-        if set(record) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError("other fields than a sample has")
-        return cls(**record)
 
 
 def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
@@ -151,12 +138,6 @@ def dense_settings(
     told = [s for s in eval_settings(config, spec, greedy=greedy) if s.budget == largest]
     cuts = dense_cuts(largest, config.dense)
     return [[dataclasses.replace(setting, cut=cut) for cut in cuts] for setting in told]
-
-
-def batches(problems: int, setting: EvalSetting, most: int) -> list[Int[np.ndarray, "rows"]]:
-    """Row numbers of a setting (problem x samples + sample), in batches of at most `most`."""
-    rows = np.arange(problems * setting.samples)
-    return [rows[i : i + most] for i in range(0, len(rows), most)]
 
 
 # Beyond these digits, sums depend on the order in which a machine takes them.
