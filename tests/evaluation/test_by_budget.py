@@ -9,7 +9,7 @@ import pytest
 from bacr_grading import ExactGrader
 from bacr_jax.config import EvalConfig
 from bacr_jax.config.values import FrozenMap
-from bacr_jax.evaluation import by_budget
+from bacr_jax.evaluation import decoder as decoders
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.samples import GREEDY, subset
 from bacr_jax.model.kv_cache import DecodeParams
@@ -18,7 +18,7 @@ from bacr_jax.rollout import RolloutSpec
 from evaluation_world import near_problems, sample
 
 # Without the runtime type checks: what surrounds the policy is made up here.
-evaluate_set = inspect.unwrap(by_budget.evaluate_set)
+evaluate_set = inspect.unwrap(decoders.evaluate_set)
 CONFIG = EvalConfig(budgets=(8, 16), size=3, samples=2)
 
 
@@ -49,7 +49,7 @@ def evaluate(monkeypatch):
             drawing.on_rows(len(rows))
         return found
 
-    monkeypatch.setattr(by_budget, "draw_samples", draw)
+    monkeypatch.setattr(decoders, "draw_samples", draw)
     environment = SimpleNamespace(graded_like=lambda _: SimpleNamespace(grader=ExactGrader()))
     spec = RolloutSpec(preset("qwen2.5-0.5b"), max_thinking=16, answer_tokens=2, slots=4)
 

@@ -12,8 +12,13 @@ from bacr_jax import evaluate
 from bacr_jax.config import EvalConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.evaluation import decoder
-from bacr_jax.evaluation.by_budget import evaluate_set
-from bacr_jax.evaluation.decoder import Decoder, declaration, for_grader, with_declared_budget
+from bacr_jax.evaluation.decoder import (
+    Decoder,
+    declaration,
+    evaluate_set,
+    for_grader,
+    with_declared_budget,
+)
 from bacr_jax.export import policy_folder
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import Qwen2Config

@@ -223,15 +223,8 @@ def prompt_per_budget(
 ) -> Prompts:
     """The prompts once per budget, with the budget in them where the format has a place for it."""
     numbers = tuple(budget for budget in budgets if budget is not None)
-    settings = dataclasses.replace(config, budgets=numbers)
-    return stacked(
-        [
-            prompts
-            if budget is None
-            else with_declared_budget(prompts, tokenizer, style, settings, budget)
-            for budget in budgets
-        ]
-    )
+    how = tokenizer, style, dataclasses.replace(config, budgets=numbers)
+    return stacked([with_declared_budget(prompts, *how, int(b)) for b in _told(budgets)])
 
 
 def _live(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:

@@ -1,6 +1,7 @@
 """Drawing and grading answers at a budget: the one place where a policy is evaluated."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,22 @@ from bacr_grading import LENIENT
 from bacr_jax.config import Config, EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.samples import CLOSE_NAMES, GREEDY, Drawing, Part, Sample
+from bacr_jax.evaluation.samples import (
+    CLOSE_NAMES,
+    GREEDY,
+    Drawing,
+    Part,
+    Sample,
+    dense_settings,
+    eval_settings,
+    graded,
+    subset,
+)
+from bacr_jax.evaluation.summary import summarise
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.encoding import encode_text, with_ids
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.rollout import (
@@ -33,7 +45,7 @@ from bacr_jax.rollout import (
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
-from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Prompts, Trunks
+from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts, Trunks
 
 # Fields of a `Sample` that are those of its verdict.
 _OF_THE_GRADER = ("extracted", "correct", "strict", "path", "timed_out")
@@ -181,10 +193,9 @@ def declaration(
 def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Prompts with the budget in them, where the format has a place for it."""
+    """Prompts with the budget in them, if there is one and the format has a place for it."""
     declared = lambda b: declaration(tokenizer, style, config, b)
-    given = declared(budget)
-    if not len(given):
+    if budget == NO_BUDGET or not len(given := declared(budget)):
         return prompts
     # All budgets of the config in one width, so that nothing is compiled for each.
     longest = max(len(declared(b)) for b in (*config.budgets, budget))
@@ -214,11 +225,8 @@ def draw_samples(
     prompts = []
     for (_, (setting, *_)), asked in zip(parts, places):
         told = questions.at(asked, np.full_like(asked, setting.budget))
-        if setting.budget != NO_BUDGET:
-            told = with_declared_budget(
-                told, environment.tokenizer, environment.style, drawing.config, setting.budget
-            )
-        prompts.append(told)
+        how = environment.tokenizer, environment.style, drawing.config, setting.budget
+        prompts.append(with_declared_budget(told, *how))
     drawn = decoder.traces(prompts, parts, drawing)
     return [
         _samples(drawing, questions, asked, part, *traces, name=name)
@@ -300,3 +308,47 @@ def _read_cut(
         "finished": bool(branches.finished[row, lane]),
     }
     return before, whole[len(before) :], counts
+
+
+def evaluate_set(
+    decoder: Decoder,
+    environment: Environment,
+    questions: Questions,
+    key: jax.Array,
+    *,
+    config: EvalConfig,
+    seed: int,
+    spec: str = "",
+    on_progress: Callable[[int, int], None] | None = None,
+    poll: Poll = None,
+) -> dict[str, Any]:
+    """A policy on one set at several budgets, in one go: what training does between its steps.
+
+    Forced termination at each budget, the same for every method.
+
+    Args:
+      decoder: the policy; its thinking width must hold the largest budget.
+      spec: the set of data.eval, where `config.samples` is not one number.
+    """
+    chosen = subset(len(questions), config.size, seed)
+    settings = [[setting] for setting in eval_settings(config, spec)]
+    settings += dense_settings(config, spec)
+    total, done = len(chosen) * sum(together[0].samples for together in settings), 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if on_progress is not None:
+            on_progress(done, total)
+
+    drawing = Drawing(environment, key, config, poll, count)
+    results = {}
+    # As many cuts in every part of a call.
+    for _, alike in itertools.groupby(settings, key=len):
+        parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in alike]
+        samples = draw_samples(decoder, questions, chosen, parts, drawing, name=questions.set.name)
+        for (_, cuts), drawn in zip(parts, samples):
+            for place, setting in enumerate(cuts):
+                results[setting] = graded(drawn[place :: len(cuts)], setting)
+    grader = environment.graded_like(questions).grader
+    return summarise(results, grader, problems=questions.set.take(chosen))

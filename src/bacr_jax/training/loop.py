@@ -13,8 +13,7 @@ from bacr_jax.config import Config, derived
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.documents import append_line, read_lines, write_json
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.by_budget import evaluate_set
-from bacr_jax.evaluation.decoder import Decoder
+from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.evaluation.summary import Summary, anytime_score
 from bacr_jax.methods.published import departures
 from bacr_jax.methods.registry import advice

@@ -15,8 +15,7 @@ import numpy as np
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError, faults_of
-from bacr_jax.evaluation.by_budget import evaluate_set
-from bacr_jax.evaluation.decoder import Decoder
+from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
 from bacr_jax.oom import phase_memory
