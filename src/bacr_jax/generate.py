@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check_ranges
@@ -49,6 +54,8 @@ COMMANDS = (
 )
 # A word that sets a key and is no question: x=5 is one, budget.cap=9 is none.
 _OVERRIDE = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+=.*", re.DOTALL)
+# Columns narrower than this are no text to read; answers then stand below each other.
+_NARROWEST = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,24 +196,69 @@ def stopping() -> Iterator[Callable[[], None]]:
 
 def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
     """Asks one question and writes what comes, while it comes."""
-    from rich.console import Console
-
-    from bacr_jax.report.answers import LiveColumns, in_plain_text
-
     settings = dataclasses.asdict(asking)
     budgets = settings.pop("budgets")
     with stopping() as poll:
         ask: Callable[..., list[Answer]] = lambda watch: session.ask(
             [question], budgets, **settings, watch=watch, poll=poll
         )
-        console = Console()
-        if len(budgets) == 1:
-            in_plain_text(ask(_Stream(say)), say, streamed=True)
-        elif LiveColumns.fit(console, budgets):
+        console, alone = Console(), len(budgets) == 1
+        if not alone and LiveColumns.fit(console, budgets):
             with LiveColumns(console, budgets) as columns:
                 columns.show(ask(columns.watch))
-        else:
-            in_plain_text(ask(None), say, streamed=False)
+            return
+        for found in ask(_Stream(say) if alone else None):
+            if not alone:
+                say(f"--- {_budget_name(found.budget)} ---\n{found.thinking}")
+            say(f"\n{found.answer}\n[{_counts(found)}]\n")
+
+
+def _budget_name(budget: int | None) -> str:
+    """What a budget is called above its answer."""
+    return "no budget" if budget is None else f"budget {budget}"
+
+
+def _counts(answer: "Answer") -> str:
+    """Tokens of each part of an answer."""
+    return (
+        f"{answer.thinking_tokens} thinking tokens, {answer.forced_tokens} forced, "
+        f"{answer.answer_tokens} answer"
+    )
+
+
+class LiveColumns(Live):
+    """Budgets side by side on a terminal, filled while their tokens come; a context manager."""
+
+    def __init__(self, console: Console, budgets: Sequence[int | None]):
+        self._columns = [(_budget_name(budget), "", "", "") for budget in budgets]
+        # Redrawn when something came: a thread of its own would draw while JAX computes.
+        super().__init__(self._table(), console=console, auto_refresh=False)
+
+    @staticmethod
+    def fit(console: Console, budgets: Sequence[int | None]) -> bool:
+        """Whether so many columns can be read on this terminal."""
+        return console.is_terminal and console.width >= _NARROWEST * len(budgets)
+
+    def watch(self, row: int, thinking: str, answer: str) -> None:
+        """Takes the texts of a row so far; see `ask.Session`."""
+        self._columns[row] = (self._columns[row][0], thinking, answer, "")
+        self.update(self._table(), refresh=True)
+
+    def show(self, answers: "Sequence[Answer]") -> None:
+        """Puts the finished answers into their columns."""
+        self._columns = [
+            (_budget_name(one.budget), one.thinking, one.answer, _counts(one)) for one in answers
+        ]
+        self.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
+        names, *texts = zip(*self._columns)
+        for name in names:
+            table.add_column(Text(name, style="bold"), ratio=1, overflow="fold")
+        for row, style in zip(texts, ("dim", "", "italic")):
+            table.add_row(*(Text(text, style=style) for text in row))
+        return table
 
 
 class _Stream:
