@@ -71,9 +71,6 @@ class Policy:
 
         Returns:
           Question by question, budget by budget, sample by sample.
-
-        Raises:
-          UserError: a question, a budget or a setting can't be used.
         """
         if samples < 1:
             raise UserError(f"samples={samples}: write 1 or more")
@@ -109,9 +106,6 @@ class Policy:
           responses: what follows the prompt of each question: a text, or ids such as those of
             `Answer.tokens`. With one question, one text.
           budget: that the policy is told.
-
-        Raises:
-          UserError: a question, a response or the budget can't be used.
         """
         if self._scorer is None:
             self._scorer = Scorer(self._session)
@@ -137,9 +131,6 @@ def load(
       folder: a run folder (it holds config.yaml) or a Hugging Face folder (config.json).
       step: checkpoint of a run: a number, or "best"; the newest by default.
       overrides: `key.sub=value` for how questions are read and answered.
-
-    Raises:
-      UserError: no policy there.
     """
     quieten_orbax()
     path = Path(folder).expanduser()

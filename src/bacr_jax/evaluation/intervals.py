@@ -28,10 +28,7 @@ Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 def wilson_interval(successes: float | int, trials: float | int) -> tuple[float, float]:
     """95 % Wilson score interval of a proportion: sound also near 0 and 1.
 
-    All p with |p_hat - p| <= z sqrt(p (1 - p) / n), (Wilson 1927).
-
-    Args:
-      successes: number of successes; may be fractional, as may be the trials.
+    All p with |p_hat - p| <= z sqrt(p (1 - p) / n), (Wilson 1927). Numbers may be fractional.
     """
     rate, z2 = successes / trials, Z95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)

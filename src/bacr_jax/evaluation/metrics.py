@@ -27,9 +27,6 @@ def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
     that are all 0 or 1: with the scores x_1 <= ... <= x_s,
 
         sum_i x_i C(i - 1, k - 1) / C(s, k)
-
-    Args:
-      correct: verdicts or scores, problems by samples.
     """
     samples = correct.shape[1]
     if not 1 <= k <= samples:
@@ -139,9 +136,7 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 
 
 def answer_clusters(
-    answers: Sequence[Sequence[str | None]],
-    correct: Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"],
-    grader: Any,
+    answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any
 ) -> Int[np.ndarray, "n samples"]:
     """Numbers equal answers equally, within each problem.
 
@@ -210,11 +205,7 @@ def _accuracy_if(
 def completion(graded: Graded) -> dict[str, Any]:
     """How many traces and answers came to an end, and accuracy among these traces and the others.
 
-    Returns:
-      completion_rate (share of traces whose thinking ended by itself, by its tag or the end of the
-      turn), closed_rate (share of answers that were closed), accuracy_if_complete and
-      accuracy_if_cut (of the traces that ended by themselves, and of those that the budget cut;
-      null without any), each with its 95 % interval.
+    docs/evaluation.md says what each number is, as of `adherence`.
     """
     complete = ~graded.forced
     rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
@@ -227,14 +218,7 @@ def completion(graded: Graded) -> dict[str, Any]:
 
 
 def adherence(graded: Graded) -> dict[str, Any]:
-    """Thinking tokens used against those requested.
-
-    Returns:
-      requested, b or null where the policy was told none; used, the mean thinking tokens n; ratio,
-      the mean of n / b, with its 95 % interval (null for b = 0 and without a budget); quantiles of
-      n (p10, p50, p90, max); over_share and mean_excess, how often and by how much n is above b (a
-      grace window allows that).
-    """
+    """Thinking tokens used against those requested, which a grace window lets them exceed."""
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
     excess = np.zeros_like(used) if requested is None else np.maximum(used - requested, 0)

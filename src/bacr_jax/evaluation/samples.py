@@ -52,7 +52,6 @@ class Sample:
       budget: thinking tokens allowed, which the policy is told.
       sample: number of the answer, 0 .. samples - 1.
       level: of the problem, 1 .. 5; 0: unknown.
-      subject: of the problem; empty: unknown.
       text: everything after the prompt: thinking, forced suffix, answer; without the thinking where
         it was cut early, since the trace as a whole has it.
       correct: lenient verdict, or score.
@@ -62,7 +61,7 @@ class Sample:
       forced_tokens: tokens put between thinking and answer.
       answer_tokens: sampled answer, its closing tag included.
       total_tokens: everything after the prompt: the three, and the closing tag of the thinking.
-      closed_by: what ended the thinking: "budget" (it was forced), "tag" or "end of turn".
+      closed_by: what ended the thinking, of `CLOSE_NAMES`; "budget": it was forced.
     """
 
     set: str

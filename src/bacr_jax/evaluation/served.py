@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import signal
@@ -48,7 +47,7 @@ def _sampled_by(server: Server, asking: Asking) -> Callable[..., Rollout]:
 
     def sample(params: None, *asked: Any) -> Rollout:
         try:
-            return functools.partial(ask, answered=answered)(*asked)
+            return ask(*asked, answered=answered)
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
 

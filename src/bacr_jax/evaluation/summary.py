@@ -29,14 +29,10 @@ _OVER_BUDGETS = ("mean", "mean_ci95"), ("area", "area_ci95")
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
-    """The numbers of the same traces at every cut.
+    """The numbers of the same traces at every cut, named as docs/metrics.md says (`dense`).
 
     Args:
       by_cut: their samples by thinking tokens kept; the largest is the budget that was told.
-
-    Returns:
-      told; curve, by cut: what `entry_of` says without votes, completion_rate being of traces that
-      ended by themselves by then; mean and area as of `anytime`, over the cuts.
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
@@ -112,19 +108,11 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, 
 def entry_of(
     graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None
 ) -> dict[str, Any]:
-    """Every number of one setting.
+    """Every number of one setting; docs/metrics.md says what each is.
 
     Args:
       grader: decides which wrong answers are the same, for maj@k.
       duplicates: problems that are near-duplicates of training questions; None: not looked for.
-
-    Returns:
-      accuracy (the mean over all samples: avg@k), its 95 % interval ci95, the same for the strict
-      verdicts, disagreement (share of samples that the two judge differently), mean tokens of
-      thinking, forced, of the answer and in total, shares of forced thinking and of samples
-      without an answer, what `completion` and `adherence` say, pass_at and maj_at by k, levels,
-      subjects, and what decided the verdicts. If some problems are near-duplicates and some are
-      not, without_near_duplicates holds accuracy and tokens of those that are not.
     """
     ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks)  # one set of resamples serves all of them

@@ -54,7 +54,6 @@ def export(
     Args:
       out: a folder that does not exist yet.
       base: where `model.path` lies now; None: where the config says.
-      dtype: see `policy_folder.save_policy`.
       step: of the checkpoint, or "best"; None: the newest.
       merge_told_words: leave out the code that holds budgets, for a policy told in words.
       adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
@@ -95,10 +94,7 @@ def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
 def write_params(
     out: Path, params: Params, about: Exported, *, dtype: str = "float32"
 ) -> list[str]:
-    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked.
-
-    Arguments and errors as of `export`.
-    """
+    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked."""
     config, base, style = about.config, about.base, about.style
     tokenizer: Any = own_tokenizer(config.data)
     written: Any = tokenizer
