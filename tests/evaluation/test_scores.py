@@ -104,7 +104,7 @@ def test_intervals_of_mean_scores_hold_the_mean(a, b):
     rng = np.random.default_rng(7)
     mean, n, times = a / (a + b), 40, 300
     draws = rng.beta(a, b, (n, times))
-    ends = rate_intervals(draws, seed=1)
+    ends = rate_intervals(draws)
     assert 0.91 <= np.mean((ends[:, 0] <= mean) & (mean <= ends[:, 1])) <= 0.99
     # Wilson's, which stands in where all problems score alike, is wider than it need be.
     wilson = np.array([wilson_interval(float(column.sum()), n) for column in draws.T])

@@ -87,24 +87,22 @@ def _kept_draws(n: int, seed: int, resamples: int) -> list[Int[np.ndarray, "r n"
     return list(_draws(n, seed, resamples))
 
 
-def bootstrap_intervals(
-    scores: Float[np.ndarray, "n s"], *, seed: int = 0
-) -> Float[np.ndarray, "s 2"]:
+def bootstrap_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "s 2"]:
     """95 % percentile intervals of the means over problems, for each column.
 
     Their ends coincide where all problems score alike.
     """
-    means = resampled_means(np.asarray(scores, np.float64), seed=seed)
+    means = resampled_means(np.asarray(scores, np.float64))
     return np.quantile(means, _ENDS, axis=0).T
 
 
-def rate_intervals(scores: Float[np.ndarray, "n s"], *, seed: int = 0) -> Float[np.ndarray, "s 2"]:
+def rate_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "s 2"]:
     """The same for rates, which also have a width where all problems score alike.
 
     Resampling can't show there what other problems would give; Wilson's interval for n problems
     can (for 30 of 30 right it says 88.6 to 100 %).
     """
-    ends = bootstrap_intervals(scores, seed=seed)
+    ends = bootstrap_intervals(scores)
     n = len(scores)
     for column in np.flatnonzero(np.ptp(scores, axis=0) == 0.0):
         ends[column] = wilson_interval(float(scores[0, column]) * n, n)
@@ -112,7 +110,7 @@ def rate_intervals(scores: Float[np.ndarray, "n s"], *, seed: int = 0) -> Float[
 
 
 def ratio_interval(
-    part: Float[np.ndarray, "n"], whole: Float[np.ndarray, "n"], *, seed: int = 0
+    part: Float[np.ndarray, "n"], whole: Float[np.ndarray, "n"]
 ) -> tuple[float, float]:
     """95 % interval of mean(part) / mean(whole), a share of a share, over problems drawn again.
 
@@ -127,14 +125,14 @@ def ratio_interval(
     ratios = part[some] / whole[some]
     if np.ptp(ratios) == 0.0:
         return wilson_interval(float(ratios[0]) * len(ratios), len(ratios))
-    means = resampled_means(np.column_stack([part, whole]), seed=seed)
+    means = resampled_means(np.column_stack([part, whole]))
     means = means[means[:, 1] > 0]
     low, high = np.quantile(means[:, 0] / means[:, 1], _ENDS)
     return max(float(low), 0.0), min(float(high), 1.0)
 
 
 def difference_intervals(
-    one: Float[np.ndarray, "n s"], other: Float[np.ndarray, "n s"], *, seed: int = 0
+    one: Float[np.ndarray, "n s"], other: Float[np.ndarray, "n s"]
 ) -> Float[np.ndarray, "s 2"]:
     """95 % intervals of mean(one) - mean(other) on the same problems: the paired bootstrap.
 
@@ -142,7 +140,7 @@ def difference_intervals(
     with two imaginary problems stands in (`paired_difference_interval`).
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
-    ends = bootstrap_intervals(differences, seed=seed)
+    ends = bootstrap_intervals(differences)
     for column in np.flatnonzero(np.ptp(differences, axis=0) == 0.0):
         ends[column] = paired_difference_interval(one[:, [column]], other[:, [column]])
     return ends

@@ -17,20 +17,9 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import cap
 from bacr_jax.config.engine import VLLM, Engine
 from bacr_jax.documents import write_json, write_lines
-from bacr_jax.evaluation import checks, comparison
+from bacr_jax.evaluation import checks, comparison, folder
 from bacr_jax.evaluation.decoder import draw_samples
-from bacr_jax.evaluation.folder import (
-    RESULTS,
-    SampleBatch,
-    append,
-    find_evaluation,
-    in_one_call,
-    read_results,
-    read_samples,
-    read_settings,
-    resume,
-    sample_batches,
-)
+from bacr_jax.evaluation.folder import SampleBatch
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     Drawing,
@@ -126,7 +115,8 @@ class Work:
             name: [self.sets[name].set.ids[place] for place in places]
             for name, places in self.chosen.items()
         }
-        return sample_batches(ids, self.eval_settings, self.settings["decoding"]["batch_rows"])
+        most = self.settings["decoding"]["batch_rows"]
+        return folder.sample_batches(ids, self.eval_settings, most)
 
 
 def _digest(value: Any) -> str:
@@ -208,7 +198,7 @@ def prepare(
     dense = dense_settings(config.eval, greedy=greedy)
     checks.check_labels(config, labels)
     checks.check_dense(config)
-    others = {str(folder): find_evaluation(folder) for folder in compare}
+    others = {str(path): folder.find_evaluation(path) for path in compare}
     tokenizer = saved.tokenizer()
     checks.check_grace(config, tokenizer)
     most = checks.positions(config, tokenizer)
@@ -224,13 +214,13 @@ def prepare(
     if config.grader is not None:
         grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
     name, compared = name or saved.name, dict[str, Path]()
-    for where, folder in others.items():
-        there = read_settings(folder)
+    for where, path in others.items():
+        there = folder.read_settings(path)
         comparison.check_comparable(described, there, modes, where, grader=grader)
-        read_samples(folder)
-        called = str(read_results(folder).get("name", folder))
+        folder.read_samples(path)
+        called = str(folder.read_results(path).get("name", path))
         # By its folder where the name is taken.
-        compared[str(folder) if called in (name, *compared) else called] = folder
+        compared[str(path) if called in (name, *compared) else called] = path
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
     return Work(
         name=name,
@@ -251,13 +241,13 @@ def prepare(
 def _draw_missing(
     work: Work,
     environment: Environment,
-    folder: Path,
+    out: Path,
     progress: Progress,
     planned: Sequence[SampleBatch],
     done: list[list[Sample]],
     poll: Poll,
 ) -> None:
-    """Draws the batches that are not there yet, and adds them to the folder and to `done`."""
+    """Draws the batches that are not in the folder yet, and adds them to it and to `done`."""
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
     total, finished = sum(len(batch.keys) for batch in planned), sum(map(len, done))
     if finished:
@@ -267,7 +257,7 @@ def _draw_missing(
     with source as decoder, progress.phase("evaluation", total) as phase:
         # A server keeps its slots busy by itself, and may go away at any moment.
         most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
-        for together in in_one_call(planned[len(done) :], most):
+        for together in folder.in_one_call(planned[len(done) :], most):
             name, on_rows = together[0].set, _counter(phase, finished, together[0])
             drawn = draw_samples(
                 decoder,
@@ -278,7 +268,7 @@ def _draw_missing(
                 name=name,
             )
             for batch, samples in zip(together, drawn, strict=True):
-                append(folder, samples)
+                folder.append(out, samples)
                 done.append([dataclasses.replace(sample, text="") for sample in samples])
                 finished += len(samples)
                 phase.update(
@@ -301,18 +291,18 @@ def _counter(phase: Phase, finished: int, batch: SampleBatch) -> Callable[[int],
     return count
 
 
-def run(work: Work, folder: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
+def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
     """Draws what is missing, and computes every number from the samples.
 
     Args:
-      folder: opened for `work.settings`; gets samples.jsonl and results.json.
+      out: folder, opened for `work.settings`; gets samples.jsonl and results.json.
       poll: called regularly; it may raise, and what was drawn by then stays.
 
     Returns:
       What results.json holds, and "labels" (lines for the reader) if labels were written.
     """
     planned = work.batches()
-    done = resume(folder, planned)
+    done = folder.resume(out, planned)
     rows = setup.vocabulary_rows(work.config, len(work.tokenizer))
     environment = build_environment(
         work.config, work.tokenizer, rows, style=work.style, sets=work.sets
@@ -320,7 +310,7 @@ def run(work: Work, folder: Path, progress: Progress, poll: Poll = None) -> dict
     try:
         if len(done) < len(planned):
             environment.check_verifier()
-            _draw_missing(work, environment, folder, progress, planned, done, poll)
+            _draw_missing(work, environment, out, progress, planned, done, poll)
         drawn: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
         for batch, samples in zip(planned, done, strict=True):
             for place, setting in enumerate(batch.settings):
@@ -345,13 +335,13 @@ def run(work: Work, folder: Path, progress: Progress, poll: Poll = None) -> dict
     finally:
         environment.close()
     for name, path in work.compared.items():
-        differences = comparison.compare(own, _graded(read_samples(path)))
-        theirs = read_results(path)["sets"]
+        differences = comparison.compare(own, _graded(folder.read_samples(path)))
+        theirs = folder.read_results(path)["sets"]
         for spec, difference in differences.items():
             # The other policy's own numbers, for tables and pictures.
             difference["other"] = theirs[spec]["by_budget"]
         results["comparisons"][name] = differences
-    write_json(folder / RESULTS, results)
+    write_json(out / folder.RESULTS, results)
     if work.labels is None:
         return results
     (of_set,) = own.values()
