@@ -7,7 +7,6 @@ import pytest
 from bacr_jax.errors import UserError
 from bacr_jax.report.traces import (
     budget_names,
-    is_cut,
     is_right,
     read_traces,
     shown_traces,
@@ -114,7 +113,6 @@ def test_budgets_are_chosen_one_by_one_or_by_doublings():
 
 def test_the_verdict_is_that_of_the_last_answer():
     assert is_right(TRACE) and not is_right({"outcomes": [1.0, 0.0]})
-    assert is_cut({"closed_by": "budget"}) and not is_cut(TRACE)
 
 
 def test_without_traces_there_is_nothing(tmp_path):

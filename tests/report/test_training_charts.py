@@ -37,8 +37,7 @@ def test_bins_hold_equally_many_points():
 
 
 def test_traces_without_values_are_no_calibration():
-    chart = calibration({"a": [TRACE | {"values": None}] * 50})
-    assert chart.drawn == [] and "no value head" in chart.missing
+    assert calibration({"a": [TRACE | {"values": None}] * 50}).drawn == []
 
 
 def test_a_policy_without_values_shows_no_calibration(tmp_path):

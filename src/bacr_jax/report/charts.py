@@ -16,6 +16,8 @@ COLOURS = (
     *("#000000", "#882255"),
 )
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
+# Said instead of a chart where no curve has a value.
+MISSING = "not recorded"
 # From this many steps on, curves are drawn smoothed over the noise of single batches.
 SMOOTH_FROM = 30
 # Colours that pages take in turn.
@@ -92,7 +94,6 @@ class Chart:
       series: curves, the last one on top.
       diagonal: a line where both axes have the same value.
       marks: behind the curves.
-      missing: said instead of it where no curve has a value.
     """
 
     title: str
@@ -102,7 +103,6 @@ class Chart:
     diagonal: bool = False
     marks: Sequence[Mark] = ()
     note: str = ""
-    missing: str = "not recorded"
 
     @property
     def drawn(self) -> list[Series]:
@@ -128,7 +128,6 @@ class Bars:
     rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
     unit: str
     note: str = ""
-    missing: str = "not recorded"
 
 
 def colour(place: int) -> str:

@@ -15,7 +15,7 @@ from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
-from bacr_jax.report import evaluation, figures, svg
+from bacr_jax.report import evaluation, figures, svg, table
 from bacr_jax.report.charts import Bars, Chart
 from bacr_jax.report.evaluation import dense_table
 from bacr_jax.report.evaluation_charts import (
@@ -26,17 +26,7 @@ from bacr_jax.report.evaluation_charts import (
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
 from bacr_jax.report.run_data import RunData, labels_of, read_run
-from bacr_jax.report.table import (
-    NONE,
-    Table,
-    budget_name,
-    by_size,
-    comparison,
-    set_title,
-    set_titles,
-    title_without,
-    without_near_duplicates,
-)
+from bacr_jax.report.table import NONE, Table, budget_name, by_size, set_title
 from bacr_jax.report.traces import read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
     budget_charts,
@@ -108,11 +98,11 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     mode = next(iter(next(iter(policies.values()))))
     of_mode = {label: {mode: found[mode]} for label, found in policies.items() if mode in found}
     drawn = accuracy_charts(of_mode, _first_colour([run], of_mode))[:1]
-    table = comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
+    whole = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
     # The title says the decoding: without its column, and in two lines, it fits a telephone.
-    rows = [row[1:] for row in table.rows]
-    table = replace(table, header=table.header[1:], rows=rows, sections=False, words=0)
-    return [{"lead": _sentence(of_mode, mode)}, _table(table, "headline"), *_charts(drawn)]
+    rows = [row[1:] for row in whole.rows]
+    short = replace(whole, header=whole.header[1:], rows=rows, sections=False, words=0)
+    return [{"lead": _sentence(of_mode, mode)}, _table(short, "headline"), *_charts(drawn)]
 
 
 def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
@@ -130,8 +120,8 @@ def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
     )
 
 
-def _table(table: Table, style: str | None = None) -> Part:
-    return {"html": table.html()} | ({"style": style} if style else {})
+def _table(shown: Table, style: str | None = None) -> Part:
+    return {"html": shown.html()} | ({"style": style} if style else {})
 
 
 def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
@@ -147,21 +137,20 @@ def _facts_table(runs: Sequence[RunData]) -> Part:
     return _table(Table("In short", header, rows, words=len(header)), "facts")
 
 
-def _differing_keys(runs: Sequence[RunData]) -> Part:
-    """Keys of the config in which runs differ; their folders aside."""
+def _differing(runs: Sequence[RunData]) -> dict[str, list[str]]:
+    """Keys of the config in which runs differ, with their values."""
     configs = [config_io.flatten(run.config) for run in runs]
-    written = [{key: config_io.value_text(config[key]) for key in config} for config in configs]
-    rows = [
-        [key, *(texts[key] for texts in written)]
-        for key in configs[0]
-        if key != "output.dir" and len({texts[key] for texts in written}) > 1
-    ]
+    written = {key: [config_io.value_text(config[key]) for config in configs] for key in configs[0]}
+    return {key: texts for key, texts in written.items() if len(set(texts)) > 1}
+
+
+def _differing_keys(runs: Sequence[RunData]) -> Part:
+    rows = [[key, *texts] for key, texts in _differing(runs).items() if key != "output.dir"]
     if not rows:
         return {"note": "The same config, but for the folder."}
     header = ["key", *(run.label for run in runs)]
-    table = Table("", header, rows, words=len(header))
     title = f"Settings that differ: {len(rows)}"
-    inside = [_table(table, "facts differs")]
+    inside = [_table(Table("", header, rows, words=len(header)), "facts differs")]
     return {"fold": title, "closed": len(rows) > _MANY_SETTINGS, "inside": inside}
 
 
@@ -211,10 +200,11 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     if any(len(rows) > 2 for rows in measured.values()):
         one = next(iter(measured.values()))
         drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
-    tables = [comparison(f"{title}: {_WHAT}", policies)]
-    others = without_near_duplicates(policies)
+    tables = [table.comparison(f"{title}: {_WHAT}", policies)]
+    others = table.without_near_duplicates(policies)
     if others is not None:
-        tables.append(comparison(f"{title_without(title, policies, others)}: {_WHAT}", others))
+        without = table.title_without(title, policies, others)
+        tables.append(table.comparison(f"{without}: {_WHAT}", others))
     if len(runs) == 1:
         last = list(policies.values())[-1]
         tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
@@ -240,9 +230,8 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
     """Says that rewards can't be compared, where runs differ in what is paid for."""
-    configs = [config_io.flatten(run.config) for run in runs]
-    paid = [key for key in configs[0] if key.partition(".")[0] in ("method", "reward", "cuts")]
-    differ = [key for key in paid if len({str(config.get(key)) for config in configs}) > 1]
+    paid = ("method", "reward", "cuts")
+    differ = [key for key in _differing(runs) if key.partition(".")[0] in paid]
     text = f"Rewards are not comparable here, only accuracies: runs differ in {', '.join(differ)}."
     return [{"note": text}] if differ else []
 
@@ -250,7 +239,7 @@ def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
 def page(runs: Sequence[RunData]) -> str:
     """The HTML of one run, or of several beside each other."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
-    titles = set_titles(dict.fromkeys(name for run in runs for name in run.sets))
+    titles = table.set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     several = len(runs) > 1
     title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
     shown = [(run.label, shown_traces(traces[run.label], runs=len(runs))) for run in runs]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bacr_jax import errors
 from bacr_jax.errors import printable
-from bacr_jax.report.charts import COLOURS, Axis, Chart, Scale, Series
+from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
 _ORDERED, _FIRST, _LAST = "viridis", 0.05, 0.85
@@ -127,7 +127,7 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
     """A chart; what its vertical axis shares with the one beside it is not said again."""
     axis.set_title(_plain(chart.title), loc="left", fontsize=10)
     if not chart.drawn:
-        axis.text(0.5, 0.5, chart.missing, ha="center", color="0.5", transform=axis.transAxes)
+        axis.text(0.5, 0.5, MISSING, ha="center", color="0.5", transform=axis.transAxes)
         axis.set_axis_off()
         return
     axis.grid(color="0.92", linewidth=0.8)

@@ -42,7 +42,13 @@ def read_run(folder: Path, label: str | None = None) -> RunData:
     paths, config = RunPaths(folder), read_config(folder)
     summary = _read_summary(paths.summary)
     evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
-    _check_evaluations(paths.evaluations, evaluations)
+    for number, record in enumerate(evaluations, 1):
+        known = all(map(_is_summary, record["sets"].values()))
+        if not known or not isinstance(record.get("dense", {}), dict):
+            raise UserError(
+                f"{paths.evaluations}, line {number}: its sets are no accuracies by decoding and "
+                "budget; fix or remove the line"
+            )
     return RunData(
         label=folder.absolute().name if label is None else label,
         paths=paths,
@@ -95,17 +101,6 @@ def _is_summary(found: Any) -> bool:
     known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in items)
     sound = all(len(five) == 5 and {*map(type, five)} <= {int, float} for five in numbers)
     return bool(found) and known and sound
-
-
-def _check_evaluations(path: Path, records: list[dict[str, Any]]) -> None:
-    """Refuses records whose sets hold something else than accuracies by decoding and budget."""
-    for number, record in enumerate(records, 1):
-        known = all(map(_is_summary, record["sets"].values()))
-        if not known or not isinstance(record.get("dense", {}), dict):
-            raise UserError(
-                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
-                "remove the line"
-            )
 
 
 def labels_of(folders: list[Path], given: list[str]) -> list[str]:

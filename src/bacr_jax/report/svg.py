@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bacr_jax.report.charts import Bars, Chart, Scale, Series, colour, number, thinned
+from bacr_jax.report.charts import MISSING, Bars, Chart, Scale, Series, colour, number, thinned
 from bacr_jax.report.html_page import render
 
 # Units of the drawing; a page scales it to the width that it has.
@@ -62,7 +62,7 @@ def _finite(*values: float) -> bool:
 def _chart(chart: Chart) -> Markup:
     series = [thinned(one) for one in chart.drawn]
     if not series:
-        return render("chart.html", title=chart.title, note=chart.missing)
+        return render("chart.html", title=chart.title, note=MISSING)
     frame = _Frame(*chart.scales())
     floor, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     lines, texts = [], []
@@ -131,7 +131,7 @@ def _bars(bars: Bars) -> Markup:
     styles = {name: colour(place + 1) for place, name in enumerate(names)}
     total = max((sum(value for _, value in parts) for _, parts in bars.rows), default=0.0)
     if not total > 0:
-        return render("chart.html", title=bars.title, note=bars.missing)
+        return render("chart.html", title=bars.title, note=MISSING)
     floor, texts, groups = 0.0, [], []
     for place, (label, parts) in enumerate(bars.rows):
         floor, left = 14 + place * 44.0, 4.0

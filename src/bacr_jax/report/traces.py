@@ -85,11 +85,6 @@ def is_right(trace: Trace) -> bool:
     return float(trace["outcomes"][-1]) > 0.5
 
 
-def is_cut(trace: Trace) -> bool:
-    """Whether the budget ended the thinking."""
-    return trace["closed_by"] == "budget"
-
-
 def budget_names(traces: Iterable[Trace]) -> Callable[[Trace], str]:
     """What a filter calls the budget of a trace: itself, or the doubling that it lies in."""
     if len({int(trace["budget"]) for trace in traces}) <= _MOST_BUDGETS:
@@ -133,7 +128,7 @@ def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict
     return {
         "run": label,
         "verdict": "right" if is_right(trace) else "wrong",
-        "thinking": "cut" if is_cut(trace) else "complete",
+        "thinking": "cut" if trace["closed_by"] == "budget" else "complete",
         "level": str(trace["level"] or NONE),
         "budget": budget_of(trace),
         "step": f"{int(trace['step']):,}",

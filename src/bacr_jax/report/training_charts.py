@@ -258,5 +258,4 @@ def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
         diagonal=True,
         note="cuts of the logged traces of the later half, in bins of equally many, with 95 % "
         "intervals; on the dashed line the head is right on average",
-        missing="no value head, or too few traces (output.rollouts)",
     )
