@@ -35,7 +35,7 @@ ELSEWHERE = {
     ("evaluation/test_served.py", WIRE): "bacr_held.fingerprint .http_json .server",
     ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
-    ("evaluation/test_job.py", PART): "bacr_jax.config.engine bacr_jax.evaluation.checks",
+    ("evaluation/test_job.py", PART): "bacr_jax.config.engine",
     ("evaluation/test_scores.py", PART): "bacr_jax.evaluation.response_scores",
     ("export/test_main.py", PART): "bacr_jax.export.from_run",
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",

@@ -275,12 +275,9 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
 
 
 def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
-    """Where near-duplicates are looked for.
+    """Where near-duplicates are looked for, if anywhere (docs/evaluation.md).
 
-    Returns:
-      The set that --train names, or else the one that the run was trained on; None where there is
-      neither, or where training questions themselves are evaluated. And a line to be said if the
-      run's own can't be read, which is no reason to evaluate nothing.
+    And a line to be said where the run's own can't be read, no reason to evaluate nothing.
     """
     from bacr_jax.prompts.environment import load_training_texts
     from bacr_jax.questions.loaders import is_made

@@ -60,10 +60,8 @@ class Policy:
         """Answers to every question at every budget.
 
         Args:
-          questions: one or several texts.
           budget: thinking tokens, one or several: numbers, names of `budget.levels`, or None (the
             policy is told none and thinks up to budget.cap tokens).
-          samples: answers per question and budget.
           temperature: 0: the most likely tokens. By default 0 for one sample, and for several
             that of the policy's own evaluations (`eval.temperature`).
           top_p: nucleus; by default `eval.top_p` where the temperature is left out too, else 1.
@@ -102,7 +100,6 @@ class Policy:
         """How likely the policy finds given responses at a budget, token by token.
 
         Args:
-          questions: one or several texts.
           responses: what follows the prompt of each question: a text, or ids such as those of
             `Answer.tokens`. With one question, one text.
           budget: that the policy is told.

@@ -14,8 +14,13 @@ from jaxtyping import Int
 from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.checks import check_grace
-from bacr_jax.evaluation.decoder import Decoder, open_decoder, stacked, with_declared_budget
+from bacr_jax.evaluation.decoder import (
+    Decoder,
+    check_grace,
+    open_decoder,
+    stacked,
+    with_declared_budget,
+)
 from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.environment import make_rules

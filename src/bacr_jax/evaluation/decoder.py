@@ -29,7 +29,7 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.prompts.encoding import encode_text, with_ids
+from bacr_jax.prompts.encoding import encode_text, line_breaks, with_ids
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import decode_ids
@@ -200,6 +200,15 @@ def with_declared_budget(
     # All budgets of the config in one width, so that nothing is compiled for each.
     longest = max(len(declared(b)) for b in (*config.budgets, budget))
     return with_ids(prompts, given).padded(prompts.tokens.shape[1] + longest)
+
+
+def check_grace(config: Config, tokenizer: Any) -> None:
+    """A grace window ends at line breaks, which some text must hold."""
+    if config.budget.grace and not line_breaks(tokenizer, len(tokenizer)).any():
+        raise UserError(
+            f"budget.grace={config.budget.grace}: the tokenizer has no line break at which "
+            "thinking could end; write 0"
+        )
 
 
 def draw_samples(

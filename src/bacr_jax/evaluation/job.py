@@ -14,11 +14,12 @@ from jaxtyping import Int
 
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
-from bacr_jax.config.derived import cap
+from bacr_jax.config.derived import cap, largest_evaluated, samples_of
 from bacr_jax.config.engine import VLLM, Engine
 from bacr_jax.documents import write_json, write_lines
-from bacr_jax.evaluation import checks, comparison, folder
-from bacr_jax.evaluation.decoder import draw_samples
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation import comparison, folder
+from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
 from bacr_jax.evaluation.folder import SampleBatch
 from bacr_jax.evaluation.samples import (
     SAMPLED,
@@ -27,6 +28,7 @@ from bacr_jax.evaluation.samples import (
     Graded,
     Sample,
     budget_key,
+    dense_cuts,
     dense_settings,
     eval_settings,
     graded,
@@ -52,16 +54,10 @@ GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25"
 
 
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
-    """Writes each problem's avg@k: the share of its k samples that are right.
+    """Writes each problem's avg@k, the share of its k samples that are right; counts `GROUPS`.
 
     The paper names pass@8, which is 0 or 1 for a single problem and can't be cut at .25, .5 and
     .75; the mean of the samples can.
-
-    Args:
-      path: JSONL file; a line {"id", "avg", "samples"} per problem.
-
-    Returns:
-      Number of problems in each of `GROUPS`.
     """
     rates = graded.correct.mean(1)
     lines = [
@@ -77,6 +73,8 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
 _WAVES = 4
 # The same for batches of several budgets and decodings that are decoded in one call.
 _WAVES_OF_A_CALL = 16
+# Cuts of a dense curve: each is an answer of its own.
+_MOST_CUTS = 256
 
 
 @dataclass(frozen=True)
@@ -172,6 +170,81 @@ def _decoding(
     return decoding | {name: value for name, value in asked.items() if value is not None}
 
 
+def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
+    """Settings that only serve votes at equal total tokens."""
+    if self_consistency is None:
+        return []
+    budgets, samples = [b for b in config.eval.budgets if b], samples_of(config.eval, "")
+    if not budgets or budgets[0] < self_consistency:
+        least = budgets[0] if budgets else 0
+        advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"
+        raise UserError(
+            f"--self-consistency {self_consistency}: leaves no token for each sample at budget "
+            f"{least}; write {advice}"
+        )
+    needed = {budget // self_consistency for budget in budgets} - set(budgets)
+    return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
+
+
+def _check_dense(config: Config) -> None:
+    """The dense curve has some cuts, and not too many."""
+    every, largest = config.eval.dense, max(config.eval.budgets, default=0)
+    if every is None:
+        return
+    if every >= largest:
+        raise UserError(
+            f"--every {every}: there is no multiple below the largest budget {largest}; write fewer"
+        )
+    if len(dense_cuts(largest, every)) > _MOST_CUTS:
+        raise UserError(
+            f"--every {every}: makes {len(dense_cuts(largest, every))} cuts of {largest} tokens; "
+            f"write {-(-largest // _MOST_CUTS)} or more"
+        )
+
+
+def _asked(config: Config) -> str:
+    """The option that asks for the longest thinking."""
+    largest = largest_evaluated(config)
+    unlimited = config.eval.no_budget and largest not in config.eval.budgets
+    return f"--budgets none, budget.cap={largest}" if unlimited else f"--budgets {largest}"
+
+
+def _check_labels(config: Config, labels: Path | None) -> None:
+    """Measured difficulty is that of one set at one budget."""
+    if labels is not None and (len(config.data.eval) > 1 or len(told_budgets(config.eval)) > 1):
+        raise UserError(
+            f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
+            "number in --budgets"
+        )
+
+
+def _positions(config: Config, tokenizer: Any) -> int:
+    """Positions that the model was made for; the largest budget is less."""
+    rows = setup.vocabulary_rows(config, len(tokenizer))
+    positions = setup.model_shape(config, rows).max_positions
+    largest = largest_evaluated(config) + config.budget.grace
+    if largest >= positions:
+        raise UserError(f"{_asked(config)}: the model has {positions} positions; write fewer")
+    return positions
+
+
+def _check_length(
+    config: Config, tokenizer: Any, style: PromptFormat, most: int, sets: dict[str, Questions]
+) -> None:
+    """The longest row fits the `most` positions that the model was made for."""
+    largest, answers = largest_evaluated(config), config.rollout.answer_tokens
+    told = len(declaration(tokenizer, style, config.eval, largest))
+    for name, questions in sets.items():
+        prompt = questions.longest + told
+        free = most - prompt - answers - config.budget.grace
+        if largest > free:
+            advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
+            raise UserError(
+                f"{_asked(config)}: with prompts of {prompt} tokens in {name} and answers of "
+                f"{answers} the model's {most} positions are too few; {advice}"
+            )
+
+
 def prepare(
     saved: SavedPolicy,
     *,
@@ -194,17 +267,17 @@ def prepare(
     if engine is not None:
         check_served(saved)
     settings = eval_settings(config.eval, greedy=greedy)
-    settings += checks.smaller_settings(config, self_consistency)
+    settings += _smaller_settings(config, self_consistency)
     dense = dense_settings(config.eval, greedy=greedy)
-    checks.check_labels(config, labels)
-    checks.check_dense(config)
+    _check_labels(config, labels)
+    _check_dense(config)
     others = {str(path): folder.find_evaluation(path) for path in compare}
     tokenizer = saved.tokenizer()
-    checks.check_grace(config, tokenizer)
-    most = checks.positions(config, tokenizer)
+    check_grace(config, tokenizer)
+    most = _positions(config, tokenizer)
     style = saved.style or format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
-    checks.check_length(config, tokenizer, style, most, sets)
+    _check_length(config, tokenizer, style, most, sets)
     take = lambda questions: subset(len(questions), config.eval.size, config.seed)
     chosen = {name: take(questions) for name, questions in sets.items()}
     modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}

@@ -83,12 +83,12 @@ def open_served(
         raise UserError(_OTHER_FORMAT.format(saved.folder))
     key = weights_fingerprint(saved.folder)
     rules = read_rules(section, environment.vocab_size)
-    with contextlib.ExitStack() as stack:
-        url = engine.url
-        if engine.python:
-            say("starting vLLM")
-            dtype = config.model.compute_dtype
-            url = stack.enter_context(started(engine, Path(saved.folder), dtype=dtype, slots=slots))
+    serving: AbstractContextManager[str] = contextlib.nullcontext(engine.url)
+    if engine.python:
+        say("starting vLLM")
+        dtype = config.model.compute_dtype
+        serving = started(engine, Path(saved.folder), dtype=dtype, slots=slots)
+    with serving as url:
         server = Server(url, folder=key)
         try:
             asyncio.run(server.connect())

@@ -75,10 +75,8 @@ def save_policy(
 ) -> list[str]:
     """Writes a folder that transformers loads; returns the names of its files.
 
-    Without a budget module it is a plain Qwen2 folder. With one, `budget.safetensors` and a PyTorch
-    modelling file stand beside the same weights, and `AutoModelForCausalLM.from_pretrained(out,
-    trust_remote_code=True)` gives a model that takes `budget=`. The folder appears under its name
-    only when it is complete.
+    docs/serving.md says what each file is. The folder appears under its name only when it is
+    complete.
 
     Args:
       out: a folder that does not exist yet.
