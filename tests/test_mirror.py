@@ -36,7 +36,6 @@ ELSEWHERE = {
     ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
     ("evaluation/test_job.py", PART): "bacr_jax.config.engine",
-    ("evaluation/test_scores.py", PART): "bacr_jax.evaluation.response_scores",
     ("export/test_main.py", PART): "bacr_jax.export.from_run",
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",
     ("doctor/test_main.py", DOOR): "bacr_jax.doctor",

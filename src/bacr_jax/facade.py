@@ -18,8 +18,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.cli import quieten_orbax
 from bacr_jax.config.derived import NONE
 from bacr_jax.errors import UserError
-from bacr_jax.evaluation.ask import Answer, Session
-from bacr_jax.evaluation.response_scores import ResponseScore, Scorer
+from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
 from bacr_jax.generate import Asking, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
@@ -39,7 +38,6 @@ class Policy:
     def __init__(self, session: Session):
         """Use `load`."""
         self._session = session
-        self._scorer: Scorer | None = None
         self.folder: Path = session.saved.folder
         self.step: int | None = session.saved.step
         self.config: Config = session.saved.config
@@ -104,10 +102,8 @@ class Policy:
             `Answer.tokens`. With one question, one text.
           budget: that the policy is told.
         """
-        if self._scorer is None:
-            self._scorer = Scorer(self._session)
         (told,) = self._budgets(budget)
-        return self._scorer.score(
+        return self._session.score(
             [questions] if isinstance(questions, str) else list(questions),
             [responses] if isinstance(responses, str) else list(responses),
             told,

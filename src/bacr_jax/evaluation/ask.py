@@ -1,4 +1,4 @@
-"""Questions asked of a policy that stays on its device, at one or several thinking budgets."""
+"""A policy that stays on its device: what it answers at budgets, how likely it finds texts."""
 
 import collections
 import dataclasses
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import EvalConfig
 from bacr_jax.config.derived import cap
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
@@ -22,7 +22,10 @@ from bacr_jax.evaluation.decoder import (
     with_declared_budget,
 )
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.prompts.encoding import encode_prompts
+from bacr_jax.learner.scoring import response_logprobs
+from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.methods import load_method
+from bacr_jax.prompts.encoding import encode_prompts, encode_text
 from bacr_jax.prompts.environment import make_rules
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
@@ -40,6 +43,8 @@ Watch = Callable[[int, str, str], Any]
 _SMALLEST = 32
 # With so few rows a cache that holds the longest from the start reads little and compiles once.
 _FEW_ROWS = 16
+# Responses that are scored in one pass.
+_ROWS_OF_A_PASS = 16
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,27 @@ class Answer:
     closed_by: str
     finished: bool
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ResponseScore:
+    """A response that somebody else may have written, and its log-probabilities.
+
+    Attributes:
+      logprobs: log-probability of each token given the prompt and the tokens before it, nats. A
+        token that is never sampled has one of about -1e30.
+    """
+
+    question: str
+    budget: int | None
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the whole response, nats."""
+        return sum(self.logprobs)
 
 
 class Session:
@@ -157,7 +183,9 @@ class Session:
                 "tokens; write a shorter question or a larger number"
             )
         if not words:
-            return prompt_per_budget(prompts, self.tokenizer, style, budgets, config.eval)
+            given = tuple(budget for budget in budgets if budget is not None)
+            how = self.tokenizer, style, dataclasses.replace(config.eval, budgets=given)
+            return stacked([with_declared_budget(prompts, *how, b) for b in told.tolist()])
         index = np.tile(np.arange(len(questions)), len(budgets))
         return waiting.at(index, np.repeat(told, len(questions)), prompts.take(index))
 
@@ -179,13 +207,11 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """The policy on its device."""
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
     def _answer(
         self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
     ) -> Answer:
-        """The texts of a row."""
         trunks, branches = rollout.trunks, rollout.branches
         forced, answered = int(branches.forced[row, 0]), int(branches.sampled[row, 0])
         thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]].tolist()
@@ -209,6 +235,97 @@ class Session:
             tokens=(*thinking, *after),
         )
 
+    def score(
+        self, questions: Sequence[str], responses: Sequence[str | Sequence[int]], budget: int | None
+    ) -> list[ResponseScore]:
+        """How likely the policy finds a response to each question.
+
+        Args:
+          responses: what follows each prompt, as a text or as ids (`Answer.tokens`).
+        """
+        if len(questions) != len(responses):
+            raise UserError(
+                f"logprobs: found {len(questions)} questions and {len(responses)} responses; write "
+                "one response per question"
+            )
+        prompts = self.prompts(questions, [budget])
+        ids = [self._ids(row, response) for row, response in enumerate(responses)]
+        lengths = np.asarray(prompts.lengths)
+        whole = lengths + np.array([len(row) for row in ids], np.int32)
+        positions = self._scoring[0].model.max_positions
+        if whole.max() > positions:
+            row = int(whole.argmax())
+            raise UserError(
+                f"response {row}: with its prompt it has {whole[row]} tokens, and the model "
+                f"{positions} positions; write a shorter one"
+            )
+        tokens = np.zeros((len(ids), rounded_up(int(whole.max()))), np.int32)
+        for row, response in enumerate(ids):
+            tokens[row, : lengths[row]] = prompts.tokens[row, : lengths[row]]
+            tokens[row, lengths[row] : whole[row]] = response
+        (told,) = _told([budget])
+        found = np.concatenate(
+            [
+                self._pass(tokens[at : at + _ROWS_OF_A_PASS], lengths[at:], whole[at:], told)
+                for at in range(0, len(ids), _ROWS_OF_A_PASS)
+            ]
+        )
+        spans = [found[row, lengths[row] : whole[row]].tolist() for row in range(len(ids))]
+        return [
+            ResponseScore(question, budget, tuple(row), self._texts(row), tuple(span))
+            for question, row, span in zip(questions, ids, spans)
+        ]
+
+    @functools.cached_property
+    def _scoring(self) -> tuple[LearnerSpec, Any]:
+        """Settings, and weights laid out for whole sequences."""
+        config = self.saved.config
+        learner = setup.make_policy(config, load_method(config), self.vocab_size).learner
+        # One pass without a gradient keeps nothing that could be recomputed.
+        spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
+        return spec, jax.tree.map(jnp.asarray, self.saved.params())
+
+    def _pass(self, tokens: Any, lengths: Any, whole: Any, told: int) -> Any:
+        """Log-probabilities of up to `_ROWS_OF_A_PASS` rows, padded to that many."""
+        rows, (spec, params) = len(tokens), self._scoring
+        more = _ROWS_OF_A_PASS - rows
+        pad = lambda x: np.concatenate([x[:rows], np.repeat(x[:1], more, axis=0)])
+        found = response_logprobs(
+            params,
+            pad(tokens),
+            pad(lengths),
+            pad(whole),
+            np.full(_ROWS_OF_A_PASS, told, np.int32),
+            self.rules.allowed_tokens,
+            spec=spec,
+        )
+        return np.asarray(found)[:rows]
+
+    def _ids(self, row: int, response: str | Sequence[int]) -> list[int]:
+        if isinstance(response, str):
+            try:
+                ids = encode_text(self.tokenizer, response).tolist()
+            # Tokenizers without a token for unknown text raise this class.
+            except Exception:
+                raise UserError(
+                    f"response {row}: the tokenizer has no tokens for {response[:80]!r}"
+                ) from None
+        else:
+            ids = [int(token) for token in response]
+        if not ids:
+            raise UserError(f"response {row}: found no token; write a text or ids")
+        wrong = [token for token in ids if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise UserError(
+                f"response {row}: found the token {wrong[0]}, but the model has "
+                f"{self.vocab_size} ids; write its own tokenizer's"
+            )
+        return ids
+
+    def _texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        size = len(self.tokenizer)
+        return tuple(decode_ids(self.tokenizer, [i]) if i < size else "" for i in ids)
+
 
 def _told(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
     return np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
@@ -217,19 +334,6 @@ def _told(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
 def rounded_up(number: int) -> int:
     """The power of two that holds a number, 32 or more."""
     return max(1 << (number - 1).bit_length(), _SMALLEST)
-
-
-def prompt_per_budget(
-    prompts: Prompts,
-    tokenizer: Any,
-    style: PromptFormat,
-    budgets: Sequence[int | None],
-    config: EvalConfig,
-) -> Prompts:
-    """The prompts once per budget, with the budget in them where the format has a place for it."""
-    numbers = tuple(budget for budget in budgets if budget is not None)
-    how = tokenizer, style, dataclasses.replace(config, budgets=numbers)
-    return stacked([with_declared_budget(prompts, *how, int(b)) for b in _told(budgets)])
 
 
 def _live(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
