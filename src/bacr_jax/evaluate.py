@@ -19,7 +19,7 @@ from bacr_jax.config.cli import (
     failure,
     quieten_orbax,
 )
-from bacr_jax.config.derived import NONE, level_problems, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.engine import add_engine, engine_faults, read_engine
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
@@ -239,8 +239,6 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
             "format; leave it out"
         )
-    for fault in level_problems(config):
-        raise UserError(fault)
     budgets, no_budget = config.eval.budgets, config.eval.no_budget
     if (text := arguments.budgets) is not None:
         told = read_budgets(text, option="--budgets", levels=config.budget.levels)

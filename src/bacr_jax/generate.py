@@ -30,7 +30,7 @@ from bacr_jax.config.cli import (
     refusal,
     whole_number,
 )
-from bacr_jax.config.derived import NONE, level_problems, read_budgets
+from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -148,8 +148,6 @@ def open_session(
     saved = open_policy(run, model, step, download=download)
     config = config_io.override(saved.config, overrides)
     check_ranges(config)
-    for fault in level_problems(config):
-        raise UserError(fault)
     from bacr_jax.evaluation.ask import Session
     from bacr_jax.parallel.compile_cache import keep_programs
 
@@ -214,12 +212,10 @@ def answer(session: "Session", question: str, asking: Asking, say: Callable[[str
 
 
 def _budget_name(budget: int | None) -> str:
-    """What a budget is called above its answer."""
     return "no budget" if budget is None else f"budget {budget}"
 
 
 def _counts(answer: "Answer") -> str:
-    """Tokens of each part of an answer."""
     return (
         f"{answer.thinking_tokens} thinking tokens, {answer.forced_tokens} forced, "
         f"{answer.answer_tokens} answer"

@@ -254,6 +254,8 @@ def test_ranges_can_be_checked_alone():
     check_ranges(changed(budget={"min": 300, "max": 200}))
     with pytest.raises(UserError, match="seed: found -1"):
         check_ranges(changed(seed=-1))
+    with pytest.raises(UserError, match="budget.levels: found the name 'none'"):
+        check_ranges(changed(budget={"levels": FrozenMap(none=4)}))
 
 
 def test_presets_are_those_of_the_models_room():

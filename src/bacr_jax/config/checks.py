@@ -14,6 +14,7 @@ from bacr_jax.config.derived import (
     CORRECT,
     adapter_problems,
     function_name,
+    level_problems,
     mixture,
     own_tokens,
     reward_shares,
@@ -410,7 +411,7 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 
 def check_ranges(config: Config) -> None:
     """Refuses the first value wrong by itself, by a UserError; combinations are not looked at."""
-    for find in (_out_of_range, _words):
+    for find in (_out_of_range, _words, level_problems):
         for problem in find(config):
             raise UserError(problem)
 

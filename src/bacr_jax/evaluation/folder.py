@@ -49,13 +49,13 @@ def sample_batches(
             first = together[0]
             count = len(problems) * first.samples
             for start in range(0, count, most):
-                rows = np.arange(start, min(start + most, count))
+                rows = range(start, min(start + most, count))
                 keys = [
-                    (name, first.mode, first.budget, setting.cut, problems[place], int(sample))
-                    for place, sample in zip(rows // first.samples, rows % first.samples)
+                    (name, first.mode, first.budget, setting.cut, problems[place], sample)
+                    for place, sample in (divmod(row, first.samples) for row in rows)
                     for setting in together
                 ]
-                work.append(SampleBatch(name, together, rows, keys))
+                work.append(SampleBatch(name, together, np.array(rows), keys))
     return work
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -47,7 +48,7 @@ def _sampled_by(server: Server, asking: Asking) -> Callable[..., Rollout]:
 
     def sample(params: None, *asked: Any) -> Rollout:
         try:
-            return ask(*asked, answered=answered)
+            return functools.partial(ask, answered=answered)(*asked)
         except (EngineError, ValueError) as error:
             raise UserError(f"{error}; what is done is kept, the same command goes on") from None
 
@@ -158,7 +159,6 @@ def _last_error(log: Path) -> str:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a server and its workers."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

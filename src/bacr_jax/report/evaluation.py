@@ -182,7 +182,6 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
 
 
 def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
-    """A row per level or subject, a column per budget."""
     modes = result["by_budget"]
     mode = next(reversed(modes))
     budgets = by_size(modes[mode])

@@ -155,7 +155,6 @@ def _differing_keys(runs: Sequence[RunData]) -> Part:
 
 
 def _evaluations(run: RunData) -> list[Part]:
-    """Tables of the evaluations that were made of this run afterwards."""
     parts = list[Part]()
     for path in finished_evaluations(run.paths.path):
         try:
@@ -189,7 +188,6 @@ def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
 
 
 def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
-    """Charts and tables of one evaluation set."""
     policies = _policies(runs, name)
     start = _first_colour(runs, policies)
     drawn = accuracy_charts(policies, start) + completion_charts(policies, start)

@@ -154,7 +154,6 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
 
 
 def _scale(axis: Any, name: str, scale: Scale, *, named: bool = True) -> None:
-    """Ends and ticks of an axis."""
     ticks = scale.ticks(most=_STEPS)
     of = lambda what: getattr(axis, f"set_{name}{what}")
     if scale.axis.log2:

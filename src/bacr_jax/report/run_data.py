@@ -78,7 +78,6 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
-    """Records of a JSONL file that have the fields a report is made of."""
     records = read_lines(path)
     for number, record in enumerate(records, 1):
         for name, kind in fields.items():
