@@ -333,8 +333,6 @@ def evaluate(
         results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):
             progress.say(table)
-        for line in results["labels"].values() if "labels" in results else ():
-            progress.say(line)
     return results
 
 

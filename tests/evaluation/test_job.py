@@ -68,8 +68,9 @@ def policy(monkeypatch):
     return fake
 
 
-def evaluate(work, out):
-    with Progress(stream=io.StringIO()) as progress, open_evaluation(out, work.settings):
+def evaluate(work, out, stream=None):
+    says = io.StringIO() if stream is None else stream
+    with Progress(stream=says) as progress, open_evaluation(out, work.settings):
         return job.run(work, out, progress)
 
 
@@ -171,12 +172,12 @@ class TestRun:
     def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path):
         labels = tmp_path / "labels.jsonl"
         work = job.prepare(saved("eval.budgets=[8]"), greedy=False, labels=labels)
-        lines = evaluate(work, tmp_path / "out")["labels"]
+        evaluate(work, tmp_path / "out", said := io.StringIO())
         rates = [json.loads(line)["avg"] for line in labels.read_text().splitlines()]
         # Rows 0 to 3, 4 to 7 and 8 to 11, wrong at 0, 3, 6 and 9.
         assert rates == [0.5, 0.75, 0.75]
-        assert lines["above .5, up to .75"] == "solve rate above .5, up to .75: 2 problems"
-        assert lines["file"] == f"difficulty labels in {labels}"
+        assert "solve rate above .5, up to .75: 2 problems" in said.getvalue()
+        assert "difficulty labels in " in said.getvalue()
 
 
 # 4, 3, 2, 1 and 0 of 4 samples right

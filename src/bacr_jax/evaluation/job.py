@@ -365,14 +365,11 @@ def _counter(phase: Phase, finished: int, batch: SampleBatch) -> Callable[[int],
 
 
 def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
-    """Draws what is missing, and computes every number from the samples.
+    """Draws what is missing and computes every number from the samples; what results.json holds.
 
     Args:
       out: folder, opened for `work.settings`; gets samples.jsonl and results.json.
       poll: called regularly; it may raise, and what was drawn by then stays.
-
-    Returns:
-      What results.json holds, and "labels" (lines for the reader) if labels were written.
     """
     planned = work.batches()
     done = folder.resume(out, planned)
@@ -415,13 +412,13 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             difference["other"] = theirs[spec]["by_budget"]
         results["comparisons"][name] = differences
     write_json(out / folder.RESULTS, results)
-    if work.labels is None:
-        return results
-    (of_set,) = own.values()
-    (setting,) = [s for s in of_set if s.mode == SAMPLED and s.cut is None]
-    counts = write_labels(work.labels, of_set[setting])
-    lines = {group: f"solve rate {group}: {count} problems" for group, count in counts.items()}
-    return {**results, "labels": {"file": f"difficulty labels in {work.labels}", **lines}}
+    if work.labels is not None:
+        (of_set,) = own.values()
+        (setting,) = [s for s in of_set if s.mode == SAMPLED and s.cut is None]
+        progress.say(f"difficulty labels in {work.labels}")
+        for group, count in write_labels(work.labels, of_set[setting]).items():
+            progress.say(f"solve rate {group}: {count} problems")
+    return results
 
 
 def _graded(
