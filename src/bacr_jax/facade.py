@@ -100,7 +100,6 @@ class Policy:
         Args:
           responses: what follows the prompt of each question: a text, or ids such as those of
             `Answer.tokens`. With one question, one text.
-          budget: that the policy is told.
         """
         (told,) = self._budgets(budget)
         return self._session.score(

@@ -238,11 +238,7 @@ class Session:
     def score(
         self, questions: Sequence[str], responses: Sequence[str | Sequence[int]], budget: int | None
     ) -> list[ResponseScore]:
-        """How likely the policy finds a response to each question.
-
-        Args:
-          responses: what follows each prompt, as a text or as ids (`Answer.tokens`).
-        """
+        """How likely the policy finds responses, texts or ids, each behind its prompt."""
         if len(questions) != len(responses):
             raise UserError(
                 f"logprobs: found {len(questions)} questions and {len(responses)} responses; write "
@@ -252,7 +248,8 @@ class Session:
         ids = [self._ids(row, response) for row, response in enumerate(responses)]
         lengths = np.asarray(prompts.lengths)
         whole = lengths + np.array([len(row) for row in ids], np.int32)
-        positions = self._scoring[0].model.max_positions
+        spec, params = self._scoring
+        positions = spec.model.max_positions
         if whole.max() > positions:
             row = int(whole.argmax())
             raise UserError(
@@ -263,11 +260,22 @@ class Session:
         for row, response in enumerate(ids):
             tokens[row, : lengths[row]] = prompts.tokens[row, : lengths[row]]
             tokens[row, lengths[row] : whole[row]] = response
-        (told,) = _told([budget])
+        told = np.repeat(_told([budget]), _ROWS_OF_A_PASS)
+        # As many rows in every pass: the last row again where there are fewer.
+        passes = -(-len(ids) // _ROWS_OF_A_PASS)
+        rows = np.arange(passes * _ROWS_OF_A_PASS).clip(max=len(ids) - 1)
         found = np.concatenate(
             [
-                self._pass(tokens[at : at + _ROWS_OF_A_PASS], lengths[at:], whole[at:], told)
-                for at in range(0, len(ids), _ROWS_OF_A_PASS)
+                response_logprobs(
+                    params,
+                    tokens[of_pass],
+                    lengths[of_pass],
+                    whole[of_pass],
+                    told,
+                    self.rules.allowed_tokens,
+                    spec=spec,
+                )
+                for of_pass in np.split(rows, passes)
             ]
         )
         spans = [found[row, lengths[row] : whole[row]].tolist() for row in range(len(ids))]
@@ -284,22 +292,6 @@ class Session:
         # One pass without a gradient keeps nothing that could be recomputed.
         spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         return spec, jax.tree.map(jnp.asarray, self.saved.params())
-
-    def _pass(self, tokens: Any, lengths: Any, whole: Any, told: int) -> Any:
-        """Log-probabilities of up to `_ROWS_OF_A_PASS` rows, padded to that many."""
-        rows, (spec, params) = len(tokens), self._scoring
-        more = _ROWS_OF_A_PASS - rows
-        pad = lambda x: np.concatenate([x[:rows], np.repeat(x[:1], more, axis=0)])
-        found = response_logprobs(
-            params,
-            pad(tokens),
-            pad(lengths),
-            pad(whole),
-            np.full(_ROWS_OF_A_PASS, told, np.int32),
-            self.rules.allowed_tokens,
-            spec=spec,
-        )
-        return np.asarray(found)[:rows]
 
     def _ids(self, row: int, response: str | Sequence[int]) -> list[int]:
         if isinstance(response, str):

@@ -37,21 +37,15 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
     return min(max(float(centre - half), 0.0), rate), max(min(float(centre + half), 1.0), rate)
 
 
-def paired_difference_interval(
-    one: Float[np.ndarray, "n samples"], other: Float[np.ndarray, "n other_samples"]
-) -> tuple[float, float]:
-    """95 % interval of accuracy(one) - accuracy(other) on the same problems.
+def paired_difference_interval(differences: Float[np.ndarray, "n"]) -> tuple[float, float]:
+    """95 % interval, in [-1, 1], of a difference of accuracies on the same problems.
 
     The normal interval of the mean of the differences d_i, after adding two imaginary problems,
     spread evenly over the four ways in which two verdicts can turn out (Agresti and Min 2005),
     which keeps its coverage where few problems differ:
 
         m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
-
-    Returns:
-      Lower and upper end, in [-1, 1]. It leaves out 0 where the policies differ.
     """
-    differences = one.mean(1, dtype=np.float64) - other.mean(1, dtype=np.float64)
     count = len(differences) + 2
     mean = float(differences.sum()) / count
     variance = (float((differences**2).sum()) + 1.0) / count - mean**2
@@ -142,5 +136,5 @@ def difference_intervals(
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     ends = bootstrap_intervals(differences)
     for column in np.flatnonzero(np.ptp(differences, axis=0) == 0.0):
-        ends[column] = paired_difference_interval(one[:, [column]], other[:, [column]])
+        ends[column] = paired_difference_interval(differences[:, column])
     return ends
