@@ -336,7 +336,6 @@ def evaluate_set(
     Forced termination at each budget, the same for every method.
 
     Args:
-      decoder: the policy; its thinking width must hold the largest budget.
       spec: the set of data.eval, where `config.samples` is not one number.
     """
     chosen = subset(len(questions), config.size, seed)

@@ -169,13 +169,11 @@ def answer_clusters(
             first[problem] = [new if x == old else x for x in first[problem]]
     numbers = np.full(correct.shape, -1)
     for problem, row in enumerate(answers):
-        places = {text: first[problem][i] for i, text in enumerate(wrong[problem])}
-        names = {place: 1 + i for i, place in enumerate(dict.fromkeys(places.values()))}
-        for sample, text in enumerate(row):
-            if correct[problem, sample]:
-                numbers[problem, sample] = 0
-            elif text is not None:
-                numbers[problem, sample] = names[places[text]]
+        names = {place: i for i, place in enumerate(dict.fromkeys(first[problem]), 1)}
+        by_text: dict[str | None, int] = {None: -1}
+        by_text |= {text: names[place] for text, place in zip(wrong[problem], first[problem])}
+        samples = zip(row, correct[problem])
+        numbers[problem] = [0 if right else by_text[text] for text, right in samples]
     return numbers
 
 

@@ -152,7 +152,6 @@ class Graded:
       correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
       total: thinking, forced and answer tokens.
       forced: the budget ended the thinking.
-      answers: extracted answers, None where there is none.
       paths: how many verdicts each path decided.
     """
 

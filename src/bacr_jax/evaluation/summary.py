@@ -197,16 +197,11 @@ def summarise(
     budgets: Sequence[int] | None = None,
     problems: QuestionSet | None = None,
 ) -> dict[str, Any]:
-    """The numbers of one set.
+    """The numbers of one set, as results.json has them.
 
     Args:
       budgets: those that the report is about; other settings only serve votes at equal total
         tokens.
-
-    Returns:
-      problems; near_duplicates (how many, and of which training set; None where none was looked
-      for); by_budget (a `Summary`); anytime by mode; dense, the dense curve by mode (empty without
-      one); self_consistency.
     """
     duplicates, near = None, None
     if problems is not None and problems.compared_with:

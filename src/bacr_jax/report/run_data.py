@@ -64,15 +64,12 @@ def _read_summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        summary = documents.read_json(path)
+        summary = documents.read_object(path)
+        numbers = (summary.get(name, 0) for name in ("steps", "generated_tokens", "wall_seconds"))
+        sound = {*map(type, numbers)} <= {int, float}
     except ValueError:
-        summary = None
-    numbers = ("steps", "generated_tokens", "wall_seconds")
-    if (
-        not isinstance(summary, dict)
-        or not all(type(summary.get(name, 0)) in (int, float) for name in numbers)
-        or not isinstance(summary.get("departures", []), list)
-    ):
+        sound = False
+    if not sound or not isinstance(summary.get("departures", []), list):
         raise UserError(f"{path}: is damaged; remove it, or run the training again")
     return summary
 

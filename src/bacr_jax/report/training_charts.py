@@ -164,11 +164,10 @@ def machinery_charts(
     """Sampler against learner, values against rewards, and where the time goes."""
     mismatch, pace = list[Series](), list[Series]()
     for place, run in enumerate(runs):
-        if run.metrics:
-            label = run.label if len(runs) > 1 else ""
-            curves = Curves(run.metrics)
-            mismatch += _series(curves, "mismatch/k3", label, colour(place + 1))
-            pace += _series(curves, "time/tokens_per_s", label, colour(place + 1))
+        label = run.label if len(runs) > 1 else ""
+        curves = Curves(run.metrics)
+        mismatch += _series(curves, "mismatch/k3", label, colour(place + 1))
+        pace += _series(curves, "time/tokens_per_s", label, colour(place + 1))
     calibrated_values = calibration(traces)
     return [
         Chart(
