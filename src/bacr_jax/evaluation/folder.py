@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Int
 
 from bacr_jax import documents
-from bacr_jax.documents import cannot_write, write_json
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey
 from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder, usable
@@ -99,7 +98,7 @@ def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
         if path.stat().st_size > whole:
             os.truncate(path, whole)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise documents.cannot_write(path, error) from None
     return done
 
 
@@ -115,7 +114,7 @@ def append(folder: Path, samples: Sequence[Sample]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise documents.cannot_write(path, error) from None
 
 
 def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
@@ -156,7 +155,7 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
         _refuse_unless_ours(path, settings, where)
         is_new = not (path / SETTINGS).exists()
         if is_new:
-            write_json(path / SETTINGS, settings)
+            documents.write_json(path / SETTINGS, settings)
         try:
             yield
         except UserError:

@@ -20,7 +20,6 @@ from bacr_jax.documents import write_json, write_lines
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
-from bacr_jax.evaluation.folder import SampleBatch
 from bacr_jax.evaluation.samples import (
     SAMPLED,
     Drawing,
@@ -107,7 +106,7 @@ class Work:
         """Settings of the evaluation."""
         return self.saved.config
 
-    def batches(self) -> list[SampleBatch]:
+    def batches(self) -> list[folder.SampleBatch]:
         """Everything to be drawn, in order."""
         ids = {
             name: [self.sets[name].set.ids[place] for place in places]
@@ -316,7 +315,7 @@ def _draw_missing(
     environment: Environment,
     out: Path,
     progress: Progress,
-    planned: Sequence[SampleBatch],
+    planned: Sequence[folder.SampleBatch],
     done: list[list[Sample]],
     poll: Poll,
 ) -> None:
@@ -353,7 +352,7 @@ def _draw_missing(
                 )
 
 
-def _counter(phase: Phase, finished: int, batch: SampleBatch) -> Callable[[int], None]:
+def _counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
     """Shows rows of a call as they are decoded; they are graded and written at its end."""
 
     def count(rows: int) -> None:

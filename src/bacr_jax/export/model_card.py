@@ -12,7 +12,6 @@ import yaml
 from bacr_jax import __version__, documents
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap, mixture
-from bacr_jax.documents import read_lines
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.told import budget_words
@@ -74,7 +73,7 @@ def license_of(base: Path | None) -> str | None:
 def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of the accuracies of each set, by the run's own evaluations."""
     paths, made = RunPaths(about.run), dict[str, Any]()
-    records = [r for r in read_lines(paths.evaluations) if r["step"] == about.step]
+    records = [r for r in documents.read_lines(paths.evaluations) if r["step"] == about.step]
     if records:
         made["in training"] = records[-1]["sets"]
     later = paths.evaluation_of(about.step)

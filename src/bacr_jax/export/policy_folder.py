@@ -12,13 +12,11 @@ from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names, vocabulary
 from bacr_jax.model.hf.archive import BUDGET_FILE, check_free, complete_or_absent
-from bacr_jax.model.hf.hf_config import BudgetModule
-from bacr_jax.model.hf.names import Entry
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
 # A tensor of a folder, and the type in which it lies there: F32, BF16 or F16.
-Typed = tuple[Entry, str]
+Typed = tuple[names.Entry, str]
 
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 STORED = {name: stored for stored, name in TORCH_NAME.items()}
@@ -37,7 +35,7 @@ class BudgetInput:
       words: sentence that tells the budget; None: none does.
     """
 
-    module: BudgetModule | None = None
+    module: hf_config.BudgetModule | None = None
     words: str | None = None
     levels: Mapping[str, int] | None = None
 
@@ -156,7 +154,7 @@ def _describe(
     return described
 
 
-def layout(config: Qwen2Config, dtype: str, module: BudgetModule | None) -> list[Typed]:
+def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | None) -> list[Typed]:
     """Tensors of a folder, each with its type: those of the plain model, then a budget module's."""
     plain = [(entry, dtype) for entry in names.backbone(config)]
     if module is None:

@@ -10,14 +10,12 @@ from typing import Any
 from bacr_jax import documents
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import mixture
-from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures, svg, table
 from bacr_jax.report.charts import Bars, Chart
-from bacr_jax.report.evaluation import dense_table
 from bacr_jax.report.evaluation_charts import (
     accuracy_charts,
     completion_charts,
@@ -208,7 +206,7 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
         tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
         dense = [record["dense"].get(name) for record in runs[0].evaluations if "dense" in record]
         if dense and dense[-1]:
-            tables.append(dense_table(title, dense[-1], last))
+            tables.append(evaluation.dense_table(title, dense[-1], last))
     return [{"heading": title}, *_charts(drawn), *map(_table, tables)]
 
 
@@ -267,7 +265,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         run = read_run(folder)
         figures.draw_run(run)
         text = page([run])
-    write_atomically(path, text)
+    documents.write_atomically(path, text)
     return path
 
 
@@ -280,7 +278,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
     path = _target(folders[0] / COMPARISON, out)
     with _refused(*folders):
         text = page(runs)
-    write_atomically(path, text)
+    documents.write_atomically(path, text)
     return path
 
 

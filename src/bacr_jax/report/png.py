@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from bacr_jax import errors
-from bacr_jax.errors import printable
 from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
@@ -96,7 +95,7 @@ def _plain(text: str) -> str:
 
     Labels that begin with an underscore it leaves out.
     """
-    shown = printable(text).replace("$", r"\$")
+    shown = errors.printable(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 

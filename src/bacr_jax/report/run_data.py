@@ -6,7 +6,6 @@ from typing import Any
 
 from bacr_jax import documents
 from bacr_jax.config import Config
-from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
@@ -75,7 +74,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
-    records = read_lines(path)
+    records = documents.read_lines(path)
     for number, record in enumerate(records, 1):
         for name, kind in fields.items():
             if not isinstance(record.get(name), kind):
