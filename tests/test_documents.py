@@ -94,7 +94,8 @@ def test_json_of_any_value_comes_back_or_is_refused(value):
 def test_a_step_that_is_no_whole_number_is_one_line(tmp_path, step, last):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{{"step": {step}}}\n' + ("" if last else '{"step": 3}\n'))
-    for use in (read_lines, lambda path: lines_until(path, 1), lambda path: keep_until(path, 1)):
+    until_one = lambda path: list(lines_until(path, 1))
+    for use in (read_lines, until_one, lambda path: keep_until(path, 1)):
         with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: .*fix or remove") as caught:
             use(path)
         assert "\n" not in str(caught.value)

@@ -5,9 +5,9 @@ The readers are `bacr_grading.documents`, under the library's name. The one atom
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bacr_grading.documents import (
     LARGEST_TABLE as LARGEST_TABLE,
@@ -39,18 +39,21 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new one, never half."""
+def replace_file(path: Path, text: str | Iterable[str]) -> None:
+    """Replaces a file in one step: a reader sees the old text or the new one, never half.
+
+    A long text may come in pieces.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
         file.flush()
         # The name must not reach the disk before the text does.
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """`replace_file` of a run's file; UserError: no space, or no right to write there."""
     try:
         replace_file(path, text)
@@ -77,17 +80,24 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines of a JSONL file with their records, without a last line torn by a kill."""
     if not path.exists():
         return
-    *lines, unfinished = read_file(path, most=LARGEST_TABLE).split(b"\n")
-    for number, line in enumerate(lines, 1):
+    check_regular(path)
+    with path.open("rb") as file:
+        yield from _records_of(file, path)
+
+
+def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            return
         try:
-            text = line.decode()
+            text = line[:-1].decode()
             record = parse_json(text)
             if not isinstance(record, dict):
                 raise ValueError
         # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
         except ValueError:
-            if number == len(lines) and not unfinished:
-                break
+            if not file.read(1):
+                return
             raise UserError(
                 f"{path}, line {number}: is not a JSON record; fix or remove the line"
             ) from None
@@ -109,15 +119,16 @@ def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
     write_atomically(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
 
 
-def lines_until(path: Path, step: int) -> list[str]:
+def lines_until(path: Path, step: int) -> Iterator[str]:
     """Lines of a JSONL file, as they are, whose records are not of later steps."""
-    return [text for text, record in _whole_lines(path) if record.get("step", 0) <= step]
+    return (text for text, record in _whole_lines(path) if record.get("step", 0) <= step)
 
 
 def keep_until(path: Path, step: int) -> None:
     """Drops the records of later steps, and a torn last line."""
     if not path.exists():
         return
-    wanted = "".join(f"{text}\n" for text in lines_until(path, step))
-    if wanted.encode() != path.read_bytes():
-        write_atomically(path, wanted)
+    # A long run's metrics are a hundred megabytes, of which nothing is dropped as a rule.
+    kept = sum(len(text.encode()) + 1 for text in lines_until(path, step))
+    if kept != path.stat().st_size:
+        write_atomically(path, (f"{text}\n" for text in lines_until(path, step)))

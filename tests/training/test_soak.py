@@ -38,12 +38,13 @@ for name in ("fsync", "rename", "replace", "mkdir", "unlink"):
     setattr(os, name, slow(getattr(os, name)))
 """
 EVERY = 5
+# The rate is constant: a soak that is made longer knows another length than it began with.
 SETTINGS = (
     *("warmup.steps=300", "warmup.target_accuracy=0", "warmup.short_accuracy=0"),
     *("warmup.hold_accuracy=0", "warmup.max_hold=0", "budget.max=16", "curriculum.mu0=12"),
     *("curriculum.sigma=4", "rollout.questions=8", "train.micro_batch_rows=8", "eval.size=40"),
     *("eval.samples=0", "eval.budgets=[16]", "eval.every=100", f"checkpoint.every={EVERY}"),
-    *("output.tensorboard=false", "output.report=false"),
+    *("output.tensorboard=false", "output.report=false", "optimizer.schedule=constant"),
 )
 NAMES = ("undisturbed", "disturbed")
 KINDS = ("killed", "full disk", "slow files", "dead verifier", "stopped")
@@ -247,11 +248,11 @@ def draw(path, arms):
             minutes = [row["seconds"] / 60 for row in leg]
             for axis, (name, scale) in zip(column, shown):
                 axis.plot(minutes, [scale * row[name] for row in leg], color=f"C{index % 10}")
-                axis.set_ylim(bottom=0)
         column[0].set_title(title)
         column[-1].set_xlabel("minutes")
     for axis, label in zip(axes[:, 0], ("memory [GiB]", "open handles", "child processes")):
         axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from bacr_jax.errors import UserError
 from bacr_jax.model import products
 from bacr_jax.types import pytree
 
@@ -166,6 +167,11 @@ def causal_attention(
     chex.assert_rank([q, k, v], 4)
     t = q.shape[1]
     if implementation == "cudnn":
+        if q.dtype not in (jnp.bfloat16, jnp.float16):
+            raise UserError(
+                f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
+                "write model.attention=xla or model.compute_dtype=bfloat16"
+            )
         # JAX refuses the gradient of an odd number of positions; one more sits after all others.
         even = lambda x: jnp.pad(x, ((0, 0), (0, t % 2), (0, 0), (0, 0)))
         attended = jax.nn.dot_product_attention(

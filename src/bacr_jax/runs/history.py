@@ -1,5 +1,6 @@
 """What checkpoints keep of the files beside them, and how a resumed run gets these back."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 
 Records = list[dict[str, Any]]
+
+# Bytes of metrics.jsonl read at a time: a long run's are a hundred megabytes.
+_PIECE = 1 << 20
 
 
 class History:
@@ -33,10 +37,10 @@ class History:
             with self._paths.metrics.open("rb") as file:
                 os.fsync(file.fileno())
                 file.seek(self._read)
-                new = file.read()
-            self._digest.update(new)
-            self._read += len(new)
-            self._records += new.count(b"\n")
+                for piece in iter(functools.partial(file.read, _PIECE), b""):
+                    self._digest.update(piece)
+                    self._read += len(piece)
+                    self._records += piece.count(b"\n")
         return {
             "evaluations": list(evaluations),
             "changes": read_lines(self._paths.changes),
@@ -101,9 +105,11 @@ def _readable(path: Path) -> Records:
 
 def _digest_of(path: Path, step: int) -> dict[str, Any]:
     """Number and digest of a file's records up to a step."""
-    lines = lines_until(path, step)
-    text = "".join(f"{line}\n" for line in lines)
-    return {"records": len(lines), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    digest, records = hashlib.sha256(), 0
+    for line in lines_until(path, step):
+        digest.update(f"{line}\n".encode())
+        records += 1
+    return {"records": records, "sha256": digest.hexdigest()}
 
 
 def recorded_seconds(paths: RunPaths, step: int) -> float | None:
