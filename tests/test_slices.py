@@ -25,10 +25,11 @@ def test_the_order_of_collection_changes_nothing():
 
 
 def test_a_file_is_a_unit_unless_the_table_names_its_test():
-    seconds = {"tests/a.py::test_x[1]": 60.0, "tests/a.py": 5.0}
+    seconds = {"tests/a.py::test_x[1]": 60.0, "tests/a.py::test_z": 9.0, "tests/a.py": 5.0}
     of = lambda nodeid: slices.unit_of(nodeid, seconds)
     assert of("tests/a.py::test_x[1]") == "tests/a.py::test_x[1]"
     assert of("tests/a.py::test_x[2]") == of("tests/a.py::test_y") == "tests/a.py"
+    assert of("tests/a.py::test_z[1]") == of("tests/a.py::test_z") == "tests/a.py::test_z"
 
 
 @pytest.mark.parametrize("text", ["10/10", "-1/10", "3", "a/b", "/", "0/0"])

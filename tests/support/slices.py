@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# Seconds of a file's slow tests, or of one test that is a unit of its own, on an idle machine.
+# Seconds of a file's slow tests, or of a test that is a unit of its own, on an idle machine.
 SECONDS = Path(__file__).with_name("slow_seconds.json")
 # Of a file that is not in the table.
 UNKNOWN = 20.0
@@ -21,8 +21,12 @@ def slice_of(text):
 
 
 def unit_of(nodeid, seconds):
-    """What runs as a whole: a file, whose tests share programs, or a test that the table names."""
-    return nodeid if nodeid in seconds else nodeid.partition("::")[0]
+    """What runs as a whole: a file, whose tests share programs, or a test that the table names.
+
+    With or without its parameters.
+    """
+    file, _, _ = nodeid.partition("::")
+    return next((x for x in (nodeid, nodeid.partition("[")[0]) if x in seconds), file)
 
 
 def dealt(units, count, seconds):

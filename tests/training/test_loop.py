@@ -112,14 +112,13 @@ def test_ten_steps_are_five_and_a_kill_and_five(warm, tmp_path, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["drawn", "shuffled"])
-def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path, order):
+def test_kills_at_random_moments_of_evaluations_change_nothing(config, tmp_path):
     # Most of the time is spent in evaluations: one after every step, of every problem.
-    overrides = [f"data.order={order}", "eval.every=1", "eval.samples=8", "eval.size=400"]
+    overrides = ["data.order=shuffled", "eval.every=1", "eval.samples=8", "eval.size=200"]
     overrides += ["train.steps=4", "checkpoint.every=1"]
     assert train(*arguments(config, tmp_path / "whole", *overrides)) == 0
     folder = tmp_path / "killed"
-    moments = random.Random(order)
+    moments = random.Random(0)
     evaluations = lambda: len(read_lines(folder / "eval.jsonl"))
     for _ in range(4):
         before = evaluations()
