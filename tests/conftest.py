@@ -28,10 +28,14 @@ gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slice", metavar="K/N", help="run slice K of N of the chosen tests")
+    parser.addoption("--slice", metavar="K/N", help="run slice K of N of the slow tests")
     parser.addoption("--soak-steps", type=int, default=4000, help="steps of the soak's two runs")
     parser.addoption("--soak-every", type=float, default=120.0, help="seconds between its mishaps")
     parser.addoption("--soak-out", metavar="DIR", help="where its pictures and figures go")
+
+
+def pytest_ignore_collect(collection_path, config):
+    return slices.is_elsewhere(collection_path, config) or None
 
 
 @pytest.hookimpl(trylast=True)

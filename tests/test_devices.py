@@ -25,7 +25,8 @@ SHORT = (
     *("train.steps=3", "budget.max=16", "curriculum.mu0=12", "curriculum.sigma=4"),
     *("rollout.questions=4", "rollout.group_size=4", "train.micro_batch_rows=8"),
     *("eval.size=8", "eval.samples=0", "eval.budgets=[16]", "value.warmup_iterations=1"),
-    "output.tensorboard=false",
+    *("model.num_layers=1", "data.ledger.train_size=640"),
+    *("output.tensorboard=false", "output.report=false"),
 )
 
 
@@ -76,7 +77,7 @@ def start_all(folder, *overrides, apart=((), ()), devices=4):
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
-    both = start_all(folder, "train.steps=500")
+    both = start_all(folder, "train.steps=500", "warmup.steps=0")
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_bytes().splitlines()) < 2:
         assert both[0].poll() is None, both[0].communicate()
@@ -87,7 +88,7 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     steps = len(metrics.read_bytes().splitlines())
     assert max(int(path.name) for path in (folder / "checkpoints").iterdir()) == steps
     # The same command goes on.
-    more = [f"train.steps={steps + 1}", "--allow-change", "train.steps"]
+    more = ["warmup.steps=0", f"train.steps={steps + 1}", "--allow-change", "train.steps"]
     for process in start_all(folder, *more):
         finish(process)
     assert [line["step"] for line in records(folder)] == list(range(1, steps + 2))

@@ -45,12 +45,12 @@ def counted(*options):
 
 
 @pytest.mark.slow  # every input in a process of its own: some ten minutes in all
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(4))
 def test_every_hostile_input_is_refused_in_one_line(part):
-    assert set(counted("--part", f"{part}/10")) == {"refused"}
+    assert set(counted("--part", f"{part}/4")) == {"refused"}
 
 
-@pytest.mark.slow  # the same; a minute
+@pytest.mark.slow  # the same
 def test_damaged_folders_of_a_model_are_read_or_refused_in_one_line():
-    counts = counted("--folders", "300")
-    assert set(counts) <= {"refused", "accepted"} and counts["refused"] >= 200
+    counts = counted("--folders", "150")
+    assert set(counts) <= {"refused", "accepted"} and counts["refused"] >= 100

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -28,6 +25,10 @@ def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.yaml"
     path.write_text(WHOLE_RUN)
     return path
+
+
+# Nothing drawn beside the numbers.
+PLAIN = ("output.report=false", "output.tensorboard=false")
 
 
 def train(config, folder, *overrides):
@@ -157,6 +158,7 @@ def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
         "eval.every=null",
         "train.steps=1",
         f"warmup.dir={finished / 'warmup'}",
+        *PLAIN,
     )
     said = capsys.readouterr().out
     assert "validating on ledger, held out for validation: 6 questions" in said
@@ -193,9 +195,9 @@ def test_the_value_head_warms_up_alone_and_the_schedule_moves(finished):
 
 @pytest.mark.slow  # two more runs; test_loop.py compares whole runs too
 def test_the_same_seed_gives_the_same_metrics_and_another_does_not(config, finished, tmp_path):
-    again = train(config, tmp_path / "again")
+    again = train(config, tmp_path / "again", *PLAIN)
     assert records(again) == records(finished)
-    other = train(config, tmp_path / "other", "seed=1", "train.steps=1")
+    other = train(config, tmp_path / "other", "seed=1", "train.steps=1", *PLAIN)
     assert records(other)[0] != records(finished)[0]
 
 
@@ -322,7 +324,8 @@ def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoin
 
 @pytest.mark.slow
 def test_methods_share_a_warm_up(config, finished, tmp_path):
-    folder = train(config, tmp_path / "grpo", "method=grpo", f"warmup.dir={finished / 'warmup'}")
+    warm = f"warmup.dir={finished / 'warmup'}"
+    folder = train(config, tmp_path / "grpo", "method=grpo", "train.steps=1", warm, *PLAIN)
     mine, theirs = (
         json.loads((f / "summary.json").read_text())["eval"]["before"] for f in (folder, finished)
     )
@@ -340,8 +343,7 @@ def test_combinations_of_the_four_parts_run(config, finished, tmp_path, index):
         f"warmup.dir={finished / 'warmup'}",
         "train.steps=1",
         "eval.samples=0",
-        "output.tensorboard=false",
-        "output.report=false",
+        *PLAIN,
         f"conditioning.told={'embedding' if index & 1 else 'nothing'}",
         f"budget.prior={'curriculum' if index & 2 else 'uniform'}",
         f"reward.dense={str(bool(index & 4)).lower()}",
@@ -368,17 +370,12 @@ def test_combinations_of_the_four_parts_run(config, finished, tmp_path, index):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, arguments, says):
-    command = [sys.executable, "-m", "bacr_jax.train", "--config", str(config)]
-    result = subprocess.run(
-        [*command, f"output.dir={tmp_path / 'run'}", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1 and says in result.stderr
+def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, capsys, arguments, says):
+    from bacr_jax.train import main
+
+    assert main(["--config", str(config), f"output.dir={tmp_path / 'run'}", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
     assert not (tmp_path / "run").exists()
 
 

@@ -116,6 +116,7 @@ def test_gpus_that_are_in_use_are_too_late_to_tell(tmp_path, monkeypatch):
     make_reproducible(config_in(tmp_path), {"XLA_FLAGS": " ".join(FIXED)})
 
 
+@pytest.mark.slow  # processes that import JAX, as those of launch/test_launch.py
 def test_xla_knows_every_flag_also_where_there_are_only_cpus(tmp_path):
     """XLA ends the process at a flag that it doesn't know."""
     folder = tmp_path / "my run"

@@ -59,7 +59,8 @@ def test_what_can_change_numbers_is_named(subject):
     assert machine.devices(subject).values["platform"] == "cpu"
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow  # a worker hangs for its deadline, and others start
+@pytest.mark.parametrize("workers", [1, 3])
 def test_workers_judge_and_one_that_hangs_is_replaced(workers):
     words = ["--config", "quickstart", f"grading.workers={workers}", "grading.deadline=2"]
     record = machine.grader(read_subject(words)[0])

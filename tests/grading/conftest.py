@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import ready_worker
 from bacr_grading import Grader
+from bacr_grading.pool import Program
 
 _DEFAULT = Path(__file__).resolve().parents[2] / "../shared/data"
 
@@ -32,3 +34,10 @@ def grader() -> Iterator[Grader]:
     """One grader for the tests that only need verdicts."""
     with Grader(workers=2) as shared:
         yield shared
+
+
+@pytest.fixture
+def ready(monkeypatch):
+    """Workers that are there at once: math-verify takes some seconds to start."""
+    program = Program(script=ready_worker.__file__)
+    monkeypatch.setattr("bacr_grading.grader.Program", lambda: program)

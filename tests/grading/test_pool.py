@@ -17,7 +17,7 @@ from bacr_jax.errors import UserError
 
 # Passes the guards and keeps sympy busy for much longer than the tests' deadlines.
 SLOW = "\\boxed{\\int_0^1 \\frac{\\sin(\\tan x) e^{x^3} \\log(1+x^5)}{\\arctan(\\sin x)+x^7} dx}"
-QUICK = ("\\boxed{\\sqrt{12}}", "2\\sqrt{3}")
+QUICK = ("\\boxed{\\sqrt{x}+2}", "2+\\sqrt{x}")
 
 
 def alive(pid: int) -> bool:
@@ -44,6 +44,7 @@ def test_no_process_starts_before_one_is_needed():
         assert grader.counters()["worker_starts"] == 0
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_late_worker_is_killed_and_replaced():
     with Grader(workers=1, deadline=0.5) as grader:
         assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
@@ -59,6 +60,7 @@ def test_a_late_worker_is_killed_and_replaced():
         assert grader.counters()["worker_starts"] == 2
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_timeout_is_remembered():
     with Grader(workers=1, deadline=0.3) as grader:
         first = grader.grade([SLOW, SLOW], ["1", "1"])
@@ -68,6 +70,7 @@ def test_a_timeout_is_remembered():
         assert grader.counters()["cache_hits"] == 2
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_worker_that_dies_costs_one_verdict():
     with Grader(workers=1, deadline=20) as grader:
         grader.grade([QUICK[0]], [QUICK[1]])
@@ -83,6 +86,7 @@ def test_a_worker_that_dies_costs_one_verdict():
         assert grader.counters()["worker_deaths"] == 1
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_worker_that_died_idle_costs_nothing():
     with Grader(workers=1) as grader:
         grader.grade([QUICK[0]], [QUICK[1]])
@@ -92,6 +96,7 @@ def test_a_worker_that_died_idle_costs_nothing():
         assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
 
 
+@pytest.mark.usefixtures("ready")
 def test_workers_ignore_signals_meant_for_the_parent():
     with Grader(workers=1) as grader:
         grader.grade([QUICK[0]], [QUICK[1]])
@@ -102,6 +107,7 @@ def test_workers_ignore_signals_meant_for_the_parent():
         assert grader.worker_pids == pids
 
 
+@pytest.mark.usefixtures("ready")
 def test_workers_are_replaced_after_their_share_of_answers(monkeypatch):
     monkeypatch.setattr(pool_module, "RECYCLE_AFTER", 2)
     with Grader(workers=1) as grader:
@@ -113,6 +119,7 @@ def test_workers_are_replaced_after_their_share_of_answers(monkeypatch):
         assert grader.counters()["worker_starts"] == 2
 
 
+@pytest.mark.usefixtures("ready")
 def test_close_leaves_no_process_behind():
     grader = Grader(workers=2, deadline=30)
     grader.grade([QUICK[0], "\\boxed{x+1}"], [QUICK[1], "1+x"])
@@ -125,6 +132,7 @@ def test_close_leaves_no_process_behind():
         grader.grade(["\\boxed{x+2}"], ["2+x"])
 
 
+@pytest.mark.usefixtures("ready")
 def test_an_interruption_ends_the_work_under_way():
     class Stop(Exception):
         pass
@@ -178,6 +186,7 @@ def test_the_package_loads_neither_the_library_nor_anything_heavy():
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow  # three workers of math-verify are killed
 def test_memory_and_time_limits_hold_without_the_guards():
     """The pool alone, fed what the guards would refuse, always answers."""
     requests = [

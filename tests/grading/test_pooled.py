@@ -60,9 +60,14 @@ def counted(grader):
 
 
 @pytest.mark.parametrize(
-    ("mode", "cache_size"), [(STRICT, 100), pytest.param(LENIENT, 0, marks=pytest.mark.slow)]
+    ("mode", "cache_size", "workers"),
+    [(STRICT, 100, "ready"), pytest.param(LENIENT, 0, None, marks=pytest.mark.slow)],
 )
-def test_verdicts_and_counters_are_those_of_grading_at_once(mode, cache_size, monkeypatch):
+def test_verdicts_and_counters_are_those_of_grading_at_once(
+    mode, cache_size, workers, monkeypatch, request
+):
+    if workers is not None:
+        request.getfixturevalue(workers)
     monkeypatch.setattr(pooled, "CACHE_SIZE", cache_size)
     given = {"workers": 2, "deadline": 0.5}
     with Grader(**given) as early, Grader(**given) as late:

@@ -155,7 +155,7 @@ def _children() -> set[int]:
 
 @pytest.mark.slow
 def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp_path, monkeypatch):
-    """200 hostile calls in 5,000 normal ones: pool alive, memory flat, no process left."""
+    """100 hostile calls in 2,500 normal ones: pool alive, memory flat, no process left."""
     monkeypatch.chdir(tmp_path)
     hostile = shared_rows("grader_hostile.jsonl")
     normal = [row for row in shared_rows("math/train.jsonl") if parse_reference(row["solution"])]
@@ -165,7 +165,7 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
     with Grader(workers=2, deadline=1.0) as grader:
         # the first pass fills the caches, whose size is bounded
         peak_after_first = 0
-        for part in range(20):
+        for part in range(10):
             batch = [
                 (f"\\boxed{{{parse_reference(row['solution']).text}}}", row["solution"], True)
                 for row in rng.sample(normal, 250)
@@ -184,14 +184,14 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
             assert time.monotonic() - start < 60
             for (_, _, expected), verdict in zip(batch, verdicts, strict=True):
                 assert expected is None or verdict.correct == expected
-            if part == 4:
+            if part == 3:
                 peak_after_first = _resident_bytes()
         assert _resident_bytes() - peak_after_first < 32 << 20
         assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
         pids = grader.worker_pids
         counters = grader.counters()
-    assert counters["graded"] == 20 * 260 + 1
-    assert counters["timeouts"] >= 20
+    assert counters["graded"] == 10 * 260 + 1
+    assert counters["timeouts"] >= 10
     assert _children() - before_children == set()
     assert not (set(pids) & _children())
     assert list(tmp_path.iterdir()) == []

@@ -37,6 +37,7 @@ def run(**environment):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's own settings")
+@pytest.mark.slow  # two processes that import JAX
 def test_pages_are_given_once():
     pages_each = (40 << 20) // os.sysconf("SC_PAGESIZE")
     kept, pages = run()

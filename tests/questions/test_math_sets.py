@@ -276,7 +276,7 @@ class TestRealSets:
         [
             "gsm8k:gsm8k/test.jsonl",
             pytest.param("math500:math500/test.jsonl", marks=pytest.mark.slow),
-            pytest.param("math:math/train.jsonl", marks=pytest.mark.slow),
+            # Those of MATH's training set: tests/grading/test_shared_cases.py.
         ],
     )
     def test_answers_of_other_questions_grade_wrong(self, shared_data, spec):

@@ -22,6 +22,9 @@ sizes:
   cpu:
     config: [configs/quickstart.yaml]
     overrides:
+      - model.num_layers=1
+      - output.report=false
+      - output.tensorboard=false
 {CURRICULUM}\
       - warmup.steps=2
       - warmup.target_accuracy=0

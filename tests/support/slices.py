@@ -1,5 +1,6 @@
 """Slow tests in slices of about equal time: a change runs one, and ten changes run all."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -44,14 +45,28 @@ def slow_files(tests):
     return [str(p.relative_to(tests.parent)) for p in files if "mark.slow" in p.read_text()]
 
 
+@functools.cache
+def inside(text):
+    """The units of a slice, and the seconds of those that the table names."""
+    number, count = slice_of(text)
+    seconds = json.loads(SECONDS.read_text())
+    slices = dealt([*seconds, *slow_files(TESTS)], count, seconds)
+    return {unit for unit in slices if slices[unit] == number}, seconds
+
+
+def is_elsewhere(path, config):
+    """Whether a file has nothing of `--slice`: reading all of them takes a fifth of a minute."""
+    if config.option.slice is None or not path.name.startswith("test_"):
+        return False
+    units, _ = inside(config.option.slice)
+    return str(path.relative_to(TESTS.parent)) not in {unit.partition("::")[0] for unit in units}
+
+
 def keep_slice(config, items):
     """Leaves the items of `--slice`; without it, all."""
     if config.option.slice is None:
         return
-    number, count = slice_of(config.option.slice)
-    seconds = json.loads(SECONDS.read_text())
-    units = [unit_of(item.nodeid, seconds) for item in items]
-    slices = dealt([*units, *seconds, *slow_files(TESTS)], count, seconds)
-    inside = [slices[unit] == number for unit in units]
-    config.hook.pytest_deselected(items=[i for i, kept in zip(items, inside) if not kept])
-    items[:] = [item for item, kept in zip(items, inside) if kept]
+    units, seconds = inside(config.option.slice)
+    kept = [unit_of(item.nodeid, seconds) in units for item in items]
+    config.hook.pytest_deselected(items=[i for i, here in zip(items, kept) if not here])
+    items[:] = [item for item, here in zip(items, kept) if here]

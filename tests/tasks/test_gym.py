@@ -98,6 +98,7 @@ def graded(spec, answers_of, config=SHORT):
         return grader.grade(texts, questions.answers, **asked), grader.counters()
 
 
+@pytest.mark.slow  # two workers import reasoning-gym
 def test_the_generators_scorer_decides_and_only_all_of_it_counts():
     spec = "gym:chain_sum?min_terms=2&max_terms=3&size=10"
     right, _ = graded(spec, lambda gold: f"{gold}.00")

@@ -177,7 +177,7 @@ def test_the_value_head_starts_at_the_first_batchs_mean_reward(tmp_path, tokeniz
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
-    """Ten steps by the command, from the quickstart's warm-up cut short."""
+    """Six steps by the command, from the quickstart's warm-up cut short."""
     from bacr_jax.train import main
 
     base, folder = warm
@@ -186,9 +186,11 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     # A warm-up of prompts with a budget in words is another one.
     if config_io.load([base, preset]).conditioning.told != "words":
         arguments.append(f"warmup.dir={folder / 'warmup'}")
-    assert main([*arguments, f"output.dir={tmp_path}", "train.steps=10"]) == 0
+    elif name.startswith("l1"):
+        arguments.append("warmup.steps=40")  # wrong answers differ too, in length
+    assert main([*arguments, f"output.dir={tmp_path}", "train.steps=6"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert [line["step"] for line in lines] == list(range(1, 7))
     assert all(np.isfinite(value) for line in lines for value in line.values())
     assert lines[-1]["policy/skipped"] == 0
     own = {"dapo": "dapo/mixed_share", "hapo": "hapo/known_share", "anytime": "anytime/accuracy",
@@ -198,7 +200,7 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     if name.partition("-")[0] in own:
         assert own[name.partition("-")[0]] in lines[0]
     norms = [line["policy/grad_norm"] for line in lines]
-    assert max(norms) > 0 and len(set(norms)) > 5
+    assert max(norms) > 0 and len(set(norms)) > 3
     if name == "hapo":
         known = [line["hapo/known_share"] for line in lines]
         assert known == sorted(known) and known[-1] > 0
@@ -207,22 +209,29 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
         assert lines[0]["selfbudgeter/alpha"] == pytest.approx(6.0)
 
 
-@pytest.fixture(scope="session")
+SHORTER = {
+    "  compute_dtype: float32": "  compute_dtype: float32\n  num_layers: 1",
+    "  steps: 800": "  steps: 120\n  target_accuracy: 0\n  short_accuracy: 0\n  hold_accuracy: 0",
+    "  train: ledger": "  train: ledger\n  ledger: {train_size: 640}",
+    "size: 500": "size: 16",
+    "samples: 2": "samples: 0",
+    "questions: 32": "questions: 8",
+}
+
+
+@pytest.fixture(scope="module")
 def warm(tmp_path_factory):
-    """The quickstart with a shorter warm-up, and the folder of a run that made it."""
+    """The quickstart with one layer and a shorter warm-up, and the folder of a run that made it."""
     from bacr_jax.train import main
 
     folder = tmp_path_factory.mktemp("warm")
     base = folder / "base.yaml"
     text = (PRESETS.parent / "quickstart.yaml").read_text()
-    extra = "\n".join(
-        ["", "# shorter", "selfbudgeter: {cold_start_steps: 60}", "checkpoint: {every: 5}"]
-    )
-    text = text.replace(
-        "steps: 800", "steps: 200\n  target_accuracy: 0\n  short_accuracy: 0\n  hold_accuracy: 0"
-    )
-    text = text.replace("size: 500", "size: 50").replace("questions: 32", "questions: 8")
-    base.write_text(text + extra + "\n")
+    for name, less in SHORTER.items():
+        assert text.count(name) == 1
+        text = text.replace(name, less)
+    cold = "selfbudgeter: {cold_start_steps: 40, cold_start_tokens: 2048}"
+    base.write_text(f"{text}\n# shorter\n{cold}\ncheckpoint: {{every: 5}}\n")
     assert main(["--config", str(base), f"output.dir={folder / 'run'}", "train.steps=1"]) == 0
     return base, folder / "run"
 

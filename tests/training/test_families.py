@@ -41,6 +41,8 @@ def arguments(place, kind, *more):
         "eval.every": "null",
         "warmup.steps": 0,
         "output.dir": place / "run",
+        "output.report": False,
+        "output.tensorboard": False,
     }
     written = [f"{key}={value}" for key, value in settings.items()]
     return ["--config", str(SMALL), *written, *more]
@@ -192,6 +194,8 @@ def test_a_preset_trains_it_two_steps(qwen2, tmp_path, name):
         "train.steps": 2,
         "eval.every": "null",
         "output.dir": tmp_path / "run",
+        "output.report": False,
+        "output.tensorboard": False,
     }
     if name == "s_grpo":
         settings["budget.min"] = 8  # eight exits

@@ -76,6 +76,7 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
 
 
+@pytest.mark.slow
 def test_a_broken_value_head_is_named_and_never_saved(train, tmp_path, monkeypatch, capsys):
     fit, steps = train_step.fit_value, []
 
