@@ -44,7 +44,7 @@ def counted(*options):
     return json.loads(counts)
 
 
-@pytest.mark.slow  # every input in a process of its own: some ten minutes in all
+@pytest.mark.slow  # every input in a process of its own: a minute and a half in all
 @pytest.mark.parametrize("part", range(4))
 def test_every_hostile_input_is_refused_in_one_line(part):
     assert set(counted("--part", f"{part}/4")) == {"refused"}

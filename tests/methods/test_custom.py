@@ -34,6 +34,16 @@ def world(tmp_path_factory):
     return run_of(config, (own, len(own)), Odd())
 
 
+def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import dataclasses\nfrom bacr_jax.methods import bacr\n"
+        "def make(config): return dataclasses.replace(bacr.make(config), held=False)\n"
+    )
+    with pytest.raises(UserError, match="found conditioned=True with held=False; an embedding"):
+        load_method(load(tmp_path, None, f"method={own}"))
+
+
 def test_the_examples_are_short():
     """A page each, and of public names alone."""
     for name, most in (("custom_method", 60), ("start_here", 250)):

@@ -50,6 +50,7 @@ def test_answers_at_every_cut_can_be_lowered():
     assert shapes.count((8, 2, 12, 8)) == 4
 
 
+@pytest.mark.slow  # a process with two devices
 def test_caches_of_answers_are_split_over_tensor_by_their_heads():
     program = """
 from planning.test_programs import answer_program, programs_of

@@ -23,9 +23,9 @@ from bacr_jax.runs.digest import DigestMismatch, digests
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def dropped_reads_are_collected():
-    """In the test that dropped them, and in no later module."""
+    """Here, and in no later module."""
     yield
     gc.collect()
 

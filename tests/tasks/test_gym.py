@@ -109,6 +109,7 @@ def test_the_generators_scorer_decides_and_only_all_of_it_counts():
     assert counts["partly_correct"] == 10 and 0 < counts["score_percent"] < 500
 
 
+@pytest.mark.slow  # the same
 def test_a_scorer_that_raises_is_counted():
     verdicts, counts = graded(
         "gym:prime_factorization?size=10", lambda gold: "none", config=DataConfig()

@@ -36,6 +36,11 @@ def load_method(config: Config) -> Method:
     method = make_method(config)
     for problem in redefinitions(config, method.published):
         raise UserError(problem)
+    if method.conditioned and not method.held:
+        raise UserError(
+            f"method={config.method}: found conditioned=True with held=False; an embedding tells "
+            "budgets that are held, so write conditioned=False and conditioning.told=words"
+        )
     return overlong_filtered(method) if config.loss.overlong_filter else method
 
 

@@ -237,7 +237,7 @@ class Environment:
         return _graded(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
-        """What starts on rows' answers when they are done, for `judged`; None: it takes no time."""
+        """What starts on rows' answers when they are done; None: grading takes no time."""
         own = self.graders[self.graded_by]
         slow = isinstance(own, PooledGrader)
         return grade_early(own, self.answer_texts, answers, questions) if slow else None
