@@ -171,16 +171,16 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
 def main(overrides):
     """Ten steps from an untrained policy; a line each."""
     config = config_io.load([CONFIG], [VALUE_HEAD, *overrides])
-    inputs = open_inputs(config)
-    policy = make_policy(config, inputs.method, inputs.vocab_size)
-    run = make_run(config, inputs.environment, inputs.method, policy, STEPS)
+    method, environment = open_inputs(config)
+    policy = make_policy(config, method, environment.vocab_size)
+    run = make_run(config, environment, method, policy, STEPS)
     state, draw = untrained_state(run).train, np.random.default_rng(config.seed)
     for number in range(1, STEPS + 1):
         state, metrics = step(
             state,
             policy,
-            inputs.environment,
-            draw.choice(len(inputs.environment.train), config.rollout.questions),
+            environment,
+            draw.choice(len(environment.train), config.rollout.questions),
             jax.random.fold_in(run.key, number),
             group_size=config.rollout.group_size,
             policy_tx=run.updates.policy_tx,
@@ -188,7 +188,7 @@ def main(overrides):
         )
         reward, value = (float(metrics[name]) for name in ("reward/mean", "value/mean"))
         print(f"step {number}: reward {reward:.3f}, predicted {value:.3f}")
-    inputs.environment.close()
+    environment.close()
 
 
 if __name__ == "__main__":

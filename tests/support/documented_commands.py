@@ -78,17 +78,20 @@ def words_of(text):
 
 # What makes a training take seconds.
 FEW = (
-    "train.steps=2 warmup.steps=20 warmup.target_accuracy=0 warmup.short_accuracy=0 "
+    "train.steps=2 warmup.steps=4 warmup.target_accuracy=0 warmup.short_accuracy=0 "
     "warmup.hold_accuracy=0 eval.every=null "
     "eval.size=16 eval.samples=0 rollout.questions=4 rollout.group_size=4 "
-    "train.micro_batch_rows=null data.ledger.train_size=64"
+    "train.micro_batch_rows=null output.tensorboard=false"
 )
+SMALL = "model.num_layers=1 data.ledger.train_size=64"
 MATH500 = "python -m bacr_jax.data --inspect math500:math500/test.jsonl"
 
 
 def few(text):
     """A training that takes seconds."""
-    return f"{text} {FEW}"
+    # One of them draws its report: the first, from which pages go on.
+    more = " output.report=false" if "output.dir" in text else ""
+    return f"{text} {FEW} {SMALL}{more}"
 
 
 def as_is(text):
@@ -106,10 +109,9 @@ def in_a_clone(text):
     return text.replace("bacr ", "python -m bacr_jax ", 1)
 
 
-# What the slow test runs, in this order and in one folder: beginnings of commands, and what is run
-# in their place. The longest beginning counts.
-RUN = {
-    "python -m bacr_jax.train --help": as_is,
+# What the slow tests run, in this order and in one folder each: beginnings of commands, and what is
+# run in their place. The longest beginning counts.
+OF_RUNS = {
     "python -m bacr_jax.train --config configs/quickstart.yaml": few,
     "bacr train --config quickstart": lambda text: few(in_a_clone(text)),
     "python -m bacr_jax.evaluate --run runs/quickstart": and_also("--size 8 --out runs/evaluation"),
@@ -122,10 +124,17 @@ RUN = {
     "python -m bacr_jax.export --run runs/lora": as_is,
     "python -m bacr_jax.generate --model hf": as_is,
     "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
+}
+TWICE = {
+    "for i in 1 2; do python": lambda text: text.replace(
+        "output.", f"{FEW} {SMALL} output.report=false output."
+    ),
+    'python -c "from bacr_jax.runs.metrics': as_is,
+}
+OTHERS = {
+    "python -m bacr_jax.train --help": as_is,
     "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
     "python -m bacr_jax.train --config configs/gym.yaml": and_also(f"{FEW} --check"),
-    "for i in 1 2; do python": lambda text: text.replace("output.", f"{FEW} output."),
-    'python -c "from bacr_jax.runs.metrics': as_is,
     "python -m bacr_jax.plan": and_also("--compile none"),
     "python -m bacr_jax.grading --cases cases.jsonl": lambda text: " ".join(words_of(text)),
     MATH500: as_is,
@@ -140,9 +149,10 @@ RUN = {
     "python examples/start_here.py": few,
     "python examples/own_data.py own": as_is,
     "python -m bacr_jax.data --config configs/examples/own-data.yaml": as_is,
-    "python -m bacr_jax.train --config configs/examples/own-data.yaml": few,
+    "python -m bacr_jax.train --config configs/examples/own-data.yaml": and_also(FEW),
     "python docs/make_configuration.py": and_also("--check"),
 }
+RUN = OF_RUNS | TWICE | OTHERS
 # Beginnings of commands that no test runs, and why. Those of bacr_jax are parsed all the same.
 NOT_RUN = {
     "pip install": "network",
@@ -200,6 +210,12 @@ def beginning_of(text, table):
     """The longest key that a command begins with; None: there is none."""
     found = [start for start in table if text.startswith(start)]
     return max(found, key=len, default=None)
+
+
+def stands_alone(text):
+    """Whether it is the training of a run that no other command asks for."""
+    a_run = text.startswith(next(iter(OF_RUNS))) and "output.dir=" in text
+    return a_run and "output.dir=runs/lora" not in text
 
 
 def class_of(text):

@@ -108,7 +108,12 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
         "warmup.short_accuracy=0",
         "warmup.hold_accuracy=0",
     ]
-    options += ["train.steps=2", "conditioning.told=words", f"output.dir={tmp_path / 'run'}"]
+    options += [
+        "train.steps=2",
+        "output.report=false",
+        "conditioning.told=words",
+        f"output.dir={tmp_path / 'run'}",
+    ]
     assert main([*small, *options]) == 0
     assert RunPaths(tmp_path / "run").summary.is_file()
     # Another form of telling does not start from this warm-up.
