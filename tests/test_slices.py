@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,3 +55,19 @@ def test_a_file_that_is_left_out_here_has_its_slice_all_the_same(tmp_path):
     assert slices.slow_files(tmp_path / "tests") == files
     # Whoever can't import the first finds the second where the others find it.
     assert slices.dealt([files[1], *files], 2, {}) == slices.dealt(files, 2, {})
+
+
+def test_ten_slices_hold_every_unit_once_and_their_files_alone_are_read():
+    parts = [slices.inside(f"{k}/10")[0] for k in range(10)]
+    assert sum(map(len, parts)) == len(set().union(*parts))
+    assert set().union(*parts) == {*TABLE, *slices.slow_files(slices.TESTS)}
+    read = lambda path, text: (
+        not slices.is_elsewhere(
+            slices.TESTS / path, SimpleNamespace(option=SimpleNamespace(slice=text))
+        )
+    )
+    # Its tests are several units, in some slices; a file without a slow test is in none.
+    of = [k for k in range(10) if any("/test_devices.py" in unit for unit in parts[k])]
+    assert [k for k in range(10) if read("test_devices.py", f"{k}/10")] == of != list(range(10))
+    assert not any(read("test_mirror.py", f"{k}/10") for k in range(10))
+    assert read("test_mirror.py", None) and read("training", "0/10")
