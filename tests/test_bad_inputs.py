@@ -117,8 +117,9 @@ def model(tmp_path_factory):
 
 
 def everything_in(folder):
-    """Every file and folder, with contents."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    """Every file and folder, with contents, but for what Python compiled."""
+    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.mark.parametrize(
