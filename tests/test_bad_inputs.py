@@ -191,6 +191,7 @@ def test_the_table_names_every_command():
     assert commands >= set(__main__.COMMANDS)
 
 
+@pytest.mark.slow  # a process
 def test_the_same_holds_for_a_real_process(model, tmp_path):
     write_files(tmp_path, model, {})
     before = everything_in(tmp_path)

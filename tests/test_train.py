@@ -43,7 +43,8 @@ def train(config, folder, *overrides):
 def told(config, tmp_path_factory):
     """Everything that a run tells its callbacks."""
     folder, events = tmp_path_factory.mktemp("runs") / "one", []
-    done = bacr_jax.train(config, [f"output.dir={folder}"], callbacks=[events.append])
+    overrides = [f"output.dir={folder}", "output.tensorboard=false"]
+    done = bacr_jax.train(config, overrides, callbacks=[events.append])
     assert done is events[-1]
     return events
 

@@ -32,6 +32,7 @@ def test_every_gpu_preset_has_a_plan():
     assert named == {path.stem for paths in presets for path in paths}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), planned_recipes())
 def test_the_page_says_what_plan_says(name, text):
     devices = 8 if name.endswith("-math") else 1

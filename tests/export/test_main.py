@@ -249,6 +249,7 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow  # a process
 def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]

@@ -60,6 +60,7 @@ while :; do sleep 0.1; done
     return notes, str(learner), str(server)
 
 
+@pytest.mark.slow  # waits for processes
 def test_one_machine_is_split_and_ends_as_its_training_does(stand_ins):
     notes, learner, server = stand_ins
     done = run(

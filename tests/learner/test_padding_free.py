@@ -119,7 +119,7 @@ CONDITIONINGS = {
 
 @pytest.mark.parametrize(
     "name",
-    ["response", "none", pytest.param("per layer", marks=pytest.mark.slow)],
+    ["response", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "per layer"))],
 )
 def test_shared_prompts_have_the_gradient_of_separate_ones(pairs, name, compiled_gradients):
     how = CONDITIONINGS[name]

@@ -78,7 +78,7 @@ def test_the_clock_may_be_set_while_a_checkpoint_is_saved(tmp_path, monkeypatch,
     assert_is(Checkpoints(tmp_path, keep=2).restore(state(0))[1], 1)
 
 
-@pytest.mark.parametrize("name", ["run[1]", "lr=[1e-5]", "a*b", "a?b", "a\\b", "[!a] {é}%"])
+@pytest.mark.parametrize("name", ["lr=[1e-5]", "a*b", "a?b", "[!a] {é}\\%"])
 def test_a_folder_may_have_any_name(tmp_path, name):
     # What a pattern of that name, or the name with a slash, would find.
     for other in ("run1", "aXb", "a/b"):

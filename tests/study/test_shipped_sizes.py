@@ -17,6 +17,7 @@ STUDIES = Path(__file__).parents[2] / "configs" / "studies"
 TRAINED = ("main", "hard", "ablation", "scale", "told", "sensitivity")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize(("size", "devices"), [("gpu", 1), ("7b", 8)])
 def test_every_arm_fits_80_gib(tmp_path, name, size, devices):

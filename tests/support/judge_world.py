@@ -47,7 +47,7 @@ def judge(behaviour, hang=30.0):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
     server.daemon_threads, server.block_on_close = True, False
     server.behaviour, server.hang, server.asked = behaviour, hang, Counter()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

@@ -116,7 +116,7 @@ class Served:
         return 200, {"choices": [{"token_ids": found}]}
 
     def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):

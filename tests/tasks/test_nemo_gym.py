@@ -51,7 +51,7 @@ def spec(tmp_path_factory):
     path = tmp_path_factory.mktemp("nemo") / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Verify)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"nemo_gym:{path}?verify=http://127.0.0.1:{server.server_port}/verify"
     server.shutdown()
     server.server_close()

@@ -116,7 +116,7 @@ def hub(monkeypatch):
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield sent
     server.shutdown()
 
