@@ -53,7 +53,7 @@ ELSEWHERE = {
     ("parallel/test_processes.py", WIRE): "bacr_jax.parallel.launched",
     ("prompts/test_encoding.py", PART): "bacr_jax.prompts.chat_template",
     ("questions/test_main.py", DRAWN): "bacr_jax.prompts.show_prompts",
-    ("questions/test_prepare.py", RECORD): "bacr_jax.questions.sources",
+    ("questions/test_prepare.py", RECORD): "bacr_jax.questions.published_sets",
     ("report/test_evaluation.py", DRAWN): "bacr_jax.report.evaluation_charts",
     ("report/test_figures.py", DRAWN): "bacr_jax.report.png",
     ("report/test_page.py", DRAWN): "bacr_jax.report.html_page",

@@ -106,7 +106,8 @@ BAD_FILES = [
 
 BAD_OVERRIDES = [
     ("seed=", "command line: seed: found nothing; write a whole number"),
-    ("seed.x=1", "command line: seed.x: no such key; write a key that --help lists"),
+    ("seed.x=1", "command line: seed.x: no such key; write seed"),
+    ("bugdet.mxa=1", "command line: bugdet.mxa: no such key; write budget.max"),
     ("bugdet.max=1", "command line: bugdet.max: no such key; write budget.max"),
     ("learning_rat=1", "learning_rat: no such key; write"),
     ("budget=", "command line: budget: found nothing, but it is a section"),

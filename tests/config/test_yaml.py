@@ -128,6 +128,8 @@ def test_files_that_can_not_be_read_are_refused(tmp_path):
         ("zzz", "one of seed, budget, warmup, value"),
         ("seed.qqqqqqqqq", "a key that --help lists"),
         ("no.such.thing", "a key that --help lists"),
+        # Neither the section nor the key as it is called.
+        ("valeu.raet", "value.rate"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_one(key, advice):

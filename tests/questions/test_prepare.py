@@ -12,7 +12,7 @@ from bacr_jax.questions import prepare as module
 from bacr_jax.questions import tables
 from bacr_jax.questions.__main__ import main
 from bacr_jax.questions.prepare import prepare
-from bacr_jax.questions.sources import SOURCES, Source, fingerprint
+from bacr_jax.questions.published_sets import PUBLISHED_SETS, PublishedSet, fingerprint
 
 GSM8K = [{"question": f"{i} + 1?", "answer": f"Add.\n#### {i + 1}"} for i in range(4)]
 MATH = [
@@ -25,17 +25,17 @@ KNOWN = fingerprint(["0 + 1?", "1 + 1?", "2 + 1?"], ["1", "2", "3"])
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     sources = {
-        "gsm8k": Source(
+        "gsm8k": PublishedSet(
             "hf://openai/gsm8k/main",
             {"train": 3, "test": 1},
             "MIT",
             ("gsm8k", "grade_school_math"),
             {"train": KNOWN},
         ),
-        "math": Source("hf://a/math", {"train": 3, "test": 2}, "MIT", ("math", "MATH")),
-        "aime24": Source("hf://a/aime", {"test": 30}, "own use", ("aime24",)),
+        "math": PublishedSet("hf://a/math", {"train": 3, "test": 2}, "MIT", ("math", "MATH")),
+        "aime24": PublishedSet("hf://a/aime", {"test": 30}, "own use", ("aime24",)),
     }
-    monkeypatch.setattr(module, "SOURCES", sources)
+    monkeypatch.setattr(module, "PUBLISHED_SETS", sources)
 
 
 def lines(rows):
@@ -162,7 +162,7 @@ def test_a_fingerprint_knows_texts_and_not_their_order():
 
 
 def test_the_published_sets_are_the_known_ones(tmp_path, shared_data, monkeypatch):
-    monkeypatch.setattr(module, "SOURCES", SOURCES)
+    monkeypatch.setattr(module, "PUBLISHED_SETS", PUBLISHED_SETS)
     said = list(prepare(tmp_path, ["gsm8k", "math", "math500"], shared_data))
     assert said[0].count("of the known texts") == 2
     assert all("of the known texts" in line for line in said[1:])

@@ -5,7 +5,7 @@ SMALL = """\
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1}
 budget: {min: 4, max: 8}
 curriculum: {mu0: 6, sigma: 2}
-rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4}
+rollout: {questions: 4, group_size: 2, answer_tokens: 2, chunk: 4, windows: 1, refill: 1.0}
 train: {steps: 1, minibatches: 1}
 eval: {budgets: [4, 8], size: 4, samples: 0}
 """

@@ -8,7 +8,7 @@ data: {train: ledger, eval: [ledger], ledger: {train_size: 64}}
 warmup: {steps: 10, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 8, max: 64}
 curriculum: {mu0: 32, sigma: 16}
-rollout: {questions: 4, group_size: 2, answer_tokens: 3}
+rollout: {questions: 4, group_size: 2, answer_tokens: 3, windows: 1, refill: 1.0}
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: none}
 train: {minibatches: 1}

@@ -8,7 +8,8 @@ from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.metrics import without_timings
 
-# A run of a minute with everything that a run has: a warm-up, evaluations, checkpoints.
+# A run of a minute with everything that a run has: a warm-up, evaluations, checkpoints. Few
+# programs decode it; test_loop.py has slots that are refilled, too.
 WHOLE_RUN = """
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: none}
@@ -16,7 +17,7 @@ data: {ledger: {train_size: 64}}
 warmup: {steps: 12, target_accuracy: 0.0, short_accuracy: 0.0, hold_accuracy: 0.0}
 budget: {min: 4, max: 12}
 curriculum: {mu0: 8, sigma: 4, update_every: 2}
-rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6}
+rollout: {questions: 4, group_size: 4, answer_tokens: 2, chunk: 6, windows: 1, refill: 1.0}
 value: {hidden_size: 8, inner_steps: 2, warmup_iterations: 1}
 optimizer: {learning_rate: 1.0e-3}
 train: {steps: 4, minibatches: 2}

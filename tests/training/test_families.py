@@ -94,6 +94,8 @@ LESS = {
     "rollout.group_size": 2,
     "rollout.answer_tokens": 4,
     "rollout.chunk": 4,
+    "rollout.windows": 1,
+    "rollout.refill": 1.0,
     "train.steps": 2,
     "train.micro_batch_tokens": 1600,
     "train.length_buckets": 2,

@@ -30,6 +30,7 @@ QUICK = (
 )
 FAST = ("eval.every=3", "eval.samples=0", "output.tensorboard=false", "train.steps=6")
 FAST += ("output.report=false",)
+REFILLED = ("rollout.slots=6", "rollout.windows=2", "rollout.refill=0.25")
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,9 @@ def train(*command):
 
 @pytest.mark.slow  # test_train.py stops a run in a rollout and in its last evaluation
 def test_a_run_stopped_wherever_it_polls_ends_as_one_that_was_not(config, tmp_path, monkeypatch):
-    assert train(*arguments(config, tmp_path / "whole")) == 0
+    assert train(*arguments(config, tmp_path / "whole", *REFILLED)) == 0
     folder = tmp_path / "run"
-    command = arguments(config, folder)
+    command = arguments(config, folder, *REFILLED)
     metrics = folder / "metrics.jsonl"
     reached = []
     # The warm-up, a rollout, an evaluation, the last evaluation.

@@ -231,8 +231,8 @@ def _under(
 def nearest_key(key: str, known: Mapping[str, bool]) -> str:
     """What to write instead of an unknown key; `known` says which dotted names are sections.
 
-    The nearest key of the same section, those of the same last name elsewhere, or one of the
-    section's.
+    The nearest key of the same section, those of the same last name elsewhere, one of the
+    section's, or where there is no such section the nearest of all.
     """
     parent, _, last = key.rpartition(".")
     siblings = {
@@ -243,4 +243,6 @@ def nearest_key(key: str, known: Mapping[str, bool]) -> str:
     settings = [name for name, section in known.items() if not section]
     if same := [name for name in settings if name.rpartition(".")[2] == last]:
         return any_of(same)
-    return f"one of {', '.join(siblings.values())}" if siblings else "a key that --help lists"
+    if siblings:
+        return f"one of {', '.join(siblings.values())}"
+    return (difflib.get_close_matches(key, settings, n=1) or ["a key that --help lists"])[0]

@@ -189,6 +189,19 @@ def question_weights(
     )
 
 
+def group_means(config: Config, state: CurriculumState) -> Float[Array, "K"]:
+    """Mean budget of each difficulty group, in tokens (Eq. 5)."""
+    schedule, budget = config.curriculum, config.budget
+    return curriculum.scheduled_mean(
+        state,
+        alpha=schedule.alpha,
+        beta=schedule.beta,
+        b_min=budget.min,
+        b_max=budget.max,
+        clip=schedule.clip_mu,
+    )
+
+
 def sample_budgets(
     config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
@@ -205,14 +218,7 @@ def sample_budgets(
         return curriculum.choice_budgets(
             key, jnp.array(derived.drawn(config), jnp.int32), shape=shape, assign=budget.assign
         )
-    mu = curriculum.scheduled_mean(
-        state,
-        alpha=schedule.alpha,
-        beta=schedule.beta,
-        b_min=budget.min,
-        b_max=budget.max,
-        clip=schedule.clip_mu,
-    )
+    mu = group_means(config, state)
     return curriculum.sample_budgets(
         key,
         mu,

@@ -19,7 +19,7 @@ from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.config.derived import own_tokens
 from bacr_jax.errors import UserError
-from bacr_jax.questions.sources import SOURCES
+from bacr_jax.questions.published_sets import PUBLISHED_SETS
 
 if TYPE_CHECKING:
     from bacr_jax.questions.question_set import QuestionSet
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--prepare",
         type=Path,
         metavar="DIR",
-        help=f"write the sets named after it, all by default, to DIR: {' '.join(SOURCES)}",
+        help=f"write the sets named after it, all by default, to DIR: {' '.join(PUBLISHED_SETS)}",
     )
     add(
         "--from",

@@ -68,7 +68,7 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     return np.array([rates[name] for name in ids])
 
 
-def _label(where: str, label: tables.Row) -> tuple[str, float]:
+def _label(where: str, label: tables.Record) -> tuple[str, float]:
     if not {"id", "avg", "samples"} <= label.keys():
         raise UserError(
             f"{where}: found {', '.join(label) or 'no field'}; write "

@@ -15,9 +15,9 @@ from bacr_grading.extract import last_box
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError, printable
 from bacr_jax.questions import source
+from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.questions.source import Source, Split
-from bacr_jax.questions.sources import SOURCES
-from bacr_jax.questions.tables import NotThere, Row, columns, read_rows
+from bacr_jax.questions.tables import NotThere, Record, columns, read_rows
 
 # Columns that hold a worked solution: only a box or a "####" line in them is an answer.
 SOLUTIONS = ("solution", "Solution")
@@ -146,7 +146,7 @@ def _rows_of(
 def how_to_get(spec: str, folder: str) -> str:
     """The command that puts the set of NAME:PATH where a config looks for it; empty: none does."""
     name, _, path = spec.partition(":")
-    splits = SOURCES[name].rows if name in SOURCES else ()
+    splits = PUBLISHED_SETS[name].rows if name in PUBLISHED_SETS else ()
     written = [f"{name}/{split}.jsonl" for split in splits]
     return f"python -m bacr_jax.data --prepare {folder} {name}" if path in written else ""
 
@@ -183,7 +183,7 @@ def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name
     )
 
 
-def _first(row: Row, names: Sequence[str]) -> Any:
+def _first(row: Record, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
@@ -199,7 +199,7 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def _gold(row: Row, names: Sequence[str]) -> str:
+def _gold(row: Record, names: Sequence[str]) -> str:
     """The first answer of a row that something could be graded correct against, or ""."""
     for name in names:
         value = row.get(name)
@@ -217,7 +217,7 @@ def _gold(row: Row, names: Sequence[str]) -> str:
     return ""
 
 
-def _verbatim(row: Row, names: Sequence[str]) -> str:
+def _verbatim(row: Record, names: Sequence[str]) -> str:
     """What stands in the first answer column that holds something, lists and objects as JSON."""
     for name in names:
         value = row.get(name)
@@ -232,7 +232,7 @@ def _level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def _ids(rows: Sequence[Row], names: Sequence[str], prefix: str) -> list[str]:
+def _ids(rows: Sequence[Record], names: Sequence[str], prefix: str) -> list[str]:
     """The source's own identifiers where they are complete and unique, else numbers of rows."""
     for name in names:
         own = [printable(str(row[name])) for row in rows if row.get(name) is not None]

@@ -15,9 +15,9 @@ from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.math_sets import LAYOUTS
+from bacr_jax.questions.published_sets import PUBLISHED_SETS, PublishedSet, fingerprint
 from bacr_jax.questions.source import Split
-from bacr_jax.questions.sources import SOURCES, Source, fingerprint
-from bacr_jax.questions.tables import HUB, SUFFIXES, Row, read_rows
+from bacr_jax.questions.tables import HUB, SUFFIXES, Record, read_rows
 
 # Where each file came from, beside the sets.
 RECORD = "sources.json"
@@ -30,13 +30,16 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
 
     Args:
       directory: made if it is not there; sets that are there already are not written over.
-      names: keys of `SOURCES`; none: all, and those that can't be had are left out with a line.
+      names: keys of `PUBLISHED_SETS`; none: all, and those that can't be had are left out with a
+        line.
       origin: a folder or an archive that holds copies of the sets; None: the hub.
     """
-    unknown = [name for name in names if name not in SOURCES]
+    unknown = [name for name in names if name not in PUBLISHED_SETS]
     if unknown:
-        raise UserError(f"--prepare: no set {unknown[0]!r}; write some of {', '.join(SOURCES)}")
-    chosen = list(names or SOURCES)
+        raise UserError(
+            f"--prepare: no set {unknown[0]!r}; write some of {', '.join(PUBLISHED_SETS)}"
+        )
+    chosen = list(names or PUBLISHED_SETS)
     missing = []
     with _folder_of(origin) as folder:
         for name in chosen:
@@ -54,7 +57,7 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
 
 def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool) -> str:
     """Writes one set; the line that says so."""
-    source = SOURCES[name]
+    source = PUBLISHED_SETS[name]
     record = _read_record(directory)
     found, said = {}, []
     for split in get_args(Split):
@@ -77,7 +80,7 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
     return f"{name}: {' and '.join(said)}; {source.licence}"
 
 
-def _rows(name: str, source: Source, place: str, split: str) -> list[Row] | None:
+def _rows(name: str, source: PublishedSet, place: str, split: str) -> list[Record] | None:
     """Rows of a split, as many as it has; None where a part that no config reads is not there."""
     try:
         rows = read_rows(
@@ -97,7 +100,7 @@ def _rows(name: str, source: Source, place: str, split: str) -> list[Row] | None
 
 
 def _described(
-    path: Path, name: str, source: Source, split: Split, rows: int
+    path: Path, name: str, source: PublishedSet, split: Split, rows: int
 ) -> tuple[dict[str, Any], str]:
     """What the record says of a written file, and what a person is told of its fingerprint."""
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
@@ -116,7 +119,7 @@ def _described(
     return entry, known
 
 
-def _place(folder: Path, source: Source, split: str, *, alone: bool) -> str:
+def _place(folder: Path, source: PublishedSet, split: str, *, alone: bool) -> str:
     """Where a folder holds a split: NAME/SPLIT.jsonl first, then whatever a folder NAME has."""
     named = sorted(
         path

@@ -14,7 +14,7 @@ from typing import Any
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 from bacr_jax.errors import UserError, first_of, reason_of
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 HUB = "hf://"
@@ -40,7 +40,7 @@ class NotThere(UserError):
         self.what = what
 
 
-def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Row]:
+def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Record]:
     """Rows of a set, in the order of its files (by name) and of the lines in them.
 
     Args:
@@ -141,7 +141,7 @@ def _download(path: str, where: str) -> Path:
     return Path(root) / inside
 
 
-def _read(file: Path, where: str) -> list[Row]:
+def _read(file: Path, where: str) -> list[Record]:
     suffix = file.suffix.lower()
     try:
         if suffix == ".parquet":
@@ -162,14 +162,14 @@ def _read(file: Path, where: str) -> list[Row]:
     return _read_lines(text, file, where)
 
 
-def _read_lines(text: str, file: Path, where: str) -> list[Row]:
+def _read_lines(text: str, file: Path, where: str) -> list[Record]:
     try:
         return [row for _, row in parse_lines(text)]
     except NotJson as error:
         raise UserError(f"{where}: {file.name} {error}") from None
 
 
-def _read_json(text: str, file: Path, where: str) -> list[Row]:
+def _read_json(text: str, file: Path, where: str) -> list[Record]:
     """A list of objects, one object (a row), or, under the wrong name, one object a line."""
     try:
         found = parse_json(text, table=True)
@@ -185,7 +185,7 @@ def _read_json(text: str, file: Path, where: str) -> list[Row]:
     return rows
 
 
-def _read_csv(text: str, file: Path, where: str) -> list[Row]:
+def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     # Not splitlines: a field may hold the other characters that it takes for line ends.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -206,7 +206,7 @@ def _read_csv(text: str, file: Path, where: str) -> list[Row]:
     return rows
 
 
-def _read_parquet(file: Path, where: str) -> list[Row]:
+def _read_parquet(file: Path, where: str) -> list[Record]:
     _module("pyarrow", where, "a Parquet file")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
@@ -220,6 +220,6 @@ def _read_parquet(file: Path, where: str) -> list[Row]:
         ) from None
 
 
-def columns(rows: Iterable[Row]) -> list[str]:
+def columns(rows: Iterable[Record]) -> list[str]:
     """Names of the columns, in the order of their first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))

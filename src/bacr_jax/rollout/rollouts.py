@@ -34,12 +34,12 @@ class Rollout:
       trunks: sampled thinking.
       branches: sampled answers, one per cut; branch m A + a is the a-th of A answers at cut m.
       counters: what it took:
-        row_steps, useful_steps: decoding steps of slots and answer lanes, and those of them that
-        sampled a token; occupancy: steps of slots (answers aside) that sampled a token, as a
-        share; wasted_share: 1 - useful_steps / row_steps; tokens: sampled tokens (thinking and
-        distinct answers); prefill_tokens; prefill_s, decode_s, answer_s: wall seconds of each
-        part; prefill_tokens_per_s, decode_tokens_per_s; forced_share: rows cut at their budget;
-        thinking_mean, thinking_max: tokens; excess_mean: tokens above the budget (grace).
+        row_steps: decoding steps of slots and answer lanes; tokens: sampled tokens (thinking and
+        distinct answers), one a step; wasted_share: 1 - tokens / row_steps; occupancy: steps of
+        slots (answers aside) that sampled a token, as a share; prefill_tokens; prefill_s,
+        decode_s, answer_s: wall seconds of each part; prefill_tokens_per_s, decode_tokens_per_s;
+        forced_share: rows cut at their budget; thinking_mean, thinking_max: tokens; excess_mean:
+        tokens above the budget (grace).
     """
 
     trunks: Trunks
@@ -261,7 +261,6 @@ def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[
     return {
         **found,
         "row_steps": steps,
-        "useful_steps": tokens,
         "occupancy": share(thinking, work["slot_steps"]),
         "wasted_share": 1.0 - share(tokens, steps),
         "prefill_tokens": prefill,

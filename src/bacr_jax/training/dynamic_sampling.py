@@ -13,10 +13,7 @@ from bacr_jax.rollout import Rollout
 from bacr_jax.types import Prompts, pytree
 
 # Counters of a rollout that are counts or seconds.
-_ADDITIVE = (
-    *("row_steps", "useful_steps", "tokens", "prefill_tokens"),
-    *("prefill_s", "decode_s", "answer_s"),
-)
+_ADDITIVE = ("row_steps", "tokens", "prefill_tokens", "prefill_s", "decode_s", "answer_s")
 
 
 @pytree

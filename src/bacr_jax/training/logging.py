@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax import curriculum
 from bacr_jax.config import Config
 from bacr_jax.config.derived import function_name
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
+from bacr_jax.methods.bacr import group_means
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Environment
@@ -121,15 +121,7 @@ def schedule_metrics(
     schedule: CurriculumState, weights: Float[Array, "K"], *, config: Config
 ) -> dict[str, Any]:
     """Location, pass rate and weight of each difficulty group."""
-    settings, budget = config.curriculum, config.budget
-    mu = curriculum.scheduled_mean(
-        schedule,
-        alpha=settings.alpha,
-        beta=settings.beta,
-        b_min=budget.min,
-        b_max=budget.max,
-        clip=settings.clip_mu,
-    )
+    mu = group_means(config, schedule)
     found = {}
     for group in range(config.data.num_groups):
         found[f"curriculum/mu_{group}"] = float(mu[group])

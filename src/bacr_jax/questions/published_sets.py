@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedSet:
     """A public question set.
 
     Attributes:
@@ -23,35 +23,35 @@ class Source:
     fingerprints: dict[str, str] = field(default_factory=dict)
 
 
-SOURCES = {
-    "gsm8k": Source(
+PUBLISHED_SETS = {
+    "gsm8k": PublishedSet(
         hub="hf://openai/gsm8k/main",
         rows={"train": 7473, "test": 1319},
         licence="MIT (openai/grade-school-math; arXiv 2110.14168)",
         folders=("gsm8k", "grade-school-math", "grade_school_math"),
         fingerprints={"train": "ce7d77b169655317", "test": "b88d6477309b457f"},
     ),
-    "math": Source(
+    "math": PublishedSet(
         hub="hf://EleutherAI/hendrycks_math",
         rows={"train": 7500, "test": 5000},
         licence="MIT (hendrycks/math; arXiv 2103.03874)",
         folders=("math", "MATH", "hendrycks_math"),
         fingerprints={"train": "811f2df7b876fe39"},
     ),
-    "math500": Source(
+    "math500": PublishedSet(
         hub="hf://HuggingFaceH4/MATH-500",
         rows={"test": 500},
         licence="MIT (openai/prm800k; arXiv 2305.20050)",
         folders=("math500", "MATH-500", "math_500"),
         fingerprints={"test": "badb339aeeb9bb27"},
     ),
-    "aime24": Source(
+    "aime24": PublishedSet(
         hub="hf://HuggingFaceH4/aime_2024",
         rows={"test": 30},
         licence="copyright of the Mathematical Association of America; for your own use",
         folders=("aime24", "aime_2024", "AIME_2024", "aime2024"),
     ),
-    "minerva_math": Source(
+    "minerva_math": PublishedSet(
         hub="hf://math-ai/minervamath",
         rows={"test": 272},
         licence="CC BY-NC-SA (MIT OpenCourseWare; arXiv 2206.14858)",
