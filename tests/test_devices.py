@@ -302,6 +302,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
     assert run_on_devices(RESTORE, tmp_path / "checkpoints") == "fine"
 

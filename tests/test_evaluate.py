@@ -118,6 +118,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
         assert (out / name).read_bytes() == (finished / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_got_when_asked_and_called_by_its_name(model, tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -191,6 +192,7 @@ def test_the_dense_curve_is_a_table_and_a_picture_of_its_own(dense):
     assert (dense / "dense_ledger.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_an_interrupted_dense_curve_continues(model, dense, tmp_path, monkeypatch):
     lines = (dense / "samples.jsonl").read_bytes().splitlines(keepends=True)
     out = tmp_path / "out"

@@ -51,6 +51,7 @@ def test_one_question_alone_is_answered_as_beside_others(policy, greedy):
     assert policy.generate(QUESTIONS[1], budget=12) == [greedy[4]]
 
 
+@pytest.mark.slow
 def test_several_samples_differ_and_equal_calls_are_equal(policy):
     drawn = policy.generate(QUESTIONS[0], budget=[4, 12], samples=4)
     assert [answer.sample for answer in drawn] == [0, 1, 2, 3] * 2

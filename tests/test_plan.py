@@ -77,6 +77,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, wanted):
     assert line in err
 
 
+@pytest.mark.slow
 def test_the_shape_of_a_model_of_the_hub_is_got_when_asked(capsys, tmp_path, monkeypatch):
     import huggingface_hub
 

@@ -138,6 +138,7 @@ class TestPassRates:
             unchecked(curriculum.update_pass_rates)(state, source="step")
 
 
+@pytest.mark.slow
 def test_one_period_of_the_schedule_compiles_as_a_whole():
     group_of = jnp.array([0, 1, 2, 3] * 5)
 

@@ -108,6 +108,7 @@ def test_samples_have_seeds_of_their_own_which_a_second_run_has_too(folder, key,
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 6 * 3 * 2 * 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
     folder, key, tmp_path, capsys, monkeypatch
 ):
@@ -234,6 +235,7 @@ def interpreter(path):
     return path
 
 
+@pytest.mark.slow
 def test_a_server_is_started_and_stopped(folder, tmp_path, capsys):
     python = interpreter(tmp_path / "python")
     assert command(folder, tmp_path / "out", "--engine-python", python, budgets="4") == 0

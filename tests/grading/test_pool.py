@@ -149,6 +149,7 @@ def test_an_interruption_ends_the_work_under_way():
         assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
 
 
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed():
     program = """
         import os, signal

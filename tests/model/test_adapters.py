@@ -129,6 +129,7 @@ def test_only_adapters_and_the_budget_module_are_trained():
     )
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_merged_weights():
     """dL/dB = s (A^T dL/dW), dL/dA = s (dL/dW B^T) for W' = W + s A B."""
     batch = jax.tree.map(jnp.asarray, make_batch_by_hand())

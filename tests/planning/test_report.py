@@ -121,6 +121,7 @@ def test_where_nothing_known_would_do_that_is_said():
     assert "No more, and no larger known GPUs would do." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_gib", [24, 4])
 def test_no_portion_of_0_rows_is_named_where_none_fits(memory_gib):
     plan = planned(gib=memory_gib)

@@ -25,6 +25,7 @@ def roll(world):
     return roll
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(ROWS, st.integers(0, 10_000))
 def test_a_trace_ends_at_the_first_line_break_from_its_budget_on(roll, rows, key):

@@ -150,6 +150,7 @@ def test_every_array_is_read_back(tmp_path):
             checkpoint.read_whole(tmp_path / "3" / "state", jax.tree.map(np.size, state(3)))
 
 
+@pytest.mark.slow
 def test_reading_back_loses_next_to_no_memory(tmp_path):
     many = {f"leaf{i}": jnp.ones(8) for i in range(20)}
     checkpoints = Checkpoints(tmp_path, keep=1)

@@ -120,6 +120,7 @@ def test_a_pools_point_is_what_a_batch_predicts_and_what_the_pool_shows(written)
     assert len(chart.series[0].x) == len(SETTINGS.seeds) - 1
 
 
+@pytest.mark.slow
 def test_without_a_measured_pool_the_picture_of_predictions_is_left_out(tmp_path, monkeypatch):
     empty = variance_report.predicted_chart({"cells": []})
     assert not empty.series
@@ -130,6 +131,7 @@ def test_without_a_measured_pool_the_picture_of_predictions_is_left_out(tmp_path
     assert not any(path.stem == "variance_predicted" for path in paths)
 
 
+@pytest.mark.slow
 def test_with_one_answer_everything_is_against_brpo_of_one_answer(tmp_path):
     results = [result(seed, "training", answers=1) for seed in ONE.seeds]
     variance_report.write(tmp_path, "cpu", ONE, results, 90.0)

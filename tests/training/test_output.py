@@ -64,6 +64,7 @@ def test_a_row_has_the_last_answer_and_its_verdict():
     assert without["gold"] == "" and without["right"] is True and list(without) == list(new)
 
 
+@pytest.mark.slow
 def test_boards_get_the_pictures_and_the_traces_of_a_finished_run_once(tmp_path):
     folder = make_whole_run(tmp_path / "run")
     (first, pictures), (last, traces) = shown(folder)

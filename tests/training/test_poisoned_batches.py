@@ -123,6 +123,7 @@ class Broken(Odd):
         return verdicts
 
 
+@pytest.mark.slow
 def test_an_outcome_that_is_no_number_reaches_no_pass_rate(tmp_path):
     tokenizer = ledger.ledger_tokenizer()
     config = load(tmp_path, "hapo", "curriculum.update_every=1")

@@ -97,6 +97,7 @@ def served_run(tmp_path, monkeypatch):
     return run, state
 
 
+@pytest.mark.slow
 def test_two_iterations_by_a_server_that_gets_each_update(served_run):
     """Its log-probabilities are the learner's own: the folder holds the policy that learns."""
     run, state = served_run
