@@ -2,7 +2,7 @@
 
 A module here is a method: its published formulas, `make(config)`, which computes no array, and
 `problems(config)` where settings can contradict it. `method` says what it is made of, `registry`
-finds it by name, `grpo_family` is what several share.
+finds it by name, `grpo_family` and `budget_prior` are what several share.
 """
 
 from bacr_jax.methods.method import (

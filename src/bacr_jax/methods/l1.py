@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import Config
 from bacr_jax.methods import grpo_family as family
-from bacr_jax.methods.bacr import sample_budgets
+from bacr_jax.methods.budget_prior import sample_budgets
 from bacr_jax.methods.method import GroupBatch, Method, Published
 
 _SCRIPT = "its released script (commit 93dd330)"

@@ -18,7 +18,7 @@ from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
 # Modules of this room that are no methods.
-_NO_METHODS = ("__init__", "grpo_family", "method", "published", "registry")
+_NO_METHODS = ("__init__", "budget_prior", "grpo_family", "method", "published", "registry")
 
 
 def built_in_methods() -> list[str]:

@@ -14,7 +14,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import function_name
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
-from bacr_jax.methods.bacr import group_means
+from bacr_jax.methods.budget_prior import budget_locations
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Environment
@@ -121,7 +121,7 @@ def schedule_metrics(
     schedule: CurriculumState, weights: Float[Array, "K"], *, config: Config
 ) -> dict[str, Any]:
     """Location, pass rate and weight of each difficulty group."""
-    mu = group_means(config, schedule)
+    mu = budget_locations(config, schedule)
     found = {}
     for group in range(config.data.num_groups):
         found[f"curriculum/mu_{group}"] = float(mu[group])
