@@ -63,6 +63,8 @@ def pytest_configure(config):
     if config.option.markexpr in ("gpu", "soak"):
         return
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    # Which lines of Python an operation came from: for profiles, which no test makes.
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
     if "XLA_FLAGS" not in os.environ and xla_knows(OLD_FUSIONS):
         os.environ["XLA_FLAGS"] = f"--{OLD_FUSIONS}=false"
 
@@ -92,9 +94,9 @@ def compiled_programs_are_dropped():
 
 @pytest.fixture(scope="session")
 def world():
-    from rollout_world import World
+    from rollout_world import plain_world
 
-    return World()
+    return plain_world()
 
 
 @pytest.fixture(scope="session")

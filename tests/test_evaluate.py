@@ -156,6 +156,7 @@ def dense(model, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_dense_curve_ends_where_the_evaluation_at_the_largest_budget_is(dense):
     drawn = samples(dense)
     told = {s["id"]: s for s in drawn if (s["mode"], s["budget"]) == ("greedy", 8) and not s["cut"]}
@@ -185,6 +186,7 @@ def test_the_dense_curve_ends_where_the_evaluation_at_the_largest_budget_is(dens
     assert used(8) == used(None) and len(used(8)) == 24
 
 
+@pytest.mark.slow
 def test_the_dense_curve_is_a_table_and_a_picture_of_its_own(dense):
     text = (dense / "results.md").read_text()
     assert "dense curve, one trace told 8 tokens, cut early" in text

@@ -1,5 +1,7 @@
 """Supervised training: the loss by hand, masked tokens, and that a step learns."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,25 +19,31 @@ from bacr_jax.model.sizes import Qwen2Config
 
 SHAPE = Qwen2Config(13, 8, 16, 1, 2, 1, 4, tie_embeddings=True)
 SPEC = LearnerSpec(SHAPE, None, LossConfig(), None, b_max=4, chunk=8)
-TOKENS = jax.random.randint(jax.random.key(1), (3, 7), 0, 13)
-MASK = jnp.arange(7) >= jnp.array([[2], [5], [7]])  # the last row has no target
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 13, (3, 7)))
+MASK = jnp.asarray(np.arange(7) >= [[2], [5], [7]])  # the last row has no target
 
 
+@functools.cache
 def params():
-    return qwen2.init(jax.random.key(0), SHAPE)
+    return jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), SHAPE)
+
+
+@jax.jit
+def logits_of(params, tokens):
+    return qwen2.logits(params, qwen2.forward(params, tokens, config=SHAPE))
 
 
 def test_the_loss_is_the_mean_over_targets_alone():
-    logits = qwen2.logits(params(), qwen2.forward(params(), TOKENS, config=SHAPE))
+    logits = logits_of(params(), TOKENS)
     logp = np.asarray(jax.nn.log_softmax(logits))
     rows = [-logp[i, t - 1, TOKENS[i, t]] for i in range(3) for t in range(7) if MASK[i, t]]
-    loss = supervised_loss(params(), TOKENS, MASK, spec=SPEC)
+    loss = jax.jit(supervised_loss, static_argnames="spec")(params(), TOKENS, MASK, spec=SPEC)
     np.testing.assert_allclose(loss, np.mean(rows), rtol=1e-5)
 
 
 def test_steps_learn_a_batch_by_heart_and_a_zero_rate_learns_nothing():
     tx = supervised_optimizer()
-    state, losses = (params(), tx.init(params())), []
+    state, losses = (jax.tree.map(jnp.copy, params()), tx.init(params())), []
     for rate in (0.0, *[0.03] * 30):
         *state, loss = supervised_step(*state, TOKENS, MASK, rate, spec=SPEC, tx=tx)
         losses.append(float(loss))
@@ -43,7 +51,7 @@ def test_steps_learn_a_batch_by_heart_and_a_zero_rate_learns_nothing():
 
 
 def test_a_row_is_right_if_all_that_is_judged_in_it_is_the_likeliest():
-    logits = qwen2.logits(params(), qwen2.forward(params(), TOKENS, config=SHAPE))
+    logits = logits_of(params(), TOKENS)
     likeliest = np.asarray(logits.argmax(-1))[:, :-1]
     tokens = np.asarray(TOKENS).copy()
     # One token of each row is made the likeliest after those before it, as it is.
@@ -54,10 +62,6 @@ def test_a_row_is_right_if_all_that_is_judged_in_it_is_the_likeliest():
     wrong = one.copy()
     wrong[1, 2] = True
     tokens[1, 2] = (likeliest[1, 1] + 1) % 13
-    tokens[1, 4] = np.asarray(
-        qwen2.logits(params(), qwen2.forward(params(), jnp.asarray(tokens), config=SHAPE)).argmax(
-            -1
-        )
-    )[1, 3]
+    tokens[1, 4] = logits_of(params(), tokens)[1, 3].argmax()
     found = np.asarray(rows_right(params(), tokens, wrong, spec=SPEC))
     assert found.tolist() == [True, False, True]

@@ -148,7 +148,8 @@ def counting_scores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old_logprobs", "passes"), [("scored", 2), ("learner", 1), ("sampler", 0)]
+    ("old_logprobs", "passes"),
+    [pytest.param("scored", 2, marks=pytest.mark.slow), ("learner", 1), ("sampler", 0)],
 )
 def test_old_log_probabilities_take_as_many_passes_as_they_need(
     batch, monkeypatch, old_logprobs, passes

@@ -151,8 +151,9 @@ def test_a_constant_weighted_by_scores_is_the_weighted_mean(tmp_path):
     own += ["cuts.weights=own_budget", "reward.dense=false", "advantage.score_weighted=true"]
     config = load(tmp_path, "bacr-full", *own)
     method, batch, state, rewards, *_ = credit_of(config)
+    update = jax.jit(lambda state: method.update(state, batch, rewards, None))
     for _ in range(200):
-        state = method.update(state, batch, rewards, None)
+        state = update(state)
     credit = method.advantages(state, batch, rewards, None)
     w, r = np.asarray(batch.surprise), np.asarray(rewards)
     best = (w * r).sum() / w.sum()
@@ -176,8 +177,9 @@ def test_each_doubling_of_the_budget_has_a_number_of_its_own(tmp_path):
     assert 0 < small.sum() < small.size
     others = (r.sum((0, 1, 2)) - r.sum((1, 2))) / (r.size - r[0].size)
     np.testing.assert_allclose(first.answers, r - others[:, None, None], atol=1e-6)
+    update = jax.jit(lambda state: method.update(state, batch, rewards, None))
     for _ in range(200):
-        state = method.update(state, batch, rewards, None)
+        state = update(state)
     credit = method.advantages(state, batch, rewards, None)
     for inside in (small, ~small):
         mean = r[inside].mean()

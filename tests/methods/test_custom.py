@@ -52,6 +52,7 @@ def test_the_examples_are_short():
         assert "._" not in source
 
 
+@pytest.mark.slow
 def test_a_file_named_in_the_config_trains(world):
     run, state = world
     assert run.method.name == "Brief BCAE"

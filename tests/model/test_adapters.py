@@ -45,18 +45,25 @@ BASE = random_params()
 ADAPTED = {**BASE, **make_adapters()}
 
 
+@functools.partial(jax.jit, static_argnames="compute")
+def logits_of(params, compute):
+    return logits(params, forward(params, TOKENS, config=TINY, compute=compute))
+
+
 def scores(params, **how):
-    hidden = forward(params, TOKENS, config=TINY, compute=Compute(**how))
-    return logits(params, hidden)
+    return logits_of(params, Compute(**how))
+
+
+decode_params = jax.jit(
+    functools.partial(kv_cache.decode_params, dtype=jnp.float32, conditioned=False)
+)
 
 
 def test_fresh_adapters_change_no_bit():
     fresh = {**BASE, **make_adapters(zero=True)}
     for scan in (True, False):
         np.testing.assert_array_equal(scores(fresh, scan=scan), scores(BASE, scan=scan))
-    merged = kv_cache.decode_params(fresh, dtype=jnp.float32, conditioned=False)
-    plain = kv_cache.decode_params(BASE, dtype=jnp.float32, conditioned=False)
-    jax.tree.map(np.testing.assert_array_equal, merged, plain)
+    jax.tree.map(np.testing.assert_array_equal, decode_params(fresh), decode_params(BASE))
 
 
 def test_a_matrix_by_hand():
@@ -82,10 +89,7 @@ def test_adapters_compute_what_merged_weights_compute(form):
 
 
 def test_a_decode_copy_holds_the_adapters():
-    copies = [
-        kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False)
-        for params in (ADAPTED, adapters.merge(ADAPTED), BASE)
-    ]
+    copies = [decode_params(params) for params in (ADAPTED, adapters.merge(ADAPTED), BASE)]
     close = functools.partial(np.testing.assert_allclose, atol=1e-5)
     jax.tree.map(close, copies[0], copies[1])
     kernels = [copy.layers[0]["qkv_kernel"] for copy in copies]

@@ -30,9 +30,14 @@ def reference(q, k, v, mask):
 
 
 def random_qkv(seed, b, t, s, n, kv, h):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    q = jax.random.normal(keys[0], (b, t, n, h))
-    return q, *(jax.random.normal(key, (b, s, kv, h)) for key in keys[1:])
+    rng = np.random.default_rng(seed)
+    shapes = (b, t, n, h), (b, s, kv, h), (b, s, kv, h)
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+@jax.jit
+def plain_softmax(q, k, v, mask):
+    return attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
 
 
 def value_and_gradients(attend, q, k, v):
@@ -54,7 +59,7 @@ def value_and_gradients(attend, q, k, v):
 def test_any_mask_gives_the_plain_softmax(b, t, s, heads, h, seed):
     q, k, v = random_qkv(seed, b, t, s, *heads, h)
     mask = np.random.default_rng(seed).random((b, t, s)) < 0.6
-    found = attention.merge([attention.partial_attention(q, k, v, jnp.asarray(mask))], q.dtype)
+    found = plain_softmax(q, k, v, mask)
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
@@ -62,38 +67,42 @@ def test_any_mask_gives_the_plain_softmax(b, t, s, heads, h, seed):
 def test_a_token_a_row_sees_its_own_keys_alone(transposed):
     q, k, v = random_qkv(3, 3, 1, 9, 6, 2, 8)
     # Scores far apart in size, and a hidden key with the largest one of all.
-    k = k.at[:, 2].multiply(50.0).at[:, 8].multiply(500.0)
+    k[:, 2] *= 50
+    k[:, 8] *= 500
     seen = np.arange(9) < np.array([[1], [5], [8]])
     keys = k.transpose((0, 2, 3, 1) if transposed else (0, 2, 1, 3))
     values = v.transpose(0, 2, 1, 3)
-    found = attention.token_attention(q, keys, values, jnp.asarray(seen), transposed=transposed)
+    attend = jax.jit(attention.token_attention, static_argnames="transposed")
+    found = attend(q, keys, values, seen, transposed=transposed)
     np.testing.assert_allclose(found, reference(q, k, v, seen[:, None]), atol=3e-5)
 
 
 def test_segments_merge_into_one_softmax():
     q, k, v = random_qkv(0, 2, 3, 9, 4, 2, 8)
     # scores far apart in size: a merge without the maximum would overflow
-    k = k.at[:, 4:].multiply(30.0)
+    k[:, 4:] *= 30
     mask = np.random.default_rng(1).random((2, 3, 9)) < 0.7
-    parts = [
-        attention.partial_attention(q, k[:, a:b], v[:, a:b], jnp.asarray(mask[:, :, a:b]))
-        for a, b in ((0, 4), (4, 5), (5, 9))
-    ]
-    np.testing.assert_allclose(attention.merge(parts, q.dtype), reference(q, k, v, mask), atol=3e-5)
+
+    @jax.jit
+    def merged(q, k, v, mask):
+        of = lambda a, b: attention.partial_attention(q, k[:, a:b], v[:, a:b], mask[:, :, a:b])
+        return attention.merge([of(0, 4), of(4, 5), of(5, 9)], q.dtype)
+
+    np.testing.assert_allclose(merged(q, k, v, mask), reference(q, k, v, mask), atol=3e-5)
 
 
 def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
     q, k, v = random_qkv(0, 1, 2, 3, 2, 1, 4)
-    mask = jnp.zeros((1, 2, 3), bool)
-    total = lambda q: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype).sum()
-    assert total(q) == 0
-    assert np.isfinite(jax.grad(total)(q)).all()
+    total = lambda q: plain_softmax(q, k, v, np.zeros((1, 2, 3), bool)).sum()
+    value, gradient = jax.jit(jax.value_and_grad(total))(q)
+    assert value == 0
+    assert np.isfinite(gradient).all()
 
 
 def test_causal_rows_see_themselves_and_the_past():
     q, k, v = random_qkv(3, 2, 6, 6, 4, 2, 8)
     mask = np.tril(np.ones((6, 6), bool))[None]
-    found = attention.causal_attention(q, k, v)
+    found = jax.jit(attention.causal_attention)(q, k, v)
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
@@ -114,21 +123,24 @@ def test_tree_mask_token_by_token():
     """
     rows = [line.replace(" ", "") for line in picture.split("\n") if line.strip()]
     mask = np.array([[c == "x" for c in row] for row in rows])[None]
-    found = attention.tree_attention(q, k, v, jnp.array(context), trunk_length=trunk)
+    attend = jax.jit(attention.tree_attention, static_argnames="trunk_length")
+    found = attend(q, k, v, np.array(context), trunk_length=trunk)
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
 @pytest.mark.parametrize("trunk", [20, 126, 131, 1100])
 def test_a_tree_equals_one_softmax_over_its_mask(trunk):
     """Whether the branches are a block of their own or join the trunk's last one."""
-    context, count = jnp.array([[3, trunk], [0, 17]]), 6
+    context, count = jnp.asarray([[3, trunk], [0, 17]]), 6
     q, k, v = random_qkv(6, 2, trunk + count, trunk + count, 2, 1, 4)
-    of_trunk = jnp.pad(attention.causal_mask(trunk), ((0, 0), (0, 0), (0, count)))
-    mask = jnp.concatenate(
-        [jnp.repeat(of_trunk, 2, 0), attention.branch_mask(context, None, trunk, count)], axis=1
-    )
     tree = lambda q, k, v: attention.tree_attention(q, k, v, context, trunk_length=trunk)
-    whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
+
+    def whole(q, k, v):
+        of_trunk = jnp.pad(attention.causal_mask(trunk), ((0, 0), (0, 0), (0, count)))
+        of_branches = attention.branch_mask(context, None, trunk, count)
+        mask = jnp.concatenate([jnp.repeat(of_trunk, 2, 0), of_branches], axis=1)
+        return plain_softmax(q, k, v, mask)
+
     (out, found), (whole_out, want) = (value_and_gradients(f, q, k, v) for f in (tree, whole))
     np.testing.assert_allclose(out, whole_out, atol=2e-6)
     for a, b in zip(found, want):
@@ -136,7 +148,7 @@ def test_a_tree_equals_one_softmax_over_its_mask(trunk):
 
 
 def test_cudnn_refuses_32_bit_floats():
-    q, k, v = random_qkv(0, 1, 2, 2, 2, 1, 4)
+    q, k, v = map(jnp.asarray, random_qkv(0, 1, 2, 2, 2, 1, 4))
     with pytest.raises(UserError, match="bfloat16"):
         attention.causal_attention(q, k, v, implementation="cudnn")
 
@@ -150,13 +162,13 @@ def test_cudnn_is_given_an_even_number_of_positions(monkeypatch):
         return public(q, k, v, implementation="xla", **rest)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", in_its_place)
-    q, k, v = (x.astype(jnp.bfloat16) for x in random_qkv(3, 2, 7, 7, 4, 2, 8))
-    lengths = jnp.array([7, 4])
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in random_qkv(3, 2, 7, 7, 4, 2, 8))
+    lengths = jnp.asarray([7, 4])
     fused = lambda q, k, v: attention.causal_attention(
         q, k, v, implementation="cudnn", lengths=lengths
     )
     plain = lambda q, k, v: attention.causal_attention(q, k, v)
-    real = (jnp.arange(7) < lengths[:, None])[..., None, None]
+    real = (np.arange(7) < np.asarray(lengths)[:, None])[..., None, None]
     of_real = lambda f: lambda *x: jnp.where(real, f(*x), 0)
     (out, found), (want_out, want) = (
         value_and_gradients(of_real(f), q, k, v) for f in (fused, plain)
@@ -170,11 +182,11 @@ def test_cudnn_is_given_an_even_number_of_positions(monkeypatch):
 @pytest.mark.parametrize("length", [127, 128, 129, 1100])
 def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     q, k, v = random_qkv(5, 2, length, length, 2, 1, 4)
-    real = jnp.arange(length) >= jnp.array([[0], [130]])
-    visible = jnp.broadcast_to(real[:, None], (2, length, length))
+    real = np.arange(length) >= np.array([[0], [130]])
+    visible = jnp.asarray(np.broadcast_to(real[:, None], (2, length, length)))
     blocked = lambda q, k, v: attention.masked_attention(q, k, v, visible)
-    mask = attention.causal_mask(length) & visible
-    whole = lambda q, k, v: attention.merge([attention.partial_attention(q, k, v, mask)], q.dtype)
+    mask = jnp.asarray(np.tril(np.ones((length, length), bool)) & real[:, None])
+    whole = lambda q, k, v: plain_softmax(q, k, v, mask)
     (out, found), (whole_out, want) = (value_and_gradients(f, q, k, v) for f in (blocked, whole))
     np.testing.assert_allclose(out, whole_out, atol=2e-6)
     for a, b in zip(found, want):

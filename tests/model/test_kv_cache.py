@@ -9,6 +9,10 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import block, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 
+init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
+decode_params = jax.jit(
+    kv_cache.decode_params, static_argnames=("dtype", "conditioned", "products")
+)
 SHAPE = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
 
 
@@ -69,23 +73,23 @@ def test_another_length_keeps_the_positions(length, transposed):
 @pytest.mark.parametrize("tied", [True, False])
 def test_decode_params_are_cast_and_cut_by_layer(tied):
     shape = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=tied)
-    params = qwen2.init(jax.random.key(0), shape, conditioning=ConditioningConfig())
-    decode = kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=True)
+    params = init(jax.random.key(0), shape, conditioning=ConditioningConfig())
+    decode = decode_params(params, dtype=jnp.bfloat16, conditioned=True)
     kernel = params["layers"]["o_kernel"].astype(jnp.bfloat16)
     np.testing.assert_array_equal(decode.layers[1]["o_kernel"], kernel[1])
     head = params["embed"] if tied else params["lm_head"]
     np.testing.assert_array_equal(decode.head, head.astype(jnp.bfloat16))
     # Gates are multiplied in float32.
     assert len(decode.gates) == 2 and decode.gates[0].dtype == jnp.float32
-    plain = kv_cache.decode_params(params, dtype=jnp.bfloat16, conditioned=False)
+    plain = decode_params(params, dtype=jnp.bfloat16, conditioned=False)
     assert plain.gates is None
 
 
 def test_matrices_alone_may_be_of_another_type():
     shape = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
-    params = qwen2.init(jax.random.key(0), shape)
+    params = init(jax.random.key(0), shape)
     types = {"dtype": jnp.float32, "products": jnp.bfloat16}
-    decode = kv_cache.decode_params(params, conditioned=False, **types)
+    decode = decode_params(params, conditioned=False, **types)
     found = {name: leaf.dtype for name, leaf in decode.layers[0].items()}
     assert {name for name, dtype in found.items() if dtype == jnp.bfloat16} == {
         "qkv_turned",
@@ -125,18 +129,23 @@ def test_joined_columns_stand_by_shard():
 @pytest.mark.parametrize(("shards", "rounded"), [(1, None), (2, None), (2, jnp.bfloat16)])
 def test_a_joined_layer_computes_what_its_parts_compute(shards, rounded):
     shape = Qwen2Config(13, 8, 16, 1, 4, 2, 4, tie_embeddings=True)
-    params = qwen2.init(jax.random.key(0), shape)
+    params = init(jax.random.key(0), shape)
     layer = jax.tree.map(lambda x: x[0], params["layers"])
-    bias = jax.random.normal(jax.random.key(1), (16,))
+    rng = np.random.default_rng(1)
+    bias = jnp.asarray(rng.standard_normal(16, np.float32))
     layer |= {"q_bias": bias, "k_bias": bias[:8], "v_bias": 2 * bias[:8]}
-    x = jax.random.normal(jax.random.key(2), (2, 3, 8))
+    x = jnp.asarray(rng.standard_normal((2, 3, 8), np.float32))
     rotary = block.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
     seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
     run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape, rounded=rounded)
-    copy = kv_cache.join_products(layer, shards)
-    if rounded is not None:
+
+    def as_copied(layer):
+        copy = kv_cache.join_products(layer, shards)
+        if rounded is None:
+            return copy
         is_matrix = lambda name: name.endswith("_kernel")
         copy = {n: x.astype(rounded) if is_matrix(n) else x for n, x in copy.items()}
-        copy = kv_cache.turn_products(copy)
-    apart, joined = run(layer), run(copy)
+        return kv_cache.turn_products(copy)
+
+    apart, joined = jax.jit(run)(layer), jax.jit(lambda layer: run(as_copied(layer)))(layer)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), apart, joined)

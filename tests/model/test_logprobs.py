@@ -1,5 +1,7 @@
 """Chunked log-probabilities against the plain softmax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 
 from bacr_jax.model.logprobs import token_energies, token_logprobs
 
-HIDDEN = jax.random.normal(jax.random.key(0), (11, 6))
-HEAD = jax.random.normal(jax.random.key(1), (9, 6))
-TARGETS = jax.random.randint(jax.random.key(2), (11,), 0, 7)
-LEGAL = jnp.arange(9) < 7
+RNG = np.random.default_rng(0)
+HIDDEN = jnp.asarray(RNG.standard_normal((11, 6), np.float32))
+HEAD = jnp.asarray(RNG.standard_normal((9, 6), np.float32))
+TARGETS = jnp.asarray(RNG.integers(0, 7, 11))
+LEGAL = jnp.asarray(np.arange(9) < 7)
 
 
 def plain(hidden, head, temperature):
@@ -26,23 +29,31 @@ def test_values_and_gradients_equal_the_plain_form(chunk, temperature):
             hidden, head, TARGETS, allowed_tokens=LEGAL, temperature=temperature, chunk=chunk
         )
 
-    for found, want in zip(chunked(HIDDEN, HEAD), plain(HIDDEN, HEAD, temperature)):
-        np.testing.assert_allclose(found, want, atol=1e-5)
-    weigh = lambda pair: (pair[0] * jnp.arange(11.0)).sum() + (pair[1] ** 2).sum()
-    found = jax.grad(lambda a, b: weigh(chunked(a, b)), (0, 1))(HIDDEN, HEAD)
-    want = jax.grad(lambda a, b: weigh(plain(a, b, temperature)), (0, 1))(HIDDEN, HEAD)
-    for a, b in zip(found, want):
+    @functools.partial(jax.jit, static_argnums=0)
+    def pair_and_gradients(form):
+        def weighed(hidden, head):
+            pair = form(hidden, head)
+            return (pair[0] * jnp.arange(11.0)).sum() + (pair[1] ** 2).sum(), pair
+
+        return jax.grad(weighed, (0, 1), has_aux=True)(HIDDEN, HEAD)
+
+    gradients, pair = pair_and_gradients(chunked)
+    want_gradients, want = pair_and_gradients(lambda *x: plain(*x, temperature))
+    for a, b in zip(pair, want):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    for a, b in zip(gradients, want_gradients):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [4, 100])
 def test_the_gradient_in_bfloat16_is_that_of_fp32_but_for_rounding(chunk):
-    key = jax.random.key(3)
-    hidden = jax.random.normal(key, (64, 48)).astype(jnp.bfloat16)
+    rng = np.random.default_rng(3)
+    hidden = jnp.asarray(rng.standard_normal((64, 48)), jnp.bfloat16)
     # Values that bfloat16 holds, so that the products alone are rounded.
-    head = jax.random.normal(jax.random.key(4), (80, 48)).astype(jnp.bfloat16).astype(jnp.float32)
-    targets = jax.random.randint(key, (64,), 0, 80)
+    head = jnp.asarray(rng.standard_normal((80, 48)), jnp.bfloat16).astype(jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 80, 64))
 
+    @jax.jit
     def gradient(hidden):
         def total(hidden, head):
             logp, entropy = token_logprobs(hidden, head, targets, chunk=chunk)
@@ -71,9 +82,8 @@ def test_16_bit_states_make_no_fp32_product_and_cast_the_head_once():
 
 
 def test_illegal_ids_get_no_probability_and_no_gradient():
-    grad = jax.grad(
-        lambda head: token_logprobs(HIDDEN, head, TARGETS, allowed_tokens=LEGAL)[0].sum()
-    )(HEAD)
+    total = lambda head: token_logprobs(HIDDEN, head, TARGETS, allowed_tokens=LEGAL)[0].sum()
+    grad = jax.jit(jax.grad(total))(HEAD)
     assert (grad[7:] == 0).all() and np.isfinite(grad).all()
 
 
@@ -99,11 +109,12 @@ def test_energies_are_squared_norms_of_scores_in_the_logits():
     hidden = jnp.asarray(rng.normal(size=(7, 4)), jnp.float32)
     head = jnp.asarray(rng.normal(size=(9, 4)), jnp.float32)
     targets = jnp.asarray(rng.integers(0, 6, 7))
-    allowed = jnp.arange(9) < 6
-    found = token_energies(hidden, head, targets, allowed_tokens=allowed, temperature=0.5, chunk=3)
+    allowed = jnp.asarray(np.arange(9) < 6)
+    energies = jax.jit(token_energies, static_argnames=("temperature", "chunk"))
+    found = energies(hidden, head, targets, allowed_tokens=allowed, temperature=0.5, chunk=3)
 
     def logprob(scores, target):
         return jax.nn.log_softmax(jnp.where(allowed, scores, -1e30))[target]
 
-    slopes = jax.vmap(jax.grad(logprob))(hidden @ head.T / 0.5, targets)
+    slopes = jax.jit(jax.vmap(jax.grad(logprob)))(hidden @ head.T / 0.5, targets)
     np.testing.assert_allclose(found, jnp.square(slopes).sum(-1), rtol=1e-5)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hf_world
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.compute import Compute
@@ -24,33 +25,28 @@ OPTIONS = [
     ConditioningConfig(input="normalised"),
 ]
 STATIC = ("config", "compute")
+init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
 forward = jax.jit(qwen2.forward, static_argnames=STATIC)
 forward_tree = jax.jit(qwen2.forward_tree, static_argnames=STATIC)
+embed = jax.jit(budget.embed, static_argnames=("conditioning", "b_max"))
 BUDGETS = jnp.array([8, 64])
 
 
-def awake(params):
-    """Parameters whose budget module does something."""
-    noise = lambda seed, x: jax.random.normal(jax.random.key(seed), x.shape)
-    module = params["budget"]
-    module = {**module, "w2": noise(8, module["w2"]), "gate": noise(9, module["gate"])}
-    return {**params, "budget": module}
-
-
 def make(conditioning, shape=SHAPE):
-    return qwen2.init(jax.random.key(0), shape, conditioning=conditioning)
+    """Random parameters, with a budget module that does something."""
+    return hf_world.random_params(shape, conditioning=conditioning)
 
 
 def conditioned_on(params, conditioning):
     """The rows' budgets."""
     if conditioning is None:
         return None
-    phi = budget.embed(params["budget"], BUDGETS, conditioning=conditioning, b_max=64)
+    phi = embed(params["budget"], BUDGETS, conditioning=conditioning, b_max=64)
     return budget.Conditioned(phi, params["budget"]["gate"], settings=conditioning)
 
 
 def tokens(b, t, seed=1):
-    return jax.random.randint(jax.random.key(seed), (b, t), 0, 31)
+    return jnp.asarray(np.random.default_rng(seed).integers(0, 31, (b, t)))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,8 @@ def tokens(b, t, seed=1):
 def test_phi_leaves_the_plain_model_bit_identical_at_the_start_and_matters_once_awake(
     conditioning, shape
 ):
-    params, x = make(conditioning, shape), jnp.tile(tokens(1, 7), (2, 1))
+    params = init(jax.random.key(0), shape, conditioning=conditioning)
+    x = jnp.tile(tokens(1, 7), (2, 1))
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
 
     def told(params):
@@ -73,7 +70,7 @@ def test_phi_leaves_the_plain_model_bit_identical_at_the_start_and_matters_once_
 
     np.testing.assert_array_equal(told(params), forward(plain, x, config=shape))
     # The rows differ in their budgets alone.
-    small, large = told(awake(params))
+    small, large = told(make(conditioning, shape))
     assert np.abs(small - large).max() > 1e-3
 
 
@@ -101,24 +98,23 @@ def test_without_an_embedding_no_budget_code_is_traced():
 )
 def test_a_tree_equals_its_branches_as_sequences(conditioning, scan, shape):
     params = make(conditioning, shape)
-    params = params if conditioning is None else awake(params)
     conditioned = conditioned_on(params, conditioning)
-    trunk, branch = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
+    trunk, branch = tokens(2, 9, 2), tokens(4, 3, 3).reshape(2, 2, 3)
     context = np.array([[4, 9], [1, 7]])
     run = {"config": shape, "compute": Compute(scan=scan)}
     trunk_states, branch_states = forward_tree(
         params, Tree(trunk, branch, jnp.asarray(context)), conditioned=conditioned, **run
     )
     # Each trunk, then each of its branches, as a right-padded row of its own.
-    alone, rows = [jnp.pad(row, (0, 3)) for row in trunk], [0, 1]
-    for row, cut in np.ndindex(2, 2):
+    alone, rows = np.zeros((6, 12), int), [0, 1, 0, 0, 1, 1]
+    alone[:2, :9] = trunk
+    for index, (row, cut) in enumerate(np.ndindex(2, 2), start=2):
         c = context[row, cut]
-        alone.append(jnp.pad(jnp.concatenate([trunk[row, :c], branch[row, cut]]), (0, 9 - c)))
-        rows.append(row)
+        alone[index, : c + 3] = [*trunk[row, :c].tolist(), *branch[row, cut].tolist()]
     if conditioned is not None:
         of_rows = conditioned.phi[..., np.array(rows), :]
         conditioned = dataclasses.replace(conditioned, phi=of_rows)
-    states = forward(params, jnp.stack(alone), conditioned=conditioned, **run)
+    states = forward(params, jnp.asarray(alone), conditioned=conditioned, **run)
     np.testing.assert_allclose(trunk_states, states[:2, :9], atol=1e-5)
     for index, (row, cut) in enumerate(np.ndindex(2, 2), start=2):
         c = context[row, cut]
@@ -128,26 +124,25 @@ def test_a_tree_equals_its_branches_as_sequences(conditioning, scan, shape):
 @pytest.mark.parametrize("conditioning", [None, *OPTIONS[:2]])
 def test_packed_branches_are_the_branches(conditioning):
     params = make(conditioning)
-    params = params if conditioning is None else awake(params)
-    trunk, branches = tokens(2, 9, 2), tokens(2, 6, 3).reshape(2, 2, 3)
+    trunk, branches = tokens(2, 9, 2), tokens(4, 3, 3).reshape(2, 2, 3)
     conditioned = conditioned_on(params, conditioning)
     context, run = jnp.array([[4, 9], [1, 7]]), {"config": SHAPE, "conditioned": conditioned}
     want_trunk, want = forward_tree(params, Tree(trunk, branches, context), **run)
     # Branches of 2 and 3 tokens; of 0 and 1.
     packing = jnp.array([[0, 1, 3, 4, 5, -1], [3, -1, -1, -1, -1, -1]])
     found_trunk, found = forward_tree(params, Tree(trunk, branches, context, packing), **run)
-    np.testing.assert_allclose(found_trunk, want_trunk, atol=1e-6)
+    np.testing.assert_allclose(found_trunk, want_trunk, atol=1e-5)
     want = want.reshape(2, 6, -1)
     for row in range(2):
         kept = np.asarray(packing[row][packing[row] >= 0])
-        np.testing.assert_allclose(found[row, : len(kept)], want[row, kept], atol=1e-6)
+        np.testing.assert_allclose(found[row, : len(kept)], want[row, kept], atol=1e-5)
 
 
 def test_padding_does_not_touch_real_tokens():
     params, x = make(None), tokens(2, 8)
     short = forward(params, x[:, :5], config=SHAPE)
-    padded = forward(params, x.at[:, 5:].set(0), config=SHAPE)
-    np.testing.assert_allclose(padded[:, :5], short, atol=1e-6)
+    padded = forward(params, jnp.where(np.arange(8) < 5, x, 0), config=SHAPE)
+    np.testing.assert_allclose(padded[:, :5], short, atol=1e-5)
 
 
 def test_untied_head_is_its_own_matrix():
@@ -160,6 +155,7 @@ def test_untied_head_is_its_own_matrix():
     )
 
 
+@pytest.mark.slow
 def test_remat_and_scan_change_no_gradient():
     params, x = make(None), tokens(2, 6)
 

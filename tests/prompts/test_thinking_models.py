@@ -50,6 +50,12 @@ def released(request, shared_data, tmp_path_factory):
     return request.param, load_tokenizer(out, where="here"), out
 
 
+@pytest.fixture(scope="module")
+def library(released):
+    """The same folder as the tokenizer's own library reads it."""
+    return Tokenizer.from_file(str(released[2] / "tokenizer.json"))
+
+
 def ids_of(tokenizer, style):
     encoded, _ = encode_prompts(tokenizer, ["2+2?"], style, max_tokens=200)
     return encoded.tokens[0, : encoded.lengths[0]].tolist()
@@ -70,9 +76,9 @@ def test_the_ids_of_a_native_prompt(released):
 
 @pytest.mark.parametrize("question", ["2+2?", "Wieviel ist ½ + ⅓?\nKürze.", "f(x)=<x>\t|x|"])
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "complete"])
-def test_the_ids_of_a_whole_trace(released, question, cut):
+def test_the_ids_of_a_whole_trace(released, library, question, cut):
     """As one text, written down here, is read by the tokenizer's own library."""
-    kind, tokenizer, folder = released
+    kind, tokenizer, _ = released
     asked = f"{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
     turns = {
         "r1": f"{thinking_world.R1_BEGIN}<｜User｜>{asked}<｜Assistant｜><think>\n",
@@ -83,9 +89,7 @@ def test_the_ids_of_a_whole_trace(released, question, cut):
     forced = f"...\n\n...\n\n</think>{natural}"
     end = {"r1": thinking_world.R1_END, "qwen3": "<|im_end|>"}[kind]
     text = f"{turns[kind]}{thinking}{forced if cut else natural}4}}{end}"
-    whole = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(
-        text, add_special_tokens=False
-    )
+    whole = library.encode(text, add_special_tokens=False)
     encoded, _ = encode_prompts(tokenizer, [question], NATIVE, max_tokens=200)
     parts = [thinking, NATIVE.forced_suffix if cut else NATIVE.natural_suffix, "4}", end]
     found = encoded.tokens[0, : encoded.lengths[0]].tolist()
@@ -119,12 +123,14 @@ def test_thinking_closes_with_one_id(released):
 
 
 def test_what_ends_a_turn_is_read_from_the_folder(released, tmp_path):
-    kind, tokenizer, folder = released
+    kind, tokenizer, _ = released
     ends = {"r1": (151_643,), "qwen3": (151_645, 151_643)}[kind]
     assert tokenizer.turn_ends == ends and eos_ids(tokenizer, NATIVE) == tuple(sorted(ends))
     # The model's folder goes before the tokenizer's.
+    thinking_world.small(kind).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "config.json").write_text(json.dumps({"eos_token_id": 18}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 17}))
-    other = load_tokenizer(folder, where="here", model=tmp_path)
+    other = load_tokenizer(tmp_path / "tokenizer", where="here", model=tmp_path)
     assert other.turn_ends == (17,) and 17 in eos_ids(other, NATIVE)
 
 

@@ -9,7 +9,8 @@ from scipy import stats
 from bacr_jax.rollout import sampling
 from bacr_jax.rollout.sampling import row_keys, sample_tokens, sampling_params, truncate
 
-LOGITS = jnp.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
+sample = jax.jit(sample_tokens)
+LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, 3.0], np.float32)
 ALLOWED = jnp.array([True] * 5 + [False])
 ROWS = 20_000
 
@@ -26,9 +27,9 @@ def probabilities(temperature, top_p=1.0):
 @pytest.mark.parametrize("numbers", [(1.0,), (0.5,), (1.0, 0.8), (2.0, 0.9), (1.0, 0.01)])
 def test_frequencies_and_logprobs_match_the_distribution(numbers):
     keys = jax.random.split(jax.random.key(1), ROWS)
-    tokens, logprobs = sample_tokens(
+    tokens, logprobs = sample(
         keys,
-        jnp.broadcast_to(LOGITS, (ROWS, 6)),
+        jnp.asarray(np.tile(LOGITS, (ROWS, 1))),
         sampling=sampling_params(*numbers),
         allowed_tokens=ALLOWED,
     )
@@ -42,9 +43,9 @@ def test_frequencies_and_logprobs_match_the_distribution(numbers):
 
 def test_temperature_zero_is_certain_of_the_best_legal_token():
     keys = jax.random.split(jax.random.key(0), 3)
-    tokens, logprobs = sample_tokens(
+    tokens, logprobs = sample(
         keys,
-        jnp.broadcast_to(LOGITS, (3, 6)),
+        jnp.asarray(np.tile(LOGITS, (3, 1))),
         sampling=sampling_params(0.0),
         allowed_tokens=ALLOWED,
     )
@@ -54,7 +55,7 @@ def test_temperature_zero_is_certain_of_the_best_legal_token():
 
 def test_a_nucleus_always_holds_the_best_token_and_breaks_ties_by_id():
     scores = jnp.zeros((1, 4))
-    kept = np.asarray(truncate(scores, sampling_params(1.0, 0.3))) > -1e29
+    kept = np.asarray(jax.jit(truncate)(scores, sampling_params(1.0, 0.3))) > -1e29
     np.testing.assert_array_equal(kept, [[True, True, False, False]])
 
 

@@ -119,6 +119,7 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     with pytest.raises(UserError, match=said):
         while True:
             checkpoints.confirm()
+            time.sleep(0.01)
     checkpoints.close()
     shutil.rmtree(tmp_path / "3")
     at, found, _ = Checkpoints(tmp_path, keep=keep).restore(state(0))

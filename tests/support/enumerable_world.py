@@ -13,9 +13,9 @@ import numpy as np
 from bacr_jax.methods import GroupBatch
 from bacr_jax.model import budget, qwen2
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Branches, Prompts, Trunks
-from rollout_world import ANSWER, CLOSE, World
+from rollout_world import ANSWER, CLOSE, plain_world
 
-WORLD = World()
+WORLD = plain_world()
 PROMPT, BUDGET, SUFFIX = [8, 11], 2, 2
 # Nothing else can be drawn, so that the list of traces is complete; B is the closing tag.
 A, B = 6, CLOSE

@@ -12,13 +12,13 @@ from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.train_step import init_state, score_batch
 from bacr_jax.model import value
-from rollout_world import ANSWER, CLOSE, World, make_rules
+from rollout_world import ANSWER, CLOSE, make_rules, plain_world
 
-WORLD, RULES = World(), make_rules()
+WORLD, RULES = plain_world(), make_rules()
 SPEC = LearnerSpec(
     WORLD.shape, WORLD.conditioning, LossConfig(), ValueConfig(hidden_size=8), b_max=12
 )
-VALUE_HEAD = value.init(
+VALUE_HEAD = jax.jit(value.init, static_argnames=("num_features", "hidden_size"))(
     jax.random.key(4),
     num_features=value.num_features(16, conditioned=True, kind="trace_and_cut"),
     hidden_size=8,

@@ -1,6 +1,7 @@
 """A small random policy over a ledger-like vocabulary, and its decoding rules, for tests."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,16 @@ def no_cuts(rows):
     return np.zeros((rows, 0), int)
 
 
+# One program, and not one of each draw.
+init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
+
+
+@functools.cache
+def plain_world():
+    """The one that most tests share."""
+    return World()
+
+
 class World:
     """A conditioned policy with everything a rollout needs."""
 
@@ -78,12 +89,13 @@ class World:
             VOCAB, 16, 32, 2, 2, num_kv_heads, 8, rope_theta=1e4, tie_embeddings=True
         )
         self.conditioning = conditioning or ConditioningConfig()
-        params = qwen2.init(jax.random.key(0), self.shape, conditioning=self.conditioning)
+        params = init(jax.random.key(0), self.shape, conditioning=self.conditioning)
         params["embed"] = params["embed"] * 30  # far from uniform, so mistakes show
         w2 = params["budget"]["w2"]
         params["budget"]["w2"] = jax.random.normal(jax.random.key(1), w2.shape)
         self.params = params
-        self.decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=True)
+        cut = functools.partial(kv_cache.decode_params, dtype=jnp.float32, conditioned=True)
+        self.decode = jax.jit(cut)(params)
         self.phi_of = jax.jit(
             lambda b: budget.embed(params["budget"], b, conditioning=self.conditioning, b_max=12)
         )

@@ -64,6 +64,7 @@ def broken(question, response, gold):
 """
 
 
+@pytest.mark.slow
 def test_rewards_are_mixed_by_their_weights_and_each_is_a_metric(tmp_path, tokenizer):
     file = tmp_path / "mine.py"
     file.write_text(REWARDS)

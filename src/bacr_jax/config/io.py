@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,9 +191,15 @@ def value_text(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+@functools.cache
+def _settings() -> tuple[str, ...]:
+    return tuple(name for name, key in schema().items() if not key.is_section)
+
+
 def flatten(config: Config) -> dict[str, Any]:
     """Values by dotted key, in the order of `Config`."""
-    return {name: key.value for name, key in walk(config) if not key.is_section}
+    values = operator.attrgetter(*_settings())(config)
+    return dict(zip(_settings(), values, strict=True))
 
 
 def fingerprint(config: Config, *sections: str) -> str:

@@ -3,6 +3,7 @@
 Each would go on with its own learning rate or its own questions, and the numbers be of no run.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -40,10 +41,7 @@ def told_at_start(config: Config, options: Mapping[str, object]) -> Told:
     told = {name: json.dumps(value, default=str) for name, value in {**keys, **options}.items()}
     if Path(config.method).is_file():
         told[f"the file {config.method}"] = _digest(Path(config.method).read_bytes())
-    src = Path(bacr_jax.__file__).parents[1]
-    files = sorted(src.glob("bacr_*/**/*.py"))
-    code = b"".join(bytes(path.relative_to(src)) + path.read_bytes() for path in files)
-    told |= {name: version(name) for name in VERSIONED} | {"the code of bacr_jax": _digest(code)}
+    told |= {name: version(name) for name in VERSIONED} | {"the code of bacr_jax": _code_digest()}
     told["the backend"] = jax.devices()[0].client.platform_version.split("\n")[0]
     driver = Path("/proc/driver/nvidia/version")
     if driver.is_file():
@@ -63,6 +61,13 @@ def told_of_inputs(config: Config, environment: Environment) -> Told:
         found = file_digests(Path(values[key])) if values[key] else {}
         told |= {f"{key}/{name}": digest for name, digest in found.items()}
     return told
+
+
+@functools.cache
+def _code_digest() -> str:
+    src = Path(bacr_jax.__file__).parents[1]
+    files = sorted(src.glob("bacr_*/**/*.py"))
+    return _digest(b"".join(bytes(path.relative_to(src)) + path.read_bytes() for path in files))
 
 
 def _digest(content: bytes) -> str:
