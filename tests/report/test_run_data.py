@@ -1,9 +1,13 @@
-"""Names of runs and of sets."""
+"""Names of runs and of sets, and evaluations that no picture can be made of."""
 
 from pathlib import Path
 
-from bacr_jax.report.run_data import labels_of
+import pytest
+
+from bacr_jax.errors import UserError
+from bacr_jax.report.run_data import labels_of, read_run
 from bacr_jax.report.table import set_title, set_titles
+from report_world import evaluation, lines
 
 
 def test_runs_are_called_as_their_folders_with_as_many_above_as_it_takes():
@@ -26,3 +30,11 @@ def test_two_sets_of_one_name_are_told_apart():
         "math500:b.jsonl": "MATH-500 (math500:b.jsonl)",
         "gsm8k:c": "GSM8K",
     }
+
+
+@pytest.mark.parametrize("found", [{}, {"greedy": {}}, {"greedy": {"8": {"accuracy": 0.5}}}])
+def test_an_evaluation_without_decodings_or_budgets_or_intervals_is_refused(run, found):
+    first = evaluation(0, "before", 0.2)
+    lines(run / "eval.jsonl", [first, {**first, "sets": {"ledger": found}}])
+    with pytest.raises(UserError, match=r"eval\.jsonl, line 2: its sets are no accuracies"):
+        read_run(run)

@@ -13,7 +13,7 @@ model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_laye
         scan_layers: false, remat: none}
 train: {minibatches: 1}
 eval: {budgets: [8, 64], size: 10, samples: 0}
-output: {tensorboard: false}
+output: {tensorboard: false, report: false}
 """
 STUDY = """
 title: Two arms

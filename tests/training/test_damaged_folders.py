@@ -9,7 +9,11 @@ from bacr_jax.parallel.preemption import EXIT_CODE
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
 # With a divergence from the starting policy, so that the warm-up still counts after the start.
-CONFIG = "method: grpo\nloss: {kl_coef: 0.04, kl_kind: k3}\noutput: {tensorboard: false}\n"
+CONFIG = """
+method: grpo
+loss: {kl_coef: 0.04, kl_kind: k3}
+output: {tensorboard: false, report: false}
+"""
 # What a run makes again, and what it can't do without.
 REMADE = ("checkpoints", "warmup", "best.json", "eval.jsonl")
 RECORDS = ("config.yaml", "metrics.jsonl")

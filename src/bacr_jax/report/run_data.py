@@ -95,7 +95,7 @@ def _is_summary(found: Any) -> bool:
         return False
     known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in items)
     sound = all(len(five) == 5 and {*map(type, five)} <= {int, float} for five in numbers)
-    return bool(found) and known and sound
+    return bool(found) and all(found.values()) and known and sound
 
 
 def labels_of(folders: list[Path], given: list[str]) -> list[str]:
