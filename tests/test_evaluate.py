@@ -207,6 +207,7 @@ def test_an_interrupted_dense_curve_continues(model, dense, tmp_path, monkeypatc
         assert (out / name).read_bytes() == (dense / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_budgets_at_the_edges(model, tmp_path):
     out, options = tmp_path / "out", ["--data", "ledger", "--size", "6", "--slots", "6"]
     budgets = ["--budgets", "none,low,0", "budget.levels={low: 6}", "budget.cap=10", *KEYS]
@@ -233,6 +234,7 @@ def test_budgets_at_the_edges(model, tmp_path):
     assert (out / "accuracy_ledger.png").exists()
 
 
+@pytest.mark.slow
 def test_another_model_is_compared_problem_by_problem(finished, tmp_path, capsys):
     path = tmp_path / "other"
     params = hf_world.random_params(LEDGER, seed=5)

@@ -94,6 +94,7 @@ def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, mo
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_thinking_a_level_of_the_folder_and_no_budget(capsys, model, question):
     code, out, error = ask(capsys, model, "--budget", "0,low,4,none", question, "budget.cap=9")
     assert (code, error) == (0, "")

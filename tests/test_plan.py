@@ -36,6 +36,7 @@ def test_a_run_that_does_not_fit_is_an_answer_too(capsys):
     assert as_json(capsys, *keys)["device"] == "NVIDIA A100-SXM4-40GB"
 
 
+@pytest.mark.slow
 def test_memory_decides_on_the_device_unless_one_is_named(capsys):
     assert as_json(capsys)["device"] == "NVIDIA A100-SXM4-80GB"
     assert as_json(capsys, "--device", "h200")["device_memory_gib"] == 141

@@ -257,6 +257,7 @@ def test_gradient_of_a_tree_equals_that_of_separate_sequences(batch):
     close(jax.jit(jax.grad(loss))(WORLD.params), gradient(batch)[0], 1e-5)
 
 
+@pytest.mark.slow
 def test_the_value_loss_does_not_steer_the_policy_unless_asked(batch):
     quiet = dataclasses.replace(SPEC, loss=LossConfig(value_coef=0.0))
     # A zero last layer passes nothing back.

@@ -93,7 +93,7 @@ class TestWhichRows:
         assert last.real_tokens.is_source.sum() == TOKENS[3]
 
 
-@pytest.fixture(params=[False, True], ids=["rows", "list"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "list"])
 def compiled_gradients(request, monkeypatch):
     """Whichever has fewer pairs of tokens is taken; here the one that is asked for."""
     monkeypatch.setattr(RealTokens, "has_fewer_pairs", request.param)

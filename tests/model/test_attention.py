@@ -128,7 +128,7 @@ def test_tree_mask_token_by_token():
     np.testing.assert_allclose(found, reference(q, k, v, mask), atol=2e-5)
 
 
-@pytest.mark.parametrize("trunk", [20, 126, 131, 1100])
+@pytest.mark.parametrize("trunk", [20, 126, 131, pytest.param(1100, marks=pytest.mark.slow)])
 def test_a_tree_equals_one_softmax_over_its_mask(trunk):
     """Whether the branches are a block of their own or join the trunk's last one."""
     context, count = jnp.asarray([[3, trunk], [0, 17]]), 6
@@ -179,7 +179,7 @@ def test_cudnn_is_given_an_even_number_of_positions(monkeypatch):
         np.testing.assert_allclose(one, other, atol=0.1)
 
 
-@pytest.mark.parametrize("length", [127, 128, 129, 1100])
+@pytest.mark.parametrize("length", [127, 128, 129, pytest.param(1100, marks=pytest.mark.slow)])
 def test_causal_blocks_equal_one_softmax_over_the_full_mask(length):
     q, k, v = random_qkv(5, 2, length, length, 2, 1, 4)
     real = np.arange(length) >= np.array([[0], [130]])

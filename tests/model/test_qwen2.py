@@ -52,9 +52,9 @@ def tokens(b, t, seed=1):
 @pytest.mark.parametrize(
     ("conditioning", "shape"),
     [
-        *((option, SHAPE) for option in OPTIONS),
-        (OPTIONS[0], NORMED),
-        (OPTIONS[0], dataclasses.replace(SHAPE, qkv_bias=False)),
+        *((option, SHAPE) for option in OPTIONS[:2]),
+        *(pytest.param(option, SHAPE, marks=pytest.mark.slow) for option in OPTIONS[2:]),
+        pytest.param(OPTIONS[0], NORMED, marks=pytest.mark.slow),
     ],
 )
 def test_phi_leaves_the_plain_model_bit_identical_at_the_start_and_matters_once_awake(

@@ -83,6 +83,13 @@ def test_what_train_would_refuse_names_the_arm(tmp_path):
 
 FOLDER = Path(__file__).parents[2] / "configs" / "studies"
 STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
+OF_STUDIES = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem == "main" else pytest.mark.slow)
+        for path in STUDIES
+    ],
+)
 
 
 @functools.cache
@@ -91,7 +98,7 @@ def shipped(path):
     return plan_runs(study, folder_of(study, Path("studies")))
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@OF_STUDIES
 def test_every_run_of_the_shipped_studies_has_a_good_config(path):
     runs = shipped(path)
     assert runs and len({run.id for run in runs}) == len(runs)
@@ -121,7 +128,7 @@ def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(t
         run.has_cell()
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@OF_STUDIES
 def test_committed_results_are_those_of_the_shipped_study(path):
     """What only a run's speed depends on may have changed since they were made."""
     folder = RESULTS / f"{path.stem}-cpu"

@@ -55,6 +55,7 @@ def test_short_traces_are_judged_everywhere_but_at_their_labels():
         )
 
 
+@pytest.mark.slow
 def test_practice_holds_four_times_as_much_of_the_short_style():
     share = {}
     for practice in (False, True):
