@@ -20,6 +20,15 @@ def test_every_unit_is_in_one_slice_and_no_slice_waits_much_longer():
     assert max(loads) - min(loads) <= max(seconds.values())
 
 
+def test_two_workers_begin_with_the_longest_and_have_as_many_tests():
+    seconds = {"a": 90.0, "b": 60.0, "c": 20.0, "d": 5.0}
+    units = ["d", "c", "a", "a", "b", "c", "c", "c"]
+    # The halves are a, d and b, c; one of c's tests goes to the end of the first, which has three.
+    assert slices.for_two(units, seconds) == [2, 3, 0, 7, 4, 1, 5, 6]
+    assert slices.for_two([], seconds) == []
+    assert slices.for_two(["d", "a", "b"], seconds) == [1, 2, 0]
+
+
 def test_the_order_of_collection_changes_nothing():
     seconds = dict.fromkeys(UNITS[:5], 60.0)
     assert slices.dealt(UNITS, 10, seconds) == slices.dealt(UNITS[::-1] * 2, 10, seconds)

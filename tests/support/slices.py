@@ -39,6 +39,23 @@ def dealt(units, count, seconds):
     return slices
 
 
+def for_two(units, seconds):
+    """The order of tests, given by their units, in which two workers end at about the same time.
+
+    `--dist worksteal` cuts it in the middle, and takes over from the other's end: so the longest
+    units come first in each half, and what is left at an end is short.
+    """
+    half = dealt(units, 2, seconds)
+    longest_first = lambda i: (-seconds.get(units[i], UNKNOWN), units[i])
+    longest = sorted(range(len(units)), key=longest_first)
+    first, second = ([i for i in longest if half[units[i]] == number] for number in (0, 1))
+    while len(first) > len(units) // 2:
+        second.append(first.pop())
+    while len(first) < len(units) // 2:
+        first.append(second.pop())
+    return [*first, *second]
+
+
 def slow_files(tests):
     """Files with a slow test, also those left out here for want of a package: all have a slice."""
     files = sorted(tests.rglob("test_*.py"))
@@ -63,10 +80,12 @@ def is_elsewhere(path, config):
 
 
 def keep_slice(config, items):
-    """Leaves the items of `--slice`; without it, all."""
+    """Leaves the items of `--slice`, the longest first for each of two; without it, all."""
     if config.option.slice is None:
         return
     units, seconds = inside(config.option.slice)
     kept = [unit_of(item.nodeid, seconds) in units for item in items]
     config.hook.pytest_deselected(items=[i for i, here in zip(items, kept) if not here])
     items[:] = [item for item, here in zip(items, kept) if here]
+    order = for_two([unit_of(item.nodeid, seconds) for item in items], seconds)
+    items[:] = [items[i] for i in order]
