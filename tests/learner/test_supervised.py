@@ -16,6 +16,7 @@ from bacr_jax.learner.supervised import (
 )
 from bacr_jax.model import qwen2
 from bacr_jax.model.sizes import Qwen2Config
+from rollout_world import init
 
 SHAPE = Qwen2Config(13, 8, 16, 1, 2, 1, 4, tie_embeddings=True)
 SPEC = LearnerSpec(SHAPE, None, LossConfig(), None, b_max=4, chunk=8)
@@ -25,7 +26,7 @@ MASK = jnp.asarray(np.arange(7) >= [[2], [5], [7]])  # the last row has no targe
 
 @functools.cache
 def params():
-    return jax.jit(qwen2.init, static_argnums=1)(jax.random.key(0), SHAPE)
+    return init(jax.random.key(0), SHAPE)
 
 
 @jax.jit

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.model import block, kv_cache, qwen2
+from bacr_jax.model import block, kv_cache
 from bacr_jax.model.sizes import Qwen2Config
+from rollout_world import init
 
-init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
 decode_params = jax.jit(
     kv_cache.decode_params, static_argnames=("dtype", "conditioned", "products")
 )

@@ -14,6 +14,7 @@ from bacr_jax.model import budget, qwen2
 from bacr_jax.model.compute import Compute
 from bacr_jax.model.qwen2 import Tree
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
+from rollout_world import init
 
 SHAPE = Qwen2Config(31, 32, 48, 2, 4, 2, 8, rope_theta=1e4, tie_embeddings=True)
 NORMED = dataclasses.replace(SHAPE, qkv_bias=False, qk_norm=True)
@@ -25,7 +26,6 @@ OPTIONS = [
     ConditioningConfig(input="normalised"),
 ]
 STATIC = ("config", "compute")
-init = jax.jit(qwen2.init, static_argnames=("config", "conditioning"))
 forward = jax.jit(qwen2.forward, static_argnames=STATIC)
 forward_tree = jax.jit(qwen2.forward_tree, static_argnames=STATIC)
 embed = jax.jit(budget.embed, static_argnames=("conditioning", "b_max"))
