@@ -254,7 +254,7 @@ def kl_penalty(
       reference_logprobs: under the reference, constants to the gradient.
 
     Returns:
-      Estimate, elementwise; d is clamped to +-20, k3 to at most 10.
+      Estimate, elementwise; in k3's value d is clamped to +-20, and it to at most 10.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = logprobs - jax.lax.stop_gradient(reference_logprobs)

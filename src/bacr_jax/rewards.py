@@ -88,6 +88,20 @@ def cuts_of_trace(
     return _namespace(cuts).where(cuts < budgets[..., None], share, cuts)
 
 
+def with_grace(
+    cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: int
+) -> Int[Numbers, "*batch M"]:
+    """Cuts with those at the end of a trace where a grace window lets it end.
+
+        c + g where c >= b, else c
+
+    Args:
+      limits: b, tokens after which a trace is cut.
+      grace: g, further tokens within which it may wait for a line break.
+    """
+    return _namespace(cuts).where(cuts >= limits[..., None], cuts + grace, cuts)
+
+
 def distinct_cuts(
     cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"]
 ) -> Int[Numbers, "*batch M"]:

@@ -4,8 +4,10 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bacr_jax.methods import dler, load_method
+from bacr_jax.training.grading import credited
 from methods_world import group_batch, load
 
 
@@ -59,4 +61,24 @@ def test_without_dynamic_sampling_every_trace_is_in_the_whitening(tmp_path):
     credit = method.advantages(None, batch, method.rewards(None, batch), None)
     n = np.array([6, 12, 4, 12, 9, 9])
     tokens = np.repeat(np.asarray(credit.thinking).ravel(), n)
+    np.testing.assert_allclose([tokens.mean(), tokens.std(ddof=1)], [0, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["overlong_filter", "reward.weights"])
+def test_the_whitening_is_over_the_tokens_that_are_in_the_loss(tmp_path, mixed):
+    more = (
+        "reward.weights={correct: 1, mine.py:style: .5}" if mixed else "loss.overlong_filter=true"
+    )
+    config = load(tmp_path, "dler", "rollout.questions=2", "rollout.group_size=3", more)
+    method, batch = load_method(config), batch_of(config)
+    if mixed:
+        style = jnp.array([[0.1, 0.7, 0.3], [0.9, 0.2, 0.4]])[..., None, None]
+        scores = {"correct": batch.by_answer, "mine.py:style": style}
+        batch = dataclasses.replace(batch, by_reward=scores)
+    keep = np.asarray(method.dynamic_sampling.keep(batch))[:, None] & np.ones((2, 3), bool)
+    paid = credited(config, batch)
+    credit = method.advantages(None, paid, method.rewards(None, paid), None)
+    keep = keep if credit.keep is None else keep & np.asarray(credit.keep)
+    n = np.where(batch.closed, batch.lengths, batch.thinking)[keep]
+    tokens = np.repeat(np.asarray(credit.thinking)[..., 0][keep], n)
     np.testing.assert_allclose([tokens.mean(), tokens.std(ddof=1)], [0, 1], atol=1e-5)

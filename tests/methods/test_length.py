@@ -36,6 +36,12 @@ class TestFormulas:
         got = length.filtered_advantage(jnp.array([[1.0, 0.0, 1.0]]), kept)
         np.testing.assert_allclose(got, [[1.0, -1.0, 0.0]], rtol=1e-5)
 
+    def test_equal_rewards_give_nothing(self):
+        """Three times .673 have a mean that is not .673."""
+        kept = jnp.array([[True, True, True, False]])
+        got = length.filtered_advantage(jnp.array([[0.673, 0.673, 0.673, 1.0]]), kept)
+        np.testing.assert_array_equal(got, [[0.0, 0.0, 0.0, 0.0]])
+
 
 def test_a_length_is_measured_in_shares_of_the_largest_budget(tmp_path):
     """budget.max is 12: a target of 3 tokens, and 4 tokens too many cost a third of the weight."""

@@ -8,7 +8,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_study.spec import read_study
-from bacr_study.variance.gradient_pool import draw_budgets
+from bacr_study.variance.gradient_pool import Draws, draw_budgets
 from bacr_study.variance.main import run_config
 from bacr_study.variance.settings import read_settings
 
@@ -58,6 +58,13 @@ def test_overrides_win():
         ("kind: variance\nsizes:\n  cpu: {questions: 1}", "cpu", [], "found 1; write numbers"),
         ("kind: variance\nsizes:\n  cpu: {questions: x}", "cpu", [], "found 'x'; write a whole"),
         ("kind: variance\nsizes:\n  cpu: {traces: 16}", "cpu", [], "write 32 or more"),
+        ("kind: variance\nsizes:\n  cpu: {calibration: 7}", "cpu", [], "each half needs 4 quest"),
+        (
+            "kind: variance\nsizes:\n  cpu: {budgets: [1, 2, 3, 4, 5], calibration: 9}",
+            "cpu",
+            [],
+            "calibration=9: each half needs 5 questions; write 10 or more",
+        ),
         ("kind: variance\nsizes:\n  cpu: {seeds: []}", "cpu", [], "is empty"),
         ("kind: variance\nsizes:\n  cpu: {regimes: [odd]}", "cpu", [], "found ['odd']; write"),
         (
@@ -81,6 +88,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
     ("key", "line"),
     [
         ("method=dapo", "the run needs a value head, found method=dapo"),
+        ("budget.grace=2", "budget.grace: found 2; tokens after the budget are in no segment"),
         ("adapter.rank=4", "adapter.rank: found 4; the study takes gradients of all weights"),
         ("reward.weights={correct: 1, mine.py:f: .2}", "the study's outcomes are right or wrong"),
         ("budget.max=8", "is over the run's budget.max=8"),
@@ -109,3 +117,15 @@ def test_the_training_regime_needs_a_list_of_budgets_and_one_cut(tmp_path, monke
     with pytest.raises(UserError) as refused:
         run_config(settings, 0, tmp_path)
     assert line in str(refused.value)
+
+
+@pytest.mark.parametrize("budgets", [(8, 16), (8, 12, 16, 24), tuple(range(8, 17))])
+def test_either_half_of_the_calibration_has_every_budget(budgets):
+    """Questions take the budgets in turn."""
+    settings = dataclasses.replace(
+        read_settings(SHIPPED, "cpu"), budgets=budgets, calibration=4 * len(budgets) + 8
+    )
+    draws = Draws(settings, None, "common", 0, None, None)
+    second = draws.second[:: settings.calibration_traces]
+    turns = np.resize(budgets, settings.calibration)
+    assert set(turns[second]) == set(turns[~second]) == set(budgets)

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round, added, choose, wants_more
+from bacr_jax.training.stages import round_keys
 from bacr_jax.types import Branches, Prompts, Trunks
 
 Q, G = 3, 2
@@ -78,3 +80,11 @@ def test_counts_and_seconds_add_up_and_shares_do_not():
 def test_the_batch_keeps_its_size(rounds):
     chosen = choose([asked([1, 0, 0], 3 * i) for i in range(rounds)])
     assert len(chosen.plan.questions) == Q and len(chosen.prompts.lengths) == Q * G
+
+
+def test_no_two_rounds_share_a_key():
+    key = jax.random.key(0)
+    keys = [x for step in range(3) for i in range(3) for x in round_keys(key, step, i)]
+    # What is drawn from a key splits it, too.
+    keys += [part for x in list(keys) for part in jax.random.split(x, 3)]
+    assert len({tuple(np.asarray(jax.random.key_data(x)).tolist()) for x in keys}) == len(keys)

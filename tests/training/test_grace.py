@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bacr_jax.config import io as config_io
 from bacr_jax.methods import load_method
 from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_jax.rewards import with_grace
 from bacr_jax.rollout import Rollout
 from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
@@ -20,16 +22,17 @@ from methods_world import Odd, group_batch, load, run_of
 def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
     config = load(tmp_path, "bacr-full", "budget.prior=fixed", "advantage.baseline=group")
     method, batch = load_method(config), group_batch(config)
+    later = dataclasses.replace(batch, cuts=with_grace(batch.cuts, batch.budgets, 3))
     rows, cuts = batch.cuts.shape[0] * batch.cuts.shape[1], batch.cuts.shape[2]
     source = jnp.broadcast_to(jnp.arange(cuts, dtype=jnp.int32), (rows, cuts))
 
-    def of_tokens(grace):
+    def of_tokens(batch):
         found, _ = stages.token_advantages(
-            method.init_state(64), batch, None, source, method=method, max_thinking=15, grace=grace
+            method.init_state(64), batch, None, source, method=method, max_thinking=15
         )
         return np.asarray(found.thinking)
 
-    plain, graced = of_tokens(0), of_tokens(3)
+    plain, graced = of_tokens(batch), of_tokens(later)
     for row, b in enumerate(np.asarray(batch.budgets).reshape(-1)):
         np.testing.assert_array_equal(graced[row, :b], plain[row, :b])
         np.testing.assert_array_equal(graced[row, b : b + 3], np.repeat(plain[row, b - 1], 3))
@@ -37,26 +40,66 @@ def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
     assert (graced != plain).any()
 
 
-def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
-    config = config_io.override(load(tmp_path, "bacr-weighted"), ["budget.grace=3"])
+def observed(config, plan, thinking, outcomes):
+    """What a method sees of one question's traces of so many tokens, each with probability .5."""
     tokenizer = ledger_tokenizer()
     run, _ = run_of(config, (tokenizer, len(tokenizer)), Odd())
-    one = {"questions": jnp.zeros(1, int), "groups": jnp.zeros(1, int)}
-    plan = BatchPlan(**one, budgets=jnp.array([[4, 4]]), cuts=jnp.array([[[4], [4]]]))
-    # Probability one half at each token: .25 each. Seven tokens, three of them after the budget.
+    rows, most = len(thinking), max(thinking)
     trunks = Trunks(
-        tokens=np.zeros((2, 9), int),
-        prompt_lengths=np.array([1, 1]),
-        sampled=np.array([7, 2]),
-        thinking=np.array([7, 2]),
-        close=np.array([0, 1]),
-        budgets=np.array([4, 4]),
-        logprobs=np.full((2, 8), np.log(0.5), np.float32),
+        tokens=np.zeros((rows, most + 2), int),
+        prompt_lengths=np.ones(rows, int),
+        sampled=np.array(thinking),
+        thinking=np.array(thinking),
+        close=np.array(thinking) < np.asarray(plan.budgets)[0],
+        budgets=np.asarray(plan.budgets)[0],
+        logprobs=np.full((rows, most + 1), np.log(0.5), np.float32),
     )
-    branches = Branches(*4 * [np.ones((2, 1), int)], *3 * [None])
+    branches = Branches(*4 * [np.ones((rows, plan.cuts.shape[-1]), int)], *3 * [None])
     rollout = Rollout(trunks, branches, {})
-    batch = stages.observe(run, None, plan, rollout, np.ones((1, 2, 1, 1), np.float32), {}, 0)
+    outcomes = np.array(outcomes, np.float32)[None, ..., None]
+    placed = stages.placed_cuts(run.method, plan, rollout)
+    batch = stages.observe(run, None, placed, rollout, outcomes, {}, 0)
+    return run.method, jax.tree.map(jnp.asarray, batch)
+
+
+def plan_of(budgets, cuts):
+    one = {"questions": jnp.zeros(1, int), "groups": jnp.zeros(1, int)}
+    return BatchPlan(**one, budgets=jnp.array([budgets]), cuts=jnp.array([cuts]))
+
+
+def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
+    config = config_io.override(load(tmp_path, "bacr-weighted"), ["budget.grace=3"])
+    # .25 for each of seven tokens, three of them after the budget.
+    _, batch = observed(config, plan_of([4, 4], [[4], [4]]), [7, 2], [[1], [1]])
     np.testing.assert_allclose(batch.surprise, [[[7 / 4], [2 / 4]]], rtol=1e-6)
+
+
+def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):
+    """Exits at 3 and 6 of 6 tokens; of 8 thought of they are at 4 and 8, the last one right."""
+    config = config_io.override(load(tmp_path, "s_grpo", "cuts.count=2"), ["budget.grace=3"])
+    method, batch = observed(config, plan_of([6, 6], [[3, 6], [3, 6]]), [8, 6], [[0, 1], [0, 0]])
+    np.testing.assert_array_equal(batch.cuts, [[[4, 9], [3, 9]]])
+    rewards = method.rewards(None, batch)
+    np.testing.assert_array_equal(rewards, [[[0, 1], [0, 0]]])
+    credit = method.advantages(None, batch, rewards, None)
+    # Two exits with +-1/2, responses of 8 + 1 and 4 + 1 tokens; the first segment is in both.
+    np.testing.assert_allclose(credit.thinking[0, 0], [0.25 / 9 - 0.25 / 5, 0.25 / 9], rtol=1e-5)
+
+
+def test_a_token_of_the_grace_window_is_paid_under_the_optimal_token_baseline(tmp_path):
+    config = load(
+        tmp_path, "bacr-full", "advantage.baseline=optimal_token", "advantage.normalise=none",
+        "advantage.score_weighted=false", "cuts.count=1", "cuts.weights=own_budget",
+        "rollout.questions=1", "rollout.group_size=2",
+    )  # fmt: skip
+    method, batch = load_method(config), group_batch(config, outcomes=np.array([[[1.0], [0.0]]]))
+    # Two traces of six tokens under a budget of four, alike in their scores.
+    path = jnp.broadcast_to(jnp.arange(1.0, 7.0), (1, 2, 6))
+    batch = dataclasses.replace(batch, path=path, cuts=jnp.full((1, 2, 1), 6))
+    source = jnp.zeros((2, 1), jnp.int32)
+    found, _ = stages.token_advantages(None, batch, None, source, method=method, max_thinking=6)
+    paid = float(method.rewards(None, batch)[0, 0, 0])
+    np.testing.assert_allclose(found.thinking, [[paid / 2] * 6, [-paid / 2] * 6], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""What several rewards credit."""
+"""What several rewards credit, and outcomes that are flipped."""
 
+import jax
 import numpy as np
 
-from bacr_jax.training.grading import credited
+from bacr_jax.training.grading import credited, flipped
 from methods_world import group_batch, load
 
 
@@ -20,3 +21,11 @@ def test_what_is_credited_is_a_mixture_and_the_rest_of_the_batch_stays(tmp_path)
     # Correctness alone is the batch itself.
     alone = group_batch(config)
     assert credited(config, alone) is alone
+
+
+def test_an_answer_that_serves_several_places_is_flipped_at_all_of_them_or_at_none():
+    source = np.broadcast_to(np.array([0, 1, 1, 1]), (100, 4))
+    found = flipped(jax.random.key(0), np.ones((100, 4), np.float32), source, rate=0.3)
+    np.testing.assert_array_equal(found[:, 1:], np.repeat(found[:, 1:2], 3, axis=1))
+    # Two answers a row, 200 draws: within three standard errors.
+    assert abs((1 - found[:, :2]).mean() - 0.3) < 3 * (0.21 / 200) ** 0.5

@@ -190,7 +190,7 @@ def world(ledger_tokens):
             answer_texts=lambda one: [[f"answer at {c}" for c in one.context[0]]],
         ),
         method=SimpleNamespace(conditioned=True),
-        config=SimpleNamespace(budget=SimpleNamespace(grace=0), output=SimpleNamespace(rollouts=2)),
+        config=SimpleNamespace(output=SimpleNamespace(rollouts=2)),
     )
     plan = SimpleNamespace(
         rows=np.array([1, 1]), groups=np.array([2]), budgets=np.array([[8, 6]]), cuts=CUTS
@@ -200,6 +200,7 @@ def world(ledger_tokens):
         plan=plan, rollout=Rollout(trunks, branches, {}), outcomes=outcomes, verdicts=verdicts,
         useful=np.array([True]),
         group_batch=SimpleNamespace(
+            cuts=CUTS,
             extra={"declared": np.array([[7, 9]])},
             by_reward={"mine.py:brief": np.array([[[[0.0], [0.0], [1.0]], [[0.5]] * 3]])},
         ),
@@ -280,9 +281,12 @@ def test_a_segment_past_the_end_of_the_thinking_has_no_advantage(tmp_path, world
     assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, None, None]
 
 
-def test_the_last_segment_has_the_tokens_of_a_grace_window(tmp_path, world):
+def test_segments_end_where_the_cuts_fell(tmp_path, world):
+    """The last one after a grace window of two tokens, though the budget was 2."""
     run, done = world
     done.chosen.plan.cuts = np.array([[[1, 2, 2], [2, 4, 6]]])
+    done.chosen.group_batch.cuts = np.array([[[1, 2, 2], [2, 4, 6]]])
     assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, 1.0, None]
-    run.config.budget.grace = 2
-    assert written(tmp_path, world)[0]["segment_advantages"] == [1.0, 1.0, -0.5]
+    done.chosen.group_batch.cuts = np.array([[[1, 2, 4], [2, 4, 8]]])
+    (first, _) = written(tmp_path, world)
+    assert first["segment_advantages"] == [1.0, 1.0, -0.5] and first["cuts"] == [1, 2, 2]

@@ -160,6 +160,16 @@ def test_columns_of_a_table_are_styles_and_rows_without_them_are_left_out(tmp_pa
     assert {text.partition("<think>\n")[2][0] for text in texts} >= {"4", "7", "T"}
 
 
+@pytest.mark.slow
+def test_a_sentence_longer_than_its_question_fits(tmp_path):
+    words = "conditioning.words='Time is short, so keep your thinking within {budget} tokens.'"
+    lessons, tokenizer = table_lessons(
+        tmp_path, GSM8K, "gsm8k", "qwen3", "conditioning.told=words", words
+    )
+    texts = [tokenizer.decode(row) for step in range(4) for row in lessons.batch(step)[0]]
+    assert texts and all("within " in text and "</answer>" in text for text in texts)
+
+
 def test_a_mixture_teaches_the_sets_that_have_traces(tmp_path):
     (tmp_path / "other.jsonl").write_text('{"problem": "5+5?", "solution": "#### 10"}\n')
     sets = f"data.train=['gsm8k:{tmp_path}/own.jsonl','jsonl:{tmp_path}/other.jsonl']"

@@ -68,7 +68,14 @@ def test_a_warm_up_is_another_under_another_system_message(tmp_path):
         config_io.override(Config(), [*own, "conditioning.told=nothing", *more])
     )
     prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
-    assert len(set(prints)) == 3
+    # What the answers are, and how thinking that was cut is closed.
+    prints += [of("data.answer_column=solution"), of("data.answers=verbatim")]
+    prints += [of("data.closing_text='</think>'")]
+    told = lambda *more: of("conditioning.told=words", *more)
+    prints += [told(), told("conditioning.words='Use {budget} tokens.'")]
+    assert len(set(prints)) == 8
+    # A sentence that is not told changes nothing.
+    assert of("conditioning.words='Use {budget} tokens.'") == of()
 
 
 def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):

@@ -7,7 +7,7 @@ Budget-conditioned advantages (BCAE) are built as
     residual = bcae_advantage(R, V)                               # Eq. 10, [Q, G, M]
     thinking = thinking_credit(residual, weights, mode="to_go")   # one per segment
     answers  = answer_credit(r, R, V, p, weights, coefficient=.3, mode="to_go")
-    scale    = advantage_scale(thinking, mode="batch_rms", floor=.1)
+    scale    = advantage_scale(residual, mode="batch_rms", floor=.1)
     tokens   = scatter_segments((thinking / scale).reshape(B, M), cuts, T)
 
 and the group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on the same arrays.

@@ -8,8 +8,10 @@ For one constant baseline of a segment the best number is not the mean return bu
 2505.23585). A policy that is sure of most tokens has nearly all of its squared score in the few
 traces that did something improbable, and these do not return what the average trace does. Here V
 is moved towards b* by two numbers for each segment, which come from earlier batches, so that the
-gradient stays unbiased. No gradient has to be taken for it: a token drawn with probability p has a
-score of at least 1 - p in its own logit, and p comes with the rollout.
+gradient stays unbiased (but for `advantage.score_uniform`, whose mean over the batch holds each
+trace's own return where the baseline reads the group's: 1 / traces of it). No gradient has to be
+taken for it: a token drawn with probability p has a score of at least 1 - p in its own logit, and p
+comes with the rollout.
 
 `token_baseline` is the same idea for a group and a position instead of a running regression (the
 optimal token baseline, arXiv 2602.07078); it holds the trace's own return.

@@ -304,7 +304,7 @@ class LossConfig:
         "constant",
         "sum over tokens / (rows x budget.max); mean over tokens; mean of row means, of row sums",
     )
-    value_coef: float = key(0.5, "c_v; only matters when value.stop_gradient is false", "[0, inf)")
+    value_coef: float = key(0.5, "c_v; 0: V learns by its inner steps alone", "[0, inf)")
     entropy_coef: float = key(0.01, "c_h", "[0, inf)")
     kl_coef: float = key(
         0.0, "weight of the divergence from the starting policy; 0: off", "[0, inf)"

@@ -2,15 +2,20 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2
-from bacr_jax.types import Params
+from bacr_jax.types import Params, Trunks
+
+# Rows whose thinking is scored in one call: what a pass holds must not grow with a rollout.
+_ROWS = 8
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -65,6 +70,38 @@ def response_energies(
         chunk=spec.chunk,
     )
     return _inside(found, tokens, prompt_lengths, lengths)
+
+
+def in_portions(
+    of_rows: Callable[[np.ndarray], Array], rows: Int[np.ndarray, "n"], size: int
+) -> Float[np.ndarray, "n ..."]:
+    """What a function makes of rows, always called with `size` of them; some repeat at the end."""
+    parts = []
+    for start in range(0, len(rows), size):
+        index = rows[start : start + size]
+        parts.append(np.asarray(of_rows(np.resize(index, size)))[: len(index)])
+    return np.concatenate(parts)
+
+
+def thinking_energies(
+    params: Params,
+    trunks: Trunks,
+    allowed_tokens: Bool[Array, "V"],
+    *,
+    spec: LearnerSpec,
+) -> Float[np.ndarray, "B T"]:
+    """`response_energies` of a rollout's thinking tokens, by a few rows at a time; 0 after them."""
+    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+    tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
+
+    def of_rows(index: np.ndarray) -> Array:
+        given = (jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets))
+        return response_energies(params, *given, allowed_tokens, spec=spec)
+
+    energies = in_portions(of_rows, np.arange(len(tokens)), min(_ROWS, len(tokens)))
+    place = np.arange(trunks.logprobs.shape[1])
+    own = np.take_along_axis(energies, np.minimum(start[:, None] + place, tokens.shape[1] - 1), 1)
+    return np.where(place < sampled[:, None], own, 0.0).astype(np.float32)
 
 
 def _states(

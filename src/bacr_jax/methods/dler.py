@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Num
 
 from bacr_jax.advantages import group_advantage
 from bacr_jax.config import Config
+from bacr_jax.config.derived import CORRECT
 from bacr_jax.methods.dapo import dynamic_keep
 from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family, problems
 from bacr_jax.methods.method import (
@@ -61,14 +62,17 @@ def make(config: Config) -> Method:
         return batch.outcomes[..., -1] * batch.closed
 
     def useful(batch: GroupBatch) -> Bool[Array, "Q"]:
-        return dynamic_keep(reward(None, batch))
+        # By the answers, also where a mixture of rewards is paid for them.
+        right = batch.by_reward[CORRECT].mean(-1) if batch.by_reward else batch.outcomes
+        return dynamic_keep(right[..., -1] * batch.closed)
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
         centred = group_advantage(rewards[..., 0])
         # A response that was cut has no answer: the one forced here takes no part.
-        tokens = jnp.where(batch.closed, batch.lengths, batch.thinking)
+        of_cut = 0 if config.loss.overlong_filter else batch.thinking
+        tokens = jnp.where(batch.closed, batch.lengths, of_cut)
         if settings.dynamic_sampling:
             tokens = jnp.where(useful(batch)[:, None], tokens, 0)
         shared = whitened(centred, tokens)

@@ -88,6 +88,8 @@ def filtered_advantage(
       kept: S, at least one of a group.
     """
     rewards = jax.lax.stop_gradient(rewards)
+    # Equal rewards are 0 then, and so is their mean, where rounding would leave some of it.
+    rewards -= jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
     centred = rewards - masked_mean(rewards, kept, -1, keepdims=True)
     spread = masked_std(rewards, kept, -1, keepdims=True)
     return jnp.where(kept, centred / (spread + 1e-6), 0.0)

@@ -23,6 +23,7 @@ class GroupBatch:
 
     Attributes:
       questions: index of each question in the training set.
+      cuts: thinking tokens up to which each segment goes; a grace window belongs to the last.
       outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut; the score of
         a verifier of one's own.
       by_answer: correctness of every answer of a cut.

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.decode_rules import DecodeRules
+from bacr_jax.rewards import with_grace
 from bacr_jax.rollout.sampling import RowIds, SamplingParams
 from bacr_jax.rollout.spec import RolloutSpec
 from bacr_jax.types import NO_BUDGET, Branches, Poll, Prompts, Trunks
@@ -91,11 +92,6 @@ class CompleteRows:
         """Some of the rows."""
         return CompleteRows(*(column[index] for column in vars(self).values()))
 
-    def with_grace(self, grace: int) -> "CompleteRows":
-        """The same with the last cut at the end of the trace, which a grace window moves."""
-        cuts = np.where(self.cuts >= self.limits[:, None], self.cuts + grace, self.cuts)
-        return dataclasses.replace(self, cuts=cuts)
-
 
 @dataclass(frozen=True)
 class Listeners:
@@ -120,7 +116,8 @@ def checked(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> C
     whole = rows.complete(sampler.spec)
     _check_rows(prompts, whole, sampler)
     _check_streams(key, sampler.sampling, rows.streams)
-    return whole.with_grace(sampler.spec.grace)
+    cuts = with_grace(whole.cuts, whole.limits, sampler.spec.grace)
+    return dataclasses.replace(whole, cuts=cuts)
 
 
 def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:

@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper, line by line: one iteration as a function of the state.
 
 `train.py` repeats `iterate`; the numbers in its comments are the algorithm's lines. Randomness
-comes from fold_in(run key, step) alone, so an iteration can be replayed from a checkpoint.
+comes from fold_in(run key, step), and under data.order=shuffled from the seed and the state's
+cursors, so an iteration can be replayed from a checkpoint.
 """
 
 from dataclasses import replace

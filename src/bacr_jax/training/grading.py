@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import Config, derived
 from bacr_jax.methods import GroupBatch
@@ -20,16 +20,29 @@ def verify(
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
     """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts.
 
-    With `grading.flip_rate` that share of the outcomes is flipped; verdicts stay as they are.
+    With `grading.flip_rate` outcomes are `flipped`; verdicts stay as they are.
     """
     references, questions = references_of(run, plan)
     outcomes, verdicts = run.environment.grade_answers(
         rollout.branches, references, questions, poll
     )
     if rate := run.config.grading.flip_rate:
-        flipped = jax.random.bernoulli(jax.random.fold_in(key, 7), rate, outcomes.shape)
-        outcomes = np.where(np.asarray(flipped), 1.0 - outcomes, outcomes).astype(np.float32)
+        source = np.asarray(rollout.branches.source)
+        outcomes = flipped(jax.random.fold_in(key, 7), outcomes, source, rate=rate)
     return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
+
+
+def flipped(
+    key: Array, outcomes: Float[np.ndarray, "B N"], source: Int[np.ndarray, "B N"], *, rate: float
+) -> Float[np.ndarray, "B N"]:
+    """Outcomes of which a share is 1 - r instead, an answer's alike at all places that it serves.
+
+    Args:
+      source: index of the answer that serves each place (`Branches.source`).
+    """
+    drawn = np.asarray(jax.random.bernoulli(key, rate, outcomes.shape))
+    turned = np.take_along_axis(drawn, source, axis=1)
+    return np.where(turned, 1.0 - outcomes, outcomes).astype(np.float32)
 
 
 def reward_scores(

@@ -111,8 +111,7 @@ def _learned(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     if given.keep is not None:
         counted = counted and bool(given.keep[question, rollout])
     values = None if done.values is None else _numbers(done.values[question, rollout])
-    # The last segment has the tokens of a grace window too.
-    ends = [*cuts[:-1].tolist(), int(cuts[-1]) + run.config.budget.grace]
+    ends = np.asarray(chosen.group_batch.cuts)[question, rollout].tolist()
     sampled = int(chosen.rollout.trunks.sampled[row])
     per_token = np.asarray(given.thinking)[row]
     return {

@@ -90,7 +90,7 @@ class Run:
     def sampler(self, params: Params) -> Sampler:
         """Of training rollouts under these parameters."""
         return Sampler(
-            dataclasses.replace(self.policy.rollout, answers=self.method.answers),
+            self.policy.rollout,
             self.environment.rules,
             sampling_params(self.config.rollout.temperature),
             self.policy.phi_of(params),

@@ -15,13 +15,13 @@ from bacr_jax.config import CurriculumConfig
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.learner import train_step
 from bacr_jax.learner.batch import Batch, make_batch, only_rows
-from bacr_jax.learner.scoring import response_energies
+from bacr_jax.learner.scoring import thinking_energies
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.model import value
 from bacr_jax.oom import phase_memory
 from bacr_jax.questions.stream import QuestionStream
-from bacr_jax.rewards import cuts_of_trace
+from bacr_jax.rewards import cuts_of_trace, with_grace
 from bacr_jax.rollout import Listeners, Rollout, Rows
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.grading import references_of
@@ -30,9 +30,8 @@ from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, pytre
 
 
 def round_keys(key: Array, step: int, index: int) -> tuple[Array, Array]:
-    """Keys of a round's plan and rollout; those of round 0 are the keys of the step."""
-    key = jax.random.fold_in(key, step)
-    plan, rollout = jax.random.split(jax.random.fold_in(key, index) if index else key)
+    """Keys of a round's plan and rollout."""
+    plan, rollout = jax.random.split(jax.random.fold_in(key, step), 2 * index + 2)[-2:]
     return plan, rollout
 
 
@@ -52,12 +51,12 @@ def plan_batch(
       group_of: group of each question; an argument, since XLA would sort a constant of this length
         while compiling.
     """
-    question_key, budget_key = jax.random.split(key)
+    question_key, budget_key, cut_key = jax.random.split(key, 3)
     weights = method.question_weights(schedule, group_sizes)
     questions = curriculum.sample_questions(question_key, weights, group_of, num_questions)
     groups = group_of[questions]
     budgets = method.sample_budgets(budget_key, schedule, groups)
-    cuts = method.cuts(jax.random.fold_in(budget_key, 1), budgets)
+    cuts = method.cuts(cut_key, budgets)
     return BatchPlan(questions, groups, budgets, cuts)
 
 
@@ -135,13 +134,13 @@ def observe(
         extra |= run.method.read(run.environment.tokenizer, thinking)
     if run.method.read_answers is not None:
         extra |= run.method.read_answers(run.environment.answer_texts(branches))
-    # A copy: the last segment has the tokens of the grace window, too.
-    ends = np.array(plan.cuts).reshape(-1, plan.cuts.shape[-1])
-    ends[:, -1] += run.config.budget.grace
-    surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), ends)
+    flat = np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1])
+    cuts = with_grace(flat, np.asarray(trunks.budgets), run.config.budget.grace)
+    surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), cuts)
     # The answer at each cut; with several, the first of them.
     answered = np.asarray(branches.sampled)[:, :: run.method.answers].reshape(plan.cuts.shape)
     on_host: dict[str, Any] = {
+        "cuts": cuts.reshape(plan.cuts.shape),
         "outcomes": outcomes.mean(-1),
         "by_answer": outcomes,
         "by_reward": dict(by_reward),
@@ -151,11 +150,18 @@ def observe(
     }
     if run.method.needs_path:
         assert state is not None
-        on_host["path"] = _path(run, state, rollout).reshape(*plan.budgets.shape, -1)
+        energies = thinking_energies(
+            run.params(state.train),
+            trunks,
+            run.environment.rules.allowed_tokens,
+            spec=run.policy.learner,
+        )
+        there = np.arange(energies.shape[1]) < np.asarray(trunks.sampled)[:, None]
+        path = np.where(there, np.cumsum(energies, axis=1), np.float32(0.0))
+        on_host["path"] = path.reshape(*plan.budgets.shape, -1)
     return GroupBatch(
         questions=plan.questions,
         budgets=plan.budgets,
-        cuts=plan.cuts,
         thinking=by_group(trunks.thinking),
         lengths=by_group(trunks.thinking) + answered[..., -1],
         closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
@@ -163,26 +169,6 @@ def observe(
         extra={name: by_group(values) for name, values in extra.items()},
         **on_host,
     )
-
-
-def _path(run: Run, state: RunState, rollout: Rollout) -> Float[np.ndarray, "B T"]:
-    """`GroupBatch.path` of every row, by a forward pass of the learner."""
-    trunks, spec = rollout.trunks, run.policy.learner
-    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
-    energies = response_energies(
-        run.params(state.train),
-        jnp.asarray(trunks.tokens),
-        jnp.asarray(start),
-        jnp.asarray(start + sampled),
-        jnp.asarray(trunks.budgets),
-        run.environment.rules.allowed_tokens,
-        spec=spec,
-    )
-    width = trunks.logprobs.shape[1]
-    place = np.minimum(start[:, None] + np.arange(width), trunks.tokens.shape[1] - 1)
-    there = np.arange(width) < sampled[:, None]
-    own = np.where(there, np.take_along_axis(np.asarray(energies), place, 1), 0.0)
-    return np.where(there, np.cumsum(own, axis=1), 0.0).astype(np.float32)
 
 
 _segment_surprise = jax.jit(advantages.segment_surprise)
@@ -281,13 +267,12 @@ def advantages_of(
         chosen.rollout.branches.source,
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
-        grace=run.config.budget.grace,
     )
     scores = score_metrics(advantages.returns, chosen.group_batch.surprise)
     return advantages, metrics | scores
 
 
-@functools.partial(jax.jit, static_argnames=("method", "max_thinking", "grace"))
+@functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
 def token_advantages(
     method_state: Any,
     group_batch: GroupBatch,
@@ -296,20 +281,15 @@ def token_advantages(
     *,
     method: Method,
     max_thinking: int,
-    grace: int = 0,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
     """Lines 11 and 12: dense rewards and advantages, spread over tokens.
 
     Args:
       source: index of the answer that serves each place (`Branches.source`).
-      grace: tokens after the budget that the last segment may have.
     """
     rewards = method.rewards(method_state, group_batch)
     found = method.advantages(method_state, group_batch, rewards, values)
     flat = lambda x: x.reshape(-1, x.shape[-1])
-    cuts = flat(group_batch.cuts)
-    if grace:
-        cuts = cuts.at[:, -1].add(grace)
     returns = rewards if found.returns is None else found.returns
     residual = returns - found.baseline
     spread = jnp.maximum(jnp.var(returns), 1e-6)
@@ -322,7 +302,9 @@ def token_advantages(
     }
     by_token = found.tokens
     if by_token is None:
-        by_token = advantages.scatter_segments(flat(found.thinking), cuts, max_thinking)
+        by_token = advantages.scatter_segments(
+            flat(found.thinking), flat(group_batch.cuts), max_thinking
+        )
     tokens = TokenAdvantages(
         thinking=flat(by_token),
         answers=advantages.sum_reused(found.answers.reshape(source.shape), source),
@@ -378,7 +360,8 @@ def update(
             train.head,
             train.head_opt,
             features,
-            batch.returns,
+            # The returns of a cut, which its answers share.
+            batch.returns[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
         )

@@ -61,14 +61,16 @@ class TraceLessons:
         suffixes = (form.natural_suffix, form.forced_suffix)
         self._suffixes = [encode_text(tokenizer, text).tolist() for text in suffixes]
         around = np.array([len(answer) for answer in self._answers]) + len(self._suffixes[1])
+        told = self._questions.told
         prompts = np.asarray(self._questions.prompts.lengths)
+        if told is not None:
+            prompts = np.asarray(told.opened.lengths) + told.rest
         traces = np.array([[len(trace) for trace in row] for row in self._traces])
         lengths = prompts + traces + around
         widths = np.quantile(lengths, _QUANTILES, method="higher")
         self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
         self._bucket = np.searchsorted(self._widths, lengths)
-        self._more = self._questions.told.rest if self._questions.told is not None else 0
-        check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]) + self._more)
+        check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]))
 
     def batch(
         self, step: int, practice: bool = False
@@ -88,10 +90,10 @@ class TraceLessons:
             step,
             bucket_of=self._bucket.ravel(),
             weights=weights.ravel(),
-            rows_in=settings.batch_tokens // (self._widths + self._more),
+            rows_in=settings.batch_tokens // self._widths,
         )
         style, row = np.divmod(chosen, self._bucket.shape[1])
-        return self._written(style, row, int(self._widths[bucket]) + self._more, rng)
+        return self._written(style, row, int(self._widths[bucket]), rng)
 
     def _written(
         self,

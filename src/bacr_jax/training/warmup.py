@@ -344,6 +344,11 @@ def warmup_fingerprint(config: Config) -> str:
         names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
         later = ("trace_column", "system_prompt", "template_variables")
         task = (*(f"data.{name}" for name in (*names, *later)), "eval.holdout")
+        # Named where they are set, so that all other warm-ups keep their names.
+        since = [f"data.{name}" for name in ("answer_column", "answers", "closing_text")]
+        since += ["conditioning.words"] if config.conditioning.in_words else []
+        found, usual = config_io.flatten(config), config_io.flatten(Config())
+        task += tuple(name for name in since if found[name] != usual[name])
     settings = config_io.fingerprint(
         dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
         *("seed", "model", *task, "warmup"),

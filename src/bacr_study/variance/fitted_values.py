@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import rewards
 from bacr_jax.advantages import correctness_from_value
 from bacr_jax.learner import train_step
+from bacr_jax.learner.scoring import in_portions
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods import bacr
 from bacr_jax.model import value
@@ -18,7 +19,7 @@ from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
 from bacr_jax.types import Params
-from bacr_study.variance.gradient_pool import Drawn, Frozen, in_portions
+from bacr_study.variance.gradient_pool import Drawn, Frozen
 
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25

@@ -18,7 +18,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import drawn as drawn_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch
-from bacr_jax.learner.scoring import response_energies
+from bacr_jax.learner.scoring import in_portions, thinking_energies
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
@@ -26,7 +26,7 @@ from bacr_jax.runs import setup
 from bacr_jax.runs.checkpoint import read_part
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
-from bacr_jax.types import Params, Trunks
+from bacr_jax.types import Params
 from bacr_study.variance import sketches
 from bacr_study.variance.settings import Regime, VarianceSettings
 
@@ -160,6 +160,10 @@ def draw(
     sampled, logprobs = np.asarray(rollout.trunks.sampled), rollout.trunks.logprobs
     surprise = advantages.segment_surprise(*map(jnp.asarray, (logprobs, sampled, cuts)))
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
+    energies = thinking_energies(
+        frozen.params, rollout.trunks, environment.rules.allowed_tokens, spec=policy.learner
+    )
+    total = np.concatenate([0 * energies[:, :1], np.cumsum(energies, 1, np.float64)], 1)
     drawn = Drawn(
         questions=rows,
         budgets=budgets,
@@ -167,44 +171,11 @@ def draw(
         thinking=np.asarray(rollout.trunks.thinking),
         tokens=np.diff(ends, axis=1),
         surprise=np.asarray(surprise),
-        energy=_segment_energies(frozen, rollout.trunks, ends),
+        energy=np.diff(np.take_along_axis(total, ends, 1), axis=1).astype(np.float32),
         by_answer=outcomes,
         sampled=np.asarray(rollout.branches.sampled).reshape(shape),
     )
     return drawn, rollout
-
-
-def in_portions(
-    of_rows: Callable[[np.ndarray], jax.Array], rows: Int[np.ndarray, "n"], size: int
-) -> Float[np.ndarray, "n ..."]:
-    """What a function makes of rows, always called with `size` of them; some repeat at the end."""
-    parts = []
-    for start in range(0, len(rows), size):
-        index = rows[start : start + size]
-        parts.append(np.asarray(of_rows(np.resize(index, size)))[: len(index)])
-    return np.concatenate(parts)
-
-
-def _segment_energies(
-    frozen: Frozen, trunks: Trunks, ends: Int[np.ndarray, "B M+1"]
-) -> Float[np.ndarray, "B M"]:
-    """`Drawn.energy`, by forward passes of the learner over a few rows each."""
-    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
-    tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
-
-    def of_rows(index: np.ndarray) -> jax.Array:
-        return response_energies(
-            frozen.params,
-            *(jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets)),
-            frozen.environment.rules.allowed_tokens,
-            spec=frozen.policy.learner,
-        )
-
-    energies = in_portions(of_rows, np.arange(len(tokens)), _ROWS)
-    # Nothing is counted before a response: sums up to place i are those of its tokens.
-    total = np.concatenate([0 * energies[:, :1], np.cumsum(energies, 1, np.float64)], 1)
-    at_ends = np.take_along_axis(total, start[:, None] + ends, 1)
-    return np.diff(at_ends, axis=1).astype(np.float32)
 
 
 def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.ndarray, " count"]:
@@ -353,7 +324,8 @@ class Draws:
     @property
     def second(self) -> Bool[np.ndarray, "B"]:
         """Rows of the calibration's second half: they choose when fits stop, and give moments."""
-        half = np.arange(self.settings.calibration) % 8 >= 4
+        period = len(self.settings.budgets) if self.regime == "common" else 4
+        half = np.arange(self.settings.calibration) // period % 2 == 1
         return np.repeat(half, self.settings.calibration_traces)
 
     def oracle(self) -> Drawn:

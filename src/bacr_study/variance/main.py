@@ -53,6 +53,7 @@ def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
             "advantage.baseline=value"
         )
     for name, found, why in (
+        ("budget.grace", config.budget.grace, "tokens after the budget are in no segment"),
         ("reward.weights", dict(config.reward.weights), "the study's outcomes are right or wrong"),
         ("adapter.rank", config.adapter.rank, "the study takes gradients of all weights"),
     ):

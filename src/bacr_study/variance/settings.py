@@ -65,6 +65,11 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
     most = max(settings.groups, default=0)
     if settings.traces < 2 * most:
         yield f"traces={settings.traces}: two groups of {most} are needed; write {2 * most} or more"
+    if settings.calibration < (least := 2 * max(len(settings.budgets), 4)):
+        yield (
+            f"calibration={settings.calibration}: each half needs {least // 2} questions; write "
+            f"{least} or more"
+        )
     if settings.calibration_traces < most:
         yield f"calibration_traces={settings.calibration_traces}: write at least {most}, as groups"
 

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The first table of docs/performance.md for this machine: its rows' scripts in turn, on cores 0 and 1.
+#
+#   benchmarks/two_cores.sh [--dry-run] [--out DIR]
+#
+#   --dry-run  print the commands that would run, and do nothing
+#   --out      a folder, runs/two-cores by default; quickstarts that are finished there are kept
+# Takes 40 minutes, in which nothing else may run. Needs the extras parity and gym, and MATH in the
+# folder BACR_SHARED_DATA. Commands and their last lines are collected in DIR/results.txt.
+
+set -euo pipefail
+here="$(dirname "${BASH_SOURCE[0]}")"
+. "$here/../recipes/steps.sh"
+
+out=runs/two-cores
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+    --dry-run) dry_run=1; shift ;;
+    -h | --help) show_help "$0"; exit 0 ;;
+    *) die "command line: found '$1'; see --help" ;;
+  esac
+done
+
+# A script and its options; what it prints last is kept.
+row() {
+  step taskset -c 0,1 env JAX_PLATFORMS=cpu "$python" "$here/$1" "${@:2}" | tee "$kept"
+  [ "$dry_run" = 1 ] || { echo "$*" && tail -n 1 "$kept"; } >>"$out/results.txt"
+}
+
+kept=/dev/null
+if [ "$dry_run" = 0 ]; then
+  mkdir -p "$out"
+  kept="$out/last.txt"
+  lscpu | grep -E 'Model name|CPU family' | tee "$out/results.txt"
+fi
+for _ in 1 2 3; do row forward.py; done
+row rollout.py
+row grading.py
+row early_grading.py
+row learner.py --rounds 9
+row step_beside_trl.py --folder "$out/beside-trl" --rounds 15
+row step.py --model "$out/beside-trl/model" --prompts "$out/beside-trl/prompts.jsonl" --threads 1
+row quickstart.py --seeds 0 1 2 --out "$out/quickstart"
+row starts.py --run "$out/quickstart/bacr-0"
