@@ -3,6 +3,7 @@
 A policy thinks under a budget, is cut there, answers, is graded, and learns. This page does that in
 four functions, `sample`, `grade`, `token_advantages` and `update`, with no method, no trainer and
 no hidden state. As a program it makes ten steps on the quickstart's task, from random weights:
+rewards stay near 0 (the trainer warms a model up first).
 
     python examples/start_here.py [key=value ...]
 
