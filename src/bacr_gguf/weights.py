@@ -11,9 +11,12 @@ from gguf.quants import dequantize
 
 from bacr_gguf.container import GgufFile, Tensor, Unusable
 from bacr_jax.config.values import shown
+from bacr_jax.model.hf import names
 from bacr_jax.model.hf.archive import Stored
+from bacr_jax.model.hf.hf_config import FAMILIES, parse_config
+from bacr_jax.model.hf.names import Entry
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES = {kind: FAMILIES[kind].plain for kind in ("llama", "qwen2", "qwen3")}
 DTYPES = {"float32": ("F32", np.float32), "bfloat16": ("BF16", ml_dtypes.bfloat16)}
 # Keys of config.json, and of the file after the architecture's name.
 _SHAPE = {
@@ -26,22 +29,24 @@ _SHAPE = {
 }
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _THETA, _EPS = "rope.freq_base", "attention.layer_norm_rms_epsilon"
-# A layer's tensors: names in both, and axes: width d, MLP f, queries q, keys k, a head h.
-_LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", "d"),
-    "attn_q.weight": ("self_attn.q_proj.weight", "qd"),
-    "attn_k.weight": ("self_attn.k_proj.weight", "kd"),
-    "attn_v.weight": ("self_attn.v_proj.weight", "kd"),
-    "attn_output.weight": ("self_attn.o_proj.weight", "dq"),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", "d"),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", "fd"),
-    "ffn_up.weight": ("mlp.up_proj.weight", "fd"),
-    "ffn_down.weight": ("mlp.down_proj.weight", "df"),
+# What llama.cpp calls the places of tensors.
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
 }
-_OWN = {
-    "qwen2": {f"attn_{x}.bias": (f"self_attn.{x}_proj.bias", y) for x, y in ("qq", "kk", "vk")},
-    "qwen3": {f"attn_{x}_norm.weight": (f"self_attn.{x}_norm.weight", "h") for x in "qk"},
-}
+
+
+def _source(entry: Entry) -> str:
+    """A tensor's name in the file."""
+    place, part = entry.name.removeprefix(f"model.layers.{entry.layer}.").rsplit(".", 1)
+    return f"{'' if entry.layer is None else f'blk.{entry.layer}.'}{_NAMES[place]}.{part}"
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
@@ -86,23 +91,15 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
 def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
     """All weights, dequantised when their turn comes; Unusable: not those that the shape needs."""
     kind, size = config["model_type"], config["head_dim"]
-    q, k = (size * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
-    d, f, v = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
-    axes = {"d": d, "f": f, "q": q, "k": k, "h": size, "v": v}
-    wanted = {"token_embd.weight": ("model.embed_tokens.weight", "vd")}
-    for layer in range(config["num_hidden_layers"]):
-        for source, (name, letters) in (_LAYER | _OWN.get(kind, {})).items():
-            wanted[f"blk.{layer}.{source}"] = f"model.layers.{layer}.{name}", letters
-    wanted["output_norm.weight"] = "model.norm.weight", "d"
-    if not config["tie_word_embeddings"]:
-        wanted["output.weight"] = "lm_head.weight", "vd"
-    needs = {source: tuple(axes[x] for x in letters) for source, (_, letters) in wanted.items()}
+    entries = names.backbone(parse_config(config, file.path))
+    wanted = {_source(entry): entry.name for entry in entries}
+    needs = {_source(entry): entry.shape for entry in entries}
     has = {source: tensor.shape for source, tensor in file.tensors.items()}
     for source in sorted(needs.keys() | has.keys()):
         if (theirs := has.get(source)) != (ours := needs.get(source)):
             raise Unusable(f"{shown(source)} has axes {theirs}, and in a plain {kind} model {ours}")
     found: list[Stored] = []
-    for source, (name, _) in wanted.items():
+    for source, name in wanted.items():
         turned = kind == "llama" and source.endswith(("attn_q.weight", "attn_k.weight"))
         heads, tenth = has[source][0] // size * turned, len(wanted) // 10 + 1
         said = "" if len(found) % tenth else f"dequantised {len(found)} of {len(wanted)} tensors"

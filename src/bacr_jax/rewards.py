@@ -73,8 +73,10 @@ def random_cut_points(
 
 
 def cuts_of_trace(
-    cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"], budgets: Int[Numbers, "*batch"]
-) -> Int[Numbers, "*batch M"]:
+    cuts: Int[np.ndarray, "*batch M"],
+    lengths: Int[np.ndarray, "*batch"],
+    budgets: Int[np.ndarray, "*batch"],
+) -> Int[np.ndarray, "*batch M"]:
     """Cuts of a budget as cuts of the trace that was written under it.
 
         ceil(c n / b);  the budget itself, where the whole trace is kept, stays
@@ -84,8 +86,10 @@ def cuts_of_trace(
       lengths: n, thinking tokens of each trace.
       budgets: b.
     """
-    share = -(-cuts * lengths[..., None] // budgets[..., None])
-    return _namespace(cuts).where(cuts < budgets[..., None], share, cuts)
+    budgets = budgets[..., None]
+    # Places below 2^31 have products that are not.
+    share = -(-cuts.astype(np.int64) * lengths[..., None] // np.maximum(budgets, 1))
+    return np.where(cuts < budgets, share, cuts).astype(cuts.dtype)
 
 
 def with_grace(
@@ -93,13 +97,14 @@ def with_grace(
 ) -> Int[Numbers, "*batch M"]:
     """Cuts with those at the end of a trace where a grace window lets it end.
 
-        c + g where c >= b, else c
+        b + g where c >= b, else c
 
     Args:
       limits: b, tokens after which a trace is cut.
       grace: g, further tokens within which it may wait for a line break.
     """
-    return _namespace(cuts).where(cuts >= limits[..., None], cuts + grace, cuts)
+    limits = limits[..., None]
+    return _namespace(cuts).where(cuts >= limits, limits + grace, cuts)
 
 
 def distinct_cuts(

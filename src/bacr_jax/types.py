@@ -83,9 +83,10 @@ class Trunks:
       tokens: prompt then thinking, as one row.
       prompt_lengths: prompt tokens per row.
       sampled: sampled tokens per row, those that spell a natural close included.
-      thinking: thinking tokens per row, without the closing tag; == budget exactly when forced.
+      thinking: thinking tokens per row, without the closing tag; when forced the budget, or
+        up to a grace window more.
       close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
-      budgets: thinking budget of the row in tokens.
+      budgets: tokens after which the row is cut, grace aside; a method may tell it less.
       logprobs: log-probability of each sampled token under the sampling distribution, 0 elsewhere;
         entry t belongs to the t-th sampled token.
     """

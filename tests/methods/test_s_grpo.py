@@ -99,5 +99,7 @@ class TestMethod:
 def test_cuts_are_moved_onto_the_trace(length, want):
     from bacr_jax.rewards import cuts_of_trace
 
+    long = (np.array([[60000]], np.int32), np.array([50000], np.int32), np.array([65536], np.int32))
+    np.testing.assert_array_equal(cuts_of_trace(*long), [[45777]])  # 60000 * 50000 is over 2^31
     got = cuts_of_trace(np.array([[10, 20, 40]]), np.array([length]), np.array([40]))
     np.testing.assert_array_equal(got, [want])

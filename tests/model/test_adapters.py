@@ -226,6 +226,19 @@ def test_matrices_are_those_that_the_folder_names(tmp_path, said, good):
         peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"}, {"use_qalora": True},
+     {"alora_invocation_tokens": [1]}],
+)  # fmt: skip
+def test_adapters_that_compute_something_else_are_refused(tmp_path, said):
+    peft.save_adapter(tmp_path / "out", ADAPTED, config=TINY, settings=SETTINGS)
+    path = tmp_path / "out" / peft.CONFIG_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    with pytest.raises(UserError, match=next(iter(said))):
+        peft.check_adapter(tmp_path / "out", TINY, SETTINGS)
+
+
 def test_a_budget_module_that_says_not_what_it_is_for_is_refused(tmp_path):
     module = BudgetModule(ConditioningConfig(), 64)
     params = random_params(conditioning=module.conditioning) | make_adapters()

@@ -1,5 +1,6 @@
 """One decoder layer, part by part: norm, rotation, product, and where the budget joins."""
 
+import dataclasses
 import functools
 
 import jax
@@ -26,12 +27,13 @@ norm = jax.jit(block.rms_norm, static_argnums=2)
 @functools.partial(jax.jit, static_argnames=("theta",))
 def turned(x, positions, *, theta):
     """Each head of x at its position."""
-    return block.rotate(x, block.rotation(positions, head_dim=x.shape[-1], theta=theta))
+    shape = dataclasses.replace(SHAPE, head_dim=x.shape[-1], rope_theta=theta)
+    return block.rotate(x, block.rotation(positions, shape))
 
 
 def turns():
     """Of positions 0 and 1."""
-    return block.rotation(jnp.array([[0, 1]]), head_dim=4, theta=1e4)
+    return block.rotation(jnp.array([[0, 1]]), SHAPE)
 
 
 def values(q, k, v):
@@ -147,6 +149,6 @@ class TestGatedBlock:
 
 def test_positions_below_a_length_are_looked_up_in_one_table():
     positions = jnp.array([[0, 5, 2], [7, 7, 1]])
-    of = lambda **how: jax.jit(lambda p: block.rotation(p, head_dim=8, theta=1e4, **how))(positions)
+    of = lambda **how: jax.jit(lambda p: block.rotation(p, SHAPE, **how))(positions)
     for found, expected in zip(of(length=8), of()):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

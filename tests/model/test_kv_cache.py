@@ -128,14 +128,14 @@ def test_joined_columns_stand_by_shard():
 
 @pytest.mark.parametrize(("shards", "rounded"), [(1, None), (2, None), (2, jnp.bfloat16)])
 def test_a_joined_layer_computes_what_its_parts_compute(shards, rounded):
-    shape = Qwen2Config(13, 8, 16, 1, 4, 2, 4, tie_embeddings=True)
+    shape = Qwen2Config(13, 8, 16, 1, 4, 2, 4, rope_theta=1e4, tie_embeddings=True)
     params = init(jax.random.key(0), shape)
     layer = jax.tree.map(lambda x: x[0], params["layers"])
     rng = np.random.default_rng(1)
     bias = jnp.asarray(rng.standard_normal(16, np.float32))
     layer |= {"q_bias": bias, "k_bias": bias[:8], "v_bias": 2 * bias[:8]}
     x = jnp.asarray(rng.standard_normal((2, 3, 8), np.float32))
-    rotary = block.rotation(jnp.arange(6).reshape(2, 3), head_dim=4, theta=1e4)
+    rotary = block.rotation(jnp.arange(6).reshape(2, 3), shape)
     seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
     run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape, rounded=rounded)
 

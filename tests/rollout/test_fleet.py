@@ -131,8 +131,9 @@ def rows_of():
     return make_prompts([5, 3, 4, 1, 2, 5], 5), Rows(budgets, quarters(budgets))
 
 
-def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners()):
+def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners(), cuts=None):
     prompts, rows = rows_of()
+    rows = rows if cuts is None else dataclasses.replace(rows, cuts=cuts)
     spec = world.spec(answers=answers)
     sampler = Sampler(spec, make_rules(), sampling_params(0.0), world.phi_of)
     given = world.params if params is None else params
@@ -161,6 +162,11 @@ def test_a_fleet_gives_what_the_decoder_gives(world, tmp_path, answers):
     same(found, want)
     for name in ("tokens", "forced_share", "thinking_mean", "thinking_max", "excess_mean"):
         assert found.counters[name] == pytest.approx(want.counters[name])
+
+
+def test_a_fleet_samples_thinking_alone(world, tmp_path):
+    found = rolled(world, fleet(world, [Local(world)], tmp_path), cuts=np.zeros((6, 0), int))
+    assert found.branches.tokens.shape[:2] == (6, 0) and found.trunks.thinking.max() > 0
 
 
 def test_rows_are_heard_of_as_they_end(world, tmp_path):
@@ -269,6 +275,16 @@ def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
     with pytest.raises(UserError, match="can't hold the policy .No space left on device."):
         rolled(world, made)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", [[], ["a", None]])
+def test_a_fixed_prompt_that_is_answered_with_no_tokens_is_an_error(world, tmp_path, answer):
+    class Odd(Local):
+        async def complete(self, call, sampling, part, told, patience=None):
+            return answer, [0.0] * len(answer)
+
+    with pytest.raises(UserError, match="answers a fixed prompt with the tokens"):
+        rolled(world, fleet(world, [Odd(world)], tmp_path))
 
 
 def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):

@@ -303,12 +303,16 @@ def test_an_answer_that_serves_several_cuts_is_counted_once():
 
 
 @pytest.mark.slow  # test_train.py listens to a whole run
-def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
+@pytest.mark.parametrize("sizes", [{}, {"slots": 16}, {"cuts_at_once": 2}], ids=str)
+def test_after_precompiling_nothing_is_left_to_compile(world, caplog, sizes):
     # What other tests have compiled would not be compiled here.
     jax.clear_caches()
     prompts = make_prompts([3, 1, 5, 2, 4], 5)
-    given = {"rules": make_rules(), "spec": world.tight(chunk=4)}
-    names = "prefill_prompts insert_rows decode_trunks take_slots open_branches decode_branches"
+    given = {"rules": make_rules(), "spec": dataclasses.replace(world.tight(chunk=4), **sizes)}
+    names = (
+        "prefill_prompts insert_rows decode_trunks take_slots open_branches decode_branches"
+        " branches_of"
+    )
 
     def compiled():
         lines = [record.getMessage() for record in caplog.records]
@@ -319,7 +323,7 @@ def test_after_precompiling_nothing_is_left_to_compile(world, caplog):
 
     with jax.log_compiles(), caplog.at_level("WARNING"):
         sampler = Sampler(sampling=sampling_params(0.5), phi_of=world.phi_of, **given)
-        precompile(world.decode, prompts, 4, sampler)
+        precompile(world.decode, prompts, 4, sampler, rows=5)
         assert compiled() == set(names.split())
         world.roll(prompts, [12, 3, 7, 0, 5], **given)
         assert compiled() == set()

@@ -58,12 +58,43 @@ def with_lengths(*lengths):
         ({"prompts": with_lengths(0, 3, 1)}, "row 70: empty prompt"),
         ({"prompts": with_lengths(2, 3, 9)}, "row 72: prompt of 9 tokens, but prompts are 5 wide"),
         ({"cuts": [[1], [1], [-1]]}, "row 72: cut -1; write 0 or more"),
+        ({"limits": np.array([4, 13, 6])}, "row 71: limit 13; write 0..12"),
+        ({"limits": np.array([4, -3, 6])}, "row 71: limit -3; write 0..12"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_naming_the_row(world, changes, line):
     with pytest.raises(UserError, match=line) as refusal:
         roll(world, **changes)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_rollout_without_rows_is_refused(world):
+    with pytest.raises(UserError, match="no rows; write at least one"):
+        world.roll(make_prompts([], 5), np.zeros(0, int), cuts=no_cuts(0))
+
+
+def test_several_answers_at_a_cut_are_not_taken_in_parts(world):
+    spec = world.spec(answers=2, cuts_at_once=1)
+    with pytest.raises(UserError, match="cuts_at_once=1 with 2 answers at each cut; write"):
+        roll(world, spec=spec, cuts=[[1, 2]] * 3)
+
+
+def test_an_embedding_that_nothing_takes_in_is_refused(world):
+    for changes in (
+        {"params": dataclasses.replace(world.decode, gates=None)},
+        {"spec": world.spec(conditioning=None)},
+    ):
+        with pytest.raises(UserError, match="phi_of is given, and the decode copy has no gates"):
+            roll(world, **changes)
+
+
+def test_a_cut_beyond_all_numbers_is_the_end_of_the_trace(world):
+    far = [[2**31 - 1], [2**31], [2**40]]
+    found = roll(world, cuts=np.array(far), spec=world.spec(grace=2)).branches.context
+    np.testing.assert_array_equal(
+        found, roll(world, cuts=[[9]] * 3, spec=world.spec(grace=2)).branches.context
+    )
+    assert (found > 0).all()
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(world):

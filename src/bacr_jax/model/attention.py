@@ -6,7 +6,7 @@ sum of exponentials and the weighted values. Partials merge exactly into one sof
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import chex
@@ -43,24 +43,6 @@ class Partial:
     denominator: Float[Array, "*B T N"]
 
 
-def partial_attention(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    mask: Bool[Array, "B T S"] | Bool[Array, "1 T S"],
-) -> Partial:
-    """Unnormalised attention of queries over those keys of one segment that `mask` lets them see.
-
-    Query head n reads key/value head n // (N / K). The group is folded into the query axis, so that
-    both products are plain batched matrix products. A query that sees nothing has zero values and
-    denominator.
-    """
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    score = functools.partial(product, "bkth,bskh->bkts")
-    weigh = functools.partial(product, "bkts,bskh->bkth")
-    return _partial(q, k, v, mask, k.shape[2], score, weigh)
-
-
 def cached_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
@@ -69,14 +51,32 @@ def cached_attention(
     *,
     transposed: bool = False,
 ) -> Partial:
-    """`partial_attention` over keys and values as caches hold them.
+    """Unnormalised attention of queries over those keys of one segment that `mask` lets them see.
 
-    Each head's keys lie together, so that reading them for a few queries copies and transposes
-    nothing.
+    Query head n reads key/value head n // (N / K). Each head's keys lie together, as caches hold
+    them, and the group is folded into the query axis: both products are plain batched matrix
+    products, which copy and transpose no key. A query that sees nothing has zero values and
+    denominator.
     """
-    weigh = functools.partial(products.times, dtype=jnp.float32)
+    chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
+    b, t, n, h = q.shape
+    num_kv, weigh = k.shape[1], functools.partial(products.times, dtype=jnp.float32)
     score = weigh if transposed else products.times_transposed
-    return _partial(q, k, v, mask, k.shape[1], score, weigh)
+    group = n // num_kv
+    folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
+    folded = folded.reshape(b, num_kv, group * t, h)
+    scores = score(folded, k).reshape(b, num_kv, group, t, -1) * h**-0.5
+    scores = jnp.where(mask[:, None, None], scores, _MASKED)
+    maximum = jax.lax.stop_gradient(scores.max(-1))
+    # Hidden keys underflow to exactly 0, except where a query sees none: there all would count as
+    # equal, so the shift is moved far enough up that they vanish too.
+    shift = jnp.where(maximum > _MASKED / 2, maximum, 0.0)
+    weights = jnp.exp(scores - shift[..., None])
+    denominator = weights.sum(-1)
+    weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
+    values = weigh(weights, v).reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
+    unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
+    return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))
 
 
 def token_attention(
@@ -94,41 +94,12 @@ def token_attention(
     """
     b, _, n, h = q.shape
     folded = q.reshape(b, k.shape[1], -1, h)
-    score = products.times if transposed else products.times_transposed
-    scores = score(folded, k).astype(jnp.float32) * h**-0.5
+    times = functools.partial(products.times, dtype=jnp.float32)
+    scores = (times if transposed else products.times_transposed)(folded, k) * h**-0.5
     scores = scores + jnp.where(mask, 0.0, _MASKED)[:, None, None]
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-    values = products.times(weights.astype(v.dtype), v, dtype=jnp.float32)
+    values = times(weights.astype(v.dtype), v)
     return (values / weights.sum(-1, keepdims=True)).reshape(b, 1, n, h).astype(q.dtype)
-
-
-def _partial(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array,
-    num_kv: int,
-    score: Callable[[Array, Array], Array],
-    weigh: Callable[[Array, Array], Array],
-) -> Partial:
-    """Attention of folded queries: scores of queries and keys, and weights times values, fp32."""
-    chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
-    b, t, n, h = q.shape
-    group = n // num_kv
-    folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
-    folded = folded.reshape(b, num_kv, group * t, h)
-    scores = score(folded, k).reshape(b, num_kv, group, t, -1) * h**-0.5
-    scores = jnp.where(mask[:, None, None], scores, _MASKED)
-    maximum = jax.lax.stop_gradient(scores.max(-1))
-    # Hidden keys underflow to exactly 0, except where a query sees none: there all would count as
-    # equal, so the shift is moved far enough up that they vanish too.
-    shift = jnp.where(maximum > _MASKED / 2, maximum, 0.0)
-    weights = jnp.exp(scores - shift[..., None])
-    denominator = weights.sum(-1)
-    weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
-    values = weigh(weights, v).reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
-    unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
-    return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))
 
 
 def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
@@ -294,9 +265,8 @@ def tree_attention(
         )
         if count == 0:
             return trunk
-        partial = partial_attention(
-            q_branch, k, v, branch_mask(context, branch_of, trunk_length, count)
-        )
+        mask = branch_mask(context, branch_of, trunk_length, count)
+        partial = cached_attention(q_branch, _heads_first(k), _heads_first(v), mask)
         branches = checkpoint_name(merge([partial], q.dtype), "attention")
         return jnp.concatenate([trunk, branches], axis=1)
     sizes, last = _block_sizes(trunk_length), 0

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.model import budget, products
 from bacr_jax.model.compute import Remat
-from bacr_jax.model.sizes import Qwen2Config, RopeScaling
+from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
@@ -38,12 +38,7 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
 
 
 def rotation(
-    positions: Int[Array, "B T"],
-    *,
-    head_dim: int,
-    theta: float,
-    scaling: RopeScaling | None = None,
-    length: int | None = None,
+    positions: Int[Array, "B T"], config: Qwen2Config, *, length: int | None = None
 ) -> Rotary:
     """Cosines and sines of the rotary embedding, halves repeated, fp32.
 
@@ -52,11 +47,11 @@ def rotation(
         known at run time only would be computed again wherever a compiler fuses them into a head.
     """
     if length is not None:
-        every = jnp.arange(length)[None]
-        table = rotation(every, head_dim=head_dim, theta=theta, scaling=scaling)
+        table = rotation(jnp.arange(length)[None], config)
         cos, sin = (jnp.take(part[0], positions, axis=0, mode="clip") for part in table)
         return cos, sin
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    head_dim, scaling = config.head_dim, config.rope_scaling
+    frequencies = config.rope_theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     if scaling is not None:
         turns = scaling.positions * frequencies / (2 * jnp.pi)
         kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)

@@ -44,7 +44,7 @@ def init(
     vocabulary = (config.vocab_size, config.hidden_size)
     x = jnp.zeros((1, 1, config.hidden_size))
     zero = jnp.zeros((1, 1), jnp.int32)
-    rotary = rotation(zero, head_dim=config.head_dim, theta=config.rope_theta)
+    rotary = rotation(zero, config)
 
     def init_block(key: Array) -> Params:
         return Block(config).init(key, x, rotary, lambda q, k, v: (q, None))["params"]
@@ -104,13 +104,7 @@ def run_layers(
       conditioned: the rows' budgets; None gives exactly the plain model.
       length: bound of positions that are known at run time only (`rotation`).
     """
-    rotary = rotation(
-        positions,
-        head_dim=config.head_dim,
-        theta=config.rope_theta,
-        scaling=config.rope_scaling,
-        length=length,
-    )
+    rotary = rotation(positions, config, length=length)
     per_layer = _layer_inputs(params, conditioned)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:

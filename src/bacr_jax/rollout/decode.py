@@ -88,12 +88,7 @@ def run_blocks(
     """
     x = params.embed[tokens]
     config = spec.config
-    rotary = rotation(
-        positions,
-        head_dim=config.head_dim,
-        theta=config.rope_theta,
-        scaling=config.rope_scaling,
-    )
+    rotary = rotation(positions, config)
 
     # The layers are alike: one is traced and lowered for all of them.
     @jax.jit

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax import parallel
+from bacr_jax.errors import UserError
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
@@ -88,6 +89,11 @@ class Engine:
     ):
         """Free slots; arguments as for `rollouts.generate`."""
         spec, draws = sampler.spec, Draws(key, sampler.rules, sampler.sampling)
+        if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
+            raise UserError(
+                "rollout: phi_of is given, and the decode copy has no gates or the spec no "
+                "conditioning; take all three from one policy, or leave phi_of out"
+            )
         if spec.mesh is not None:
             draws = parallel.place(draws, parallel.replicated(spec.mesh))
         self.spec = spec

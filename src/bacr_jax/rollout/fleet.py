@@ -13,6 +13,7 @@ import numpy as np
 
 from bacr_held import Call, EngineError, Refused, Sampling, Server
 from bacr_held.server import extras
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.rollout.nccl import Sender, Tensor
@@ -220,6 +221,11 @@ class Fleet:
                 raise UserError(
                     f"rollout.urls: {server.url} gives no log-probabilities; start it with "
                     "--logprobs-mode processed_logprobs"
+                )
+            if not tokens or not all(isinstance(token, int) for token in tokens):
+                raise UserError(
+                    f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
+                    f"{shown(tokens)}; start it again, as docs/serving.md has it"
                 )
             off = float(np.abs(probe.score(params, tokens) - np.array(theirs)).max())
             if not off <= bound:

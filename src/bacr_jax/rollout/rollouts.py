@@ -210,7 +210,7 @@ class Loop:
             opened = engine.decode_branches(opened, start)
             start += steps
             self.work["lane_steps"] += steps * opened.state.sampled.size
-            if on_answer is not None:
+            if on_answer is not None and first_cut == 0:
                 for row, tokens in zip(inside, engine.first_answers(opened)):
                     on_answer(int(row), tokens)
             self._poll()
@@ -321,18 +321,18 @@ def _programs(
             engine.decode()
 
     def answer(count: int) -> None:
-        cuts = np.zeros((count, num_cuts), np.int32)
+        together = min(num_cuts, engine.spec.cuts_at_once or num_cuts)
+        cuts = np.zeros((count, together), np.int32)
         with phase_memory("answers", **slot_sizes(engine), answered_rows=count, cuts=num_cuts):
             opened = engine.open_branches(np.arange(count), cuts)
-            engine.decode_branches(opened, 0)
+            engine.answers(engine.decode_branches(opened, 0))
 
-    entering = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
-    answering = engine.sizes if refilled else [engine.spec.slots]
+    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         if length == engine.lengths[0] or refilled:
-            programs += [functools.partial(prefill, length, count) for count in entering]
+            programs += [functools.partial(prefill, length, count) for count in counts]
         programs.append(functools.partial(decode, length))
-        programs += [functools.partial(answer, count) for count in answering if num_cuts]
+        programs += [functools.partial(answer, count) for count in counts if num_cuts]
     # Back at the shortest: growing is compiled by now, and so is this.
     return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]

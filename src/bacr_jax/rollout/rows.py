@@ -61,7 +61,8 @@ class Rows:
         """The same with all defaults filled in, and as decoding counts."""
 
         def whole(numbers: Any) -> Any:
-            return np.asarray(numbers, np.int32)
+            bounds = np.iinfo(np.int32)
+            return np.clip(numbers, bounds.min, bounds.max).astype(np.int32)
 
         budgets, cuts = whole(self.budgets), whole(self.cuts)
         limits = self.limits
@@ -123,6 +124,7 @@ def checked(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> C
 def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
     """Everything that would otherwise go wrong on the device, without a word."""
     spec, budgets, cuts, ids = sampler.spec, rows.budgets, rows.cuts, rows.ids
+    limits, streams = rows.limits, rows.streams
     tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
     known = sampler.rules.allowed_tokens.shape[0]
     if known != spec.config.vocab_size:
@@ -131,10 +133,18 @@ def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
             f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
             "vocab_size and a tokenizer that is no larger"
         )
-    if len({len(x) for x in (tokens, lengths, budgets, cuts, ids)}) > 1:
+    if len({len(x) for x in (tokens, lengths, budgets, cuts, ids, limits, streams)}) > 1:
         raise UserError(
             f"rollout: {len(tokens)} prompts, {len(lengths)} lengths, {len(budgets)} budgets, "
-            f"{len(cuts)} rows of cuts, {len(ids)} row ids; write one of each per row"
+            f"{len(cuts)} rows of cuts, {len(ids)} row ids, {len(limits)} limits, {len(streams)} "
+            "streams; write one of each per row"
+        )
+    if not len(tokens):
+        raise UserError("rollout: no rows; write at least one")
+    if spec.cuts_at_once is not None and spec.answers > 1:
+        raise UserError(
+            f"rollout: cuts_at_once={spec.cuts_at_once} with {spec.answers} answers at each cut; "
+            "write cuts_at_once=None, or answers=1"
         )
 
     def refuse(bad: Any, say: Callable[[int], str]) -> None:
@@ -161,6 +171,7 @@ def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
         ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > most),
         lambda i: f"budget {budgets[i]}; write 0..{most} tokens (or NO_BUDGET)",
     )
+    refuse((limits < 0) | (limits > most), lambda i: f"limit {limits[i]}; write 0..{most} tokens")
     refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
 
 

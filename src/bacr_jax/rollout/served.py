@@ -247,12 +247,12 @@ def as_branches(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Bra
     tokens = _padded([(*answer.forced, *answer.tokens) for answer in flat], width)
     logprobs = _padded([answer.logprobs for answer in flat], sampled, np.float32)
     arrays: dict[str, Any] = {
-        "tokens": tokens.reshape(*shape, -1),
+        "tokens": tokens.reshape(*shape, width),
         "context": table([len(answer.prompt) - len(answer.forced) for answer in flat], np.int32),
         "forced": table([len(answer.forced) for answer in flat], np.int32),
         "sampled": table([len(answer.tokens) for answer in flat], np.int32),
         "finished": table([answer.finished for answer in flat], bool),
         "source": _numbers([place for row in rows for place in row.source]).reshape(shape),
-        "logprobs": logprobs.reshape(*shape, -1),
+        "logprobs": logprobs.reshape(*shape, sampled),
     }
     return Branches(**arrays)

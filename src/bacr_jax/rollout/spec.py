@@ -16,8 +16,8 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.scheduler import doubling_sizes
 
-# Embeddings of the budgets of rows, or of the M branches of rows.
-Phi = Float[Array, "*L B D"] | Float[Array, "*L B M D"] | None
+# Embeddings of the budgets of rows.
+Phi = Float[Array, "*L B D"] | None
 
 
 @dataclass(frozen=True)

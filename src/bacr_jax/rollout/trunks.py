@@ -157,7 +157,7 @@ def insert_rows(
 
     Args:
       state: slots; those named here are overwritten.
-      slots: where each row goes; a slot that does not exist drops the row.
+      slots: where each row goes; one past the last drops the row.
       sources: prefilled prompt of each row; by default there is one for each.
     """
     chex.assert_equal_shape([budgets, ids.row, slots])

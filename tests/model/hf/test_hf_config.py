@@ -183,6 +183,7 @@ LLAMA3 = {
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"head_dim": 3}, "head_dim 3 is odd"),
         ({"hidden_size": None}, "hidden_size is null"),
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"rope_theta": "big"}, "rope_theta is 'big'"),
@@ -193,6 +194,12 @@ def test_unsupported_models(changes, part, folder):
     edit_config(folder, **changes)
     message = refusal(folder)
     assert part in message and "config.json" in message
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_rotary_base_is_read_where_it_stands(folder, key):
+    edit_config(folder, rope_theta=1e6, **{key: {"rope_type": "default", "rope_theta": 5e5}})
+    assert hf_config.read_hf_config(folder).rope_theta == 5e5
 
 
 def test_a_damaged_description_of_the_budget_module(tmp_path):

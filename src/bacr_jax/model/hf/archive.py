@@ -34,15 +34,23 @@ FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """A safetensors file; UserError: it can't be read."""
+
+    def refused(error: Exception) -> UserError:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        return UserError(
+            f"{path}: truncated, damaged or missing ({reason}); download the file again"
+        )
+
     try:
         documents.check_regular(path)
-        with safe_open(path, framework="numpy") as file:
-            yield file
+        file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(
-            f"{path}: truncated, damaged or missing ({reason}); download the file again"
-        ) from None
+        raise refused(error) from None
+    with file:
+        try:
+            yield file
+        except SafetensorError as error:
+            raise refused(error) from None
 
 
 @dataclass(frozen=True)

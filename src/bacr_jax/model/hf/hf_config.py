@@ -131,8 +131,8 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
                 f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
                 "write a model with plain rotary embeddings, or with llama3's"
             )
-    inside = raw.get("rope_parameters") or {}
-    source = inside if "rope_theta" in inside else raw
+    both = (raw.get(key) or {} for key in ("rope_scaling", "rope_parameters"))
+    source = next((inside for inside in both if "rope_theta" in inside), raw)
     return _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT), scaling
 
 
@@ -196,6 +196,9 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
             f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
             "write head_dim"
         )
+    head_dim = _positive_int(raw, "head_dim", where, family.head_dim or width // heads)
+    if head_dim % 2:
+        raise UserError(f"{where}: head_dim {head_dim} is odd; copy the file again")
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise UserError(f"{where}: tie_word_embeddings is {shown(tied)}; write true or false")
@@ -207,7 +210,7 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
         num_layers=_positive_int(raw, "num_hidden_layers", where),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_positive_int(raw, "head_dim", where, family.head_dim or width // heads),
+        head_dim=head_dim,
         rope_theta=theta,
         rms_norm_eps=_positive_float(raw, "rms_norm_eps", where, _EPS_WHEN_ABSENT),
         tie_embeddings=tied,

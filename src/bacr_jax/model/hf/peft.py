@@ -38,6 +38,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layers_to_transform": (None,),
     "lora_bias": (False, None),
     "exclude_modules": (None, []),
+    # Ways to begin that leave the base as it is; PiSSA and OLoRA take their part out of it.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "alora_invocation_tokens": (None,),
+    "use_qalora": (False, None),
 }
 
 

@@ -107,7 +107,7 @@ def check_folder(path: str | Path) -> None:
 def load_policy(
     path: str | Path, *, dtype: Any = jnp.float32, sharding_of: ShardingOf | None = None
 ) -> tuple[Qwen2Config, Params]:
-    """Reads a Hugging Face folder of a Qwen2 model.
+    """Reads a Hugging Face folder of one of the families.
 
     Everything is checked on the headers before a value is read. Values then stream one tensor at a
     time into their place, so that host memory beyond the largest tensor does not grow with the
