@@ -10,9 +10,8 @@ from typing import Any
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
 from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
-from bacr_study.curves import AXES
 from bacr_study.items import Results, budget_phrase, estimate_of, variant_name
-from bacr_study.spec import Study, Sweep, Task, Variant
+from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
 # Of arms, which are told apart by colours first.
 _LINES = ("-", "--", ":")
@@ -22,11 +21,12 @@ Estimate = Mapping[str, Any]
 # Cost and gain.
 Point = tuple[float | int, float | int]
 
-# Of one panel; the table has them all.
+# Of one figure; the table has them all. Of one panel, where there are more than that.
 MOST_CURVES = 16
+_TOGETHER = 12
 # Panels: more tasks than this go on below.
 _IN_A_ROW = 3
-_AXIS_NAMES = {"step": "steps", "tokens": "generated tokens", "seconds": "seconds"}
+_AXIS_NAMES = {"step": "steps", "tokens": "generated tokens"}
 # What is drawn: key, its axis, and what a number of it is multiplied by.
 _CURVES = (("reward", "mean reward", 1.0), ("accuracy", "held-out accuracy (%)", 100.0))
 _SCHEDULE = (
@@ -36,6 +36,7 @@ _SCHEDULE = (
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
+_APART = "Methods stand side by side, up to a tenth left or right of their budget."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
 # Above the table and the figure of a study's contrasts.
@@ -47,7 +48,7 @@ CONTRASTS = "Pairs that the study asks about"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, with the name of its files and the columns of the legend below it."""
+    """A figure, with the name of its files and the columns of its legend."""
 
     name: str
     title: str
@@ -94,6 +95,21 @@ def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
     return {"x": curve["x"], "y": scaled("mean"), "ends": ends, "kind": "band"}
 
 
+def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
+    """The same charts with one scale of x or y, so that they can be compared."""
+    ends = [s for c in charts if c.drawn for s in [c.scales()["xy".index(name)]]]
+    low, high = min((s.low for s in ends), default=None), max((s.high for s in ends), default=None)
+    return [replace(c, **{name: replace(getattr(c, name), low=low, high=high)}) for c in charts]
+
+
+def told_apart(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
+    """Variants of a row of panels each: of many, those of one kind of line, and the reference."""
+    variants, first = study.variants(), study.references[:1]
+    lines = [looks[variant.key].line * (len(variants) > _TOGETHER) for variant in variants]
+    kept = lambda line: [v for v, own in zip(variants, lines) if own == line or v.arm in first]
+    return list(map(kept, dict.fromkeys(lines)))
+
+
 def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:
     """An axis of doublings with a tick at each budget."""
     ticks = [(float(budget), f"{budget:,}") for budget in budgets]
@@ -119,9 +135,9 @@ def draw_figures(folder: Path, results: Results, study: Study) -> list[tuple[Dra
     }
     pictures = []
     for make in dict.fromkeys(makers[view] for view in study.views):
-        for drawn in make(results, study):
-            figure = png.figure(drawn.title, drawn.rows, legend=drawn.legend)
-            pictures.append((drawn, *saved(figure, folder, drawn.name)))
+        for one in make(results, study):
+            figure = png.figure(one.title, one.rows, legend=one.legend, caption=one.caption)
+            pictures.append((one, *saved(figure, folder, one.name)))
     return pictures
 
 
@@ -134,13 +150,17 @@ def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _by_budget(
-    results: Results, study: Study, task: Task, name: str, index: int, key: str = "accuracy"
+    results: Results,
+    task: Task,
+    name: str,
+    among: Sequence[Variant],
+    at: int,
+    key: str = "accuracy",
 ) -> dict[float, Estimate]:
     """A number of a variant by budget, at places a little apart from those of other variants."""
-    variants = study.variants()
-    apart = float(2 ** (0.3 * (index - (len(variants) - 1) / 2) / max(len(variants), 6)))
+    apart = float(2 ** (0.3 * (at - (len(among) - 1) / 2) / max(len(among), 6)))
     found = {
-        budget * apart: estimate_of(results, task, name, variants[index], str(budget), key)
+        budget * apart: estimate_of(results, task, name, among[at], str(budget), key)
         for budget in task.budgets
     }
     return {place: estimate for place, estimate in found.items() if estimate is not None}
@@ -148,21 +168,24 @@ def _by_budget(
 
 def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> Iterator[Drawn]:
     """Accuracy against the budget; no picture of more curves than can be told apart."""
-    looks, variants, charts = looks_of(study), study.variants(), list[Chart]()
-    if len(variants) > MOST_CURVES:
+    looks = looks_of(study)
+    if len(study.variants()) > MOST_CURVES:
         return
-    for task in study.tasks:
-        series = []
-        for index, variant in enumerate(variants):
-            found = _by_budget(results, study, task, task.hard if hard else task.main, index)
+
+    def chart(task: Task, group: Sequence[Variant]) -> Chart:
+        series, name = list[Series](), task.hard if hard else task.main
+        for index, variant in enumerate(group):
+            found = _by_budget(results, task, name, group, index)
             series.append(accuracies(looks[variant.key], found, found.values()))
-        charts.append(Chart(task.label, series, budget_axis(task.budgets), _ACCURACY))
+        return Chart(task.label, series, budget_axis(task.budgets), _ACCURACY)
+
+    groups = told_apart(study, looks)
+    rows = list(zip(*(alike([chart(task, group) for group in groups]) for task in study.tasks)))
     yield Drawn(
         "hard" if hard else "accuracy",
         "Accuracy on harder problems" if hard else "Accuracy by budget",
-        f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds. Methods stand a little "
-        "apart, so that their intervals can be seen.",
-        [charts[first : first + _IN_A_ROW] for first in range(0, len(charts), _IN_A_ROW)],
+        f"Mean accuracy with 95 % intervals over {len(study.seeds)} seeds. {_APART}",
+        [row[at : at + _IN_A_ROW] for row in rows for at in range(0, len(row), _IN_A_ROW)],
     )
 
 
@@ -177,12 +200,13 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 2a of the paper: accuracy against tokens really used, and how budgets are used."""
-    looks, rows = looks_of(study), list[list[Chart]]()
+    looks, variants, rows = looks_of(study), study.variants(), list[list[Chart]]()
     for task in study.tasks:
         gained, used, seen = list[Series](), list[Series](), list[Point]()
-        for index, variant in enumerate(study.variants()):
+        floor = min(task.budgets) / 4
+        for index, variant in enumerate(variants):
             gains, cost, thought = (
-                _by_budget(results, study, task, task.main, index, key)
+                _by_budget(results, task, task.main, variants, index, key)
                 for key in ("accuracy", "mean_total_tokens", "mean_thinking_tokens")
             )
             if not gains:
@@ -192,7 +216,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
             seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
             thought = {place: one for place, one in thought.items() if one["mean"] > 0}
             # A logarithmic axis has no room for ends at or below 0.
-            ends = [(max(low, 0.5), high) for low, high in map(ends_of, thought.values())]
+            ends = [(max(low, floor / 2), high) for low, high in map(ends_of, thought.values())]
             y = [one["mean"] for one in thought.values()]
             used.append(replace(look, x=list(thought), y=y, ends=ends))
         if seen:
@@ -200,17 +224,16 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
         line = f"{task.label}; the line: all that is asked for"
         asked = budget_axis(task.budgets, "budget asked for (tokens)")
-        rows.append(
-            [
-                Chart(task.label, gained, _TOKENS, _ACCURACY),
-                Chart(line, used, asked, _THINKING, diagonal=True),
-            ]
-        )
+        # Whatever thinks next to nothing would press all else together.
+        least = max(floor, min((low for one in used for low, _ in one.ends or ()), default=floor))
+        thinking = replace(_THINKING, low=least)
+        left = Chart(task.label, gained, _TOKENS, _ACCURACY)
+        rows.append([left, Chart(line, used, asked, thinking, diagonal=True)])
     yield Drawn(
         "efficiency",
         "Accuracy against tokens really used",
         f"Left: a point per budget, 95 % intervals over {len(study.seeds)} seeds; the shaded steps "
-        "are the Pareto front of the means. Right: thinking tokens used against the budget.",
+        f"are the Pareto front of the means. Right: thinking tokens used by budget. {_APART}",
         rows,
     )
 
@@ -219,14 +242,16 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 4b of the paper: difference from the reference arm by level."""
     if not study.references:
         return
-    looks = looks_of(study)
+    looks, rows = looks_of(study), list[Sequence[Chart]]()
+    groups = told_apart(study, looks)
 
-    def chart(task: Task, budget: str) -> Chart:
+    def chart(task: Task, budget: str, group: Sequence[Variant]) -> Chart:
         by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
         levels = sorted({int(level) for found in by_variant.values() for level in found})
         drawn = {
-            variant: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
-            for variant, found in by_variant.items()
+            v.key: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
+            for v in group
+            if (found := by_variant.get(v.key))
         }
         drawn = {variant: found for variant, found in drawn.items() if found}
         series = []
@@ -242,12 +267,15 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
         marks = [Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])]
         return Chart(_panel(task, budget), series, x, y, marks=marks)
 
+    for task in study.tasks:
+        budgets = study.focus_budgets(task)
+        rows += zip(*(alike([chart(task, b, group) for group in groups]) for b in budgets))
     reference = study.arm(study.references[0]).name
     yield Drawn(
         "difficulty",
         f"Accuracy by level, difference from {reference}",
         f"Percentage points from {reference}, paired by seed and problem, 95 % intervals.",
-        [[chart(task, budget) for budget in study.focus_budgets(task)] for task in study.tasks],
+        rows,
         4,
     )
 
@@ -267,7 +295,7 @@ def sweep_figures(results: Results, study: Study) -> Iterator[Drawn]:
             [_swept(results, study, sweep, task, budget) for budget in study.focus_budgets(task)]
             for task in study.tasks
         ]
-        default = " The shade marks the default." if sweep.default is not None else ""
+        default = " The grey bar marks the default." if sweep.default is not None else ""
         yield Drawn(
             f"sweep_{sweep.file_name}",
             f"Accuracy by {sweep.label}",
@@ -309,10 +337,10 @@ def effect_figures(results: Results, study: Study) -> Iterator[Drawn]:
     yield Drawn(
         "effects",
         "What each part adds",
-        "Percentage points with 95 % intervals over seeds and problems. Main effect: mean over "
-        "all combinations of the other parts. Surplus: all parts together less the sum of each "
-        "alone.",
-        [[chart(task, budget) for budget in study.focus_budgets(task)] for task in study.tasks],
+        "Percentage points, 95 % intervals over seeds and problems. Main effect: mean gain "
+        "over all combinations of the others. Alone: its gain over none. Joint: that of all. "
+        f"Surplus: joint less the sum of each alone. On top of {PARTS[0]}: all with {PARTS[0]}.",
+        [alike([chart(task, b) for b in study.focus_budgets(task)], "x") for task in study.tasks],
     )
 
 
@@ -324,12 +352,10 @@ def contrast_figures(results: Results, study: Study) -> Iterator[Drawn]:
         named = {name: found.get((name, task.id, budget)) for name in study.contrasts}
         return _forest(_panel(task, budget), named, unclear="s0")
 
-    caption = (
-        "Percentage points with 95 % intervals over seeds and problems; grey: the interval holds 0."
-    )
+    caption = "Percentage points, 95 % intervals over seeds and problems; blue: 0 lies outside."
     for task in study.tasks:
         charts = [chart(task, budget) for budget in study.focus_budgets(task)]
-        yield Drawn(f"contrasts_{task.id}", CONTRASTS, caption, [charts])
+        yield Drawn(f"contrasts_{task.id}", CONTRASTS, caption, [alike(charts, "x")])
 
 
 def _panel(task: Task, budget: str) -> str:
@@ -365,22 +391,21 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
         rows = []
         for kind, unit, scale in _CURVES:
             charts = []
-            for name in AXES:
+            for name, axis in _AXIS_NAMES.items():
                 series = [
                     replace(looks[key], **band(found[kind][name], scale))
-                    for key, found in curves.items()
-                    if name in found.get(kind, {})
+                    for key in looks
+                    if name in (found := curves.get(key, {})).get(kind, {})
                 ]
-                charts.append(Chart("", series, Axis(_AXIS_NAMES[name]), Axis(unit)))
+                charts.append(Chart("", series, Axis(axis), Axis(unit)))
             rows.append(charts)
         yield Drawn(
             f"convergence_{task.id}",
             f"Training: {task.label}",
             f"Means over {len(study.seeds)} seeds, shades: 95 % intervals. Above: reward as each "
-            "method defines it, averaged in thirtieths of the run; rewards of methods differ in "
-            "what they count. Below: greedy accuracy on held-out problems, mean over budgets.",
+            "method defines it, averaged in thirtieths of the run; rewards of methods can't "
+            "be compared. Below: greedy accuracy on held-out problems, mean over budgets.",
             rows,
-            5,
         )
 
 

@@ -193,3 +193,15 @@ def test_a_legend_stays_within_a_picture_of_one_panel():
     made = png.figure("t", [[Chart("c", series, Axis("x"), Axis("y"))]], legend=3)
     made.draw_without_rendering()
     assert [legend.get_window_extent().x1 <= made.bbox.x1 for legend in made.legends] == [True]
+
+
+def test_what_lies_beyond_an_axis_has_an_open_arrow_and_a_word_about_it():
+    ends = [(-3.0, 2.0), (0.5, 1.5), (0.0, 9.0)]
+    series = Series("a", [1.0, 2.0, 3.0], [1.0, 1.0, 1.0], "s1", ends)
+    bounded = Chart("c", [series], Axis("x"), Axis("y", low=0.0, high=5.0))
+    axis = png.figure("t", [[bounded]]).axes[0]
+    arrows = {one.get_marker(): one.get_xydata().tolist() for one in axis.get_lines()[1:]}
+    assert {"v": [[1.0, 0.0]], "^": [[3.0, 5.0]]}.items() <= arrows.items()
+    assert axis.get_xlabel().startswith("x\nopen arrows: ")
+    whole = Chart("c", [series], Axis("x"), Axis("y"))
+    assert png.figure("t", [[whole]]).axes[0].get_xlabel() == "x"

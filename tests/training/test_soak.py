@@ -253,6 +253,8 @@ def draw(path, arms):
     for axis, label in zip(axes[:, 0], ("memory [GiB]", "open handles", "child processes")):
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
+    axes[-1, 0].yaxis.get_major_locator().set_params(integer=True)
+    figure.supxlabel("a colour: from one start of the program to its end", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -293,7 +295,8 @@ def test_a_run_through_every_mishap_neither_grows_nor_ends_otherwise(tmp_path, r
         for name, rows in zip(NAMES, pool.map(run, NAMES)):
             minutes = rows[-1]["seconds"] / 60
             figures[f"minutes {name}"] = round(minutes, 1)
-            arms[f"{name}: {steps:,} steps in {minutes:.0f} minutes"] = rows
+            title = "left alone" if name == "undisturbed" else name
+            arms[f"{title}: {steps:,} steps in {minutes:.0f} minutes"] = rows
             legs.extend(list(leg) for _, leg in itertools.groupby(rows, lambda row: row["pid"]))
             for what in ("bytes", "handles", "processes"):
                 figures[f"most {what} {name}"] = max(row[what] for row in rows)

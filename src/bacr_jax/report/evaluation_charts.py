@@ -115,7 +115,7 @@ def _by_budget(
     ticks = by_size(where)
     ticks = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
     across = Axis(
-        "thinking budget (tokens)",
+        "thinking budget (tokens)" + "; policies side by side" * (len(policies) > 1),
         log2=True,
         low=min(where.values()) * 0.93,
         high=max(where.values()) * 1.07,

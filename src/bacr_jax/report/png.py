@@ -22,6 +22,7 @@ _MARKED = 6
 _STEPS = 8.0
 # Characters of a note below a chart, a line.
 _WRAPPED = 60
+_ARROWS = "open arrows: points or intervals beyond the axis"
 _MARKS: dict[str, dict[str, Any]] = {
     "line": {"color": "0.4", "linewidth": 1.0},
     "grid": {"color": "0.85", "linewidth": 0.8},
@@ -35,38 +36,38 @@ def figure(
     rows: Sequence[Sequence[Chart]],
     *,
     legend: int = 0,
+    caption: str = "",
     size: tuple[float, float] = (4.6, 3.5),
 ) -> Any:
     """A Matplotlib figure; nothing global, so it can be drawn anywhere.
 
     Args:
-      rows: charts, in the last row fewer where they don't fill it; those of a row that have the
-        same vertical axis name it once.
-      legend: columns of one legend below all charts; 0: in the first chart that has these curves.
-      size: of a chart in inches.
+      rows: charts, fewer in a row that they don't fill; those of a row that have the same vertical
+        axis name it once.
+      legend: columns of one legend below charts and caption; 0: in the first chart of these curves.
+      size: of a chart in inches, more where many rows have names.
     """
     # Matplotlib takes a while to import; only pictures need it.
     from matplotlib.figure import Figure
 
-    wide, high = size
-    made = Figure(
-        figsize=(wide * len(rows[0]), high * len(rows) + 0.3), layout="constrained", dpi=_DPI
-    )
+    names = max(len(chart.y.ticks or ()) for charts in rows for chart in charts)
+    inches = size[0] * len(rows[0]), max(size[1], 0.22 * names + 0.9) * len(rows) + 0.3
+    made = Figure(figsize=inches, layout="constrained", dpi=_DPI)
     axes = made.subplots(len(rows), len(rows[0]), squeeze=False)
     shown = list[Any]()
-    for axis in axes[-1][len(rows[-1]) :]:
-        axis.set_axis_off()
     for row, charts in zip(axes, rows):
+        for axis in row[len(charts) :]:
+            axis.set_axis_off()
         for axis, chart, before in zip(row, charts, [None, *charts]):
             _draw(axis, chart, None if before is None else before.y)
-            names = [(one.label, one.colour) for one in chart.drawn if one.label]
+            curves = [(one.label, one.colour) for one in chart.drawn if one.label]
             # The same curves in another panel are known by then.
-            if legend == 0 and len(names) > 1 and names not in shown:
+            if legend == 0 and len(curves) > 1 and curves not in shown:
                 axis.legend(frameon=False, fontsize=8, loc="best")
-                shown.append(names)
+                shown.append(curves)
     made.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     if legend:
-        _legend(made, list(axes.flat), legend)
+        _legend(made, list(axes.flat), legend, caption)
     return made
 
 
@@ -107,18 +108,25 @@ def _colour(one: Series) -> Any:
     return matplotlib.colormaps[_ORDERED](_FIRST + one.colour * (_LAST - _FIRST))
 
 
-def _legend(made: Any, axes: Sequence[Any], columns: int) -> None:
-    """One legend below all panels, of every name that any of them has."""
+def _legend(made: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
+    """A caption and one legend below all panels, of every name that any of them has."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels()):
             found.setdefault(name, handle)
-    if found:
+    lines = textwrap.wrap(caption, int(made.get_figwidth() / 0.064))
+    if found or lines:
         # A letter is about .075 inches wide, and what stands before a name half an inch.
-        fit = int(made.get_figwidth() / (0.5 + 0.075 * max(map(len, found))))
+        fit = int(made.get_figwidth() / (0.5 + 0.075 * max(map(len, found), default=1)))
         columns = max(min(columns, len(found), fit), 1)
-        made.set_figheight(made.get_figheight() + 0.2 * -(-len(found) // columns))
+        more = 0.2 * -(-len(found) // columns) + 0.17 * len(lines)
+        made.set_figheight(made.get_figheight() + more)
         style = {"loc": "outside lower left", "ncols": columns, "frameon": False, "fontsize": 8.5}
+        style |= {
+            "title": "\n".join(map(_plain, lines)),
+            "title_fontsize": 8.5,
+            "alignment": "left",
+        }
         made.legend(found.values(), found.keys(), **style)
 
 
@@ -143,10 +151,11 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
         axis.plot(ends, ends, color="0.75", linewidth=1, linestyle="--", zorder=0.5)
     for one in chart.drawn:
         _curve(axis, one)
+    beyond = sum(_goes_on(axis, one, across if one.across else up) for one in chart.drawn)
     _scale(axis, "x", across)
     same_names = beside is not None and beside.ticks is not None and beside.ticks == chart.y.ticks
     _scale(axis, "y", up, named=not same_names)
-    lines = [chart.x.label, *textwrap.wrap(chart.note, _WRAPPED)]
+    lines = [chart.x.label, *textwrap.wrap(chart.note, _WRAPPED), *[_ARROWS] * (beyond > 0)]
     axis.set_xlabel("\n".join(map(_plain, lines)), fontsize=9.5)
     if beside is None or beside.label != chart.y.label:
         axis.set_ylabel(_plain(chart.y.label), fontsize=9.5)
@@ -164,6 +173,19 @@ def _scale(axis: Any, name: str, scale: Scale, *, named: bool = True) -> None:
         room = _MARGIN * (scale.high - scale.low)
         of("lim")(scale.low - room, scale.high + room)
     of("ticks")([value for value, _ in ticks], [_plain(text) if named else "" for _, text in ticks])
+
+
+def _goes_on(axis: Any, one: Series, scale: Scale) -> bool:
+    """Draws open arrows where points or intervals leave their axis; whether any does."""
+    found = list[tuple[float, float, str]]()
+    ends = () if one.ends is None or one.kind == "band" else one.ends
+    for at, (low, high) in zip(one.y if one.across else one.x, ends):
+        found += [(at, scale.low, "v<")] if low < scale.low else []
+        found += [(at, scale.high, "^>")] if high > scale.high else []
+    for at, edge, arrows in found:
+        x, y = (edge, at) if one.across else (at, edge)
+        axis.plot(x, y, arrows[one.across], color=_colour(one), markerfacecolor="white")
+    return bool(found)
 
 
 def _curve(axis: Any, one: Series) -> None:

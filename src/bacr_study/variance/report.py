@@ -50,8 +50,8 @@ _PAIRS = (
     *(("rescaled_group", "score_weighted_shrink"), ("opo_loo", "loo"), ("token_loo", "loo")),
     *(("opo_loo", "score_weighted_shrink"), ("token_loo", "score_weighted_shrink")),
 )
-# Right end of the picture's noise, in units of published BRPO's.
-_WIDEST = 2.2
+# Left end of the picture's saved noise, in percent.
+_LEAST = -120.0
 # Of a pool's traces by V, from the lowest; as many as `pool_statistics` makes.
 _THIRDS = ("lowest third of V", "middle third", "highest third")
 
@@ -242,52 +242,36 @@ _markdown.filters |= {"percent": _percent, "number": _number, "share": _share}
 
 
 def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
-    """Noise relative to published BRPO, and beside it the advantage variance that isn't it."""
+    """Less noise than published BRPO, and beside it the advantage variance that isn't it."""
     settings = found["settings"]
     middle = str(middle_group(settings["groups"]))
-    names = list(reversed(shown(variants(settings["answers"]))))
+    known = found["cells"][0]["groups"][middle]
+    names = [name for name in reversed(shown(variants(settings["answers"]))) if name in known]
     noise, spread = list[Series](), list[Series]()
     for number, cell in enumerate(cell for cell in found["cells"] if cell["regime"] == regime):
         places = [i + 0.22 * (1 - number) for i in range(len(names))]
         arms = cell["groups"][middle]
         look: dict[str, Any] = {"colour": colour(number + 1), "line": ""}
-        # Noise itself: 1 is that of published BRPO.
-        value, high, low = 1.0 - np.array([arms[name]["reduction"] for name in names], float).T
-        ends, at = list(zip(low, high)), f"step {cell['step']}"
-        inside = [i for i, one in enumerate(value) if one <= _WIDEST]
-        beyond = [place for i, place in enumerate(places) if i not in inside]
-        x, y, of = value[inside].tolist(), [places[i] for i in inside], marker(number + 1)
-        noise += [
-            Series(at, x, y, ends=[ends[i] for i in inside], across=True, marker=of, **look),
-            Series("", [0.985 * _WIDEST] * len(beyond), beyond, marker=">", hollow=True, **look),
-        ]
+        value, low, high = 100 * np.array([arms[name]["reduction"] for name in names], float).T
+        ends, at, of = list(zip(low, high)), f"step {cell['step']}", marker(number + 1)
+        noise.append(Series(at, value.tolist(), places, ends=ends, across=True, marker=of, **look))
         ratios = [arms[name]["advantage_variance"] for name in names]
         spread.append(Series(at, ratios, places, marker=of, **look))
-    arms_axis = Axis(
-        "",
-        low=-0.6,
-        high=len(names) - 0.4,
-        ticks=[(i, label(name, settings["answers"])) for i, name in enumerate(names)],
-    )
+    ticks = [(i, label(name, settings["answers"])) for i, name in enumerate(names)]
+    arms_axis = Axis("", low=-0.6, high=len(names) - 0.4, ticks=ticks)
+    percent = Axis("%, at equal scale (95 % interval); more is better", low=_LEAST)
+    returns = Axis("over the variance of returns", low=0.0)
     charts = [
         Chart(
-            "gradient noise",
-            noise,
-            Axis("at equal scale, published BRPO = 1 (95 % interval)", low=0.0, high=_WIDEST),
-            arms_axis,
-            marks=[Mark("x", 1.0), Mark("x", 0.7, "dotted")],
-            note="dotted: 30 % less, the least that is claimed; open arrows: further right",
+            *("less gradient noise than published BRPO", noise, percent, arms_axis),
+            marks=[Mark("x", 0.0), Mark("x", 30.0, "dotted")],
+            note="dotted: 30 % less, the least that is claimed",
         ),
-        Chart(
-            "variance of advantages",
-            spread,
-            Axis("over the variance of returns", low=0.0),
-            arms_axis,
-            note="no measure of gradient noise",
-        ),
+        Chart("variance of advantages", spread, returns, arms_axis, note="no measure of noise"),
     ]
-    seeds = ", ".join(map(str, settings["seeds"]))
-    title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, seeds {seeds}"
+    seeds = "seeds " * (len(settings["seeds"]) > 1) or "seed "
+    seeds += ", ".join(map(str, settings["seeds"]))
+    title = f"Same policy, same rollouts: {regime} budgets, G = {middle}, {seeds}"
     figure = png.figure(title, [charts], legend=3, size=(6.2, 0.3 * len(names) + 1.9))
     return [*saved(figure, folder, f"variance_{regime}")]
 
