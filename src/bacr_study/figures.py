@@ -199,7 +199,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 2a of the paper: accuracy against tokens really used, and how budgets are used."""
+    """Fig. 1a of the paper: accuracy against tokens really used, and how budgets are used."""
     looks, variants, rows = looks_of(study), study.variants(), list[list[Chart]]()
     for task in study.tasks:
         gained, used, seen = list[Series](), list[Series](), list[Point]()
@@ -239,7 +239,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
 
 
 def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 4b of the paper: difference from the reference arm by level."""
+    """Fig. 3b of the paper: difference from the reference arm by level."""
     if not study.references:
         return
     looks, rows = looks_of(study), list[Sequence[Chart]]()
@@ -289,7 +289,7 @@ def _points(
 
 
 def sweep_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 5 and Table 4 of the paper: accuracy against the swept value."""
+    """Fig. 4 and Table 4 of the paper: accuracy against the swept value."""
     for sweep in study.sweeps():
         by_task = [
             [_swept(results, study, sweep, task, budget) for budget in study.focus_budgets(task)]
@@ -382,7 +382,7 @@ def _forest(
 
 
 def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 4a of the paper: reward and held-out accuracy over training."""
+    """Fig. 3a of the paper: reward and held-out accuracy over training."""
     looks = looks_of(study)
     for task in study.tasks:
         curves = results["convergence"][task.id]["curves"]
@@ -410,7 +410,7 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
 
 
 def curriculum_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 3 of the paper: budgets and weights of the difficulty groups over training."""
+    """Fig. 2 of the paper: budgets and weights of the difficulty groups over training."""
     for task, variant in itertools.product(study.tasks, study.variants()):
         if groups := results["curriculum"].get(task.id, {}).get(variant.key):
             words = {0: " (easiest)", len(groups) - 1: " (hardest)"}

@@ -172,7 +172,7 @@ def _effects_table(by_budget: Results, task: Task) -> Table:
 
 
 def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Table 4 of the paper, and the numbers of Fig. 5: arm by swept value."""
+    """Table 4 of the paper, and the numbers of Fig. 4: arm by swept value."""
     for task, (sweep, arms) in itertools.product(study.tasks, study.sweeps().items()):
         rows: list[list[Item]] = []
         rules = []
@@ -218,7 +218,7 @@ def _difference_rows(
 
 
 def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Fig. 4b of the paper as numbers: differences from the reference arm, level by level."""
+    """Fig. 3b of the paper as numbers: differences from the reference arm, level by level."""
     for task in study.tasks:
         for budget, by_variant in results["difficulty"].get(task.id, {}).items():
             counts = {k: e["problems"] for found in by_variant.values() for k, e in found.items()}
