@@ -103,11 +103,11 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
     """Joins the boxes up to `last` that separators join with commas; None: it stands alone.
 
     A run never adds a second chance: it is right only as a whole list. `adjacent`: boxes with
-    nothing between them are joined too (for reference answers).
+    nothing between them are joined too (for reference answers). Only so many boxes are looked at.
     """
     contents = [last.content]
     start = last.start
-    while len(contents) < RUN_LENGTH:
+    for _ in range(RUN_LENGTH - 1):
         previous = max(text.rfind(opener, 0, start) for opener in _OPENERS)
         if previous < 0:
             break

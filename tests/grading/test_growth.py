@@ -5,7 +5,7 @@ import time
 import pytest
 
 from bacr_grading import parse_reference
-from bacr_grading.judge import judge
+from bacr_grading.judge import MAX_CHARS, judge
 
 # What is repeated, and what stands before and behind it.
 FILLS = (
@@ -56,6 +56,15 @@ def test_long_lists_are_compared_by_their_spelling(mine, theirs, mode):
     start = time.process_time()
     assert not judge(f"\\boxed{{{pred}}}", reference, mode=mode).correct
     assert judge(f"\\boxed{{{pred}}}", pred, mode=mode).correct
+    assert time.process_time() - start < 2.0
+
+
+@pytest.mark.parametrize("box", ["\\boxed{1}, ", "\\fbox{1}"])
+def test_a_box_that_is_repeated_to_the_end_of_a_long_text_is_read_at_once(box):
+    text = box * (MAX_CHARS // len(box))
+    start = time.process_time()
+    assert not judge(text, "5", mode="strict").correct
+    assert parse_reference(text).text == "1"
     assert time.process_time() - start < 2.0
 
 
