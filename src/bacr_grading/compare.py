@@ -11,10 +11,18 @@ from bacr_grading.normalize import (
     canonical,
     clean,
     split_unit,
+    unit,
     unmarked,
     words,
 )
-from bacr_grading.numbers import Number, equal, parse_number, with_bare_unit
+from bacr_grading.numbers import (
+    Number,
+    equal,
+    parse_number,
+    trailing_unit,
+    units_clash,
+    with_bare_unit,
+)
 
 _ASSIGNMENT = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?)=(?!=)")
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
@@ -24,6 +32,9 @@ _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
 _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
 _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
+_MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
+_CAPITALS = re.compile(r"\(?[A-Z]{3,}\)?\Z")
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATORS = ",;" + LIST_COMMA
 _COMMA, _SEMICOLON = re.compile(f"[,{LIST_COMMA}]"), re.compile(";")
@@ -65,6 +76,16 @@ class Answer:
             if split and head and head.unit is None:
                 return with_bare_unit(head, split[1])
         return number
+
+    @cached_property
+    def unit(self) -> tuple[str, int] | None:
+        """The known unit that this answer ends with, a number or not."""
+        if self.number:
+            return self.number.unit
+        if self.key.endswith("°") and _ANGLE.search(self.key):
+            return None  # The degrees are those of an angle in it.
+        split = split_unit(self.text) if self.text[-1:].isalpha() else None
+        return unit(split[1]) if split else trailing_unit(self.key)
 
     @cached_property
     def words(self) -> tuple[str, bool] | None:
@@ -183,6 +204,10 @@ def decide(
         return _decide_mixed(pred.number, reference, same), "list"
     if pred.items and reference.number:
         return _decide_mixed(reference.number, pred, lambda n, m: same(m, n)), "list"
+    if units_clash(pred.unit, reference.unit, lenient=lenient):
+        return False, "number"
+    if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
+        return True, "string"
     return None, "symbolic"
 
 
@@ -201,8 +226,9 @@ def _decide_words(pred: Answer, reference: Answer) -> bool | None:
     if pred.words and reference.words:
         if pred.words[0] == reference.words[0]:
             return True
-        # Unmarked letters may be a product of variables.
-        return False if pred.words[1] or reference.words[1] else None
+        # Unmarked letters may be a product of variables; three capitals are points or a word.
+        marked = pred.words[1] or reference.words[1]
+        return False if marked or all(_CAPITALS.match(a.key) for a in (pred, reference)) else None
     for prose, other in ((pred.words, reference), (reference.words, pred)):
         if prose and prose[1] and prose[0] == unmarked(other.key):
             return True

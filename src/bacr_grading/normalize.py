@@ -70,6 +70,8 @@ _REWRITES = tuple(
         ("/", r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\\frac{\1}{\2}"),
         # "32, 349" is two numbers, "32,349" is one
         (",", r"(?<=\d),\s+(?=\d{3}(?!\d))", LIST_COMMA),
+        # 5 cm^2: two letters after a number or a blank, which one letter would leave a variable
+        ("^", r"(?<=[\s\d}])(mm|cm|km|in|ft|yd|mi)\s?\^\s?(\{[23]\}|[23](?!\d))", r"\\text{\1}^\2"),
         ("", r"(?<!\d)\s+|\s+(?!\d)", ""),
         ("\\", r"\\(frac|sqrt)([0-9A-Za-z])", r"\\\1{\2}"),
         ("frac", r"(\\frac\{[^{}]*\})([0-9A-Za-z])", r"\1{\2}"),
@@ -191,6 +193,10 @@ _MULTIPLIERS = {
     "billion": 10**9,
     "trillion": 10**12,
 }
+# A plural s may follow; a "th" makes a fraction of it.
+_MULTIPLIER = re.compile(
+    rf"({'|'.join(_MULTIPLIERS)})(?!th(?!ousand))(?:s(?![a-z]))?", re.IGNORECASE
+)
 # Words that are mathematics and never a unit.
 _MATHEMATICS = frozenset(
     """
@@ -204,7 +210,9 @@ _MATHEMATICS = frozenset(
 _BARE_UNIT = re.compile(
     r"(.*[\d}%.])\s+([A-Za-z][A-Za-z.]*(?:\s+[A-Za-z][A-Za-z.]*){0,3})\Z", re.DOTALL
 )
-_ATTACHED_UNIT = re.compile(r"(.*[\d}])\s*(mm|cm|km|kg|ft|lbs?|mph|hrs?|min|USD|kph)\Z", re.DOTALL)
+_ATTACHED_UNIT = re.compile(
+    r"(.*[\d}])\s*(mm|cm|km|kg|ft|lbs?|mph|hrs?|min|USD|kph|[ap]\.?m|[AP]\.?M)\Z", re.DOTALL
+)
 
 
 def split_unit(text: str) -> tuple[str, str] | None:
@@ -230,12 +238,11 @@ def _is_unit_word(name: str) -> bool:
 
 
 def split_multiplier(name: str) -> tuple[int, str]:
-    """Splits the words after a number, spaced or not: "million dollars" is (10**6, "dollars")."""
-    for word, factor in _MULTIPLIERS.items():
-        rest = name.casefold().strip()
-        if rest.startswith(word) and not rest.startswith(word + "th"):
-            return factor, rest[len(word) :].strip()
-    return 1, name
+    """Splits the words after a number, spaced or not: "hundred millions" is (10**8, "")."""
+    factor, rest = 1, name.strip()
+    while match := _MULTIPLIER.match(rest):
+        factor, rest = factor * _MULTIPLIERS[match[1].casefold()], rest[match.end() :].strip()
+    return factor, rest
 
 
 def unit(name: str, power: int = 1) -> tuple[str, int] | None:

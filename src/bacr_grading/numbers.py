@@ -129,6 +129,22 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     return False, unit(name, int(match[2] or match[3] or 1)), factor
 
 
+def trailing_unit(text: str) -> tuple[str, int] | None:
+    """The known unit in LaTeX, or the sign of one, that a canonical answer ends with."""
+    match = _UNIT.search(text)
+    tail = _tail(match.group() if match else text[-1:])
+    return tail[1] if tail else None
+
+
+def units_clash(
+    one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool
+) -> bool:
+    """Whether two known units make two answers different; lenient: a.m. and p.m. alone do."""
+    if one is None or other is None or one == other:
+        return False
+    return not lenient or (one[0] in _CLOCK and other[0] in _CLOCK)
+
+
 def with_bare_unit(number: Number, name: str) -> Number:
     """Gives a number the plain words that followed it ("5 million dollars", "18 eggs")."""
     factor, name = split_multiplier(name)
@@ -143,10 +159,8 @@ def equal(
     A tolerance is relative to the reference. The lenient mode ignores units, and accepts a decimal
     of two significant digits or more, rounded correctly, for a fraction without a finite one.
     """
-    if pred.unit and reference.unit and pred.unit != reference.unit:
-        clock = pred.unit[0] in _CLOCK and reference.unit[0] in _CLOCK
-        if clock or not lenient:
-            return False
+    if units_clash(pred.unit, reference.unit, lenient=lenient):
+        return False
     if _close(pred, reference, lenient, relative_tolerance):
         return True
     if pred.percent == reference.percent:

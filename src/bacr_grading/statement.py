@@ -56,7 +56,8 @@ _JOINING = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _SYMBOL = re.compile(r"[A-Za-z]|gcd|lcm|lim|max|min|sin|cos|tan|log|ln")
 # A unit, and right behind it another quantity.
 _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z(]")
-_TWO_NUMBERS = re.compile(r"\d\s+\d")
+# 2 5 behind a logarithm are its base and its number.
+_TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
 _NAME = re.compile(

@@ -39,6 +39,14 @@ def strict(pred, reference):
         ("(-\\infty, 2]", "\\left(-\\infty,2\\right]"),
         ("185\\", "185"),
         ("1{:}2", "1:2"),
+        ("5 hundred thousand", "500000"),
+        ("5 millions", "5 million dollars"),
+        ("5\\text{ hundred thousands}", "500,000"),
+        ("5 cm^3", "5"),
+        ("100 cm^2", "100 square centimeters"),
+        ("5 ft^{2}", "5\\text{ ft}^2"),
+        ("5 m/s", "5\\text{ m/s}"),
+        ("12\\sqrt{13} feet", "12\\sqrt{13}\\text{ feet}"),
     ],
 )
 def test_the_same_at_once(pred, reference):
@@ -60,6 +68,18 @@ def test_the_same_at_once(pred, reference):
         ("1,2", "32,349"),
         ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}"),
         ("[0,1)", "[0,9)"),
+        ("500", "5 hundred thousand"),
+        ("2000000", "2 million billion"),
+        ("5 cm^2", "5\\text{ cm}^3"),
+        ("2\\sqrt{3}\\text{ cm}", "2\\sqrt{3}\\text{ m}"),
+        ("2\\sqrt{3} cm", "x = 2\\sqrt{3} m"),
+        ("10\\pi\\text{ cm}^2", "10\\pi\\text{ cm}^3"),
+        ("10\\pi\\text{ square inches}", "10\\pi\\text{ feet}"),
+        ("\\frac{\\pi}{2}\\text{ rad}", "\\frac{\\pi}{2}^\\circ"),
+        ("2^3\\text{ cm}", "8\\text{ m}"),
+        ("(\\sqrt{3}\\text{ cm}, 2)", "(\\sqrt{3}\\text{ m}, 2)"),
+        ("CBA", "ABC"),
+        ("DACB", "(ABCD)"),
     ],
 )
 def test_different_at_once(pred, reference):
@@ -75,12 +95,32 @@ def test_different_at_once(pred, reference):
         ("[1,2]", "(1,2)"),
         ("x = 5", "y = 5"),
         ("ab", "ba"),
+        ("CD", "DC"),
+        ("xyz", "zyx"),
+        ("2\\sqrt{3}\\text{ feet}", "2\\sqrt{3}"),
+        ("2\\sqrt{3}\\text{ feet}", "\\sqrt{12}\\text{ ft}"),
+        ("2\\sqrt{3}\\text{ cm}, x\\text{ m}", "x\\text{ m}, \\sqrt{12}\\text{ cm}"),
+        ("12\\cos 40^\\circ", "12\\cos 40^\\circ\\text{ feet}"),
+        ("5\\text{ }6", "56"),
+        ("5 m^2", "5"),
         ("1,000,7", "1000,7"),
         ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2"),
     ],
 )
 def test_left_to_the_computer_algebra_system(pred, reference):
     assert strict(pred, reference) is None
+
+
+@pytest.mark.parametrize("pm", ["\\text{ p.m.}", " p.m.", " PM", "pm"])
+@pytest.mark.parametrize("time", ["2:30", "4\\!:\\!51\\!:\\!06 ", "5"])
+def test_the_evening_is_not_the_morning_in_reports_either(time, pm):
+    pred, reference = read(time + pm), read(time + "\\text{ a.m.}")
+    assert decide(pred, reference, lenient=True)[0] is False
+    assert decide(pred, read(time + "\\text{ P.M.}"), lenient=True)[0] is not False
+
+
+def test_other_units_do_not_matter_in_reports():
+    assert decide(read("2\\sqrt{3} cm"), read("2\\sqrt{3}\\text{ m}"), lenient=True)[0] is None
 
 
 def test_a_missing_base_in_the_reference_is_forgiven_in_reports_only():

@@ -99,4 +99,8 @@ def test_one_unit_has_many_spellings():
     assert unit("miles per hour") == unit("mph")
     assert unit("eggs") is None
     assert split_multiplier("million dollars") == (10**6, "dollars")
+    assert (
+        split_multiplier("Hundred thousands") == split_multiplier("hundredthousand") == (10**5, "")
+    )
+    assert split_multiplier("million seconds") == (10**6, "seconds")
     assert split_multiplier("hundredths") == (1, "hundredths")

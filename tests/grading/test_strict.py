@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bacr_grading import Grader
 from bacr_grading.extract import without_lead_in
+from bacr_grading.judge import judge
 from bacr_grading.statement import names_what_is_counted
 
 _FALSE = Path(__file__).with_name("false_answers.jsonl")
@@ -45,6 +46,9 @@ _RIGHT = [
     ("1,2,\\ldots,9", "1, 2, \\ldots, 9"),
     ("x\\le 2", "x <= 2|2 \\ge x|x \\leqslant 2"),
     ("12 \\text{ yuan}", "12|12 yuan|12\\text{ yuan}"),
+    ("500000", "5 hundred thousand|5\\text{ hundred thousand}"),
+    ("10\\log_{2} 5", "10 \\log_2 5"),
+    ("\\frac{2}{3}\\text{ m}", "\\frac{2}{3} \\approx 0.667\\text{ m}"),
 ]
 
 
@@ -53,6 +57,12 @@ def test_one_statement_of_the_value_is_right(grader):
     texts = [f"<answer>{answer}</answer>" for _, answer in table]
     verdicts = grader.grade(texts, [ref for ref, _ in table])
     assert [row for row, v in zip(table, verdicts, strict=True) if not v.correct] == []
+
+
+def test_the_unit_of_a_rounded_value_counts():
+    for reference in ("\\frac{2}{3}\\text{ m}", "\\frac{2}{3}"):
+        text = "\\boxed{\\frac{2}{3}\\text{ m} \\approx 0.667\\text{ cm}}"
+        assert judge(text, reference, mode="strict").correct is False
 
 
 LEAD_INS = """
