@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import IO, Any, NamedTuple
 
 from bacr_grading import worker as worker_module
@@ -115,6 +115,7 @@ class _Worker:
 
     Attributes:
       mark: a variable in the environment of what it starts, and of nothing else.
+      unsent: what its pipe had no room for yet.
     """
 
     process: subprocess.Popen[bytes]
@@ -126,6 +127,7 @@ class _Worker:
     requests: Sequence[Any] = ()
     answered: int = 0
     buffer: bytes = b""
+    unsent: bytes | memoryview = b""
 
     @property
     def idle(self) -> bool:
@@ -250,7 +252,7 @@ class WorkerPool:
     def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
         worker.requests = requests
         worker.deadline = time.monotonic() + self._deadline * len(requests)
-        _write(worker, json.dumps(self._program.written(requests)).encode("ascii"))
+        _feed(worker, json.dumps(self._program.written(requests)).encode("ascii"))
 
     def _start(self) -> None:
         # The worker must find math-verify wherever this process would.
@@ -275,17 +277,28 @@ class WorkerPool:
             return
         assert process.stdin is not None
         assert process.stdout is not None
+        # A write must not wait for one that doesn't read: deadlines would pass meanwhile.
+        os.set_blocking(process.stdin.fileno(), False)
         ready_by = time.monotonic() + START_SECONDS
         self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark))
         if self._program.setup:
-            _write(self._workers[-1], self._program.setup)
+            _feed(self._workers[-1], self._program.setup)
 
     def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
-        """Waits for replies, at most that long, notes them and kills the workers that are late."""
+        """Waits for replies, at most that long, notes them and kills the workers that are late.
+
+        Sends meanwhile what there was no room for.
+        """
         until = [worker.deadline - time.monotonic() for worker in self._workers if not worker.idle]
-        pipes = [worker.stdout.fileno() for worker in self._workers]
-        wrote = wait(pipes, max(min([seconds, *until]), 0.0))
-        for worker in [w for w in self._workers if w.stdout.fileno() in wrote]:
+        pipes = select.poll()
+        for worker in self._workers:
+            pipes.register(worker.stdout, select.POLLIN)
+            if worker.unsent:
+                pipes.register(worker.stdin, select.POLLOUT)
+        found = {pipe for pipe, _ in pipes.poll(1000 * max(min([seconds, *until]), 0.0))}
+        for worker in [w for w in self._workers if w.stdin.fileno() in found]:
+            _feed(worker)
+        for worker in [w for w in self._workers if w.stdout.fileno() in found]:
             self._read(worker, outcomes)
         now = time.monotonic()
         for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
@@ -356,8 +369,14 @@ class WorkerPool:
         worker.process.wait()
 
 
-def _write(worker: _Worker, line: bytes) -> None:
-    # A worker that has just died is found out by the next `_listen`.
-    with contextlib.suppress(OSError):
-        worker.stdin.write(line + b"\n")
-        worker.stdin.flush()
+def _feed(worker: _Worker, line: bytes | None = None) -> None:
+    """Sends as much as the worker's pipe has room for now, of what is left and a further line."""
+    if line is not None:
+        worker.unsent = memoryview(bytes(worker.unsent) + line + b"\n")
+    try:
+        while worker.unsent:
+            worker.unsent = worker.unsent[os.write(worker.stdin.fileno(), worker.unsent) :]
+    except BlockingIOError:
+        pass
+    except OSError:
+        worker.unsent = b""  # A worker that has just died is found out by the next `_listen`.

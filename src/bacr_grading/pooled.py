@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from bacr_grading.errors import UserError
 from bacr_grading.judge import MODES, STRICT
-from bacr_grading.pool import Poll, WorkerPool
+from bacr_grading.pool import POLL_SECONDS, Poll, WorkerPool
 
 Texts = Sequence[str | None]
 Asked = TypeVar("Asked", bound=Hashable)
@@ -19,7 +19,6 @@ Said = TypeVar("Said")
 
 # Runs requests, all different, and waits for them; the function is called meanwhile and may raise.
 Run = Callable[[list[Asked], Poll], Mapping[Asked, Said]]
-POLL_SECONDS = 0.1
 # What is remembered of what was said.
 CACHE_SIZE = 16384
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -233,6 +234,20 @@ def test_a_reply_that_is_none_costs_its_answers_and_not_the_run(offspring, reply
         counts = grader.counters()
     assert verdict.path == "failed"
     assert (counts["failed_died"], counts["worker_deaths"]) == (1, 1)
+
+
+def test_a_worker_that_no_longer_reads_is_late(file):
+    with opened(file, "one", workers=1, deadline=0.5) as grader:
+        assert scores(grader, ["5"])[0].correct == 1.0
+        os.kill(grader.worker_pids[0], signal.SIGSTOP)
+        rescue = threading.Timer(15, os.kill, (grader.worker_pids[0], signal.SIGKILL))
+        rescue.start()
+        # Far more than a pipe holds; the second answer gets to a worker of its own, piece by piece.
+        verdicts = scores(grader, ["x" * 300_000, "y" * 300_000 + "5"], gold="y" * 300_000 + "5")
+        rescue.cancel()
+        assert [verdict.timed_out for verdict in verdicts] == [True, False]
+        assert [verdict.correct for verdict in verdicts] == [0.0, 1.0]
+        assert grader.counters()["failed_late"] == 1
 
 
 def test_a_verifier_that_is_slow_to_load_is_spoken_of(tmp_path, monkeypatch):
