@@ -11,18 +11,10 @@ from bacr_grading.normalize import (
     canonical,
     clean,
     split_unit,
-    unit,
     unmarked,
     words,
 )
-from bacr_grading.numbers import (
-    Number,
-    equal,
-    parse_number,
-    trailing_unit,
-    units_clash,
-    with_bare_unit,
-)
+from bacr_grading.numbers import Number, clash, equal, parse_number, trailing_unit, with_bare_unit
 
 _ASSIGNMENT = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?)=(?!=)")
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Za-z])")
@@ -34,7 +26,6 @@ _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z
 _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
 _CAPITALS = re.compile(r"\(?[A-Z]{3,}\)?\Z")
-_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATORS = ",;" + LIST_COMMA
 _COMMA, _SEMICOLON = re.compile(f"[,{LIST_COMMA}]"), re.compile(";")
@@ -80,12 +71,7 @@ class Answer:
     @cached_property
     def unit(self) -> tuple[str, int] | None:
         """The known unit that this answer ends with, a number or not."""
-        if self.number:
-            return self.number.unit
-        if self.key.endswith("°") and _ANGLE.search(self.key):
-            return None  # The degrees are those of an angle in it.
-        split = split_unit(self.text) if self.text[-1:].isalpha() else None
-        return unit(split[1]) if split else trailing_unit(self.key)
+        return self.number.unit if self.number else trailing_unit(self.text, self.key)
 
     @cached_property
     def words(self) -> tuple[str, bool] | None:
@@ -204,7 +190,7 @@ def decide(
         return _decide_mixed(pred.number, reference, same), "list"
     if pred.items and reference.number:
         return _decide_mixed(reference.number, pred, lambda n, m: same(m, n)), "list"
-    if units_clash(pred.unit, reference.unit, lenient=lenient):
+    if clash(pred.unit, reference.unit, lenient=lenient):
         return False, "number"
     if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
         return True, "string"

@@ -19,7 +19,7 @@ from bacr_grading.extract import (
 )
 from bacr_grading.guards import nesting, not_text, refuse
 from bacr_grading.normalize import clean
-from bacr_grading.numbers import PLACES, rounds_to, units_clash
+from bacr_grading.numbers import PLACES, clash, rounds_to
 from bacr_grading.pool import Request
 from bacr_grading.statement import Claim, claims
 
@@ -237,7 +237,7 @@ class _Comparison:
             return decide(answer, reference, lenient=False, relative_tolerance=self.tolerance)
         if answer.number is None or reference.number is None:
             return None, "symbolic"
-        if units_clash(answer.unit, self.reference.unit or reference.unit, lenient=False):
+        if clash(answer.unit, self.reference.unit or reference.unit, lenient=False):
             return False, "number"
         return rounds_to(reference.number, answer.number, claim.places), "number"
 

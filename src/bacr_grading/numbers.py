@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bacr_grading.normalize import split_multiplier, unit
+from bacr_grading.normalize import split_multiplier, split_unit, unit
 
 # A longer run of digits is no answer; Python also refuses to parse beyond 4,300 digits.
 MAX_DIGITS = 400
@@ -13,6 +13,7 @@ MAX_EXPONENT = 400
 # forgive more than a thousandth of the reference, which happens for small numbers only.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
+Unit = tuple[str, int]  # Its name and power.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Number:
     value: int | Fraction
     places: int | None = None
     percent: bool = False
-    unit: tuple[str, int] | None = None
+    unit: Unit | None = None
 
 
 _INT = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
@@ -47,7 +48,7 @@ _NUMBER = re.compile(
     (?P<rest>.*)\Z""",
     re.VERBOSE | re.DOTALL,
 )
-_CLOCK = ("am", "pm")
+_CLOCK = {"am", "pm"}
 _SIGNS = frozenset("°€£$¢")
 _SIMPLE = re.compile(r"-?\d{1,18}\Z")
 _POWER = r"(?:\^(\d)|\^\{(-?\d+)\})?"
@@ -112,7 +113,7 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
     return value, places
 
 
-def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
+def _tail(rest: str) -> tuple[bool, Unit | None, int] | None:
     """Percent, unit and multiplier of what follows the digits; None when it is none of these."""
     if not rest:
         return False, None, 1
@@ -129,20 +130,22 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     return False, unit(name, int(match[2] or match[3] or 1)), factor
 
 
-def trailing_unit(text: str) -> tuple[str, int] | None:
-    """The known unit in LaTeX, or the sign of one, that a canonical answer ends with."""
-    match = _UNIT.search(text)
-    tail = _tail(match.group() if match else text[-1:])
+def trailing_unit(text: str, key: str) -> Unit | None:
+    """The known unit that an answer, with its canonical form, ends with."""
+    if split := split_unit(text) if text[-1:].isalpha() else None:
+        return unit(split[1])
+    match = _UNIT.search(key)
+    if match is None and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", key):
+        return None  # Degrees at the end are those of its angle.
+    tail = _tail(match.group() if match else key[-1:])
     return tail[1] if tail else None
 
 
-def units_clash(
-    one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool
-) -> bool:
+def clash(one: Unit | None, other: Unit | None, *, lenient: bool) -> bool:
     """Whether two known units make two answers different; lenient: a.m. and p.m. alone do."""
-    if one is None or other is None or one == other:
+    if not (one and other) or one == other:
         return False
-    return not lenient or (one[0] in _CLOCK and other[0] in _CLOCK)
+    return not lenient or {one[0], other[0]} == _CLOCK
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
@@ -159,7 +162,7 @@ def equal(
     A tolerance is relative to the reference. The lenient mode ignores units, and accepts a decimal
     of two significant digits or more, rounded correctly, for a fraction without a finite one.
     """
-    if units_clash(pred.unit, reference.unit, lenient=lenient):
+    if clash(pred.unit, reference.unit, lenient=lenient):
         return False
     if _close(pred, reference, lenient, relative_tolerance):
         return True

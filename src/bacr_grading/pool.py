@@ -115,7 +115,7 @@ class _Worker:
 
     Attributes:
       mark: a variable in the environment of what it starts, and of nothing else.
-      unsent: what its pipe had no room for yet.
+      unsent: what its standard input has yet to get.
     """
 
     process: subprocess.Popen[bytes]
@@ -123,11 +123,11 @@ class _Worker:
     stdout: IO[bytes]
     deadline: float
     mark: str
+    unsent: bytearray
     ready: bool = False
     requests: Sequence[Any] = ()
     answered: int = 0
     buffer: bytes = b""
-    unsent: bytes | memoryview = b""
 
     @property
     def idle(self) -> bool:
@@ -252,7 +252,7 @@ class WorkerPool:
     def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
         worker.requests = requests
         worker.deadline = time.monotonic() + self._deadline * len(requests)
-        _feed(worker, json.dumps(self._program.written(requests)).encode("ascii"))
+        worker.unsent += json.dumps(self._program.written(requests)).encode("ascii") + b"\n"
 
     def _start(self) -> None:
         # The worker must find math-verify wherever this process would.
@@ -280,15 +280,11 @@ class WorkerPool:
         # A write must not wait for one that doesn't read: deadlines would pass meanwhile.
         os.set_blocking(process.stdin.fileno(), False)
         ready_by = time.monotonic() + START_SECONDS
-        self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark))
-        if self._program.setup:
-            _feed(self._workers[-1], self._program.setup)
+        line = bytearray(self._program.setup)
+        self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark, line))
 
     def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
-        """Waits for replies, at most that long, notes them and kills the workers that are late.
-
-        Sends meanwhile what there was no room for.
-        """
+        """Waits for replies, at most that long, notes them and kills the workers that are late."""
         until = [worker.deadline - time.monotonic() for worker in self._workers if not worker.idle]
         pipes = select.poll()
         for worker in self._workers:
@@ -296,8 +292,10 @@ class WorkerPool:
             if worker.unsent:
                 pipes.register(worker.stdin, select.POLLOUT)
         found = {pipe for pipe, _ in pipes.poll(1000 * max(min([seconds, *until]), 0.0))}
-        for worker in [w for w in self._workers if w.stdin.fileno() in found]:
-            _feed(worker)
+        for worker in [w for w in self._workers if w.unsent]:
+            # One whose pipe is full gets the rest later; one that has died is found out by reading.
+            with contextlib.suppress(OSError):
+                del worker.unsent[: os.write(worker.stdin.fileno(), worker.unsent)]
         for worker in [w for w in self._workers if w.stdout.fileno() in found]:
             self._read(worker, outcomes)
         now = time.monotonic()
@@ -367,16 +365,3 @@ class WorkerPool:
             worker.stdin.close()
         worker.stdout.close()
         worker.process.wait()
-
-
-def _feed(worker: _Worker, line: bytes | None = None) -> None:
-    """Sends as much as the worker's pipe has room for now, of what is left and a further line."""
-    if line is not None:
-        worker.unsent = memoryview(bytes(worker.unsent) + line + b"\n")
-    try:
-        while worker.unsent:
-            worker.unsent = worker.unsent[os.write(worker.stdin.fileno(), worker.unsent) :]
-    except BlockingIOError:
-        pass
-    except OSError:
-        worker.unsent = b""  # A worker that has just died is found out by the next `_listen`.
