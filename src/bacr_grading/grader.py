@@ -4,7 +4,7 @@ import collections
 import contextlib
 from collections.abc import Iterator
 
-from bacr_grading.extract import last_tag
+from bacr_grading.extract import after_thinking, last_tag
 from bacr_grading.judge import EXTRACTED_CHARS, LENIENT, STRICT, Undecided, Verdict, judge
 from bacr_grading.pool import Outcome, Poll, Program, Request, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
@@ -162,7 +162,8 @@ def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
 
 
 def _exact(text: str | None, reference: str | None) -> Verdict:
-    tag = last_tag(text[text.rfind("</think>") + 1 :]) if isinstance(text, str) else None
+    said = after_thinking(text) if isinstance(text, str) else None
+    tag = None if said is None else last_tag(said)
     if tag is None or not isinstance(reference, str):
         return Verdict(False, None, "none")
     correct = tag.content == reference.strip() and bool(tag.content)

@@ -173,6 +173,8 @@ def test_in_exact_match_the_last_tag_after_the_thinking_counts():
     text = "<think><answer>1</answer></think><answer>2</answer><answer>3</answer>"
     assert ExactGrader().grade([text], ["3"])[0].correct
     assert not ExactGrader().grade(["<think><answer>1</answer></think>"], ["1"])[0].correct
+    verdict = ExactGrader().grade(["<think>maybe <answer>5</answer> no, wait"], ["5"])[0]
+    assert (verdict.correct, verdict.path) == (False, "none")
 
 
 def test_an_empty_answer_is_never_right():
