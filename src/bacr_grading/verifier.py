@@ -76,7 +76,7 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     path, where = Path(file), f"{key}={spec}"
     try:
         content = read_file(path, most=MOST_SOURCE)
-        source = content.decode()
+        source = content.decode("utf-8-sig")
         compile(source, str(path), "exec")
     except FileNotFoundError:
         write = nearest(path, "the path of a Python file")
@@ -149,7 +149,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
         setup = {name: getattr(verifier, name) for name in names}
         program = Program(
             script=verifier_worker.__file__,
-            setup=json.dumps(setup).encode("ascii"),
+            setup=f"{json.dumps(setup)}\n".encode("ascii"),
             batch=batch if verifier.batch else 1,
             written=lambda rows: {"rows": rows},
             read=_read,
