@@ -147,6 +147,11 @@ def _read(file: Path, where: str) -> list[Record]:
         if suffix == ".parquet":
             return _read_parquet(file, where)
         text = read_file(file, most=LARGEST_TABLE).decode("utf-8-sig")
+        if suffix in (".csv", ".tsv"):
+            return _read_csv(text, file, where)
+        if suffix == ".json":
+            return _read_json(text, file, where)
+        return [row for _, row in parse_lines(text)]
     except OSError as error:
         raise UserError(
             f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
@@ -155,16 +160,6 @@ def _read(file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
         ) from None
-    if suffix in (".csv", ".tsv"):
-        return _read_csv(text, file, where)
-    if suffix == ".json":
-        return _read_json(text, file, where)
-    return _read_lines(text, file, where)
-
-
-def _read_lines(text: str, file: Path, where: str) -> list[Record]:
-    try:
-        return [row for _, row in parse_lines(text)]
     except NotJson as error:
         raise UserError(f"{where}: {file.name} {error}") from None
 
@@ -174,7 +169,7 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     try:
         found = parse_json(text, table=True)
     except NotJson:
-        return _read_lines(text, file, where)
+        return [row for _, row in parse_lines(text)]
     rows = found if isinstance(found, list) else [found]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
