@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,14 +33,22 @@ def main(argv: Sequence[str] | None) -> None:
     add("--workers", type=int, default=2, help="worker processes (default: 2)")
     add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
     options = parser.parse_args(argv)
+    inputs = (options.cases, (options.grader or "").rpartition(":")[0])
+    if options.out and os.path.realpath(options.out) in map(os.path.realpath, inputs):
+        raise UserError(f"--out {options.out}: this command reads that file; write another path")
     rows = _read(Path(options.cases), own=options.grader is not None)
     with _opened(options) as grader:
         lines = _grade(grader, rows, options.mode)
         if options.out is None:
             sys.stdout.writelines(lines)
         else:
-            with open(options.out, "w", encoding="utf-8") as out:
+            # A pipe or a device gets the lines as they come, a file is replaced once all are there.
+            direct = os.path.exists(options.out) and not os.path.isfile(options.out)
+            place = options.out if direct else f"{options.out}.tmp"
+            with open(place, "w", encoding="utf-8") as out:
                 out.writelines(lines)
+            if not direct:
+                os.replace(place, options.out)
         print(json.dumps(grader.counters()), file=sys.stderr)
         if isinstance(grader, VerifierGrader) and grader.last_failure:
             print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)
@@ -56,7 +65,7 @@ def _opened(options: argparse.Namespace) -> Grader | VerifierGrader:
 
 def _read(path: Path, *, own: bool) -> list[dict[str, Any]]:
     try:
-        text = documents.read_file(path, most=documents.LARGEST_TABLE).decode()
+        text = documents.read_file(path, most=documents.LARGEST_TABLE).decode("utf-8-sig")
         rows = dict(documents.parse_lines(text))
     except OSError as error:
         raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None

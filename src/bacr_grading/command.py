@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import errno
 import functools
+import io
 import os
 import select
 import signal
@@ -38,12 +40,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def refusal(error: UserError | OSError) -> int:
-    """Writes an error on stderr, a line a mistake; the exit code. Raises an OSError of no file."""
+    """Writes an error, a line a mistake; the exit code. Raises an OSError of no file or disk."""
     if isinstance(error, OSError):
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise error
-        message = f"{error.filename}: {error.strerror}; make room or rights, or write another path"
-        _say(message)
+        named = error.filename or "the output, or a file"
+        _say(f"{named}: {error.strerror}; make room or rights, or write another path")
     else:
         for line in error.lines:
             _say(line)
@@ -88,17 +90,18 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(argv: Arguments = None) -> int:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # For what a terminal can't show.
         try:
             code = main(argv) or 0
             sys.stdout.flush()
             return code
-        except BrokenPipeError:
-            if not _is_unread():
-                raise  # It is a pipe of ours.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # For what is flushed at the end.
-            return UNREAD
         except (UserError, OSError) as error:
-            return refusal(error)
+            unread = isinstance(error, BrokenPipeError) and _is_unread()
+            code = UNREAD if unread else refusal(error)  # A broken pipe of ours is raised.
+            if isinstance(error, OSError) and error.filename is None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # For what is flushed at the end.
+            return code
         except KeyboardInterrupt:
             _say("interrupted")
             return INTERRUPTED

@@ -1,9 +1,15 @@
 """python -m bacr_grading."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from bacr_grading import __main__ as command
+from bacr_grading import load_verifier
 from bacr_grading.__main__ import main
 
 
@@ -59,4 +65,66 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
     cases.write_text('{"pred": "1", "gold": "1"}\n')
     out = tmp_path / "no" / "o.jsonl"
     assert main(["--cases", str(cases), "--out", str(out)]) == 2
-    assert f"{out}: No such file or directory; " in capsys.readouterr().err
+    assert f"{out}.tmp: No such file or directory; " in capsys.readouterr().err
+
+
+def test_an_output_that_is_also_an_input_is_refused(tmp_path, capsys):
+    cases, grader = tmp_path / "cases.jsonl", tmp_path / "mine.py"
+    cases.write_text('{"pred": "1", "gold": "1", "question": "?"}\n')
+    grader.write_text("def check(question, answer, gold): return 1.0\n")
+    for path in (cases, grader):
+        before = path.read_bytes()
+        out = f"{tmp_path}/../{tmp_path.name}/{path.name}"
+        assert main(["--cases", str(cases), "--grader", f"{grader}:check", "--out", out]) == 2
+        assert capsys.readouterr().err.endswith("reads that file; write another path\n")
+        assert path.read_bytes() == before
+
+
+def test_verdicts_of_before_stay_until_the_new_ones_are_there(tmp_path, monkeypatch):
+    cases, out = tmp_path / "cases.jsonl", tmp_path / "verdicts.jsonl"
+    cases.write_text('{"pred": "1", "gold": "1"}\n')
+    out.write_text("yesterday's")
+
+    def interrupted(*_):
+        yield "{}\n"
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_grade", interrupted)
+        assert main(["--cases", str(cases), "--out", str(out)]) == 130
+    assert out.read_text() == "yesterday's"
+    assert main(["--cases", str(cases), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["correct"] is True
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cases.jsonl", "verdicts.jsonl"]
+
+
+def test_a_device_gets_the_verdicts_itself(tmp_path, capsys):
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text('{"pred": "1", "gold": "1"}\n')
+    assert main(["--cases", str(cases), "--out", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+    assert main(["--cases", str(cases), "--out", "/dev/full"]) == 2
+    assert "No space left on device; make room" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, capsys):
+    cases, grader = tmp_path / "cases.jsonl", tmp_path / "mine.py"
+    cases.write_text('{"pred": "1", "gold": "1"}\n', encoding="utf-8-sig")
+    grader.write_text("def check(question, answer, gold): return 1.0\n", encoding="utf-8-sig")
+    assert main(["--cases", str(cases)]) == 0
+    assert json.loads(capsys.readouterr().out)["correct"] is True
+    assert load_verifier(f"{grader}:check").source.startswith("def")
+
+
+def test_a_full_disk_and_a_plain_terminal_end_in_no_traceback():
+    program = """
+import sys
+from bacr_grading.command import entry_point
+sys.exit(entry_point(lambda argv: print("gro\\xdf"))([]))"""
+    command = [sys.executable, "-c", program]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "No space left on device; make room" in done.stderr
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    assert subprocess.check_output(command, env=ascii_only) == b"gro\\xdf\n"
