@@ -13,7 +13,6 @@ MAX_EXPONENT = 400
 # forgive more than a thousandth of the reference, which happens for small numbers only.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
-Unit = tuple[str, int]  # Its name and power.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Number:
     value: int | Fraction
     places: int | None = None
     percent: bool = False
-    unit: Unit | None = None
+    unit: tuple[str, int] | None = None
 
 
 _INT = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)"
@@ -113,7 +112,7 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
     return value, places
 
 
-def _tail(rest: str) -> tuple[bool, Unit | None, int] | None:
+def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     """Percent, unit and multiplier of what follows the digits; None when it is none of these."""
     if not rest:
         return False, None, 1
@@ -130,10 +129,11 @@ def _tail(rest: str) -> tuple[bool, Unit | None, int] | None:
     return False, unit(name, int(match[2] or match[3] or 1)), factor
 
 
-def trailing_unit(text: str, key: str) -> Unit | None:
+def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
     """The known unit that an answer, with its canonical form, ends with."""
     if split := split_unit(text) if text[-1:].isalpha() else None:
-        return unit(split[1])
+        # The last letter of "2 g + 3 h" is no unit.
+        return None if re.search(r"(?<![\\A-Za-z])[A-Za-z]", split[0]) else unit(split[1])
     match = _UNIT.search(key)
     if match is None and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", key):
         return None  # Degrees at the end are those of its angle.
@@ -141,7 +141,7 @@ def trailing_unit(text: str, key: str) -> Unit | None:
     return tail[1] if tail else None
 
 
-def clash(one: Unit | None, other: Unit | None, *, lenient: bool) -> bool:
+def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool) -> bool:
     """Whether two known units make two answers different; lenient: a.m. and p.m. alone do."""
     if not (one and other) or one == other:
         return False

@@ -103,6 +103,7 @@ def test_different_at_once(pred, reference):
         ("12\\cos 40^\\circ", "12\\cos 40^\\circ\\text{ feet}"),
         ("5\\text{ }6", "56"),
         ("5 m^2", "5"),
+        ("2 g + 3 h", "3 h + 2 g"),
         ("1,000,7", "1000,7"),
         ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2"),
     ],
