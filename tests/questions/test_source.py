@@ -35,6 +35,12 @@ def trace(row, style):
     return str(2 * n) if style == "at_once" else f"{n} + {n} = {2 * n}"
 """
 
+ROW = """
+def questions(split):
+    return [{"question": "q", "answer": "1", %s}] * 2
+
+"""
+
 
 @pytest.fixture
 def own(tmp_path):
@@ -78,6 +84,26 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
         ("def questions(split):\n    return []", "doubles: found no question"),
         (OWN.replace("STYLES =", "OTHER ="), "has trace, but no STYLES"),
         ("def questions(", "can't import"),
+        (
+            "def questions(split):\n    yield {'question': 'q'}\n    raise KeyError('n')",
+            "questions of 'doubles' raised KeyError: 'n' (doubles.py, line 3); fix the file",
+        ),
+        (
+            "def questions(split):\n    import nomodule",
+            "raised ModuleNotFoundError: No module named 'nomodule' (doubles.py, line 2)",
+        ),
+        (
+            "import json\ndef questions(split):\n    return json.loads('{')",
+            "double quotes: line 1 column 2 (char 1) (doubles.py, line 3); fix",
+        ),
+        ("def questions(split):\n    pass", "questions of 'doubles' gives None; return a list"),
+        (ROW % "'level': 'hard'", "row 0 of 'doubles' is"),
+        (ROW % "'level': 77", "level (1-5)"),
+        (ROW % "'level': 2.9", "level (1-5)"),
+        (ROW % "'metadata': [1]", "metadata (a mapping)"),
+        (ROW % "'id': 'same'", "row 1 of 'doubles' has the id 'same' of another; write ids"),
+        (ROW % "" + "def render(row):\n    return 5", "render of 'doubles' gives 5; return a text"),
+        (OWN.replace('("at_once", "steps")', '"abc"'), "is 'abc'; write a list of texts"),
     ],
 )
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
@@ -86,6 +112,14 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
     with pytest.raises(UserError) as error:
         load_questions(str(path), DATA, 0, "train")
     assert fragment in str(error.value) and str(error.value).isprintable()
+
+
+def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
+    path = tmp_path / "doubles.py"
+    path.write_text(OWN.replace('{"n": n}', '{"n": n, "f": lambda: 0}'))
+    questions = load_questions(str(path), DATA, 0, "train")
+    with pytest.raises(UserError, match="metadata of row 'doubles-train-0' can't be sent .*write"):
+        open_graders(Config(), [questions])
 
 
 def test_the_file_on_its_page_works(tmp_path):

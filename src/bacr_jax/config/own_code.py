@@ -26,18 +26,24 @@ def module_of_file(key: str, name: str) -> Any:
     return guarded(key, name, "the import", lambda: run(module) or module)
 
 
-def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
+def guarded(
+    key: str,
+    name: str,
+    what: str,
+    call: Callable[[], Any],
+    passing: tuple[type[Exception], ...] = (ImportError, SyntaxError),
+) -> Any:
     """The result of somebody's code; UserError: where it stumbled, or tried to end the process.
 
-    ImportError and SyntaxError pass: its caller knows what to write instead.
+    `passing`: errors of which the caller knows what to write instead.
     """
     try:
         return call()
-    except (ImportError, SyntaxError, UserError):
-        raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, (*passing, UserError)):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if Path(frame.filename).name == Path(name).name]
+        theirs = [frame for frame in frames if Path(frame.filename).stem == Path(name).stem]
         last = [*frames, *theirs][-1]
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(

@@ -1,12 +1,14 @@
 """Sets of questions by name: what can stand in data.train and data.eval."""
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bacr_jax.config import DataConfig
+from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.derived import mixture, own_tokens
 from bacr_jax.config.own_code import guarded, module_of_file
 from bacr_jax.errors import UserError
@@ -87,31 +89,44 @@ def own_source(spec: str, key: str = "data") -> Source:
         raise UserError(f"data: can't import {spec!r} ({error}); fix the file") from None
     if not callable(getattr(module, "questions", None)):
         raise UserError(f"data: {spec!r} has no function questions(split); write one")
-    if hasattr(module, "trace") and not getattr(module, "STYLES", ()):
+    styles = getattr(module, "STYLES", ())
+    if hasattr(module, "trace") and not styles:
         raise UserError(f"data: {spec!r} has trace, but no STYLES; write them, short to long")
+    if not (isinstance(styles, tuple | list) and all(isinstance(style, str) for style in styles)):
+        raise UserError(f"data: STYLES of {spec!r} is {styles!r:.60}; write a list of texts")
     name = module.__name__.removeprefix("bacr_data_")
     return _source_of(module, name, spec if hasattr(module, "score") else RULES)
 
 
 def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
     """The source of an object with the functions of one."""
-    call = lambda function: (
-        lambda *given: guarded("data", name, function, lambda: getattr(module, function)(*given))
-    )
+    guard = lambda function, call: guarded("data", name, function, call, passing=())
+
+    def text(function: str, *given: Any) -> str:
+        found = guard(function, lambda: getattr(module, function)(*given))
+        if not isinstance(found, str):
+            raise UserError(f"data: {function} of {name!r} gives {found!r:.60}; return a text")
+        return found
+
     return Source(
         name,
-        lambda split: _as_rows(call("questions")(split), f"{name}-{split}", name),
-        render=call("render") if hasattr(module, "render") else question_of,
+        # A generator runs while its rows are read.
+        lambda split: guard(
+            "questions", lambda: _as_rows(module.questions(split), f"{name}-{split}", name)
+        ),
+        render=functools.partial(text, "render") if hasattr(module, "render") else question_of,
         score=score,
         whole=whole,
-        trace=call("trace") if hasattr(module, "trace") else None,
+        trace=functools.partial(text, "trace") if hasattr(module, "trace") else None,
         styles=tuple(getattr(module, "STYLES", ())),
     )
 
 
 def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
     """Rows of mappings: question, and perhaps id, answer, metadata, level."""
-    rows = []
+    if not isinstance(found, Iterable):
+        raise UserError(f"data: questions of {spec!r} gives {found!r:.60}; return a list of rows")
+    rows: dict[str, Row] = {}
     for index, row in enumerate(found):
         fields: dict[str, Any] = {"id": f"{prefix}-{index}", "answer": None}
         fields |= row if isinstance(row, Mapping) else {"question": None}
@@ -120,13 +135,23 @@ def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
         except TypeError:
             made = None
         texts = (made.question, made.id, made.answer or "") if made else (None,)
-        if made is None or not all(isinstance(text, str) for text in texts):
+        if (
+            made is None
+            or not all(isinstance(text, str) for text in texts)
+            or not isinstance(made.metadata, Mapping)
+            or made.level not in range(NUM_LEVELS + 1)
+        ):
             raise UserError(
                 f"data: row {index} of {spec!r} is {row!r:.60}; write a mapping with the text "
                 "question, and perhaps the texts id and answer, metadata (a mapping), level (1-5)"
             )
-        rows.append(made)
-    return rows
+        if made.id in rows:
+            raise UserError(
+                f"data: row {index} of {spec!r} has the id {made.id!r:.60} of another; write ids "
+                "that differ, or none"
+            )
+        rows[made.id] = made
+    return list(rows.values())
 
 
 def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> Source:
