@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from bacr_jax.config import Config, derived
 from bacr_jax.config.values import written
+from bacr_jax.curriculum.truncnorm import truncnorm_ppf
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
@@ -110,13 +111,9 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
         return rng.choice(np.array(derived.drawn(config)), rows)
-    # Normal ones, drawn again until they lie between the smallest and the largest one.
-    means, sigma = np.resize(np.array(curriculum.mu0, float), rows), curriculum.sigma
+    means = np.resize(np.array(curriculum.mu0, float), rows)
     least, most = budget.min, budget.max
-    if sigma == 0 or not np.all((means >= least) & (means <= most)):
-        # Far outside hardly a draw would stay.
-        means = np.clip(means, least, most)
-    drawn = rng.normal(means, sigma)
-    while (outside := (drawn < least) | (drawn > most)).any():
-        drawn = np.where(outside, rng.normal(means, sigma), drawn)
-    return drawn.astype(int)
+    if curriculum.sigma == 0:
+        return np.clip(means, least, most).astype(int)
+    drawn = truncnorm_ppf(rng.random(rows), means, curriculum.sigma, least, most)
+    return np.asarray(drawn).astype(int)

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bacr_jax import parallel
@@ -59,19 +60,30 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
     return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
 
 
+def _largest(tried: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The largest of rising portions that fits, 0 if none.
+
+    The last may need less than the others: a slot for every row needs no copies for answers. Below
+    it memory rises.
+    """
+    if not tried or fits(tried[-1]):
+        return max(tried, default=0)
+    count = bisect.bisect_left(tried, True, hi=len(tried) - 1, key=lambda size: not fits(size))
+    return tried[count - 1] if count else 0
+
+
 def largest_micro_batch(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows of a micro-batch that fit, a divisor of the update's; 0: not one a device."""
     peak = lambda rows: room.of_update(dataclasses.replace(work, micro_rows=rows), layout)
     tried = _micro_batches(work, layout, work.update_rows)
-    return max((rows for rows in tried if peak(rows) <= room.limit), default=0)
+    return _largest(tried, lambda rows: peak(rows) <= room.limit)
 
 
 def largest_slots(work: Workload, layout: MeshShape, room: Room) -> int:
     """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
     peak = lambda slots: room.of_rollout(dataclasses.replace(work, slots=slots), layout)
     tried = range(layout.slot_shards, work.rows + 1, layout.slot_shards)
-    # Not until the first that fails: a slot for every row needs no copies for answers.
-    return max((slots for slots in tried if peak(slots) <= room.limit), default=0)
+    return _largest(tried, lambda slots: peak(slots) <= room.limit)
 
 
 def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
@@ -90,20 +102,11 @@ def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
 
 
 def largest_eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
-    """The most rows decoded together in an evaluation that fit, at most all of a call; 0 if none.
-
-    A slot for every row needs no copies for answers; below that memory rises with every slot.
-    """
+    """The most rows decoded together in an evaluation that fit, at most a call's; 0 if none."""
     evaluation, shards = work.evaluation, layout.slot_shards
-
-    def fits(count: int) -> bool:
-        own = dataclasses.replace(evaluation, slots=count * shards)
-        return room.of_rollout(own, layout) <= room.limit
-
-    every = -(-evaluation.rows // shards)
-    if not every or fits(every):
-        return every * shards
-    return bisect.bisect_left(range(1, every), True, key=lambda count: not fits(count)) * shards
+    peak = lambda slots: room.of_rollout(dataclasses.replace(evaluation, slots=slots), layout)
+    tried = range(shards, evaluation.rows + shards, shards)
+    return _largest(tried, lambda slots: peak(slots) <= room.limit)
 
 
 # The largest of each portion that fits, by its name in a workload.

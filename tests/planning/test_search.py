@@ -38,6 +38,19 @@ def test_eight_more_slots_would_not_fit(gib):
     assert slots == 512 or peak(slots + 8) > gib * GIB
 
 
+def test_the_largest_portion_of_many_is_found_in_a_few_looks():
+    looks = []
+
+    def fits(size):
+        looks.append(size)
+        return size <= 700_001 or size == 10**6
+
+    assert search._largest(range(2, 10**6, 2), fits) == 700_000 and len(looks) < 30
+    # The whole may need less than a part of it.
+    assert search._largest(range(2, 10**6 + 1, 2), fits) == 10**6
+    assert search._largest([800_000, 900_000], fits) == search._largest([], fits) == 0
+
+
 def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
     work, limit = workload(), 30.0 * GIB
     plain = search.largest_micro_batch(work, mesh(), Room(limit))

@@ -115,6 +115,20 @@ def test_thinking_is_expected_to_use_the_budget_up(overrides, mean):
     assert work.lengths.thinking.min() >= 256 and work.lengths.thinking.max() <= 4096
 
 
+@pytest.mark.parametrize(
+    ("overrides", "mean"),
+    [
+        (("budget.min=1000", "budget.max=1000"), 1000),
+        (("curriculum.sigma=1e9",), (256 + 4096) / 2),
+        (("curriculum.sigma=0", "curriculum.mu0=9000"), 4096),
+        (("curriculum.sigma=9", "curriculum.mu0=9000"), 4096),
+    ],
+)
+def test_budgets_of_any_curriculum_are_drawn_at_once(overrides, mean):
+    thinking = workload("budget.prior=curriculum", *overrides).lengths.thinking
+    assert thinking.mean() == pytest.approx(mean, rel=0.05)
+
+
 def test_equal_settings_have_equal_lengths_and_a_group_shares_its_prompt():
     one = planned_lengths()
     other = planned_lengths()
