@@ -80,6 +80,11 @@ BAD_CONFIGS = [
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),
     ({"data": {"train": ":x"}}, "data.train: found ':x'"),
     ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
+    (
+        {"data": {**MATH, "question_column": "q"}, "model": {"path": "qwen"}},
+        "data.question_column=q: is read of jsonl, json, csv, parquet only, found math:data/train",
+    ),
+    ({"data": {"trace_column": ("a", "b")}}, "data.trace_column=[a, b]: is read of jsonl"),
     ({"data": {"eval": ()}}, "data.eval: found an empty list; write at least one set"),
     ({"data": {"eval": ("ledger", "ledger")}}, "data.eval: holds 'ledger' twice"),
     ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is ledger"),

@@ -62,8 +62,8 @@ def test_levels_are_a_mapping_in_yaml_and_come_back(tmp_path):
     ("value", "says"),
     [
         ("[512]", "write a mapping of names to whole numbers"),
-        ("{low: few}", "write a mapping of names to whole numbers"),
-        ("{1: 5}", "write a mapping of names to whole numbers"),
+        ("{low: few}", "budget.levels.low: found 'few'; write a whole number"),
+        ("{1: 5}", "budget.levels: found the name 1; write text, in quotes"),
     ],
 )
 def test_levels_of_another_type_are_refused(value, says):
@@ -138,7 +138,7 @@ def test_a_set_without_a_number_of_answers_is_refused(value, says):
 
 @pytest.mark.parametrize("value", ["few", "{math500: few}", "[4, 16]", "{math500: 1.5}"])
 def test_numbers_of_answers_of_another_type_are_refused(value):
-    with pytest.raises(UserError, match="a whole number or a mapping of names to whole numbers"):
+    with pytest.raises(UserError, match="eval.samples.*: found .*; write a whole number"):
         config_io.override(Config(), [f"eval.samples={value}"])
 
 

@@ -118,6 +118,12 @@ BAD_OVERRIDES = [
     ),
     ("data.eval=ledger", "data.eval: found 'ledger'; write a list of texts, here [ledger]"),
     ("a\nb=1", "command line: a\\nb: no such key"),
+    ("reward.weights={correct: 1, correct: 2}", "reward.weights: found 'correct' twice; write it"),
+    ("budget.levels={low: 2, high: 2.5}", "budget.levels.high: found 2.5; write a whole number"),
+    ("budget.levels={1: 2}", "budget.levels: found the name 1; write text, in quotes"),
+    ("eval.samples={ledger: x}", "eval.samples.ledger: found 'x'; write a whole number"),
+    ("data.template_variables={day: 2024-07-26}", "variables.day: found 2024-07-26; write"),
+    ("data.system_prompt=", "found nothing; write null, or \"data.system_prompt=''\" for an empty"),
 ]
 
 

@@ -51,6 +51,8 @@ BAD_FILES = [
     ("seed: 1\nseed: 2", "line 2: seed: already given in line 1; write it once"),
     ("budget: {min: 1}\nbudget.min: 2", "line 2: budget.min: already given in line 1"),
     ("budget: {min: 1}\nbudget: {max: 2}", "line 2: budget: already given in line 1"),
+    ("reward:\n  seed: {a: 1, 'a': 2}", "line 2: reward: found 'a' twice; write it once"),
+    ("seed: [{a: {b: 1, b: 1}}]", "line 1: seed: found 'b' twice; write it once"),
     ("- seed", "line 1: found ['seed'], not keys; write lines such as `seed: 0`"),
     ("seed = 1", "line 1: found 'seed = 1', not keys"),
     ("42", "found 42, not keys"),

@@ -55,6 +55,14 @@ def test_near_duplicates_of_a_training_set_with_and_without(files, capsys):
     assert "answers: expression 1 (\\sqrt{36}), number 1 (97)" in lines
 
 
+def test_columns_may_be_those_of_the_training_set_alone(files, tmp_path, capsys):
+    train = table(tmp_path / "frage.jsonl", [{"frage": "What is 2 plus 2?", "answer": "4"}])
+    column = ["--against", f"jsonl:{train}", "data.question_column=frage"]
+    known = table(tmp_path / "gsm8k.jsonl", [{"question": "What is 2 plus 2?", "answer": "#### 4"}])
+    lines = show(capsys, "--inspect", f"gsm8k:{known}", *column)
+    assert lines[-1].endswith(": 1 of 1, 0 without them")
+
+
 def test_the_ledger_brings_its_tokenizer(capsys):
     lines = show(capsys, "--inspect", "ledger", "data.ledger.train_size=50")
     # 3 + 2n tokens for 1 to 5 operations
@@ -149,6 +157,7 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         (["jsonl:{train}", "data.question_column=frage"], "found the columns id, question"),
         (["jsonl:{train}", "data.qestion_column=frage"], "data.question_column"),
         (["jsonl:{train}", "data.num_groups=9"], "num_groups"),
+        (["gsm8k:{train}", "data.answer_column=x"], "data.answer_column=x: is read of jsonl"),
         (["jsonl:{train}", "--tokenizer", "nowhere"], "--tokenizer nowhere: no such folder"),
         (["jsonl:{train}", "--tokenizer", "{folder}"], "--tokenizer: no tokenizer"),
         (["jsonl:{train}", "--against", "jsonl:nowhere"], "no file or folder"),

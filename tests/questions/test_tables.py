@@ -178,6 +178,9 @@ class TestRefusals:
             ("a.csv", "question,answer\n1\n", "row 1: has not as many fields"),
             ("a.csv", 'question,answer\n"1"2,3\n', "a.csv line 2: "),
             ("a.csv", b"question,answer\n\xe9,1\n", "not UTF-8 at byte 16"),
+            ("a.csv", "answer,question,answer\n1,2,3\n", "line 1: found 'answer' twice; write it"),
+            ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 1}}', "line 2: found 'b' twice; write it"),
+            ("a.json", '[{"a": 1}, {"a": 1, "a": 2}]', "a.json: found 'a' twice; write it once"),
         ],
     )
     def test_a_damaged_file_by_its_place(self, tmp_path, name, content, says):

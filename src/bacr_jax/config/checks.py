@@ -29,6 +29,8 @@ from bacr_jax.errors import UserError
 
 __all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "problems"]
 
+# Sets that are any table, whose columns are named by data.question_column and so on.
+TABLES = ("jsonl", "json", "csv", "parquet")
 # Difficulty levels of the ledger and of MATH, from which groups are made.
 NUM_LEVELS = 5
 
@@ -193,6 +195,13 @@ def _sources(config: Config) -> Iterator[str]:
         alone = name == "ledger" or name.endswith(".py")
         if spec.strip() and not (alone or (name.strip() and path.strip())):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
+    for kind, sets in {"question": named, "answer": named, "trace": named[: len(trained)]}.items():
+        column = getattr(data, f"{kind}_column")
+        if column is not None and not any(s.partition(":")[0] in TABLES for _, s in sets):
+            yield (
+                f"data.{kind}_column={written(column)}: is read of {', '.join(TABLES)} only, found "
+                f"{written(data.train)}; write null, or jsonl:PATH"
+            )
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
         yield f"data.eval: holds {repeated[0]!r} twice; write every set once"
@@ -262,8 +271,6 @@ def _warmup(config: Config) -> Iterator[str]:
             )
     if warmup.steps and data.prompt_format == "boxed":
         yield "data.prompt_format=boxed: the warm-up ends its thinking by a tag; write think_answer"
-    if procedural and data.trace_column is not None:
-        yield "data.trace_column: the ledger makes its traces; leave it out"
     if procedural and warmup.styles:
         yield "warmup.styles: the ledger has stages of its own; leave it out"
     if not procedural and warmup.style is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.config.fields import Key
-from bacr_jax.config.values import Misfit, any_of, convert, expected, shown
+from bacr_jax.config.values import Misfit, alternatives, any_of, convert, expected, shown
 from bacr_jax.config.yaml import Entry, nearest_key
 from bacr_jax.errors import UserError
 
@@ -31,6 +31,11 @@ def read_value(
     try:
         return convert(hint, value, text=text)
     except Misfit:
+        maps = [one for one in alternatives(hint) if typing.get_origin(one) is Mapping]
+        for name, item in value.items() if maps and isinstance(value, dict) else ():
+            read_value(str, name, where, found=f"the name {shown(name)}")
+            place = f"{where}.{shown(name, quote=False)}"
+            read_value(typing.get_args(maps[0])[1], item, place)
         raise refusal(where, f"found {found or shown(value)}", expected(hint, value)) from None
 
 
@@ -45,6 +50,9 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
         found = f"found {entry.text}, but it is a section"
         raise refusal(where, found, f"one of {', '.join(inside)}")
     typed = entry.raw if entry.lenient else None
+    if typed == "" and {str, type(None)} <= {*alternatives(keys[name].hint)}:
+        # In a shell '' is nothing, and may have meant either.
+        raise refusal(where, "found nothing", f"null, or \"{name}=''\" for an empty text")
     return read_value(keys[name].hint, entry.value, where, found=entry.text, text=typed)
 
 

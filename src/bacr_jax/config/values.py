@@ -38,6 +38,8 @@ class FrozenMap(dict[str, Any]):
 class _Short(reprlib.Repr):
     """Short forms of values, also of numbers too long for Python to print."""
 
+    repr_date = repr_datetime = lambda self, x, level: str(x)
+
     def repr_int(self, x: int, level: int) -> str:
         return repr(x) if abs(x) < _LARGEST_INT else f"a number of {x.bit_length()} bits"
 

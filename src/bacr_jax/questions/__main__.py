@@ -191,7 +191,7 @@ def _config(options: argparse.Namespace) -> Config:
         config_io.check(config)
         return config
     spec = options.inspect
-    data = dataclasses.replace(config.data, train=spec, eval=(spec,))
+    data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
     if own_tokens(data) is None:
         folder = options.tokenizer or config.model.tokenizer or config.model.path
         model = dataclasses.replace(config.model, tokenizer=folder or "none")

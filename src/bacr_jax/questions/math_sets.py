@@ -13,6 +13,7 @@ from typing import Any
 from bacr_grading import parse_reference
 from bacr_grading.extract import last_box
 from bacr_jax.config import DataConfig
+from bacr_jax.config.checks import TABLES
 from bacr_jax.errors import UserError, printable
 from bacr_jax.questions import source
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
@@ -76,8 +77,6 @@ LAYOUTS = {
         "the 500 of the BACR paper are no public set",
     ),
 }
-# Any table; data.question_column and data.answer_column say which columns.
-TABLES = ("jsonl", "json", "csv", "parquet")
 
 
 def table_source(name: str, path: str, config: DataConfig) -> Source:

@@ -6,8 +6,9 @@ Needs nothing but the standard library, except that Parquet and the hub need the
 import csv
 import importlib
 import io
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,6 @@ def _read(file: Path, where: str) -> list[Record]:
         if suffix == ".parquet":
             return _read_parquet(file, where)
         text = read_file(file, most=LARGEST_TABLE).decode("utf-8-sig")
-        if suffix in (".csv", ".tsv"):
-            return _read_csv(text, file, where)
-        if suffix == ".json":
-            return _read_json(text, file, where)
-        return [row for _, row in parse_lines(text)]
     except OSError as error:
         raise UserError(
             f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
@@ -160,8 +156,28 @@ def _read(file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
         ) from None
+    if suffix in (".csv", ".tsv"):
+        return _read_csv(text, file, where)
+    if suffix == ".json":
+        return _read_json(text, file, where)
+    return _read_lines(text, file, where)
+
+
+def _read_lines(text: str, file: Path, where: str) -> list[Record]:
+    try:
+        rows = [row for _, row in parse_lines(text)]
     except NotJson as error:
         raise UserError(f"{where}: {file.name} {error}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            _check_keys(line, f"{where}: {file.name} line {number}")
+    return rows
+
+
+def _check_keys(text: str, where: str) -> None:
+    """Refuses JSON in which a key is there twice, which its reader does not see."""
+    once = lambda pairs: _check_once([name for name, _ in pairs], where)
+    json.loads(text, object_pairs_hook=once)
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Record]:
@@ -169,7 +185,8 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     try:
         found = parse_json(text, table=True)
     except NotJson:
-        return [row for _, row in parse_lines(text)]
+        return _read_lines(text, file, where)
+    _check_keys(text, f"{where}: {file.name}")
     rows = found if isinstance(found, list) else [found]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
@@ -180,11 +197,19 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     return rows
 
 
+def _check_once(names: Sequence[str], where: str) -> None:
+    """Refuses a column that is there twice: only one of them would be read."""
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise UserError(f"{where}: found {twice!r:.60} twice; write it once")
+
+
 def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     # Not splitlines: a field may hold the other characters that it takes for line ends.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
+        _check_once(reader.fieldnames or (), f"{where}: {file.name} line 1")
         rows = list(reader)
     except csv.Error as error:
         line = reader.reader.line_num
