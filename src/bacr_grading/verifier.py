@@ -236,17 +236,12 @@ class VerifierGrader(PooledGrader[Row, Score]):
 
 
 def packed(row: Mapping[str, Any]) -> str:
-    """A row as the text that workers get.
-
-    UserError: it holds something else than values of Python's own types, a function perhaps.
-    """
+    """A row as the text that workers get; UserError: it holds what can't be sent, as functions."""
     try:
         return base64.b64encode(pickle.dumps(dict(row))).decode()
     except (pickle.PickleError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"data: the metadata of row {row.get('id')!r} can't be sent to the processes that "
-            f"score it ({error}); write texts, numbers, lists and mappings"
-        ) from None
+        where = f"data: row {row.get('id')!r}"
+        raise UserError(f"{where}: {error}; write plain values as its metadata") from None
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:

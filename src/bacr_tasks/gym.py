@@ -107,9 +107,11 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)
             raise ValueError(f"{where}: no field {name!r}; the nearest is {near[0]!r}")
+        if name in fields:
+            raise ValueError(f"{where}: {name} stands twice; write it once")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             value = text
         try:
             fields[name] = _converted(hints[name], value)

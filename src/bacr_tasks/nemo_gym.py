@@ -4,54 +4,47 @@ FILE is its JSONL: a line has `responses_create_params.input`, the messages, and
 server's `POST /verify` wants beside the response.
 """
 
-import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 SCORER = str(Path(__file__).with_name("nemo_gym_score.py"))
-LARGEST = 1 << 30
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:[1-9]\d{0,3}|:[1-5]\d{4})?(/\S*)?")
 
 
-def source(spec: str, *, base: str) -> SimpleNamespace:
+def source(spec: str, *, read: Callable[..., Sequence[Mapping[str, Any]]]) -> SimpleNamespace:
     """The source that `nemo_gym:` and this name; both splits are what the file holds.
 
     Args:
-      base: folder that a relative path starts from.
+      read: gives the rows of the file FILE, of which it is told `split` and a name `where`.
 
     Raises:
-      ValueError: no server is named. `questions`: the file can't be read, or a line is no row.
+      ValueError: no server is named. `questions`: what `read` raises, or one is no such row.
     """
-    name, found, url = spec.partition("?verify=")
-    if not found or not url.startswith(("http://", "https://")):
+    name, _, url = spec.partition("?verify=")
+    if not _ADDRESS.fullmatch(url):
         raise ValueError(
             f"nemo_gym:{spec}: names no server; write nemo_gym:FILE?verify=http://HOST:PORT/verify"
         )
-    path = Path(base, name)
 
     def questions(split: str) -> list[dict[str, Any]]:
-        try:
-            if path.stat().st_size > LARGEST:
-                raise ValueError(f"nemo_gym:{name}: is larger than {LARGEST:,} bytes; split it")
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ValueError(f"nemo_gym:{name}: {error.strerror}; write a JSONL file") from None
+        where, stem = f"nemo_gym:{name}", Path(name).stem
         return [
-            _row(f"nemo_gym:{name} line {number}", f"{path.stem}-{split}-{number}", line, url)
-            for number, line in enumerate(lines, start=1)
-            if line.strip()
+            _row(f"{where} row {number}", f"{stem}-{split}-{number}", row, url)
+            for number, row in enumerate(read(name, split=split, where=where), start=1)
         ]
 
     return SimpleNamespace(questions=questions, SCORE=SCORER)
 
 
-def _row(where: str, id: str, line: str, url: str) -> dict[str, Any]:
+def _row(where: str, id: str, row: Mapping[str, Any], url: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
         said = row["responses_create_params"]["input"]
         messages = [said] if isinstance(said, str) else [_text(one["content"]) for one in said]
         question = "\n\n".join(filter(None, messages))
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         raise ValueError(f"{where}: no row with responses_create_params.input; fix it") from None
     answer = next((row[key] for key in ("expected_answer", "answer") if key in row), None)
     shown = answer if isinstance(answer, str) else None

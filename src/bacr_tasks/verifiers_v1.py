@@ -25,13 +25,12 @@ def tasks(taskset: str) -> Iterator[Any]:
     return itertools.islice(load_taskset(TasksetConfig(id=taskset)), MOST)
 
 
-def source(taskset: str, *, base: str) -> SimpleNamespace:
+def source(taskset: str) -> SimpleNamespace:
     """The source that `verifiers:` and this name; a quarter of its tasks, by a hash, are for tests.
 
     Raises:
       ValueError: the package is missing. `questions`: no such set, or tasks that can't be scored.
     """
-    del base
     where = f"verifiers:{taskset}"
     try:
         import verifiers.v1  # noqa: F401

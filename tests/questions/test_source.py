@@ -82,7 +82,10 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
         ("def questions(split):\n    return [{'answer': '1'}]", "row 0 of 'doubles' is"),
         ("def questions(split):\n    return [{'question': 1}]", "a mapping with the text question"),
         ("def questions(split):\n    return []", "doubles: found no question"),
-        (OWN.replace("STYLES =", "OTHER ="), "has trace, but no STYLES"),
+        (
+            OWN.replace("STYLES =", "OTHER ="),
+            "STYLES of '{path}' is (); write texts, short to long",
+        ),
         ("def questions(", "can't import"),
         (
             "def questions(split):\n    yield {'question': 'q'}\n    raise KeyError('n')",
@@ -101,9 +104,9 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
         (ROW % "'level': 77", "level (1-5)"),
         (ROW % "'level': 2.9", "level (1-5)"),
         (ROW % "'metadata': [1]", "metadata (a mapping)"),
-        (ROW % "'id': 'same'", "row 1 of 'doubles' has the id 'same' of another; write ids"),
+        (ROW % "'id': 'same'", "row 1 of 'doubles' is"),
         (ROW % "" + "def render(row):\n    return 5", "render of 'doubles' gives 5; return a text"),
-        (OWN.replace('("at_once", "steps")', '"abc"'), "is 'abc'; write a list of texts"),
+        (OWN.replace('("at_once", "steps")', '"abc"'), "' is 'abc'; write texts, short to long"),
     ],
 )
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
@@ -111,14 +114,16 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, source, fragment):
     path.write_text(source)
     with pytest.raises(UserError) as error:
         load_questions(str(path), DATA, 0, "train")
-    assert fragment in str(error.value) and str(error.value).isprintable()
+    assert (
+        fragment.replace("{path}", str(path)) in str(error.value) and str(error.value).isprintable()
+    )
 
 
 def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
     path = tmp_path / "doubles.py"
     path.write_text(OWN.replace('{"n": n}', '{"n": n, "f": lambda: 0}'))
     questions = load_questions(str(path), DATA, 0, "train")
-    with pytest.raises(UserError, match="metadata of row 'doubles-train-0' can't be sent .*write"):
+    with pytest.raises(UserError, match="data: row 'doubles-train-0': .*; write plain values"):
         open_graders(Config(), [questions])
 
 

@@ -33,6 +33,11 @@ RAISES = {"prime_factorization"}
         ("chain_sum?allow_negation=1", "allow_negation can't be 1; write a value of type bool"),
         ("chain_sum?size=0", "size can't be 0; write 1 to"),
         ("chain_sum?size", "size can't be None; write a value of type int"),
+        (
+            "chain_sum?min_terms=2024-99-99",
+            "min_terms can't be '2024-99-99'; write a value of type",
+        ),
+        ("chain_sum?size=5&size=7", "size stands twice; write it once"),
         ("aiw", "data.prompt_format=characters has short prompts for path_star"),
     ],
 )

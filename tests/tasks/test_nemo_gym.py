@@ -1,6 +1,7 @@
 """Rows whose answers a server scores."""
 
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -72,17 +73,33 @@ def test_a_server_scores_answers_once_and_what_is_no_reward_is_counted(spec):
     assert "gives no number as reward" in said and said.isprintable()
 
 
+def test_a_mark_at_the_start_and_line_ends_inside_a_text_are_read(tmp_path):
+    row = {"responses_create_params": {"input": "a\u2028b"}}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\ufeff" + json.dumps(row, ensure_ascii=False) + "\n")
+    found = load_questions(f"nemo_gym:{path}?verify=http://[::1]:8000/verify", DATA, 0, "test")
+    assert found.questions == ["a\u2028b"] and found.ids == ["rows-test-1"]
+
+
 @pytest.mark.parametrize(
     ("spec", "content", "fragment"),
     [
         ("rows.jsonl", "", "names no server; write nemo_gym:FILE?verify=http://"),
         ("rows.jsonl?verify=file:///x", "", "names no server"),
-        ("none.jsonl?verify=http://x/verify", "", "No such file or directory; write a JSONL file"),
-        ("rows.jsonl?verify=http://x/verify", '{"input": 1}', "line 1: no row with"),
+        ("rows.jsonl?verify=http://", "", "names no server"),
+        ("rows.jsonl?verify=http://x:99999/x", "", "names no server"),
+        ("rows.jsonl?verify=http://x/x y", "", "names no server"),
+        ("none.jsonl?verify=http://x/verify", "", "none.jsonl: no file or folder"),
+        ("pipe.jsonl?verify=http://x/verify", "", "pipe.jsonl: no file or folder"),
+        ("rows.jsonl?verify=http://x/verify", '{"input": 1}', "row 1: no row with"),
+        ("rows.jsonl?verify=http://x/verify", b"{}\n\xff", "rows.jsonl is not UTF-8 at byte 3"),
     ],
 )
 def test_what_is_no_set_of_rows_is_refused_in_one_line(tmp_path, spec, content, fragment):
-    (tmp_path / "rows.jsonl").write_text(content)
+    (tmp_path / "rows.jsonl").write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
+    os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError) as error:
         load_questions(f"nemo_gym:{spec}", DataConfig(dir=str(tmp_path)), 0, "train")
     assert fragment in str(error.value) and str(error.value).isprintable()

@@ -26,21 +26,16 @@ def module_of_file(key: str, name: str) -> Any:
     return guarded(key, name, "the import", lambda: run(module) or module)
 
 
-def guarded(
-    key: str,
-    name: str,
-    what: str,
-    call: Callable[[], Any],
-    passing: tuple[type[Exception], ...] = (ImportError, SyntaxError),
-) -> Any:
+def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
     """The result of somebody's code; UserError: where it stumbled, or tried to end the process.
 
-    `passing`: errors of which the caller knows what to write instead.
+    Of "the import" ImportError and SyntaxError pass: its caller knows what to write instead.
     """
     try:
         return call()
     except (Exception, SystemExit) as error:
-        if isinstance(error, (*passing, UserError)):
+        passing = (ImportError, SyntaxError) if what == "the import" else ()
+        if isinstance(error, (UserError, *passing)):
             raise
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if Path(frame.filename).stem == Path(name).stem]

@@ -16,6 +16,7 @@ from bacr_jax.questions import ledger, math_sets
 from bacr_jax.questions.characters import LONGEST, VOCABULARY, CharacterTokenizer
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES, Row, Source, Split, question_of, question_set
+from bacr_jax.questions.tables import read_rows
 from bacr_tasks import gym, nemo_gym, verifiers_v1
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
@@ -27,11 +28,6 @@ _PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": veri
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
     if path:
         raise UserError(f"data: found 'ledger:{path}'; write ledger (it is made, not read)")
-    if config.groups != "level":
-        raise UserError(
-            f"data.groups: found {config.groups} for the ledger, whose problems have no measured "
-            "solve rates; write level"
-        )
     settings = config.ledger
 
     def questions(split: Split) -> list[Row]:
@@ -68,10 +64,11 @@ def _refused(call: Callable[[], Any]) -> Any:
 
 def _others(package: str, path: str, config: DataConfig) -> Source:
     """A source of `bacr_tasks`, none of which depends on a run's seed."""
-    options: dict[str, Any] = {"base": config.dir}
-    if package == "gym":
-        options = {"short": config.prompt_format == "characters"}
-    made = _refused(lambda: _PACKAGES[package].source(path, **options))
+    options: dict[str, Any] = {
+        "gym": {"short": config.prompt_format == "characters"},
+        "nemo_gym": {"read": functools.partial(read_rows, base=config.dir, any_split=True)},
+    }
+    made = _refused(lambda: _PACKAGES[package].source(path, **options.get(package, {})))
     questions = made.questions
     made.questions = lambda split: _refused(lambda: questions(split))
     name = f"{package}:{path.partition('?')[0]}"
@@ -90,30 +87,26 @@ def own_source(spec: str, key: str = "data") -> Source:
     if not callable(getattr(module, "questions", None)):
         raise UserError(f"data: {spec!r} has no function questions(split); write one")
     styles = getattr(module, "STYLES", ())
-    if hasattr(module, "trace") and not styles:
-        raise UserError(f"data: {spec!r} has trace, but no STYLES; write them, short to long")
-    if not (isinstance(styles, tuple | list) and all(isinstance(style, str) for style in styles)):
-        raise UserError(f"data: STYLES of {spec!r} is {styles!r:.60}; write a list of texts")
+    texts = isinstance(styles, tuple | list) and all(isinstance(style, str) for style in styles)
+    if not texts or (hasattr(module, "trace") and not styles):
+        raise UserError(f"data: STYLES of {spec!r} is {styles!r:.60}; write texts, short to long")
     name = module.__name__.removeprefix("bacr_data_")
     return _source_of(module, name, spec if hasattr(module, "score") else RULES)
 
 
 def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
     """The source of an object with the functions of one."""
-    guard = lambda function, call: guarded("data", name, function, call, passing=())
+    rows = lambda split: _as_rows(module.questions(split), f"{name}-{split}", name)
 
     def text(function: str, *given: Any) -> str:
-        found = guard(function, lambda: getattr(module, function)(*given))
+        found = guarded("data", name, function, lambda: getattr(module, function)(*given))
         if not isinstance(found, str):
             raise UserError(f"data: {function} of {name!r} gives {found!r:.60}; return a text")
         return found
 
     return Source(
         name,
-        # A generator runs while its rows are read.
-        lambda split: guard(
-            "questions", lambda: _as_rows(module.questions(split), f"{name}-{split}", name)
-        ),
+        lambda split: guarded("data", name, "questions", lambda: rows(split)),
         render=functools.partial(text, "render") if hasattr(module, "render") else question_of,
         score=score,
         whole=whole,
@@ -132,23 +125,15 @@ def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
         fields |= row if isinstance(row, Mapping) else {"question": None}
         try:
             made = Row(**fields)
+            texts = (made.question, made.id, made.answer or "")
+            fits = isinstance(made.metadata, Mapping) and made.level in range(NUM_LEVELS + 1)
+            fits &= all(isinstance(text, str) for text in texts) and made.id not in rows
         except TypeError:
-            made = None
-        texts = (made.question, made.id, made.answer or "") if made else (None,)
-        if (
-            made is None
-            or not all(isinstance(text, str) for text in texts)
-            or not isinstance(made.metadata, Mapping)
-            or made.level not in range(NUM_LEVELS + 1)
-        ):
+            fits = False
+        if not fits:
             raise UserError(
                 f"data: row {index} of {spec!r} is {row!r:.60}; write a mapping with the text "
-                "question, and perhaps the texts id and answer, metadata (a mapping), level (1-5)"
-            )
-        if made.id in rows:
-            raise UserError(
-                f"data: row {index} of {spec!r} has the id {made.id!r:.60} of another; write ids "
-                "that differ, or none"
+                "question, and perhaps an id of its own, answer, metadata (a mapping), level (1-5)"
             )
         rows[made.id] = made
     return list(rows.values())

@@ -4,10 +4,12 @@ Needs nothing but the standard library, except that Parquet and the hub need the
 """
 
 import csv
+import functools
 import importlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,14 +172,9 @@ def _read_lines(text: str, file: Path, where: str) -> list[Record]:
         raise UserError(f"{where}: {file.name} {error}") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            _check_keys(line, f"{where}: {file.name} line {number}")
+            once = functools.partial(_check_once, where=f"{where}: {file.name} line {number}")
+            json.loads(line, object_pairs_hook=once)
     return rows
-
-
-def _check_keys(text: str, where: str) -> None:
-    """Refuses JSON in which a key is there twice, which its reader does not see."""
-    once = lambda pairs: _check_once([name for name, _ in pairs], where)
-    json.loads(text, object_pairs_hook=once)
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Record]:
@@ -186,7 +183,8 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
         found = parse_json(text, table=True)
     except NotJson:
         return _read_lines(text, file, where)
-    _check_keys(text, f"{where}: {file.name}")
+    once = functools.partial(_check_once, where=f"{where}: {file.name}")
+    json.loads(text, object_pairs_hook=once)
     rows = found if isinstance(found, list) else [found]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
@@ -197,11 +195,11 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     return rows
 
 
-def _check_once(names: Sequence[str], where: str) -> None:
-    """Refuses a column that is there twice: only one of them would be read."""
-    if len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise UserError(f"{where}: found {twice!r:.60} twice; write it once")
+def _check_once(fields: Sequence[tuple[str, Any]], where: str) -> None:
+    """Refuses a key or column that stands twice, of which readers see the last one only."""
+    if len(dict(fields)) < len(fields):
+        name, _ = Counter(name for name, _ in fields).most_common(1)[0]
+        raise UserError(f"{where}: found {name!r:.60} twice; write it once")
 
 
 def _read_csv(text: str, file: Path, where: str) -> list[Record]:
@@ -209,13 +207,13 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     # Not splitlines: a field may hold the other characters that it takes for line ends.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        _check_once(reader.fieldnames or (), f"{where}: {file.name} line 1")
         rows = list(reader)
     except csv.Error as error:
         line = reader.reader.line_num
         raise UserError(
             f"{where}: {file.name} line {line}: {error}; write a CSV with a header line"
         ) from None
+    _check_once([(name, "") for name in reader.fieldnames or ()], f"{where}: {file.name} line 1")
     for number, row in enumerate(rows, start=1):
         # The reader files what a row has too much under None, and what it lacks as None.
         if None in row or None in row.values():
