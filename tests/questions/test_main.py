@@ -127,6 +127,10 @@ class TestShowPrompts:
         ("arguments", "says"),
         [
             ([], "no set; write --inspect NAME:PATH, or --config FILE"),
+            (
+                ["--inspect", "ledger", "--show-prompts", "1", "--against", "x"],
+                "--against: is not read",
+            ),
             (["--inspect", "ledger", "--show-prompts", "0"], "--show-prompts 0: write 1 to 1000"),
         ],
     )
@@ -157,7 +161,7 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         (["jsonl:{train}", "data.question_column=frage"], "found the columns id, question"),
         (["jsonl:{train}", "data.qestion_column=frage"], "data.question_column"),
         (["jsonl:{train}", "data.num_groups=9"], "num_groups"),
-        (["gsm8k:{train}", "data.answer_column=x"], "data.answer_column=x: is read of jsonl"),
+        (["gsm8k:{train}", "data.answer_column=x"], "data.answer_column=x: no set is a table"),
         (["jsonl:{train}", "--tokenizer", "nowhere"], "--tokenizer nowhere: no such folder"),
         (["jsonl:{train}", "--tokenizer", "{folder}"], "--tokenizer: no tokenizer"),
         (["jsonl:{train}", "--against", "jsonl:nowhere"], "no file or folder"),

@@ -146,10 +146,31 @@ def test_a_set_that_is_there_is_not_written_over(tmp_path):
     assert mine.read_text() == "mine"
 
 
+def test_nothing_of_a_set_is_written_where_a_part_of_it_differs(tmp_path):
+    mine = tmp_path / "data" / "gsm8k" / "test.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(UserError):
+        list(prepare(tmp_path / "data", ["gsm8k"], copies(tmp_path)))
+    assert [path for path in mine.parents[1].rglob("*") if path.is_file()] == [mine]
+
+
+def test_a_record_that_is_none_is_not_written_over(tmp_path):
+    record = tmp_path / "data" / "sources.json"
+    record.parent.mkdir()
+    record.write_text("[1]")
+    said = next(prepare(tmp_path / "data", [], copies(tmp_path)))
+    assert "sources.json: is damaged (found a list, not an object); take it away" in said
+    assert record.read_text() == "[1]"
+
+
 def test_the_command(tmp_path, capsys):
     line = ["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(copies(tmp_path))]
     assert main(line) == 0
     assert capsys.readouterr().out.startswith("gsm8k: 3 train rows, of the known texts")
+    for option in (["--inspect", "x"], ["--show-prompts", "-5"], ["--config", "x"]):
+        assert main([*line, *option]) == 2
+        assert f"--prepare: reads no {option[0]}; leave it out" in capsys.readouterr().err
     assert main(["--inspect", "ledger", "--from", "x"]) == 2
     assert "write --prepare DIR" in capsys.readouterr().err
 

@@ -78,7 +78,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_intermixed_args(argv)
     if options.prepare is not None:
+        for name in ("inspect", "show_prompts", "config", "against", "split", "tokenizer"):
+            if getattr(options, name) not in (None, []):
+                raise UserError(f"--prepare: reads no --{name.replace('_', '-')}; leave it out")
         return options
+    if options.show_prompts is not None and options.against is not None:
+        raise UserError("--against: is not read with --show-prompts; leave it out")
     if options.origin is not None:
         raise UserError("--from: says where --prepare finds the sets; write --prepare DIR")
     if options.inspect is None and not options.config:
@@ -187,10 +192,10 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
 def _config(options: argparse.Namespace) -> Config:
     """The config of a run on this set, checked, so that its format and groups follow from it."""
     config = config_io.load(options.config, options.overrides)
-    if options.inspect is None:
+    spec = options.inspect
+    if spec is None:
         config_io.check(config)
         return config
-    spec = options.inspect
     data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
     if own_tokens(data) is None:
         folder = options.tokenizer or config.model.tokenizer or config.model.path

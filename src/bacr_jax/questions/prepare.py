@@ -65,10 +65,13 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
             place = source.hub if folder is None else _place(folder, source, split, alone=alone)
             rows = _rows(name, source, place, split)
             if rows is not None:
-                found[split] = (place, rows)
-    for split, (place, rows) in found.items():
-        path = directory / name / f"{split}.jsonl"
-        _write_once(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                path = directory / name / f"{split}.jsonl"
+                _check_unlike(path, text)
+                found[split] = (place, rows, path, text)
+    for split, (place, rows, path, text) in found.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        documents.replace_file(path, text)
         entry, known = _described(path, name, source, split, len(rows))
         said.append(f"{len(rows):,} {split} rows{known}")
         came_from = place if place.startswith(HUB) else f"a copy of {source.hub}"
@@ -187,18 +190,15 @@ def _read_record(directory: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        record = documents.read_json(path)
+        return documents.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); take it away") from None
-    return record if isinstance(record, dict) else {}
 
 
-def _write_once(path: Path, text: str) -> None:
-    """Writes a file, unless it is there with the same text; with another text it is refused."""
+def _check_unlike(path: Path, text: str) -> None:
+    """Refuses a file that is there with another text."""
     if path.exists() and path.read_bytes() != text.encode():
         raise UserError(
             f"{path}: is there already and holds something else; take it away, or write another "
             "folder"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    documents.replace_file(path, text)
