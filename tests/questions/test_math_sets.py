@@ -1,6 +1,7 @@
 """Every published form of the sets gives the same questions and answers."""
 
 import dataclasses
+import datetime
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from bacr_grading import Grader
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
+from bacr_jax.questions import math_sets
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import NO_GOLD, NO_QUESTION
 
@@ -59,6 +61,12 @@ class TestForms:
         assert found.levels.tolist() == [1, 5, 0, 3, 4]
         assert found.groups.tolist() == [0, 3, 3, 1, 2]
         assert found.subjects == ["Algebra"] * 5
+
+    def test_levels_may_be_floats_and_others_are_shown(self, tmp_path):
+        rows = [{"question": "Q", "answer": "1", "level": level} for level in (3.0, "Level 2.0", 6)]
+        assert load(tmp_path, "jsonl", rows).levels.tolist() == [3, 2, 0]
+        with pytest.raises(UserError, match="found level 'six'; write 1-5, or data.num_groups=1"):
+            load(tmp_path, "jsonl", [rows[0] | {"level": "six"}])
 
     def test_math500_takes_its_answer_column(self, tmp_path):
         row = {
@@ -321,3 +329,11 @@ def test_verbatim_answers_are_the_text_of_their_column(tmp_path):
     found = load_questions("jsonl:own.jsonl", config, 0, "train")
     assert found.answers == ['["assert f() == 1", "assert f() > 0"]', "Kind, and \\boxed{short"]
     assert [row.reason for row in found.left_out] == ["no answer that could be graded"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(float("nan"), ""), (datetime.date(2024, 7, 26), '"2024-07-26"'), (["1"], '["1"]')],
+)
+def test_cells_of_any_type_are_texts_or_nothing(answer, text):
+    assert math_sets._verbatim({"answer": answer}, ["answer"]) == text

@@ -1,6 +1,5 @@
 """Readers of the mathematics sets, and of anything with a question and an answer column."""
 
-import dataclasses
 import difflib
 import json
 import math
@@ -22,7 +21,7 @@ from bacr_jax.questions.tables import NotThere, Record, columns, read_rows
 
 # Columns that hold a worked solution: only a box or a "####" line in them is an answer.
 SOLUTIONS = ("solution", "Solution")
-_LEVEL = re.compile(r"(?:level\s*)?([1-5])", re.IGNORECASE)
+_LEVEL = re.compile(r"(?:level\s*)?([1-5])(?:\.0+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,10 @@ def _rows_of(
         )
         for i, row in enumerate(rows)
     ]
+    said = [level for row in rows if (level := _first(row, layout.level)) is not None]
+    grouped = split == "train" and config.groups == "level" and config.num_groups > 1
+    if grouped and said and not any(row.level for row in found):
+        raise UserError(f"{where}: found level {said[0]!r:.40}; write 1-5, or data.num_groups=1")
     if not any(row.question and row.answer for row in found):
         bad = Counter(source.NO_GOLD if row.question else source.NO_QUESTION for row in found)
         reasons = ", ".join(f"{count:,} with {reason}" for reason, count in bad.items())
@@ -151,16 +154,14 @@ def how_to_get(spec: str, folder: str) -> str:
 
 
 def _layout(name: str, config: DataConfig) -> Layout:
-    layout = LAYOUTS.get(name, Layout())
-    if name in TABLES and config.question_column is not None:
-        layout = dataclasses.replace(layout, question=(config.question_column,))
-    if name in TABLES and config.answer_column is not None:
-        layout = dataclasses.replace(layout, answer=(config.answer_column,))
-    if name in TABLES and config.trace_column is not None:
-        written = config.trace_column
-        styles = (written,) if isinstance(written, str) else written
-        layout = dataclasses.replace(layout, traces={style: (style,) for style in styles})
-    return layout
+    if name in LAYOUTS:
+        return LAYOUTS[name]
+    one_of = lambda column, usual: usual if column is None else (column,)
+    question = one_of(config.question_column, Layout.question)
+    answer = one_of(config.answer_column, Layout.answer)
+    styles = config.trace_column or ()
+    traces = {style: (style,) for style in ([styles] if isinstance(styles, str) else styles)}
+    return Layout(question=question, answer=answer, traces=traces)
 
 
 def _trace(row: source.Row, style: str) -> str:
@@ -220,7 +221,9 @@ def _verbatim(row: Record, names: Sequence[str]) -> str:
     """What stands in the first answer column that holds something, lists and objects as JSON."""
     for name in names:
         value = row.get(name)
-        text = value if value is None or isinstance(value, str) else json.dumps(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            continue
+        text = value if value is None or isinstance(value, str) else json.dumps(value, default=str)
         if _text(text):
             return _text(text)
     return ""
