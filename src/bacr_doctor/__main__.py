@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +48,15 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     if arguments.overrides and not arguments.config:
         raise UserError("command line: keys without a config; write --config F before them")
     for path in filter(None, (arguments.out, arguments.write_overlay)):
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        try:
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                fits = not path.is_dir()
+        except OSError:
+            fits = False
+        if not fits:
             raise UserError(f"{path}: no file can be written there; write FILE in a folder")
+    if arguments.out.resolve() == (arguments.write_overlay or Path()).resolve():
+        raise UserError(f"--write-overlay {arguments.out}: is that of --out too; write another")
     if not whole_number(arguments.seconds, most=86400):
         raise UserError(f"--seconds: found {arguments.seconds!r}; write 1 to 86400")
     from bacr_jax.methods.registry import problems

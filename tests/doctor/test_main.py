@@ -40,6 +40,8 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
         (["--device", "v100"], "write one of rtx-4090"),
         (["--seconds", "0"], "--seconds: found '0'"),
         (["--write-overlay", "/nowhere/x.yaml"], "no file can be written there"),
+        (["--write-overlay", "/proc/x.yaml"], "no file can be written there"),
+        (["--out", "x", "--write-overlay", "./x"], "--write-overlay x: is that of --out too"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(told, words, line):
