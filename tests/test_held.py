@@ -172,6 +172,8 @@ def test_a_row_has_to_fit_the_engine():
     check_length(rules, 0, 10, 16)
     with pytest.raises(ValueError, match="budget: found 7, .* 24 positions leave 6;"):
         check_length(rules, 7, 10, 24)
+    with pytest.raises(ValueError, match="4 positions leave 0; write a smaller number or prompt"):
+        check_length(rules, 7, 10, 4)
     with pytest.raises(ValueError, match="budget: found none, which thinks up to 9"):
         check_length(rules, None, 10, 24)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The largest number that is a budget.
+# The largest number that is a budget: lengths are 32-bit numbers on the device.
 LARGEST = 2**31 - 1
 
 

@@ -56,6 +56,16 @@ def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
     return {"budget": "none" if budget is None else budget, "response_from": prompt_tokens}
 
 
+def is_address(url: str) -> bool:
+    """Whether a server may be at it: http or https, a host, and a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        return bool(good) and url.split() == [url]
+    except ValueError:
+        return False
+
+
 class Server:
     """A server at an address; its calls are coroutines.
 
@@ -68,12 +78,7 @@ class Server:
 
     def __init__(self, url: str, *, folder: str = ""):
         """Takes an address such as http://127.0.0.1:8000; ValueError: it is none of a server."""
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = False
-        if not good:
+        if not is_address(url):
             raise ValueError(f"{url}: is no address; write http://HOST:PORT")
         self.url, self.folder = url.rstrip("/").removesuffix("/v1"), folder
         self.model, self.length = "", LARGEST
@@ -265,6 +270,6 @@ def check_length(rules: Rules, budget: int | None, prompt_tokens: int, length: i
         limit = rules.limit(budget)
         which = "none" if budget is None else budget
         raise ValueError(
-            f"budget: found {which}, which thinks up to {limit} tokens; the engine's "
-            f"{length} positions leave {limit + length - needed}; write a smaller number"
+            f"budget: found {which}, which thinks up to {limit} tokens; the engine's {length} "
+            f"positions leave {max(limit + length - needed, 0)}; write a smaller number or prompt"
         )

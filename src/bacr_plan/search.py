@@ -61,11 +61,8 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
 
 
 def _largest(tried: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The largest of rising portions that fits, 0 if none.
-
-    The last may need less than the others: a slot for every row needs no copies for answers. Below
-    it memory rises.
-    """
+    """The largest of rising portions that fits, 0 if none."""
+    # Memory rises but for the last: a slot for every row needs no copies for answers.
     if not tried or fits(tried[-1]):
         return max(tried, default=0)
     count = bisect.bisect_left(tried, True, hi=len(tried) - 1, key=lambda size: not fits(size))

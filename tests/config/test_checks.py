@@ -82,9 +82,15 @@ BAD_CONFIGS = [
     ({"data": {"train": "ledger:x"}}, "data.train: found 'ledger:x'; write ledger"),
     (
         {"data": {**MATH, "question_column": "q"}, "model": {"path": "qwen"}},
-        "data.question_column=q: is read of jsonl, json, csv, parquet only, found math:data/train",
+        "data.question_column=q: no set is a table; leave it out",
     ),
-    ({"data": {"trace_column": ("a", "b")}}, "data.trace_column=[a, b]: is read of jsonl"),
+    ({"data": {"trace_column": ("a", "b")}}, "data.trace_column=[a, b]: no set is a table"),
+    ({"data": {"train": ("1" + "0" * 400 + "*gym:gcd",)}}, "write sets with weights above 0"),
+    (
+        {"rollout": {"engine": "vllm", "urls": ("http://a:1", "foo")}},
+        "rollout.urls: found 'foo'; write addresses such as http://HOST:PORT",
+    ),
+    ({"rollout": {"temperature": 1e-320}}, "rollout.temperature: found 9.99989e-321; write 0.001"),
     ({"data": {"eval": ()}}, "data.eval: found an empty list; write at least one set"),
     ({"data": {"eval": ("ledger", "ledger")}}, "data.eval: holds 'ledger' twice"),
     ({"data": {"eval": ("math:x",)}}, "data.eval: holds 'math:x', but data.train is ledger"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bacr_grading.spelling import grader_problem
+from bacr_held.server import is_address
 from bacr_jax.config.budget_checks import PRESETS, budget_problems
 from bacr_jax.config.derived import (
     CORRECT,
@@ -182,7 +183,7 @@ def _sources(config: Config) -> Iterator[str]:
         yield "data.eval: found an empty list; write at least one set, such as [ledger]"
     trained = [name for _, name in mixture(data.train)]
     weights = [weight for weight, _ in mixture(data.train)]
-    if not trained or min(weights) <= 0:
+    if not trained or not all(0 < weight < math.inf for weight in weights):
         yield f"data.train: found {written(data.train)}; write sets with weights above 0"
     if "ledger" in trained and data.train != "ledger":
         yield "data.train: the ledger has its own tokens and can't be mixed; write ledger alone"
@@ -198,10 +199,7 @@ def _sources(config: Config) -> Iterator[str]:
     for kind, sets in {"question": named, "answer": named, "trace": named[: len(trained)]}.items():
         column = getattr(data, f"{kind}_column")
         if column is not None and not any(s.partition(":")[0] in TABLES for _, s in sets):
-            yield (
-                f"data.{kind}_column={written(column)}: is read of {', '.join(TABLES)} only, found "
-                f"{written(data.train)}; write null, or jsonl:PATH"
-            )
+            yield f"data.{kind}_column={written(column)}: no set is a table; leave it out"
     repeated = [spec for i, spec in enumerate(data.eval) if spec in data.eval[:i]]
     if repeated:
         yield f"data.eval: holds {repeated[0]!r} twice; write every set once"
@@ -253,9 +251,7 @@ def _groups(config: Config) -> Iterator[str]:
             "data.groups=solve_rate, or data.labels=null"
         )
     if procedural and data.prompt_format != "auto":
-        yield (
-            f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
-        )
+        yield f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
     if own_tokens(data) and config.conditioning.words != ConditioningConfig().words:
         yield "conditioning.words: the set has its own tokens for a budget; leave it out"
 
@@ -332,6 +328,8 @@ def _servers(config: Config) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "vllm" and not rollout.urls:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
+    if wrong := [url for url in rollout.urls if not is_address(url)]:
+        yield f"rollout.urls: found {shown(wrong[0])}; write addresses such as http://HOST:PORT"
     of_servers = {"urls": (list(rollout.urls), []), "transfer": (rollout.transfer, "folder")}
     for key, (value, unset) in of_servers.items():
         if rollout.engine == "own" and value != unset:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from bacr_held.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
 from bacr_jax.config.schema import Config, DataConfig, EvalConfig
 from bacr_jax.config.values import shown, written
@@ -51,8 +52,6 @@ def function_name(spec: str) -> str:
 NONE = "none"
 # Names of budgets.
 _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-# Lengths are 32-bit numbers on the device.
-LARGEST = 2**31 - 1
 
 
 def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[int | None]:

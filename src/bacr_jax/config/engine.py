@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from bacr_held.server import is_address
 
 # This package, and another that can decode, as settings of an evaluation call them.
 OURS, VLLM = "jax", "vllm"
@@ -65,7 +66,7 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
         )
     if (a.url is None) == (a.engine_python is None):
         yield f"--engine {VLLM}: write --url http://HOST:PORT or --engine-python PYTHON"
-    if a.url is not None and not _is_address(a.url):
+    if a.url is not None and not is_address(a.url):
         yield f"--url {a.url!r}: is no address; write http://HOST:PORT"
     if a.url is not None and a.engine_arguments is not None:
         yield "--engine-arguments: the server of --url is started already; leave it out"
@@ -78,14 +79,6 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
         shlex.split(a.engine_arguments or "")
     except ValueError as error:
         yield f"--engine-arguments {a.engine_arguments!r}: {error}; close the quotation"
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def read_engine(a: argparse.Namespace) -> Engine | None:

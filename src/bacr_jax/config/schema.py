@@ -248,7 +248,7 @@ class RolloutConfig:
 
     questions: int = key(64, "questions Q per step", "[1, inf)")
     group_size: int = key(8, "rollouts G per question", "[1, inf)")
-    temperature: float = key(1.0, "sampling temperature", "(0, inf)")
+    temperature: float = key(1.0, "sampling temperature", "[0.001, inf)")
     answer_tokens: int = key(128, "most answer tokens, forced ones not counted", "[1, inf)")
     slots: int | None = key(None, "rows decoded together; null: all", "[1, inf)")
     chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, inf)")
@@ -378,7 +378,7 @@ class EvalConfig:
         "{math500: 4, aime24: 32}",
         "[0, inf)",
     )
-    temperature: float = key(0.6, "temperature of the sampled answers", "(0, inf)")
+    temperature: float = key(0.6, "temperature of the sampled answers", "[0.001, inf)")
     top_p: float = key(0.95, "nucleus of the sampled answers", "(0, 1]")
     select: str = key(
         "train_holdout",
@@ -457,7 +457,7 @@ class Config:
     )
     data: DataConfig = section(DataConfig, "questions with verifiable answers")
     grading: GradingConfig = section(GradingConfig, "worker processes of the grader")
-    warmup: WarmupConfig = section(WarmupConfig, "supervised warm-up (procedural task)")
+    warmup: WarmupConfig = section(WarmupConfig, "supervised warm-up on traces")
     budget: BudgetConfig = section(BudgetConfig, "thinking budgets")
     curriculum: CurriculumConfig = section(CurriculumConfig, "budget scheduler (Eq. 4-6)")
     cuts: CutsConfig = section(CutsConfig, "truncation points")

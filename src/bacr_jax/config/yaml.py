@@ -3,6 +3,7 @@
 import difflib
 import errno
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +20,13 @@ from bacr_jax.errors import UserError
 LARGEST_FILE = 1_000_000
 
 
-class _Twice(Exception):
-    """A key that a mapping has already."""
-
-
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 as far as numbers go: 1:30 and 0100 are text, and so no number of anything.
-
-    A key that stands twice in a mapping is refused.
-    """
+    """YAML 1.2: 1:30 and 0100 are text, no numbers of anything, and a key stands once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[tuple[str, str]] = set()
-        for name, _ in node.value:
-            key = (name.tag, name.value) if isinstance(name, yaml.ScalarNode) else None
-            if key in seen:
-                raise _Twice(shown(name.value))
-            seen |= {key} if key else set()
+        for name, count in Counter(str(key.value) for key, _ in node.value).most_common(1):
+            if count > 1:
+                raise UserError(f"found {shown(name)} twice; write it once")
         return super().construct_mapping(node, deep)
 
 
@@ -181,8 +172,8 @@ def _is_null(node: yaml.Node) -> bool:
 def _value(parsed: Parsed, key: str, node: yaml.Node) -> Any:
     try:
         return parsed.loader.construct_object(node, deep=True)
-    except _Twice as name:
-        raise UserError(f"{parsed.where(node)}: {key}: found {name} twice; write it once") from None
+    except UserError as twice:
+        raise UserError(f"{parsed.where(node)}: {key}: {twice}") from None
     # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
     # thousands of digits: the YAML library raises whatever its conversion happened to raise.
     except Exception:
