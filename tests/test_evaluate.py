@@ -283,7 +283,7 @@ def test_measured_difficulty_is_written_for_the_groups(model, tmp_path, capsys):
         (["--budgets", "4,-2"], "found '-2'; write whole numbers"),
         (["--budgets", "many"], "whole numbers"),
         (["--budgets", "low,4", "budget.levels={low: 4}"], "twice"),
-        (["--budgets", "low", "budget.levels={low: many}"], "a mapping of names"),
+        (["--budgets", "low", "budget.levels={low: many}"], "budget.levels.low: found 'many'"),
         (["--budgets", "none"], "--budgets none, budget.cap=4096: the model has 64 positions"),
         (["--budgets", "0", "--every", "4"], "largest budget 0"),
         (["--budgets", "8", "budget.grace=4"], "no line break"),

@@ -56,7 +56,15 @@ def test_a_closing_text_without_its_parts_is_one_line(name, text, says):
     assert says in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("value", ["{day: [1]}", "{day: null}", "{1: a}", "May"])
-def test_variables_of_other_types_are_refused(value):
-    with pytest.raises(UserError, match="to true or false, whole numbers, texts or numbers"):
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{day: [1]}", "day: found \\[1\\]; write true or false, a whole number, text or a number"),
+        ("{day: null}", "day: found null; write true or false, a whole number, text or a number"),
+        ("{1: a}", "found the name 1; write text, in quotes"),
+        ("May", "to true or false, whole numbers, texts or numbers"),
+    ],
+)
+def test_variables_of_other_types_are_refused(value, says):
+    with pytest.raises(UserError, match=says):
         config_io.override(Config(), [f"data.template_variables={value}"])
