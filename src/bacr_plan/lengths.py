@@ -115,5 +115,6 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
     least, most = budget.min, budget.max
     if curriculum.sigma == 0:
         return np.clip(means, least, most).astype(int)
-    drawn = truncnorm_ppf(rng.random(rows), means, curriculum.sigma, least, most)
-    return np.asarray(drawn).astype(int)
+    drawn = rng.normal(means, curriculum.sigma)
+    inside = truncnorm_ppf(rng.random(rows), means, curriculum.sigma, least, most)
+    return np.where((drawn < least) | (drawn > most), inside, drawn).astype(int)

@@ -193,15 +193,13 @@ def _config(options: argparse.Namespace) -> Config:
     """The config of a run on this set, checked, so that its format and groups follow from it."""
     config = config_io.load(options.config, options.overrides)
     spec = options.inspect
-    if spec is None:
-        config_io.check(config)
-        return config
-    data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
-    if own_tokens(data) is None:
-        folder = options.tokenizer or config.model.tokenizer or config.model.path
-        model = dataclasses.replace(config.model, tokenizer=folder or "none")
-        config = dataclasses.replace(config, model=model)
-    config = dataclasses.replace(config, data=data)
+    if spec is not None:
+        data = dataclasses.replace(config.data, train=options.against or spec, eval=(spec,))
+        config = dataclasses.replace(config, data=data)
+        if own_tokens(data) is None:
+            folder = options.tokenizer or config.model.tokenizer or config.model.path
+            model = dataclasses.replace(config.model, tokenizer=folder or "none")
+            config = dataclasses.replace(config, model=model)
     config_io.check(config)
     return config
 
