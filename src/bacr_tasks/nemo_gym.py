@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 SCORER = str(Path(__file__).with_name("nemo_gym_score.py"))
-_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:[1-9]\d{0,3}|:[1-5]\d{4})?(/\S*)?")
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:(?P<port>\d{1,5}))?(/\S*)?")
 
 
 def source(spec: str, *, read: Callable[..., Sequence[Mapping[str, Any]]]) -> SimpleNamespace:
@@ -24,7 +24,8 @@ def source(spec: str, *, read: Callable[..., Sequence[Mapping[str, Any]]]) -> Si
       ValueError: no server is named. `questions`: what `read` raises, or one is no such row.
     """
     name, _, url = spec.partition("?verify=")
-    if not _ADDRESS.fullmatch(url):
+    match = _ADDRESS.fullmatch(url)
+    if not match or not 0 < int(match["port"] or 80) < 65536:
         raise ValueError(
             f"nemo_gym:{spec}: names no server; write nemo_gym:FILE?verify=http://HOST:PORT/verify"
         )

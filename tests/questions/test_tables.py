@@ -1,6 +1,7 @@
 """Rows come back as they were written, or one line says which place of which file is wrong."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -63,6 +64,10 @@ class TestFormats:
             {"question": f"one{inside}two", "answer": "2"},
             {"question": "three", "answer": f"{inside}3"},
         ]
+
+    def test_a_long_field_of_a_csv(self, tmp_path):
+        text = "question,answer\n" + "x" * 200_000 + ",1\n"
+        assert len(read(put(tmp_path / "a.csv", text))[0]["question"]) == 200_000
 
     def test_parquet(self, tmp_path):
         pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
@@ -192,6 +197,13 @@ class TestRefusals:
         pytest.importorskip("pyarrow", reason="the extra hub is not installed")
         with pytest.raises(UserError, match="no Parquet file"):
             read(put(tmp_path / "a.parquet", b"PAR1 and then nothing"))
+
+    def test_what_is_neither_file_nor_folder(self, tmp_path):
+        (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+        os.mkfifo(tmp_path / "pipe.jsonl")
+        for name in ("loop.jsonl", "pipe.jsonl"):
+            with pytest.raises(UserError, match=f"{name}' is no regular file; write another path"):
+                read(tmp_path / name)
 
     def test_nothing_there(self, tmp_path):
         with pytest.raises(UserError, match="no file or folder .*nowhere.jsonl"):

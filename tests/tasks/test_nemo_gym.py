@@ -90,7 +90,7 @@ def test_a_mark_at_the_start_and_line_ends_inside_a_text_are_read(tmp_path):
         ("rows.jsonl?verify=http://x:99999/x", "", "names no server"),
         ("rows.jsonl?verify=http://x/x y", "", "names no server"),
         ("none.jsonl?verify=http://x/verify", "", "none.jsonl: no file or folder"),
-        ("pipe.jsonl?verify=http://x/verify", "", "pipe.jsonl: no file or folder"),
+        ("pipe.jsonl?verify=http://x/verify", "", "pipe.jsonl' is no regular file"),
         ("rows.jsonl?verify=http://x/verify", '{"input": 1}', "row 1: no row with"),
         ("rows.jsonl?verify=http://x/verify", b"{}\n\xff", "rows.jsonl is not UTF-8 at byte 3"),
     ],

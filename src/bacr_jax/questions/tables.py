@@ -63,6 +63,8 @@ def find(path: str, *, base: str, where: str) -> Path:
     """The file or folder of a set, from the hub where it lies there; NotThere: there is none."""
     local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
     if not local.is_dir() and not local.is_file():
+        if local.exists() or local.is_symlink():
+            raise UserError(f"{where}: {str(local)!r} is no regular file; write another path")
         write = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
         raise NotThere(where, f"no file or folder {str(local)!r}", f"write {write}")
     return local
@@ -150,6 +152,11 @@ def _read(file: Path, where: str) -> list[Record]:
         if suffix == ".parquet":
             return _read_parquet(file, where)
         text = read_file(file, most=LARGEST_TABLE).decode("utf-8-sig")
+        if suffix in (".csv", ".tsv"):
+            return _read_csv(text, file, where)
+        if suffix == ".json":
+            return _read_json(text, file, where)
+        return _read_lines(text, file, where)
     except OSError as error:
         raise UserError(
             f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
@@ -158,18 +165,12 @@ def _read(file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
         ) from None
-    if suffix in (".csv", ".tsv"):
-        return _read_csv(text, file, where)
-    if suffix == ".json":
-        return _read_json(text, file, where)
-    return _read_lines(text, file, where)
+    except NotJson as error:
+        raise UserError(f"{where}: {file.name} {error}") from None
 
 
 def _read_lines(text: str, file: Path, where: str) -> list[Record]:
-    try:
-        rows = [row for _, row in parse_lines(text)]
-    except NotJson as error:
-        raise UserError(f"{where}: {file.name} {error}") from None
+    rows = [row for _, row in parse_lines(text)]
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             once = functools.partial(_check_once, where=f"{where}: {file.name} line {number}")
@@ -204,6 +205,7 @@ def _check_once(fields: Sequence[tuple[str, Any]], where: str) -> None:
 
 def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    csv.field_size_limit(LARGEST_TABLE)
     # Not splitlines: a field may hold the other characters that it takes for line ends.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
