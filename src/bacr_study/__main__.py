@@ -75,7 +75,7 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
     different = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
         time = run.tokens and study.tokens_per_second and run.tokens / study.tokens_per_second
-        state = "done" if run.has_cell() else "trained" if run.trained else ""
+        state = "done" if run.has_cells(study) else "trained" if run.trained else ""
         if different[run.folder].id != run.id:
             state = f"shares the run of {different[run.folder].id}"
         elif not state:
@@ -110,7 +110,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     scheduler = schedule.Scheduler(
         command=command,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
-        waiting=[run for run in runs if not run.has_cell()],
+        waiting=[run for run in runs if not run.has_cells(study)],
     )
     with Progress() as progress, PreemptionHandler() as handler:
         try:
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None) -> int:
         schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only))
     elif arguments.pack is not None:
-        print(*pack(folder, arguments.pack, [run.id for run in runs]), sep="\n")
+        print(*pack(folder, arguments.pack, list(study.cell_ids())), sep="\n")
     else:
         from bacr_study.reproduction import read_earlier
 

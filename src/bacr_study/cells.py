@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from bacr_jax.documents import read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import rate_intervals
-from bacr_jax.evaluation.samples import SAMPLED
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_study.spec import MEAN, Study, Value, Variant, cell_id, cell_path
 from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 
@@ -59,6 +59,7 @@ class Cell:
       levels_of: a digit per problem, by set.
       curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`.
       schedule: records of `step` and `groups`; empty without a curriculum.
+      evaluation: `Study.asked`; empty in cells made before it was kept.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Cell:
     levels_of: dict[str, str]
     curve: list[dict[str, Any]] = field(default_factory=list)
     schedule: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
 
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
         """The numbers of a set, decoding and budget; None: not evaluated."""
@@ -134,6 +136,27 @@ def read_cell(path: Path) -> Cell:
     if wrong is not None:
         raise UserError(f"{path}: {wrong}; {again}")
     return cell
+
+
+def evaluated(cell: Cell, now: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of how a cell was evaluated, by those names of `now` that can be told.
+
+    A cell that does not say it has it in its numbers, but for the votes, whose samples are others'.
+    """
+    if cell.evaluation:
+        return {name: cell.evaluation.get(name) for name in now}
+    if GREEDY not in cell.samples:
+        return {}
+    entries = [
+        (b, e) for modes in cell.sets.values() for of in modes.values() for b, e in of.items()
+    ]
+    found = {
+        "budgets": sorted({int(budget) for budget, _ in entries}),
+        "samples": cell.samples.get(SAMPLED, 0),
+    }
+    problems = max((len(entry["correct"] or "") for _, entry in entries), default=0)
+    # A set may be smaller than the size.
+    return found | ({"size": problems} if problems > (now["size"] or problems) else {})
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:

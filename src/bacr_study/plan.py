@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import read_object
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.spec import Study, Variant, cell_id, cell_path
@@ -74,24 +73,37 @@ class PlannedRun:
         """The output of its process."""
         return self.place / "logs" / f"{self.id}.log"
 
-    def has_cell(self) -> bool:
-        """Whether its cell is there.
+    def has_cells(self, study: Study) -> bool:
+        """Whether its cell is there, and those of the votes over its samples.
 
-        UserError: a cell of that name is there, made with other settings.
+        UserError: a cell of that name is there, made or evaluated with other settings.
         """
-        path = cell_path(self.place, self.id)
-        if not path.exists():
-            return False
-        try:
-            found = read_object(path).get("config_sha")
-        except (OSError, ValueError):
-            found = "none that can be read"
-        if found != self.digest:
-            raise UserError(
-                f"{path}: was made with other settings than the study has now (digest {found} "
-                f"there, {self.digest} now); move it away, and the run is made again"
-            )
-        return True
+        # Imports JAX, which a listing does not need.
+        from bacr_study.cells import evaluated, read_cell
+
+        variants = (self.variant, *study.votes_over(self.variant))
+        paths = [cell_path(self.place, cell_id(self.task, v, self.seed)) for v in variants]
+        there = [path for path in paths if path.exists()]
+        now = study.asked(self.task, self.variant.arm)
+        for path in there:
+            cell = read_cell(path)
+            if cell.config_sha != self.digest:
+                raise UserError(
+                    f"{path}: was made with other settings than the study has now (digest "
+                    f"{cell.config_sha} there, {self.digest} now); move it away, and the run is "
+                    "made again"
+                )
+            differing = [
+                f"{name} {value} there, {now[name]} now"
+                for name, value in evaluated(cell, now).items()
+                if value != now[name]
+            ]
+            if differing:
+                raise UserError(
+                    f"{path}: was evaluated otherwise than the study says now "
+                    f"({', '.join(differing)}); move it away, and it is made again"
+                )
+        return there == paths
 
 
 def folder_of(study: Study, root: Path) -> Path:

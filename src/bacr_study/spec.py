@@ -235,6 +235,20 @@ class Study:
         """Answers per problem that an arm's runs are evaluated with."""
         return self.evaluation.samples if arm.samples is None else arm.samples
 
+    def asked(self, task: str, arm: str) -> dict[str, Any]:
+        """What the numbers of an arm's cells depend on beside its runs; cells keep it."""
+        how, of, samples = self.evaluation, self.task(task), self.samples_of(self.arm(arm))
+        sampling = {"temperature": how.temperature, "top_p": how.top_p} if samples else {}
+        return {
+            "budgets": list(of.budgets),
+            "data": list(of.data),
+            "hard_levels": list(of.hard_levels),
+            "samples": samples,
+            "size": how.size,
+            "seed": how.seed,
+            **sampling,
+        }
+
     def votes_over(self, variant: Variant) -> list[Variant]:
         """Arms that are votes over the samples of a variant's runs."""
         return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]

@@ -230,8 +230,8 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
         **sets_of(drawn, task),
         curve=curve(folder),
         schedule=schedule(folder) if by_curriculum else [],
+        evaluation=study.asked(run.task, run.variant.arm),
     )
-    write_cell(run.place, cell)
     for vote in study.votes_over(run.variant):
         voted = dataclasses.replace(
             cell,
@@ -243,3 +243,5 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
             samples={SAMPLED: 1},
         )
         write_cell(run.place, voted)
+    # The last one: with it, all are there.
+    write_cell(run.place, cell)

@@ -1,5 +1,6 @@
 """The runs of a study: their names, what they share, what they cost."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -9,15 +10,18 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_study.__main__ import main
 from bacr_study.archive import RESULTS as RESULTS_FILE
 from bacr_study.archive import archived_cells, read_compressed
+from bacr_study.cells import Cell, evaluated, write_cell
 from bacr_study.plan import (
     find_run,
     folder_of,
     plan_runs,
     settings_digest,
 )
-from bacr_study.spec import cell_path, kind_of, read_study
+from bacr_study.spec import Variant, kind_of, read_study
+from cells_world import make_cell
 from study_world import STUDY, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -113,19 +117,64 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
     assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-full.0"]
 
 
-def test_a_cell_of_other_settings_is_refused_and_one_of_a_later_version_is_not(tmp_path):
-    _, (run, *_), folder = planned(tmp_path, "seeds=[0]")
-    assert not run.has_cell()
-    path = cell_path(folder, run.id)
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"config_sha": run.digest}))
-    assert run.has_cell()
+def finished(study, run, variant, **changes):
+    """Writes a cell as a run of `study_world` would leave it."""
+    cell = make_cell(study, run.task, variant, run.seed, problems=10, samples=2, steps=1)
+    sets = {m: {b: of[b] for b in ("8", "64")} for m, of in cell.sets["test"].items()}
+    changes = {"config_sha": run.digest, "sets": {"test": sets}, **changes}
+    write_cell(run.place, dataclasses.replace(cell, **changes))
+
+
+def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
+    study, (run, *_), folder = planned(tmp_path, "seeds=[0]")
+    assert not run.has_cells(study)
+    finished(study, run, run.variant)
+    # A kill, or an arm added later.
+    assert not run.has_cells(study)
+    finished(study, run, Variant("vote"))
+    assert run.has_cells(study)
     # What a config says is what counts: a key at its default says nothing.
     assert settings_digest(Config()) == settings_digest(Config(seed=Config().seed))
     assert settings_digest(Config(seed=5)) != settings_digest(Config())
-    path.write_text(json.dumps({"config_sha": "0123"}))
+    finished(study, run, Variant("vote"), config_sha="0123")
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
-        run.has_cell()
+        run.has_cells(study)
+    out = tmp_path / "kept"
+    (folder / "results.json").write_text("{}")
+    assert (
+        main(
+            ["--config", str(tmp_path / "two.yaml"), "--out", str(folder.parent)]
+            + ["--pack", str(out)]
+        )
+        == 0
+    )
+    assert [cell["id"] for cell in archived_cells(out)] == ["plain.grpo.0", "plain.vote.0"]
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["says how", "of an earlier version"])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("evaluation={samples: 3, size: 10}", "samples 2 there, 3 now"),
+        ("evaluation={samples: 2, size: 9}", "size 10 there, 9 now"),
+        (
+            "tasks={plain: {label: p, config: [base.yaml], budgets: [8]}}",
+            r"budgets \[8, 64\] there",
+        ),
+        ("evaluation={samples: 2, size: 10, temperature: 0.3}", "temperature 1.0 there, 0.3 now"),
+    ],
+)
+def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):
+    study, (run, *_), _ = planned(tmp_path, "seeds=[0]", "arms=[grpo]")
+    finished(study, run, run.variant, evaluation=study.asked("plain", "grpo") if says else {})
+    assert run.has_cells(study)
+    other, (run, *_), _ = planned(tmp_path, "seeds=[0]", "arms=[grpo]", override)
+    if not says and "temperature" in override:
+        # Its numbers do not tell.
+        assert run.has_cells(other)
+        return
+    with pytest.raises(UserError, match=f"was evaluated otherwise .*{words}.*; move it away"):
+        run.has_cells(other)
 
 
 @OF_STUDIES
@@ -139,6 +188,11 @@ def test_committed_results_are_those_of_the_shipped_study(path):
     cells = archived_cells(folder)
     made = {cell["id"]: cell["config_sha"] for cell in cells}
     study = read_study(path)
+    for cell in (Cell(**cell) for cell in cells):
+        arm = study.arm(cell.arm)
+        asked = study.asked(cell.task, arm.of or arm.id)
+        found = evaluated(cell, asked)
+        assert found == {name: asked[name] for name in found} and (found or arm.of)
     runs = plan_runs(study, folder_of(study, Path("studies")))
     votes = {arm.id for arm in study.arms if arm.of is not None}
     trained = {cell["id"] for cell in cells if cell["arm"] not in votes}
