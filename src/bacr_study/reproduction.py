@@ -23,7 +23,7 @@ from bacr_study.items import (
     signed,
 )
 from bacr_study.spec import MEAN, Study, Task, Variant
-from bacr_study.statistics import Estimate, holm, two_sided
+from bacr_study.statistics import OVER_SEEDS, Estimate, holm, two_sided
 from bacr_study.tables import write_table
 
 _LEVEL = 0.05
@@ -48,7 +48,10 @@ class Pair:
 
     @property
     def within(self) -> bool:
-        """Whether the mean of now lies in the 95 % interval of then, ends included."""
+        """Whether the mean of now lies in the 95 % interval of then, ends included.
+
+        That which tables show: over problems, where there is one seed or seeds do not vary.
+        """
         low, high = self.before.low, self.before.high
         if low is None or high is None:
             return self.difference == 0
@@ -77,13 +80,14 @@ def welch(first: Estimate, second: Estimate) -> float:
 def _error(first: Estimate, second: Estimate) -> tuple[float, float]:
     """Standard error of the difference of two means, and Welch's degrees of freedom.
 
-    From their 95 % t intervals; not numbers where one has one seed.
+    From their 95 % t intervals; not numbers where one has one seed. An interval over problems
+    stands where seeds do not vary.
     """
     errors = []
     for one in (first, second):
-        if one.low is None or one.high is None:
+        if one.seeds < 2 or one.low is None or one.high is None:
             return math.nan, math.nan
-        half = (one.high - one.low) / 2
+        half = (one.high - one.low) / 2 if one.basis == OVER_SEEDS else 0.0
         errors.append(float(half / stdtrit(one.seeds - 1, 0.975)) ** 2)
     total = sum(errors)
     if total == 0:

@@ -21,7 +21,8 @@ from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import read_lines, read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
-from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, graded, number
+from bacr_jax.evaluation.job import graded_sets
+from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
 from bacr_jax.methods import load_method
 from bacr_jax.runs.folder import RunPaths, lock_folder
 from bacr_jax.runs.provenance import VERSIONED, commit
@@ -29,6 +30,8 @@ from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_c
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
+# A pace, and seconds that passed beside others.
+_NO_LAPS = {"time/tokens_per_s", "time/overlap"}
 # Seconds between looks at a warm-up that another process is making.
 _LOOK_AGAIN = 2.0
 
@@ -120,10 +123,7 @@ def read_graded(out: Path, task: Task) -> Drawn:
             task.hard_set(name): {setting: hard(samples) for setting, samples in by_setting.items()}
             for name, by_setting in read.items()
         }
-    return {
-        name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
-        for name, by_setting in read.items()
-    }
+    return graded_sets(read)
 
 
 def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
         points.append({**start, "accuracy": evaluated[0]})
     seconds = 0.0
     for record in read_lines(folder.metrics):
-        laps = (name for name in record if name.startswith("time/") and name != "time/tokens_per_s")
+        laps = {name for name in record if name.startswith("time/")} - _NO_LAPS
         seconds += sum(record[name] for name in laps)
         points.append(
             {

@@ -183,6 +183,9 @@ BAD_CONFIGS = [
     ),
     ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
     ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
+    ({"eval": {"budgets": (0,), "dense": 4}}, "eval.dense=4: there is no multiple below"),
+    ({"eval": {"budgets": (8, 64), "dense": 64}}, "the largest budget 64; write fewer"),
+    ({"eval": {"budgets": (300,), "dense": 1}}, "makes 300 cuts of 300 tokens; write 2 or more"),
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},

@@ -29,19 +29,26 @@ from evaluation_world import sample
 TWO_EACH = EvalSetting(SAMPLED, 8, 2)
 # Two problems, two samples each, drawn three and one.
 WORK = sample_batches({"ours": ["p0", "p1"]}, [[TWO_EACH]], 3)
+ASKED = {
+    "sets": {"ours": {"problems": 2}},
+    "decoding": {"cells": {SAMPLED: [8]}, "budgets": [8], "samples": 2},
+}
 DRAWN = [[sample(0, 0, "4"), sample(0, 1, "1"), sample(1, 0, "4")], [sample(1, 1, "4")]]
+
+
+WRONGLY_TYPED = {"thinking_tokens": "many", "correct": "yes", "cut": "x", "extracted": 4, "id": 7}
 
 
 @pytest.fixture
 def half(tmp_path):
     """A folder with the first batch."""
-    with open_evaluation(tmp_path / "out", {"seed": 0}):
+    with open_evaluation(tmp_path / "out", ASKED):
         append(tmp_path / "out", DRAWN[0])
     return tmp_path / "out"
 
 
 def resumed(path, work=WORK):
-    with open_evaluation(path, {"seed": 0}):
+    with open_evaluation(path, ASKED):
         return resume(path, work)
 
 
@@ -74,7 +81,7 @@ def test_all_cuts_of_a_trace_are_in_one_batch():
 class TestResume:
     def test_a_new_folder_has_nothing(self, tmp_path):
         assert resumed(tmp_path / "out") == []
-        assert read_settings(tmp_path / "out") == {"seed": 0}
+        assert read_settings(tmp_path / "out") == ASKED
 
     def test_whole_batches_are_there(self, half):
         assert resumed(half) == [DRAWN[0]]
@@ -101,7 +108,8 @@ class TestResume:
     def test_nothing_else_passes_for_a_sample(self, half):
         record = dataclasses.asdict(DRAWN[0][0])
         fewer = {name: value for name, value in record.items() if name != "gold"}
-        for wrong in ([1], {**record, "score": 1}, fewer):
+        typed = ({**record, name: value} for name, value in WRONGLY_TYPED.items())
+        for wrong in ([1], {**record, "score": 1}, fewer, *typed):
             (half / SAMPLES).write_text(json.dumps(wrong) + "\n")
             with pytest.raises(UserError, match=r"line 1: is no sample; write another --out"):
                 resumed(half)
@@ -142,9 +150,9 @@ class TestOpen:
 
     def test_a_folder_in_use_is_refused(self, half):
         with (
-            open_evaluation(half, {"seed": 0}),
+            open_evaluation(half, ASKED),
             pytest.raises(UserError, match="is in use by process"),
-            open_evaluation(half, {"seed": 0}),
+            open_evaluation(half, ASKED),
         ):
             pytest.fail("opened twice")
 
@@ -171,7 +179,7 @@ class TestOpen:
         with pytest.raises(KeyboardInterrupt), open_evaluation(tmp_path / "new", {}):
             raise KeyboardInterrupt
         assert (tmp_path / "new" / SETTINGS).exists()
-        with pytest.raises(UserError), open_evaluation(half, {"seed": 0}):
+        with pytest.raises(UserError), open_evaluation(half, ASKED):
             raise UserError("bad")
         with pytest.raises(UserError), open_evaluation(tmp_path / "more", {"seed": 0}):
             append(tmp_path / "more", DRAWN[0])
@@ -181,15 +189,37 @@ class TestOpen:
 
 class TestFinished:
     def test_samples_are_read_by_set_and_setting(self, half):
-        with open_evaluation(half, {"seed": 0}):
+        with open_evaluation(half, ASKED):
             append(half, DRAWN[1])
         with pytest.raises(UserError, match="unfinished evaluation; run its command again"):
             read_samples(half)
         (half / RESULTS).write_text("{}")
         assert read_samples(half) == {"ours": {TWO_EACH: [*DRAWN[0], *DRAWN[1]]}}
-        with (half / SAMPLES).open("a") as file:
-            file.write("{}\n")
+        lines = (half / SAMPLES).read_text().splitlines(keepends=True)
+        for kept, says in ((3, "3 answers of ours, sampled, budget 8, not 4; run"), (0, "0")):
+            (half / SAMPLES).write_text("".join(lines[:kept]))
+            with pytest.raises(UserError, match=f"samples.jsonl: holds {says}"):
+                read_samples(half)
+        (half / SAMPLES).write_text("".join([*lines, "{}\n"]))
         with pytest.raises(UserError, match="line 5: is no sample"):
+            read_samples(half)
+
+    def test_answers_of_a_dense_curve_are_counted_cut_by_cut(self, half):
+        dense = {**ASKED, "decoding": {**ASKED["decoding"], "every": 5}}
+        (half / SETTINGS).write_text(json.dumps(dense))
+        (half / RESULTS).write_text("{}")
+        cut = [dataclasses.replace(s, cut=c) for s in sum(DRAWN, []) for c in (None, 5, 8)]
+        (half / SAMPLES).unlink()
+        append(half, cut)
+        assert {s.cut for s in read_samples(half)["ours"]} == {None, 5, 8}
+
+    @pytest.mark.parametrize(
+        "settings", [{}, {"sets": {}}, {**ASKED, "sets": {"ours": 1}}, {**ASKED, "decoding": {}}]
+    )
+    def test_settings_that_say_no_rows_are_damaged(self, half, settings):
+        (half / SETTINGS).write_text(json.dumps(settings))
+        (half / RESULTS).write_text("{}")
+        with pytest.raises(UserError, match=r"evaluation\.json: is damaged; write another folder"):
             read_samples(half)
 
     def test_settings_that_are_none_are_refused(self, tmp_path):

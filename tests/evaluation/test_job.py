@@ -169,6 +169,22 @@ class TestRun:
             assert entry["difference"] == pytest.approx(-2 / 3)
             assert (entry["accuracy"], entry["other_accuracy"]) == (0, pytest.approx(2 / 3))
 
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("results.json", {"sets": {}}, "has no numbers of ledger; run its command again"),
+            ("results.json", {"sets": {"ledger": {}}}, "has no numbers of ledger"),
+            ("evaluation.json", {}, "is damaged; write another folder"),
+        ],
+    )
+    def test_what_is_damaged_is_not_compared_with(
+        self, saved, policy, tmp_path, name, content, says
+    ):
+        evaluate(job.prepare(saved("eval.budgets=[8]"), greedy=True), tmp_path / "first")
+        (tmp_path / "first" / name).write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"{name}: {says}"):
+            job.prepare(saved("eval.budgets=[8]"), greedy=True, compare=[tmp_path / "first"])
+
     def test_difficulty_is_measured_on_the_way(self, saved, policy, tmp_path):
         labels = tmp_path / "labels.jsonl"
         work = job.prepare(saved("eval.budgets=[8]"), greedy=False, labels=labels)

@@ -8,8 +8,11 @@ import time
 
 import pytest
 
+from bacr_jax.documents import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.runs.folder import RunPaths
 from bacr_study.__main__ import main
+from bacr_study.work import curve
 from study_world import write_study
 
 # What two equal runs differ in.
@@ -66,6 +69,13 @@ def test_a_variance_study_is_no_array_of_runs(tmp_path, capsys):
     path.write_text("kind: other\n")
     assert main(["--config", str(path)]) == 2
     assert "kind: found 'other'; write runs or variance" in capsys.readouterr().err
+
+
+def test_seconds_of_a_step_count_what_passed_beside_others_once(tmp_path):
+    paces = {"time/tokens_per_s": 50.0, "time/overlap": 2.0}
+    record = {"step": 1, "rollout/tokens_total": 9, "reward/mean": 0.5, **paces}
+    append_line(RunPaths(tmp_path).metrics, {**record, "time/rollout": 3.0, "time/update": 1.5})
+    assert [point["seconds"] for point in curve(RunPaths(tmp_path))] == [4.5]
 
 
 def command(folder):

@@ -19,7 +19,7 @@ from bacr_study.reproduction import (
     welch,
 )
 from bacr_study.results import build_results, write_results
-from bacr_study.statistics import mean_interval
+from bacr_study.statistics import OVER_PROBLEMS, Estimate, mean_interval
 from cells_world import ARMS, main_study, write_cells
 from study_world import write_study
 
@@ -42,6 +42,20 @@ def test_samples_without_spread_and_single_seeds():
     same, other = mean_interval([1.0, 1.0, 1.0]), mean_interval([0.5, 0.5])
     assert welch(same, same) == 1.0 and welch(same, other) == 0.0
     assert math.isnan(welch(same, mean_interval([1.0])))
+
+
+def over_problems(mean, seeds):
+    return Estimate(mean, mean - 0.2, mean + 0.07, seeds, OVER_PROBLEMS)
+
+
+def test_an_interval_over_problems_says_nothing_of_seeds():
+    one, two = over_problems(0.9, 1), over_problems(0.9, 3)
+    assert math.isnan(welch(one, two)) and math.isnan(detectable(two, one))
+    assert welch(two, two) == 1.0 and detectable(two, two) == 0.0
+    assert welch(two, over_problems(0.8, 3)) == 0.0
+    # As if it stood there with no width.
+    varied = mean_interval([0.93, 0.95, 0.97])
+    assert welch(two, varied) == welch(Estimate(0.9, 0.9, 0.9, 3), varied)
 
 
 def estimate(seeds, deviation=1.0):

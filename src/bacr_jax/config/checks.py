@@ -45,6 +45,9 @@ _FROM_SCRATCH = {
     "target_accuracy": "0 for none, or an accuracy within its reach",
 }
 
+# Cuts of a dense curve: each is an answer of its own.
+_MOST_CUTS = 256
+
 # Texts that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
 
@@ -382,6 +385,22 @@ def _loss(config: Config) -> Iterator[str]:
         )
 
 
+def dense_problems(config: Config, key: str = "eval.dense=") -> Iterator[str]:
+    """A dense curve has some cuts, and not too many; `key` is how it was asked for."""
+    every, largest = config.eval.dense, max(config.eval.budgets, default=0)
+    if every is None:
+        return
+    if every >= largest:
+        advice = "write fewer" if largest > 1 else "leave it out, or write a larger budget"
+        yield f"{key}{every}: there is no multiple below the largest budget {largest}; {advice}"
+    # Its multiples below the budget, and the budget.
+    elif (cuts := -(-largest // every)) > _MOST_CUTS:
+        yield (
+            f"{key}{every}: makes {cuts} cuts of {largest} tokens; write "
+            f"{-(-largest // _MOST_CUTS)} or more"
+        )
+
+
 _GENERAL: tuple[Finder, ...] = (
     _blank_texts,
     _grader,
@@ -399,6 +418,7 @@ _GENERAL: tuple[Finder, ...] = (
     _loss,
     selection_problems,
     samples_problems,
+    dense_problems,
 )
 
 

@@ -48,7 +48,7 @@ def check_comparable(
             f"{', '.join(mine)}; evaluate both on the same --data"
         )
     for name in common:
-        if mine[name]["questions"] != theirs["sets"][name]["questions"]:
+        if mine[name]["questions"] != theirs["sets"][name].get("questions"):
             raise UserError(
                 f"--compare {where}: has other problems of {name} "
                 f"({theirs['sets'][name]['problems']} there, {mine[name]['problems']} here); "

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from jaxtyping import Int
 
 from bacr_jax import documents
 from bacr_jax.errors import UserError, first_of
-from bacr_jax.evaluation.samples import EvalSetting, Sample, SampleKey
+from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
 from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder, usable
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
@@ -117,9 +118,15 @@ def append(folder: Path, samples: Sequence[Sample]) -> None:
         raise documents.cannot_write(path, error) from None
 
 
+# What the fields of a sample hold; a score may be a whole number.
+_KINDS = {**typing.get_type_hints(Sample), **dict.fromkeys(("correct", "strict"), int | float)}
+
+
 def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
     try:
         sample = Sample(**{**documents.parse_json(line), "text": ""})
+        if not all(isinstance(getattr(sample, name), kind) for name, kind in _KINDS.items()):
+            raise TypeError
     except (ValueError, TypeError):
         raise UserError(f"{where}: is no sample; write another --out") from None
     if key is not None and sample.key != key:
@@ -219,21 +226,46 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
     """Samples of a finished evaluation by set and setting, without their texts."""
-    read_settings(path)
+    settings = read_settings(path)
     if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
+    try:
+        rows = _rows(settings)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path / SETTINGS}: is damaged; write another folder") from None
     drawn: dict[str, dict[tuple[str, int, int | None], list[Sample]]] = {}
     with (path / SAMPLES).open("rb") as file:
         for number, line in enumerate(file, 1):
             sample = _read(line, None, f"{path / SAMPLES}, line {number}")
             of_set = drawn.setdefault(sample.set, {})
             of_set.setdefault((sample.mode, sample.budget, sample.cut), []).append(sample)
+    found = {(name, *key): len(of) for name, of_set in drawn.items() for key, of in of_set.items()}
+    for key in {**rows, **found}:
+        if found.get(key, 0) != rows.get(key, 0):
+            name, mode, budget, _ = key
+            raise UserError(
+                f"{path / SAMPLES}: holds {found.get(key, 0)} answers of {name}, {mode}, budget "
+                f"{budget}, not {rows.get(key, 0)}; run its command again first"
+            )
     return {
         name: {
             EvalSetting(mode, budget, len({sample.sample for sample in samples}), cut): samples
             for (mode, budget, cut), samples in of_set.items()
         }
         for name, of_set in drawn.items()
+    }
+
+
+def _rows(settings: dict[str, Any]) -> dict[tuple[str, str, int, int | None], int]:
+    """How many answers an evaluation has when it is finished: by set, mode, budget and cut."""
+    decoding = settings["decoding"]
+    every, largest = decoding.get("every"), max(decoding["budgets"], default=0)
+    return {
+        (name, mode, budget, cut): of["problems"] * (1 if mode == GREEDY else decoding["samples"])
+        for name, of in settings["sets"].items()
+        for mode, budgets in decoding["cells"].items()
+        for budget in budgets
+        for cut in (None, *(dense_cuts(largest, every) if every and budget == largest else ()))
     }
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
+from bacr_jax.config.checks import dense_problems
 from bacr_jax.config.derived import cap, largest_evaluated, samples_of
 from bacr_jax.config.engine import VLLM, Engine
 from bacr_jax.documents import write_json, write_lines
@@ -27,7 +28,6 @@ from bacr_jax.evaluation.samples import (
     Graded,
     Sample,
     budget_key,
-    dense_cuts,
     dense_settings,
     eval_settings,
     graded,
@@ -72,8 +72,6 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
 _WAVES = 4
 # The same for batches of several budgets and decodings that are decoded in one call.
 _WAVES_OF_A_CALL = 16
-# Cuts of a dense curve: each is an answer of its own.
-_MOST_CUTS = 256
 
 
 @dataclass(frozen=True)
@@ -185,22 +183,6 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _check_dense(config: Config) -> None:
-    """The dense curve has some cuts, and not too many."""
-    every, largest = config.eval.dense, max(config.eval.budgets, default=0)
-    if every is None:
-        return
-    if every >= largest:
-        raise UserError(
-            f"--every {every}: there is no multiple below the largest budget {largest}; write fewer"
-        )
-    if len(dense_cuts(largest, every)) > _MOST_CUTS:
-        raise UserError(
-            f"--every {every}: makes {len(dense_cuts(largest, every))} cuts of {largest} tokens; "
-            f"write {-(-largest // _MOST_CUTS)} or more"
-        )
-
-
 def _asked(config: Config) -> str:
     """The option that asks for the longest thinking."""
     largest = largest_evaluated(config)
@@ -267,9 +249,10 @@ def prepare(
         check_served(saved)
     settings = eval_settings(config.eval, greedy=greedy)
     settings += _smaller_settings(config, self_consistency)
+    for problem in dense_problems(config, "--every "):
+        raise UserError(problem)
     dense = dense_settings(config.eval, greedy=greedy)
     _check_labels(config, labels)
-    _check_dense(config)
     others = {str(path): folder.find_evaluation(path) for path in compare}
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
@@ -287,10 +270,16 @@ def prepare(
         grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
     name, compared = name or saved.name, dict[str, Path]()
     for where, path in others.items():
-        there = folder.read_settings(path)
-        comparison.check_comparable(described, there, modes, where, grader=grader)
-        folder.read_samples(path)
-        called = str(folder.read_results(path).get("name", path))
+        there, results = folder.read_samples(path), folder.read_results(path)
+        theirs = folder.read_settings(path)
+        comparison.check_comparable(described, theirs, modes, where, grader=grader)
+        for spec in there:
+            if "by_budget" not in (results["sets"].get(spec) or ()):
+                raise UserError(
+                    f"{path / folder.RESULTS}: has no numbers of {spec}; run its command again "
+                    "first"
+                )
+        called = str(results.get("name", path))
         # By its folder where the name is taken.
         compared[str(path) if called in (name, *compared) else called] = path
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
@@ -385,7 +374,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             for place, setting in enumerate(batch.settings):
                 of_setting = samples[place :: len(batch.settings)]
                 drawn[batch.set].setdefault(setting, []).extend(of_setting)
-        own = _graded(drawn)
+        own = graded_sets(drawn)
         # Of this process; samples.jsonl and `paths` in results.json have them all.
         for line in failures(environment.grader, {}):
             progress.say(line)
@@ -404,7 +393,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     finally:
         environment.close()
     for name, path in work.compared.items():
-        differences = comparison.compare(own, _graded(folder.read_samples(path)))
+        differences = comparison.compare(own, graded_sets(folder.read_samples(path)))
         theirs = folder.read_results(path)["sets"]
         for spec, difference in differences.items():
             # The other policy's own numbers, for tables and pictures.
@@ -420,7 +409,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     return results
 
 
-def _graded(
+def graded_sets(
     drawn: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
 ) -> dict[str, dict[EvalSetting, Graded]]:
     """Samples by set and setting, as arrays."""
