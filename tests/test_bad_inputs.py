@@ -17,6 +17,7 @@ INSPECT = "data --inspect jsonl:{}/questions.jsonl "
 WEIGHTS, CONFIG_JSON = "model/model.safetensors", "model/config.json"
 TRAINED = {"run/config.yaml": SMALL}
 DAMAGED = {**TRAINED, "run/checkpoints/3/state/_METADATA": "{"}
+WARMED = "warmup.steps=10 warmup.dir="
 LONG = "x" * 300
 
 
@@ -50,6 +51,7 @@ BAD = [
     ),
     (TRAIN + "method={}/own.py", "raised SystemExit: 3", {"own.py": "raise SystemExit(3)"}),
     (TRAIN + "output.dir=/proc/run", "output.dir=/proc/run: can't be used (No such file", {}),
+    (TRAIN + WARMED + "/proc/x", "warmup.dir=/proc/x: can't be used (No such file", {}),
     (TRAIN, "is not empty and holds no run (found 'notes.txt')", {"run/notes.txt": ""}),
     (
         WORDS + "model.path={}/none model.tokenizer={}/model",

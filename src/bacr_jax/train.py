@@ -140,6 +140,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
     """Refuses what training would before it uses a device, all of it in one error."""
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
+    from bacr_jax.training.warmup import check_warmup
 
     found = [config]
     faults = faults_of(
@@ -147,6 +148,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
         lambda: found.append(with_sets_that_are_there(found[-1])),
         lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
         lambda: check_wandb(config),
+        lambda: check_warmup(found[-1], run_folder.RunPaths(run_path(config))),
         lambda: start.check_inputs(found[-1]),
     )
     if faults:

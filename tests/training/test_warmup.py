@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
+from bacr_jax.runs.folder import RunPaths
 from bacr_jax.training import warmup
 from learner_world import SPEC
 from methods_world import load
@@ -86,6 +88,33 @@ def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
     words = identity("conditioning.told=words")
     assert words != plain and identity("conditioning.told=both") == words
     assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"warmup.json": '{"fingerprint": "x"}'}, "holds a warm-up with other settings"),
+        ({"warmup.json": "OWN"}, "has lost its weights"),
+        ({"warmup.json": "["}, "warmup.json: is damaged"),
+        ({"warmup.json": "OWN", "weights/10/x": ""}, None),
+        ({"progress/x": ""}, None),
+    ],
+)
+def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, files, says):
+    config = load(tmp_path, None, "warmup.steps=10", f"warmup.dir={tmp_path / 'warm'}")
+    for name, text in files.items():
+        path = tmp_path / "warm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = json.dumps({"fingerprint": warmup.warmup_fingerprint(config)})
+        path.write_text(text.replace("OWN", own))
+    run = RunPaths(tmp_path / "run")
+    if says is None:
+        return warmup.check_warmup(config, run)
+    with pytest.raises(UserError, match=f"{tmp_path}/warm.*{says}"):
+        warmup.check_warmup(config, run)
+    # A run that has begun does without it.
+    (run.checkpoints / "3").mkdir(parents=True)
+    return warmup.check_warmup(config, run)
 
 
 class Run(warmup.WarmUp):

@@ -302,9 +302,14 @@ def check_run_folder(
     where = _named(path)
     with usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
-        there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-        # Rights say less than writing does: of root's there are all, and a disk may be full.
-        Path(tempfile.mkdtemp(dir=there)).rmdir()
+        check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """OSError: nothing can be written in a folder, or where it would be made."""
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    # Rights say less than writing does: of root's there are all, and a disk may be full.
+    Path(tempfile.mkdtemp(dir=there)).rmdir()
 
 
 def _named(path: Path) -> str:

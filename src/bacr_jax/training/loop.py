@@ -45,6 +45,7 @@ from bacr_jax.training.start import (
     restore_files,
     untrained_state,
 )
+from bacr_jax.training.warmup import check_warmup
 from bacr_jax.types import Poll
 
 # Evaluations that a run makes once; those in between are told apart by their step.
@@ -80,6 +81,7 @@ class Trainer:
         keep_freed_memory()
         kept = keep_programs(config.output.compile_cache)
         self.method, self.environment = open_inputs_together(config)
+        check_warmup(config, folder)
         self.departures = departures(config, self.method)
         vocab_size = self.environment.vocab_size
         shape = setup.model_shape(config, vocab_size)

@@ -47,7 +47,14 @@ from bacr_jax.prompts.encoding import with_ids
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints
-from bacr_jax.runs.folder import WarmupPaths, lock_folder
+from bacr_jax.runs.folder import (
+    RunPaths,
+    WarmupPaths,
+    check_writable,
+    lock_folder,
+    steps_in,
+    usable,
+)
 from bacr_jax.runs.initial import plain_params
 from bacr_jax.runs.setup import Policy
 from bacr_jax.types import Params, Poll, Prompts
@@ -414,21 +421,41 @@ def warm_up(
     return run.params
 
 
-def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
-    """The finished weights in a folder, shaped and placed like `like`."""
-    path = paths.identity
+def check_warmup(config: Config, run: RunPaths) -> None:
+    """Refuses a `warmup.dir` that holds another warm-up, or can't be written.
+
+    A run that has a checkpoint does not need it.
+    """
+    if not config.warmup.steps or config.warmup.dir is None or steps_in(run.checkpoints):
+        return
+    paths = WarmupPaths(Path(config.warmup.dir))
+    with usable(f"warmup.dir={paths.path}"):
+        if paths.identity.exists():
+            _check_identity(config, paths)
+        else:
+            check_writable(paths.path)
+
+
+def _check_identity(config: Config, paths: WarmupPaths) -> None:
+    """Refuses a finished warm-up of other settings, or without weights."""
+    path, where = paths.identity, f"{'warmup.dir=' if config.warmup.dir else ''}{paths.path}"
     try:
         identity = documents.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
     if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(
-            f"{paths.path}: holds a warm-up with other settings (seed, model, data, warmup "
+            f"{where}: holds a warm-up with other settings (seed, model, data, warmup "
             "or the budgets told in words differ); write another warmup.dir"
         )
+    if not steps_in(paths.weights):
+        raise UserError(f"{where}: has lost its weights; remove the folder of the warm-up")
+
+
+def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
+    """The finished weights in a folder, shaped and placed like `like`."""
+    _check_identity(config, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)
-    if checkpoints.latest is None:
-        raise UserError(f"{paths.path}: has lost its weights; remove the folder of the warm-up")
     _, params, _ = checkpoints.restore(like)
     checkpoints.close()
     return params
