@@ -19,8 +19,9 @@ from bacr_grading.documents import (
 )
 from bacr_jax.config.io import load, override
 from bacr_jax.config.schema import Config
-from bacr_jax.documents import keep_until, lines_until, read_lines
+from bacr_jax.documents import keep_until, lines_until, read_lines, write_atomically
 from bacr_jax.errors import UserError, printable
+from files_world import full_disk
 
 QUICK = settings(max_examples=150, deadline=None)
 JSON = st.recursive(
@@ -113,6 +114,19 @@ def test_pipes_devices_and_folders_are_refused_unopened(tmp_path):
         read_file(tmp_path / "none")
     with pytest.raises(ValueError, match="null"):
         read_file(Path("a\0b"))
+
+
+@pytest.mark.parametrize("content", ["new", b"new", iter(["n", "ew"])], ids=["text", "bytes", "it"])
+def test_a_file_that_can_not_be_written_stays_as_it_is(tmp_path, monkeypatch, content):
+    path = tmp_path / "file"
+    path.write_text("old")
+    full_disk(monkeypatch)
+    with pytest.raises(UserError, match=r"file: can't be written \(No space left on device\)"):
+        write_atomically(path, content)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    write_atomically(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_larger_files_are_refused(tmp_path):

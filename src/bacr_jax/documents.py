@@ -3,6 +3,7 @@
 The readers are `bacr_grading.documents`, under the library's name. The one atomic writer.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,24 +40,30 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new one, never half.
+def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
+    """Replaces a file in one step: a reader sees the old content or the new one, never half.
 
-    A long text may come in pieces.
+    A long text may come in pieces. Where it can't be written, the old one stays, and nothing else.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines([text] if isinstance(text, str) else text)
-        file.flush()
-        # The name must not reach the disk before the text does.
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    pieces = [content] if isinstance(content, bytes | str) else content
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(p if isinstance(p, bytes) else p.encode() for p in pieces)
+            file.flush()
+            # The name must not reach the disk before the content does.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:
     """`replace_file` of a run's file; UserError: no space, or no right to write there."""
     try:
-        replace_file(path, text)
+        replace_file(path, content)
     except OSError as error:
         raise cannot_write(path, error) from None
 

@@ -201,10 +201,11 @@ def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
     # The file is written at the end of hours of work: whether it can be is asked at their start.
     beside = labels.with_name(labels.name + ".tmp")
     try:
-        beside.touch()
+        beside.touch(exist_ok=False)
         beside.unlink()
     except OSError as error:
-        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); write another"
+        why = f"{beside.name} is in its way" if beside.exists() else error.strerror
+        yield f"--label-difficulty {labels}: can't be written ({why}); write another"
 
 
 def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:

@@ -4,10 +4,10 @@
 `--report`. Packing twice gives the same bytes.
 """
 
+import io
 import json
 import lzma
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ def read_compressed(path: Path) -> str:
 
 def _compressed(path: Path, text: str) -> None:
     # A third smaller than gzip's, and with neither time nor name: the same cells are the same file.
-    path.write_bytes(lzma.compress(text.encode("utf-8"), preset=9 | lzma.PRESET_EXTREME))
+    content = lzma.compress(text.encode("utf-8"), preset=9 | lzma.PRESET_EXTREME)
+    write_atomically(path, content)
 
 
 def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
@@ -43,30 +44,34 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     cells = [path for id_ in sorted(ids) if (path := cell_path(folder, id_)).exists()]
     if not cells or not (folder / "results.json").exists():
         raise UserError(f"--pack: {folder} has no results yet; run the study first")
+    if out.resolve() == folder.resolve():
+        raise UserError(f"--pack {out}: is the study's own folder; write another")
     out.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(read_object(path), ensure_ascii=False) for path in cells]
     _compressed(out / CELLS, "".join(f"{line}\n" for line in lines))
     results = read_object(folder / "results.json")
     _compressed(out / RESULTS, json.dumps(results, ensure_ascii=False) + "\n")
     kept = [out / CELLS, out / RESULTS]
-    for part, pattern, copy in (
+    for part, pattern, content in (
         ("figures", "*.png", _small_picture),
-        ("tables", "*.md", shutil.copyfile),
+        ("tables", "*.md", read_file),
     ):
         (out / part).mkdir(exist_ok=True)
         for path in sorted((folder / part).glob(pattern)):
-            copy(path, out / part / path.name)
+            write_atomically(out / part / path.name, content(path))
             kept.append(out / part / path.name)
     return kept
 
 
-def _small_picture(path: Path, out: Path) -> None:
-    """A copy in 255 colours, a third of the size; lines and tints look the same."""
+def _small_picture(path: Path) -> bytes:
+    """A picture's file in 255 colours, a third of the size; lines and tints look the same."""
     from PIL import Image
 
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(colors=255, dither=Image.Dither.NONE)
-    small.save(out, format="PNG", optimize=True)
+    content = io.BytesIO()
+    small.save(content, format="PNG", optimize=True)
+    return content.getvalue()
 
 
 def archived_cells(folder: Path) -> list[Any]:

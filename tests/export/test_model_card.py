@@ -7,10 +7,12 @@ import pytest
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
 from bacr_jax.export import model_card as cards
 from bacr_jax.prompts.formats import FORMATS
 
-ENTRY = {"accuracy": 0.5, "ci95": [0.4, 0.625], "problems": 500, "samples": 1}
+TOKENS = {"mean_thinking_tokens": 4.0, "mean_total_tokens": 9.0}
+ENTRY = {"accuracy": 0.5, "ci95": [0.4, 0.625], "problems": 500, "samples": 1, **TOKENS}
 
 
 @pytest.fixture
@@ -42,6 +44,29 @@ def test_accuracy_is_that_of_the_checkpoint_with_intervals(about):
 def test_a_checkpoint_without_an_evaluation_says_so(about):
     evaluated(about, 2, ledger={"greedy": {"8": ENTRY}})
     assert "This checkpoint was not evaluated by its run." in cards.model_card(about)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("eval.jsonl", {"x": 1}, "line 1: its field 'step' is missing"),
+        ("eval.jsonl", {"step": 3, "when": "after"}, "line 1: its field 'sets' is missing"),
+        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "are no accuracies"),
+        (
+            "eval.jsonl",
+            {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
+            "eval.jsonl: holds something else than a run writes",
+        ),
+        ("results.json", {"sets": {"ledger": {}}}, "results.json: holds something else than a run"),
+        ("results.json", {"ledger": {}}, "results.json: is damaged"),
+    ],
+)
+def test_an_odd_evaluation_is_one_line(about, name, content, says):
+    folder = about.run if name == "eval.jsonl" else about.run / "evaluation" / "step-000003"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(json.dumps(content) + "\n")
+    with pytest.raises(UserError, match=says):
+        cards.model_card(about)
 
 
 def test_it_says_how_a_budget_is_asked_for(about):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from bacr_jax.errors import UserError
 from bacr_jax.report import figures, png, svg
 from bacr_jax.report.charts import Axis, Chart, Series, smoothed
 from bacr_jax.report.training_charts import training_charts
+from files_world import full_disk
 
 
 def entry(accuracy, half, tokens):
@@ -49,6 +51,17 @@ def records(steps):
         }
         for step in range(1, steps + 1)
     ]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.pdf"])
+def test_a_picture_that_can_not_be_written_leaves_the_old_one(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+    png.save(Figure((1, 1)), path)
+    before = path.read_bytes()
+    full_disk(monkeypatch)
+    with pytest.raises(UserError, match=f"{name}: can't be written .No space left on device"):
+        png.save(Figure((2, 1)), path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture

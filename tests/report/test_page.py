@@ -140,6 +140,25 @@ def test_departures_from_the_publication_are_listed_also_while_it_trains(run):
     assert "a key of its own" in page(run)
 
 
+def test_what_is_odd_in_a_later_evaluation_is_said_of_its_file(run):
+    results = run / "evaluation" / "step-000006" / "results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text('{"name": "x", "sets": []}')
+    with pytest.raises(UserError, match=rf"^{results}: is damaged; run its evaluation again"):
+        page(run)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "evaluation/results.json"])
+def test_no_report_is_written_over_a_file_of_the_run(run, name):
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=f"--out {path}: is a file of the run; write another"):
+        write_report(run, path)
+    assert path.read_bytes() == before
+
+
 def test_a_report_that_fails_costs_no_result(run, capsys, monkeypatch):
     def fail(runs):
         raise RuntimeError("no such font\nand more")

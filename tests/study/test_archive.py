@@ -8,6 +8,7 @@ from PIL import Image, ImageChops
 
 from bacr_jax.errors import UserError
 from bacr_study import archive
+from files_world import full_disk
 
 IDS = ["ledger.grpo.1", "ledger.grpo.0", "ledger.dapo.0"]
 
@@ -49,6 +50,24 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
     cells = archive.archived_cells(out)
     assert [cell["id"] for cell in cells] == ["ledger.grpo.0", "ledger.grpo.1"]
     assert json.loads(archive.read_compressed(out / "results.json.xz")) == {"means": {}}
+
+
+def test_what_was_packed_stays_where_it_can_not_be_packed_again(study, tmp_path, monkeypatch):
+    out = tmp_path / "kept"
+    kept = {path: path.read_bytes() for path in archive.pack(study, out, IDS)}
+    (study / "cells" / "ledger.grpo.0.json").write_text('{"id": "ledger.grpo.0"}')
+    full_disk(monkeypatch)
+    with pytest.raises(UserError, match=r"cells\.jsonl\.xz: can't be written \(No space left"):
+        archive.pack(study, out, IDS)
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert len([path for path in out.rglob("*") if path.is_file()]) == len(kept)
+
+
+def test_a_study_is_not_packed_into_itself(study):
+    for out in (study, study / "tables" / ".."):
+        with pytest.raises(UserError, match="is the study's own folder; write another"):
+            archive.pack(study, out, IDS)
+    assert not (study / archive.CELLS).exists()
 
 
 def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -13,9 +12,11 @@ from bacr_jax import __version__, documents
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
+from bacr_jax.evaluation.summary import Summary
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.told import budget_words
 from bacr_jax.report.html_page import templates
+from bacr_jax.report.run_data import odd_refused, read_evaluations
 from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_title
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
@@ -72,25 +73,29 @@ def license_of(base: Path | None) -> str | None:
 
 def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of the accuracies of each set, by the run's own evaluations."""
-    paths, made = RunPaths(about.run), dict[str, Any]()
-    records = [r for r in documents.read_lines(paths.evaluations) if r["step"] == about.step]
+    paths = RunPaths(about.run)
+    records = [r for r in read_evaluations(paths.evaluations) if r["step"] == about.step]
     if records:
-        made["in training"] = records[-1]["sets"]
+        with odd_refused(f"{paths.evaluations}: holds"):
+            for name, modes in records[-1]["sets"].items():
+                yield _table(name, modes, "in training")
     later = paths.evaluation_of(about.step)
     if (later / RESULTS).is_file():
-        sets = read_results(later)["sets"]
-        made["afterwards"] = {name: result["by_budget"] for name, result in sets.items()}
-    for when, sets in made.items():
-        for name, modes in sets.items():
-            budgets = by_size({budget for entries in modes.values() for budget in entries})
-            rows = []
-            for mode, entries in modes.items():
-                first = next(iter(entries.values()))
-                many = f", mean of {first['samples']}" if first["samples"] > 1 else ""
-                cells = [accuracy_text(entries[b]) if b in entries else NONE for b in budgets]
-                rows.append([f"{mode}{many}", f"{first['problems']:,}", *cells])
-            title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
-            yield title, ["decoding", "problems", *map(budget_name, budgets)], rows
+        with odd_refused(f"{later / RESULTS}: holds"):
+            for name, result in read_results(later)["sets"].items():
+                yield _table(name, result["by_budget"], "afterwards")
+
+
+def _table(name: str, modes: Summary, when: str) -> tuple[str, list[str], list[list[str]]]:
+    budgets = by_size({budget for entries in modes.values() for budget in entries})
+    rows = []
+    for mode, entries in modes.items():
+        first = next(iter(entries.values()))
+        many = f", mean of {first['samples']}" if first["samples"] > 1 else ""
+        cells = [accuracy_text(entries[b]) if b in entries else NONE for b in budgets]
+        rows.append([f"{mode}{many}", f"{first['problems']:,}", *cells])
+    title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
+    return title, ["decoding", "problems", *map(budget_name, budgets)], rows
 
 
 def model_card(about: Exported) -> str:

@@ -1,7 +1,7 @@
 """report.html of a run, or of several beside each other: one file with everything in it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from bacr_jax.report.evaluation_charts import (
     over_steps,
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
-from bacr_jax.report.run_data import RunData, labels_of, read_run
+from bacr_jax.report.run_data import ODD, RunData, labels_of, odd_refused, read_run
 from bacr_jax.report.table import NONE, Table, budget_name, by_size, set_title
 from bacr_jax.report.traces import read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
@@ -36,8 +36,6 @@ from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import duration
 
 COMPARISON = "comparison.html"
-# What fields raise that no check has heard of: of a later version, or of somebody's own making.
-_ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 _WHAT = "accuracy in % [95 % interval], mean thinking tokens"
 # Of the later half of a run's steps: what it says of its baseline (docs/theory.md).
 _OF_CREDIT = (
@@ -158,7 +156,7 @@ def _evaluations(run: RunData) -> list[Part]:
         try:
             results = documents.read_json(path)
             tables = evaluation.tables(results)
-        except (ValueError, KeyError, TypeError, StopIteration):
+        except ODD:
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
         title = f"{results['name']} ({path.parent.name})"
         parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
@@ -260,7 +258,7 @@ def page(runs: Sequence[RunData]) -> str:
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Writes the report of a run, and its pictures into its folder."""
-    path = _target(RunPaths(folder).report, out)
+    path = _target(RunPaths(folder).report, out, [folder])
     with _refused(folder):
         run = read_run(folder)
         figures.draw_run(run)
@@ -275,7 +273,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
     for folder, label in zip(folders, labels_of(list(folders), list(labels))):
         with _refused(folder):
             runs.append(read_run(folder, label))
-    path = _target(folders[0] / COMPARISON, out)
+    path = _target(folders[0] / COMPARISON, out, folders)
     with _refused(*folders):
         text = page(runs)
     documents.write_atomically(path, text)
@@ -287,27 +285,19 @@ def try_report(folder: Path) -> None:
     attempt(f"{RunPaths(folder).report}: can't be written", write_report, folder)
 
 
-def _target(default: Path, out: Path | None) -> Path:
+def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
     path = default if out is None else out
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; write the name of a file")
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"--out {path}: its folder does not exist; make it first")
+    inside = any(path.resolve().is_relative_to(folder.resolve()) for folder in runs)
+    if inside and path.exists() and path.suffix != ".html":
+        raise UserError(f"--out {path}: is a file of the run; write another, such as report.html")
     return path
 
 
-@contextlib.contextmanager
-def _refused(*folders: Path) -> Iterator[None]:
-    """A line that says that folders hold something else than a run writes."""
-    try:
-        yield
-    # It is a ValueError too.
-    except UserError:
-        raise
-    except _ODD as error:
-        paths = RunPaths(Path())
-        names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
-        raise UserError(
-            f"{', '.join(map(str, folders))}: {names} hold something else than a run writes "
-            f"({type(error).__name__}: {error}); copy them again"
-        ) from None
+def _refused(*folders: Path) -> contextlib.AbstractContextManager[None]:
+    paths = RunPaths(Path())
+    names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
+    return odd_refused(f"{', '.join(map(str, folders))}: {names} hold")

@@ -1,5 +1,6 @@
 """Charts for files, drawn by Matplotlib from the descriptions that pages draw as SVG."""
 
+import io
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax import errors
+from bacr_jax.documents import write_atomically
 from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
@@ -75,13 +77,15 @@ def save(made: Any, path: Path) -> None:
     """Writes a figure as .png or .pdf; equal pictures are equal files, without version and date."""
     import matplotlib
 
+    content = io.BytesIO()
     if path.suffix == ".pdf":
         # Fonts that journals take (TrueType) instead of Matplotlib's Type 3.
         with matplotlib.rc_context({"pdf.fonttype": 42}):
             dates = {"CreationDate": None, "Producer": None, "Creator": None}
-            made.savefig(path, format="pdf", metadata=dates)
+            made.savefig(content, format="pdf", metadata=dates)
     else:
-        made.savefig(path, format="png", metadata={"Software": None})
+        made.savefig(content, format="png", metadata={"Software": None})
+    write_atomically(path, content.getvalue())
 
 
 def attempt(

@@ -1,5 +1,7 @@
 """What reports read of a run folder, checked: config, summary, metrics and evaluations."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import read_config
 
+# What fields raise that no check has heard of: of a later version, or of somebody's own making.
+ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
 _KINDS = {int: "whole number", str: "text", dict: "object"}
 
 
@@ -40,14 +44,6 @@ def read_run(folder: Path, label: str | None = None) -> RunData:
     """Reads a run folder."""
     paths, config = RunPaths(folder), read_config(folder)
     summary = _read_summary(paths.summary)
-    evaluations = _records(paths.evaluations, {"step": int, "when": str, "sets": dict})
-    for number, record in enumerate(evaluations, 1):
-        known = all(map(_is_summary, record["sets"].values()))
-        if not known or not isinstance(record.get("dense", {}), dict):
-            raise UserError(
-                f"{paths.evaluations}, line {number}: its sets are no accuracies by decoding and "
-                "budget; fix or remove the line"
-            )
     return RunData(
         label=folder.absolute().name if label is None else label,
         paths=paths,
@@ -55,8 +51,36 @@ def read_run(folder: Path, label: str | None = None) -> RunData:
         summary=summary,
         method=str(summary.get("method", config.method)),
         metrics=_records(paths.metrics, {"step": int}),
-        evaluations=evaluations,
+        evaluations=read_evaluations(paths.evaluations),
     )
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """Reads a run's eval.jsonl."""
+    evaluations = _records(path, {"step": int, "when": str, "sets": dict})
+    for number, record in enumerate(evaluations, 1):
+        known = all(map(_is_summary, record["sets"].values()))
+        if not known or not isinstance(record.get("dense", {}), dict):
+            raise UserError(
+                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
+                "remove the line"
+            )
+    return evaluations
+
+
+@contextlib.contextmanager
+def odd_refused(where: str) -> Iterator[None]:
+    """A line that says where there is something else than a run writes: `FILES hold`."""
+    try:
+        yield
+    # It is a ValueError too.
+    except UserError:
+        raise
+    except ODD as error:
+        raise UserError(
+            f"{where} something else than a run writes ({type(error).__name__}: {error}); put back "
+            "what was there"
+        ) from None
 
 
 def _read_summary(path: Path) -> dict[str, Any]:

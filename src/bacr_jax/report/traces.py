@@ -11,6 +11,7 @@ import numpy as np
 from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.report.html_page import render
+from bacr_jax.report.run_data import ODD
 from bacr_jax.report.table import NONE
 
 Trace = dict[str, Any]
@@ -44,7 +45,7 @@ def read_traces(folder: Path) -> list[Trace]:
         for record in read_lines(path):
             try:
                 _check(record)
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            except ODD:
                 raise UserError(f"{path}: holds something else than traces; remove it") from None
             found.append(record)
     return found
