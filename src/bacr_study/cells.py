@@ -139,24 +139,16 @@ def read_cell(path: Path) -> Cell:
 
 
 def evaluated(cell: Cell, now: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of how a cell was evaluated, by those names of `now` that can be told.
-
-    A cell that does not say it has it in its numbers, but for the votes, whose samples are others'.
-    """
-    if cell.evaluation:
-        return {name: cell.evaluation.get(name) for name in now}
-    if GREEDY not in cell.samples:
-        return {}
-    entries = [
-        (b, e) for modes in cell.sets.values() for of in modes.values() for b, e in of.items()
-    ]
-    found = {
-        "budgets": sorted({int(budget) for budget, _ in entries}),
-        "samples": cell.samples.get(SAMPLED, 0),
-    }
+    """How a cell was evaluated, in words of `now`; of an older one what its numbers tell of it."""
+    if cell.evaluation or GREEDY not in cell.samples:
+        # A vote's samples are another's.
+        return cell.evaluation
+    entries = [item for of in cell.sets.values() for by in of.values() for item in by.items()]
     problems = max((len(entry["correct"] or "") for _, entry in entries), default=0)
     # A set may be smaller than the size.
-    return found | ({"size": problems} if problems > (now["size"] or problems) else {})
+    size = {"size": problems} if problems > (now["size"] or problems) else {}
+    budgets = sorted({int(budget) for budget, _ in entries})
+    return {"budgets": budgets, "samples": cell.samples.get(SAMPLED, 0), **size}
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:

@@ -84,24 +84,15 @@ class PlannedRun:
         variants = (self.variant, *study.votes_over(self.variant))
         paths = [cell_path(self.place, cell_id(self.task, v, self.seed)) for v in variants]
         there = [path for path in paths if path.exists()]
-        now = study.asked(self.task, self.variant.arm)
+        now = {"digest": self.digest, **study.asked(self.task, self.variant.arm)}
         for path in there:
             cell = read_cell(path)
-            if cell.config_sha != self.digest:
+            found = {"digest": cell.config_sha, **evaluated(cell, now)}
+            if differing := [key for key in found if found[key] != now.get(key)]:
+                said = (f"{key} {found[key]} there, {now.get(key)} now" for key in differing)
                 raise UserError(
-                    f"{path}: was made with other settings than the study has now (digest "
-                    f"{cell.config_sha} there, {self.digest} now); move it away, and the run is "
-                    "made again"
-                )
-            differing = [
-                f"{name} {value} there, {now[name]} now"
-                for name, value in evaluated(cell, now).items()
-                if value != now[name]
-            ]
-            if differing:
-                raise UserError(
-                    f"{path}: was evaluated otherwise than the study says now "
-                    f"({', '.join(differing)}); move it away, and it is made again"
+                    f"{path}: was made with other settings than the study has now "
+                    f"({', '.join(said)}); move it away, and the run is made again"
                 )
         return there == paths
 

@@ -48,10 +48,7 @@ class Pair:
 
     @property
     def within(self) -> bool:
-        """Whether the mean of now lies in the 95 % interval of then, ends included.
-
-        That which tables show: over problems, where there is one seed or seeds do not vary.
-        """
+        """Whether the mean of now lies in the 95 % interval of then, ends included."""
         low, high = self.before.low, self.before.high
         if low is None or high is None:
             return self.difference == 0
@@ -80,8 +77,8 @@ def welch(first: Estimate, second: Estimate) -> float:
 def _error(first: Estimate, second: Estimate) -> tuple[float, float]:
     """Standard error of the difference of two means, and Welch's degrees of freedom.
 
-    From their 95 % t intervals; not numbers where one has one seed. An interval over problems
-    stands where seeds do not vary.
+    From their 95 % t intervals; not numbers where one has one seed. Seeds that do not vary have one
+    over problems instead.
     """
     errors = []
     for one in (first, second):

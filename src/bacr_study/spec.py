@@ -237,17 +237,10 @@ class Study:
 
     def asked(self, task: str, arm: str) -> dict[str, Any]:
         """What the numbers of an arm's cells depend on beside its runs; cells keep it."""
-        how, of, samples = self.evaluation, self.task(task), self.samples_of(self.arm(arm))
-        sampling = {"temperature": how.temperature, "top_p": how.top_p} if samples else {}
-        return {
-            "budgets": list(of.budgets),
-            "data": list(of.data),
-            "hard_levels": list(of.hard_levels),
-            "samples": samples,
-            "size": how.size,
-            "seed": how.seed,
-            **sampling,
-        }
+        of, samples = self.task(task), self.samples_of(self.arm(arm))
+        how: dict[str, Any] = {**vars(self.evaluation), "samples": samples}
+        del how["slots"]
+        return how | {key: list(getattr(of, key)) for key in ("budgets", "data", "hard_levels")}
 
     def votes_over(self, variant: Variant) -> list[Variant]:
         """Arms that are votes over the samples of a variant's runs."""

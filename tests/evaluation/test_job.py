@@ -172,8 +172,8 @@ class TestRun:
     @pytest.mark.parametrize(
         ("name", "content", "says"),
         [
-            ("results.json", {"sets": {}}, "has no numbers of ledger; run its command again"),
-            ("results.json", {"sets": {"ledger": {}}}, "has no numbers of ledger"),
+            ("results.json", {"sets": {}}, "is damaged; run its evaluation again"),
+            ("results.json", {"sets": {"ledger": {}}}, "is damaged; run its"),
             ("evaluation.json", {}, "is damaged; write another folder"),
         ],
     )

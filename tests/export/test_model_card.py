@@ -55,9 +55,10 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
         (
             "eval.jsonl",
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
-            "eval.jsonl: holds something else than a run writes",
+            "mine: evaluations of step 3 hold something else than a run writes",
         ),
-        ("results.json", {"sets": {"ledger": {}}}, "results.json: holds something else than a run"),
+        ("results.json", {"sets": {"ledger": {}}}, "results.json: is damaged"),
+        ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold something"),
         ("results.json", {"ledger": {}}, "results.json: is damaged"),
     ],
 )

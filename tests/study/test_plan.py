@@ -173,7 +173,7 @@ def test_a_cell_evaluated_otherwise_is_refused(tmp_path, override, words, says):
         # Its numbers do not tell.
         assert run.has_cells(other)
         return
-    with pytest.raises(UserError, match=f"was evaluated otherwise .*{words}.*; move it away"):
+    with pytest.raises(UserError, match=f"was made with other settings .*{words}.*; move it away"):
         run.has_cells(other)
 
 

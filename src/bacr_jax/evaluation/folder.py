@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,13 +213,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """The results of a finished evaluation."""
+def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
+    """The results of a finished evaluation; `names`: sets that it must have."""
     try:
         results = documents.read_object(path / RESULTS)
-        if not isinstance(results["sets"], dict):
+        if not all("by_budget" in results["sets"][name] for name in (*results["sets"], *names)):
             raise ValueError
-    except (OSError, ValueError, KeyError):
+    except (AttributeError, KeyError, OSError, TypeError, ValueError):
         raise UserError(f"{path / RESULTS}: is damaged; run its evaluation again") from None
     return results
 
@@ -233,30 +233,24 @@ def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
         rows = _rows(settings)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder") from None
-    drawn: dict[str, dict[tuple[str, int, int | None], list[Sample]]] = {}
+    by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in rows}
     with (path / SAMPLES).open("rb") as file:
         for number, line in enumerate(file, 1):
             sample = _read(line, None, f"{path / SAMPLES}, line {number}")
-            of_set = drawn.setdefault(sample.set, {})
-            of_set.setdefault((sample.mode, sample.budget, sample.cut), []).append(sample)
-    found = {(name, *key): len(of) for name, of_set in drawn.items() for key, of in of_set.items()}
-    for key in {**rows, **found}:
-        if found.get(key, 0) != rows.get(key, 0):
-            name, mode, budget, _ = key
+            by_key.setdefault(sample.key[:4], []).append(sample)
+    drawn: dict[str, dict[EvalSetting, list[Sample]]] = {}
+    for (name, mode, budget, cut), of in by_key.items():
+        if len(of) != (expected := rows.get((name, mode, budget, cut), 0)):
             raise UserError(
-                f"{path / SAMPLES}: holds {found.get(key, 0)} answers of {name}, {mode}, budget "
-                f"{budget}, not {rows.get(key, 0)}; run its command again first"
+                f"{path / SAMPLES}: holds {len(of)} answers of {name}, {mode}, budget {budget}, "
+                f"not {expected}; run its command again first"
             )
-    return {
-        name: {
-            EvalSetting(mode, budget, len({sample.sample for sample in samples}), cut): samples
-            for (mode, budget, cut), samples in of_set.items()
-        }
-        for name, of_set in drawn.items()
-    }
+        setting = EvalSetting(mode, budget, len({sample.sample for sample in of}), cut)
+        drawn.setdefault(name, {})[setting] = of
+    return drawn
 
 
-def _rows(settings: dict[str, Any]) -> dict[tuple[str, str, int, int | None], int]:
+def _rows(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
     """How many answers an evaluation has when it is finished: by set, mode, budget and cut."""
     decoding = settings["decoding"]
     every, largest = decoding.get("every"), max(decoding["budgets"], default=0)

@@ -270,16 +270,10 @@ def prepare(
         grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
     name, compared = name or saved.name, dict[str, Path]()
     for where, path in others.items():
-        there, results = folder.read_samples(path), folder.read_results(path)
-        theirs = folder.read_settings(path)
-        comparison.check_comparable(described, theirs, modes, where, grader=grader)
-        for spec in there:
-            if "by_budget" not in (results["sets"].get(spec) or ()):
-                raise UserError(
-                    f"{path / folder.RESULTS}: has no numbers of {spec}; run its command again "
-                    "first"
-                )
-        called = str(results.get("name", path))
+        folder.read_samples(path)
+        there = folder.read_settings(path)
+        comparison.check_comparable(described, there, modes, where, grader=grader)
+        called = str(folder.read_results(path, there["sets"]).get("name", path))
         # By its folder where the name is taken.
         compared[str(path) if called in (name, *compared) else called] = path
     decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)

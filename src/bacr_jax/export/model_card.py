@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,7 +13,6 @@ from bacr_jax import __version__, documents
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
-from bacr_jax.evaluation.summary import Summary
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.told import budget_words
 from bacr_jax.report.html_page import templates
@@ -73,29 +73,25 @@ def license_of(base: Path | None) -> str | None:
 
 def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of the accuracies of each set, by the run's own evaluations."""
-    paths = RunPaths(about.run)
+    paths, made = RunPaths(about.run), dict[str, Any]()
     records = [r for r in read_evaluations(paths.evaluations) if r["step"] == about.step]
     if records:
-        with odd_refused(f"{paths.evaluations}: holds"):
-            for name, modes in records[-1]["sets"].items():
-                yield _table(name, modes, "in training")
+        made["in training"] = records[-1]["sets"]
     later = paths.evaluation_of(about.step)
     if (later / RESULTS).is_file():
-        with odd_refused(f"{later / RESULTS}: holds"):
-            for name, result in read_results(later)["sets"].items():
-                yield _table(name, result["by_budget"], "afterwards")
-
-
-def _table(name: str, modes: Summary, when: str) -> tuple[str, list[str], list[list[str]]]:
-    budgets = by_size({budget for entries in modes.values() for budget in entries})
-    rows = []
-    for mode, entries in modes.items():
-        first = next(iter(entries.values()))
-        many = f", mean of {first['samples']}" if first["samples"] > 1 else ""
-        cells = [accuracy_text(entries[b]) if b in entries else NONE for b in budgets]
-        rows.append([f"{mode}{many}", f"{first['problems']:,}", *cells])
-    title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
-    return title, ["decoding", "problems", *map(budget_name, budgets)], rows
+        sets = read_results(later)["sets"]
+        made["afterwards"] = {name: result["by_budget"] for name, result in sets.items()}
+    for when, sets in made.items():
+        for name, modes in sets.items():
+            budgets = by_size({budget for entries in modes.values() for budget in entries})
+            rows = []
+            for mode, entries in modes.items():
+                first = next(iter(entries.values()))
+                many = f", mean of {first['samples']}" if first["samples"] > 1 else ""
+                cells = [accuracy_text(entries[b]) if b in entries else NONE for b in budgets]
+                rows.append([f"{mode}{many}", f"{first['problems']:,}", *cells])
+            title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
+            yield title, ["decoding", "problems", *map(budget_name, budgets)], rows
 
 
 def model_card(about: Exported) -> str:
@@ -105,6 +101,8 @@ def model_card(about: Exported) -> str:
     if known and re.fullmatch(r"[a-z0-9.-]+", known):
         head["license"] = known
     system = config.data.system_prompt
+    with odd_refused(f"{about.run}: evaluations of step {about.step} hold"):
+        tables = list(_tables(about))
     card = _templates.get_template("model_card.md.jinja").render(
         about=about,
         config=config,
@@ -113,7 +111,7 @@ def model_card(about: Exported) -> str:
         head=yaml.safe_dump(head, sort_keys=False),
         cap=cap(config),
         told_in_prompt=about.merged or about.words or about.style.budget_close,
-        tables=list(_tables(about)),
+        tables=tables,
         base=about.base and f"`{about.base.absolute().name}`",
         sets=[name.partition("?")[0] for _, name in mixture(config.data.train)],
         system=None if system is None else json.dumps(system, ensure_ascii=False),

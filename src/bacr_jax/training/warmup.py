@@ -422,18 +422,14 @@ def warm_up(
 
 
 def check_warmup(config: Config, run: RunPaths) -> None:
-    """Refuses a `warmup.dir` that holds another warm-up, or can't be written.
-
-    A run that has a checkpoint does not need it.
-    """
-    if not config.warmup.steps or config.warmup.dir is None or steps_in(run.checkpoints):
-        return
-    paths = WarmupPaths(Path(config.warmup.dir))
-    with usable(f"warmup.dir={paths.path}"):
-        if paths.identity.exists():
-            _check_identity(config, paths)
-        else:
-            check_writable(paths.path)
+    """Refuses a `warmup.dir` with another warm-up, or unwritable; a begun run needs none."""
+    if config.warmup.steps and config.warmup.dir and not steps_in(run.checkpoints):
+        paths = WarmupPaths(Path(config.warmup.dir))
+        with usable(f"warmup.dir={paths.path}"):
+            if paths.identity.exists():
+                _check_identity(config, paths)
+            else:
+                check_writable(paths.path)
 
 
 def _check_identity(config: Config, paths: WarmupPaths) -> None:
