@@ -13,7 +13,7 @@ from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
 from bacr_study.archive import pack, unpack
 from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
-from bacr_study.spec import Study, kind_of, merged, read_study
+from bacr_study.spec import Study, cell_path, kind_of, merged, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
@@ -178,7 +178,9 @@ def main(argv: Sequence[str] | None) -> int:
         against = arguments.against
         before = read_earlier(against, study.name, study.size) if against else None
         code = 0 if arguments.report else run_missing(study, runs, arguments)
-        if code != STOPPED:
+        cells = (cell_path(folder, id_) for id_ in study.cell_ids())
+        # Where every run failed there is nothing to say.
+        if code != STOPPED and (code == 0 or any(path.exists() for path in cells)):
             report(study, runs, folder, before)
         return code
     return 0

@@ -4,7 +4,6 @@ A file in `configs/studies/` has the keys of `Study`; `sizes` holds, by name, ke
 those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file.
 """
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -17,7 +16,9 @@ from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.reader import read_dataclass, refusal
+from bacr_jax.config.fields import inside, range_text, walk
+from bacr_jax.config.fields import key as setting
+from bacr_jax.config.reader import read_dataclass, read_value, refusal
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.config.yaml import Parsed, parse_file, parse_override
 
@@ -40,6 +41,9 @@ PARTS: tuple[str, ...] = typing.get_args(Part)
 ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
 # The place of the mean over all budgets among the budgets.
 MEAN = "mean"
+_SEEDS = "[0, 4294967295]"
+# Cells count right samples by a digit (base 36).
+_SAMPLES = "[0, 35]"
 
 Value = str | float | int
 
@@ -157,21 +161,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How finished runs are evaluated: the same problems for every arm and seed.
+    """How finished runs are evaluated: the same problems for every arm and seed."""
 
-    Attributes:
-      samples: answers per problem and budget, beside the greedy one.
-      size: problems per set; None: all.
-      slots: rows decoded together.
-      seed: chooses problems (and makes those of a procedural set).
-    """
-
-    samples: int = 4
-    size: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    slots: int = 64
-    seed: int = 0
+    samples: int = setting(4, "answers per problem and budget, beside the greedy one", _SAMPLES)
+    size: int | None = setting(None, "problems per set; null: all", "[1, inf)")
+    temperature: float = setting(1.0, "of the samples", "(0, inf)")
+    top_p: float = setting(1.0, "nucleus of the samples", "(0, 1]")
+    slots: int = setting(64, "rows decoded together", "[1, inf)")
+    seed: int = setting(0, "chooses problems (and makes those of a procedural set)", _SEEDS)
 
 
 @dataclass(frozen=True)
@@ -342,10 +339,14 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
     if not isinstance(over, Mapping):
         raise refusal(f"{path}: sizes.{chosen}", f"found {shown(over)}", "keys of a study")
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(document.get(key), Mapping)
-        document[key] = {**document[key], **value} if both else value
+        document[key] = _over(document.get(key), value)
     document.pop("kind", None)
     return document, chosen
+
+
+def _over(below: Any, value: Any) -> Any:
+    both = isinstance(value, Mapping) and isinstance(below, Mapping)
+    return {**below, **value} if both else value
 
 
 def overridden(text: str) -> tuple[str, Any]:
@@ -371,6 +372,9 @@ def kind_of(path: Path) -> str:
     return str(kind)
 
 
+_HINTS = typing.get_type_hints(Study)
+
+
 def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
     """Reads and checks a study; no run's config is resolved yet.
 
@@ -379,20 +383,27 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     """
     keys, chosen = merged(path, size)
     every = [*(keys.get("arms") or {})]
-    own = {f.name for f in dataclasses.fields(Study)} - {"name", "size", "folder"}
+    own = _HINTS.keys() - {"name", "size", "folder"}
+    told = set[str]()
     for key, value in map(overridden, overrides):
+        if key.startswith("evaluation."):
+            key, value = "evaluation", {key.removeprefix("evaluation."): value}
         if key in ("arms", "tasks") and isinstance(value, list):
             keys[key] = _chosen(keys.get(key, {}), value, key)
         elif key in own:
-            keys[key] = value
+            if not isinstance(value, Mapping):
+                read_value(_HINTS[key], value, f"command line: {key}")
+            keys[key] = _over(keys.get(key), value)
+            told.add(key)
         else:
             keys["set"] = {**keys.get("set", {}), key: value}
     where = str(path)
+    place_of = lambda key: f"{'command line' if key in told else path}: {key}"
     given = {
         "tasks": _named(Task, keys.pop("tasks", None), f"{where}: tasks", main="", hard=""),
         "arms": _named(Arm, keys.pop("arms", None), f"{where}: arms"),
         "evaluation": read_dataclass(
-            Evaluation, keys.pop("evaluation", {}), f"{where}: evaluation"
+            Evaluation, keys.pop("evaluation", {}), place_of("evaluation")
         ),
         "name": path.stem,
         "size": chosen,
@@ -400,7 +411,8 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     }
     study: Study = _with_sweep(Study, keys, where, given)
     for place, found, write in _misfits(study, every):
-        raise refusal(f"{where}: {place}", f"found {shown(found)}", write)
+        key = place.partition(".")[0]
+        raise refusal(place_of(key) + place.removeprefix(key), f"found {shown(found)}", write)
     return study
 
 
@@ -419,6 +431,13 @@ def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str
     """
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
         yield "seeds", list(study.seeds), "different seeds"
+    for seed in study.seeds:
+        if not inside(seed, _SEEDS):
+            yield "seeds", seed, range_text(_SEEDS)
+    for name, number in walk(study.evaluation):
+        bounds = number.bounds if number.value is not None else None
+        if bounds and not inside(number.value, bounds):
+            yield f"evaluation.{name}", number.value, range_text(bounds)
     for name, keys in study.own.items():
         if name not in every:
             yield "own", name, any_of(every)
@@ -449,5 +468,7 @@ def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str
         if (arm.votes is None) != (arm.of is None):
             yield where, arm.votes, "both votes and of: the arm whose samples vote"
         drawn = study.samples_of(arms[arm.of or arm.id])
+        if not inside(drawn, _SAMPLES):
+            yield f"{where}.samples", drawn, range_text(_SAMPLES)
         if arm.votes is not None and not 2 <= arm.votes <= drawn:
             yield f"{where}.votes", arm.votes, f"2 to {drawn}, the number of samples"

@@ -11,6 +11,7 @@ import pytest
 from bacr_jax.documents import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths
+from bacr_study import __main__ as command_line
 from bacr_study.__main__ import main
 from bacr_study.work import curve
 from study_world import write_study
@@ -57,6 +58,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
     assert not (tmp_path / "studies").exists()
+
+
+def test_a_study_whose_runs_all_failed_has_nothing_to_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "run_missing", lambda *arguments: 1)
+    assert main(study(tmp_path)) == 1
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_variance_study_is_no_array_of_runs(tmp_path, capsys):

@@ -25,6 +25,30 @@ def test_keys_of_the_study_and_of_its_runs_can_be_overridden(tmp_path):
     assert config.train.steps == 3 and config.train.max_generated_tokens == 1000
 
 
+def test_keys_of_the_evaluation_are_overridden_one_by_one(tmp_path):
+    for overrides in (["evaluation.size=7"], ["evaluation={size: 7}"]):
+        evaluation = read_study(write_study(tmp_path), overrides=overrides).evaluation
+        assert (evaluation.samples, evaluation.size) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("seeds=0", "command line: seeds: found 0; write a list of whole numbers, here [0]"),
+        ("seeds=[-1]", "command line: seeds: found -1; write in [0, 4294967295]"),
+        ("evaluation.size=0", "command line: evaluation.size: found 0; write 1 or more"),
+        ("evaluation.sice=9", "command line: evaluation.sice: no such key; write one of samples"),
+        ("evaluation={temperature: -3}", "command line: evaluation.temperature: found -3"),
+        ("evaluation.samples=40", "command line: evaluation.samples: found 40; write in [0, 35]"),
+        ("focus=[16]", "command line: focus: found 16; write 8 or 64"),
+    ],
+)
+def test_what_the_command_line_says_wrong_is_said_of_it(tmp_path, override, says):
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path), overrides=[override])
+    assert str(refused.value).startswith(says)
+
+
 def test_an_arm_wins_over_the_study_and_the_study_over_the_task(tmp_path):
     text = STUDY.replace("loss.entropy_coef: 0.0", "optimizer.learning_rate: 3.0e-4")
     text = text.replace("config: [base.yaml], budgets: [8, 64]", TASK)
@@ -77,6 +101,8 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
         ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
         ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
         ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write 2 to 2"),
+        ("label: GRPO", "label: GRPO, samples: 36", "arms.grpo.samples: found 36; write in [0, 35"),
+        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; write 1 or more"),
         ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
         ("of: grpo", "of: grpo, accounting: none", "accounting: found 'none'"),
         (
