@@ -384,7 +384,9 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     keys, chosen = merged(path, size)
     every = [*(keys.get("arms") or {})]
     own = _HINTS.keys() - {"name", "size", "folder"}
-    told = set[str]()
+    # Arms and tasks are chosen there, and written in the file.
+    told = {text.partition("=")[0].partition(".")[0] for text in overrides} - {"arms", "tasks"}
+    place_of = lambda key: f"{'command line' if key in told else path}: {key}"
     for key, value in map(overridden, overrides):
         if key.startswith("evaluation."):
             key, value = "evaluation", {key.removeprefix("evaluation."): value}
@@ -392,24 +394,20 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
             keys[key] = _chosen(keys.get(key, {}), value, key)
         elif key in own:
             if not isinstance(value, Mapping):
-                read_value(_HINTS[key], value, f"command line: {key}")
+                read_value(_HINTS[key], value, place_of(key))
             keys[key] = _over(keys.get(key), value)
-            told.add(key)
         else:
             keys["set"] = {**keys.get("set", {}), key: value}
-    where = str(path)
-    place_of = lambda key: f"{'command line' if key in told else path}: {key}"
+    how = keys.pop("evaluation", {})
     given = {
-        "tasks": _named(Task, keys.pop("tasks", None), f"{where}: tasks", main="", hard=""),
-        "arms": _named(Arm, keys.pop("arms", None), f"{where}: arms"),
-        "evaluation": read_dataclass(
-            Evaluation, keys.pop("evaluation", {}), place_of("evaluation")
-        ),
+        "tasks": _named(Task, keys.pop("tasks", None), place_of("tasks"), main="", hard=""),
+        "arms": _named(Arm, keys.pop("arms", None), place_of("arms")),
+        "evaluation": read_dataclass(Evaluation, how, place_of("evaluation")),
         "name": path.stem,
         "size": chosen,
         "folder": path.parent,
     }
-    study: Study = _with_sweep(Study, keys, where, given)
+    study: Study = _with_sweep(Study, keys, str(path), given)
     for place, found, write in _misfits(study, every):
         key = place.partition(".")[0]
         raise refusal(place_of(key) + place.removeprefix(key), f"found {shown(found)}", write)
