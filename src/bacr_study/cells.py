@@ -144,7 +144,7 @@ def evaluated(cell: Cell, now: Mapping[str, Any]) -> dict[str, Any]:
         # A vote's samples are another's.
         return cell.evaluation
     entries = [item for of in cell.sets.values() for by in of.values() for item in by.items()]
-    problems = max((len(entry["correct"] or "") for _, entry in entries), default=0)
+    problems = max((len(entry.get("correct") or "") for _, entry in entries), default=0)
     # A set may be smaller than the size.
     size = {"size": problems} if problems > (now["size"] or problems) else {}
     budgets = sorted({int(budget) for budget, _ in entries})

@@ -156,9 +156,9 @@ def _evaluations(run: RunData) -> list[Part]:
         try:
             results = documents.read_json(path)
             tables = evaluation.tables(results)
+            title = f"{results['name']} ({path.parent.name})"
         except ODD:
             raise UserError(f"{path}: is damaged; run its evaluation again") from None
-        title = f"{results['name']} ({path.parent.name})"
         parts.append({"fold": title, "closed": False, "inside": list(map(_table, tables))})
     return parts
 
