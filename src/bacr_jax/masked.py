@@ -74,13 +74,7 @@ def masked_std(
     return _safe_sqrt(total / jnp.maximum(count - ddof, 1.0))
 
 
-def masked_rms(
-    x: Num[Array, "*shape"],
-    mask: Shaped[Array, "..."],
-    axis: Axis = None,
-    *,
-    keepdims: bool = False,
-) -> Array:
+def masked_rms(x: Num[Array, "*shape"], mask: Shaped[Array, "..."]) -> Array:
     """Root mean square of the entries whose mask is on, 0 where there are none."""
     values, _ = _kept(x, mask)
-    return _safe_sqrt(masked_mean(jnp.square(values), mask, axis, keepdims=keepdims))
+    return _safe_sqrt(masked_mean(jnp.square(values), mask))

@@ -21,6 +21,7 @@ from bacr_jax.advantages.group import (
     grpo_advantage as grpo_advantage,
     normalize as normalize,
     other_questions_mean as other_questions_mean,
+    others_mean as others_mean,
     rloo_advantage as rloo_advantage,
 )
 from bacr_jax.advantages.optimal import (
@@ -35,7 +36,6 @@ from bacr_jax.advantages.optimal import (
 from bacr_jax.advantages.segments import (
     CreditMode as CreditMode,
     answer_credit as answer_credit,
-    first_of_reused as first_of_reused,
     scatter_segments as scatter_segments,
     segment_index as segment_index,
     sum_reused as sum_reused,

@@ -117,6 +117,11 @@ def decoupled_advantage(
     return grpo_advantage(added.reshape(-1)).reshape(added.shape)
 
 
+def others_mean(x: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
+    """Mean over the other members of the group; 0 in a group of one."""
+    return (jnp.sum(x, axis=axis, keepdims=True) - x) / max(x.shape[axis] - 1, 1)
+
+
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
     """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
 

@@ -84,7 +84,7 @@ def answer_credit(
 
     Returns:
       One advantage per cut. `sum_reused` adds those that share an answer; under "trajectory", where
-      the advantage is the trace's and no cut's, `first_of_reused` comes before it.
+      the advantage is the trace's and no cut's, an answer counts once.
     """
     chex.assert_rank([r, rewards, values, p], 3)
     chex.assert_equal_shape([r, rewards, values, p])
@@ -153,19 +153,3 @@ def sum_reused(
     chex.assert_equal_shape([advantages, source])
     serves = source[..., None, :] == jnp.arange(source.shape[-1])[:, None]
     return jnp.sum(jnp.where(serves, advantages[..., None, :], 0.0), axis=-1)
-
-
-def first_of_reused(
-    advantages: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
-) -> Float[Array, "*batch M"]:
-    """Counts the advantage of an answer that serves several cuts once.
-
-    Args:
-      advantages: one per cut, the same at all cuts that share an answer.
-      source: the cut whose answer serves cut j (`rewards.distinct_cuts`).
-
-    Returns:
-      The same at cuts with an answer of their own, 0 at the others.
-    """
-    chex.assert_equal_shape([advantages, source])
-    return jnp.where(source == jnp.arange(source.shape[-1]), advantages, 0.0)

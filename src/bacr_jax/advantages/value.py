@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from bacr_jax.advantages.group import others_mean
 from bacr_jax.types import Scalar
 
 
@@ -55,12 +56,6 @@ def correctness_from_value(
     return jnp.einsum("ji,...i->...j", unrolled, values, precision="highest")
 
 
-def _others_mean(x: Array, axis: int) -> Array:
-    """Mean over the other members of the group; 0 in a group of one."""
-    size = x.shape[axis]
-    return (jnp.sum(x, axis=axis, keepdims=True) - x) / max(size - 1, 1)
-
-
 def residual_loo_baseline(
     rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
 ) -> Float[Array, "..."]:
@@ -78,7 +73,7 @@ def residual_loo_baseline(
       Baseline c; V itself in a group of one.
     """
     chex.assert_equal_shape([rewards, values])
-    return jax.lax.stop_gradient(values + _others_mean(rewards - values, axis))
+    return jax.lax.stop_gradient(values + others_mean(rewards - values, axis=axis))
 
 
 def shrink_baseline(
@@ -106,7 +101,7 @@ def shrink_baseline(
     """
     chex.assert_equal_shape([rewards, values])
     others = rewards.shape[axis] - 1
-    mean = _others_mean(rewards - values, axis)
+    mean = others_mean(rewards - values, axis=axis)
     trust = others / jnp.maximum(prior_strength + others, jnp.finfo(jnp.float32).tiny)
     return jax.lax.stop_gradient(values + trust * mean)
 

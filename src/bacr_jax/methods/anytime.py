@@ -15,15 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
 from bacr_jax import rewards as cutting
-from bacr_jax.advantages import to_go
+from bacr_jax.advantages import others_mean, to_go
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
-    by_size,
     group_mean,
+    grpo_family,
     needs_a_group,
-    one_budget,
     told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -109,7 +108,8 @@ def brpo_advantage(
     average = jnp.asarray(past / np.maximum(past.sum(-1, keepdims=True), 1e-30), r.dtype)
     v1 = jnp.einsum("sk,qgk->qgs", average, r, precision="highest") * remaining
 
-    v2 = _group_value(returns, loo=loo)
+    # 0 for a trace alone, which has no group.
+    v2 = others_mean(returns, axis=1) if loo or r.shape[1] == 1 else group_mean(returns)
     mix = jnp.asarray(index / cuts, r.dtype)
     if mode == "brpo":
         return returns - mix * v1 - (1.0 - mix) * v2
@@ -120,16 +120,6 @@ def brpo_advantage(
     if mode == "none":
         return returns
     raise ValueError(f"no mode {mode!r}; there are brpo, v1, v2 and none")
-
-
-def _group_value(returns: PerCut, *, loo: bool) -> PerCut:
-    """V2: the group's mean return, with or without the trace itself; 0 for a trace alone."""
-    group = returns.shape[1]
-    if group == 1:
-        return jnp.zeros_like(returns)
-    if loo:
-        return (jnp.sum(returns, axis=1, keepdims=True) - returns) / (group - 1)
-    return group_mean(returns)
 
 
 def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
@@ -165,9 +155,6 @@ def make(config: Config) -> Method:
     def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
         return jnp.broadcast_to(grid(), (*budgets.shape, count))
 
-    def rewards(state: Any, batch: GroupBatch) -> PerCut:
-        return batch.outcomes
-
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
@@ -190,14 +177,11 @@ def make(config: Config) -> Method:
             "anytime/objective": (batch.outcomes * prior).sum(-1).mean(),
         }
 
-    return Method(
-        name=_NAMES[settings.baseline],
-        conditioned=False,
-        uses_value=False,
-        question_weights=by_size,
-        sample_budgets=one_budget(config, config.budget.max),
+    return grpo_family(
+        config,
+        _NAMES[settings.baseline],
         cuts=cuts,
-        rewards=rewards,
+        rewards=lambda state, batch: batch.outcomes,
         advantages=advantages,
         metrics=metrics,
         answers=settings.answers,

@@ -284,9 +284,8 @@ def make_advantages(
     )
     if settings.credit == "trajectory":
         # An answer that serves several cuts is one part of the trace.
-        answers = advantages.first_of_reused(
-            answers, rewards.distinct_cuts(batch.cuts, batch.thinking)
-        )
+        source = rewards.distinct_cuts(batch.cuts, batch.thinking)
+        answers = jnp.where(source == jnp.arange(source.shape[-1]), answers, 0.0)
     returns = returns_to_go(config, reward)
     if settings.score_weighted:
         thinking -= _score_shift(config, state, batch, returns - thinking)

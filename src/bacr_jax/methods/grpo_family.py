@@ -36,14 +36,8 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
     """`Method.sample_budgets` of methods that train at one number of tokens alone."""
-
-    def sample_budgets(
-        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
-    ) -> Int[Array, "Q G"]:
-        shape = (groups.shape[0], config.rollout.group_size)
-        return curriculum.fixed_budgets(budget, shape=shape)
-
-    return sample_budgets
+    size = config.rollout.group_size
+    return lambda key, state, groups: curriculum.fixed_budgets(budget, shape=(len(groups), size))
 
 
 def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:

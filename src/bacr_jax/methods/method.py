@@ -81,21 +81,6 @@ class Advantages:
     tokens: Float[Array, "Q G T"] | None = None
 
 
-def no_state(num_questions: int) -> None:
-    """State of a method without any."""
-    return
-
-
-def unchanged(state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None) -> Any:
-    """The state as it was."""
-    return state
-
-
-def no_metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
-    """No metrics of its own."""
-    return {}
-
-
 @dataclass(frozen=True)
 class DynamicSampling:
     """Sampling more questions until enough are of use (DAPO).
@@ -190,9 +175,9 @@ class Method:
     cuts: Callable[[Array, Int[Array, "Q G"]], Int[Array, "Q G M"]]
     rewards: Callable[[Any, GroupBatch], Float[Array, "Q G M"]]
     advantages: Callable[..., Advantages]
-    init_state: Callable[[int], Any] = no_state
-    update: Callable[..., Any] = unchanged
-    metrics: Callable[[Any, GroupBatch], dict[str, Array]] = no_metrics
+    init_state: Callable[[int], Any] = lambda num_questions: None
+    update: Callable[..., Any] = lambda state, batch, rewards, values: state
+    metrics: Callable[[Any, GroupBatch], dict[str, Array]] = lambda state, batch: {}
     answers: int = 1
     needs_path: bool = False
     follows_prior: bool = False

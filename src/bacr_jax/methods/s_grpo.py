@@ -14,9 +14,8 @@ from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
-    by_size,
     cut_points,
-    one_budget,
+    grpo_family,
     told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
@@ -116,12 +115,9 @@ def make(config: Config) -> Method:
         own = source(batch) == jnp.arange(config.cuts.count)
         return {"s_grpo/exits": own.sum(-1).mean()}
 
-    return Method(
-        name="S-GRPO",
-        conditioned=False,
-        uses_value=False,
-        question_weights=by_size,
-        sample_budgets=one_budget(config, config.budget.max),
+    return grpo_family(
+        config,
+        "S-GRPO",
         cuts=functools.partial(cut_points, config),
         rewards=rewards,
         advantages=advantages,

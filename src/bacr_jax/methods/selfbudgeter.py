@@ -4,7 +4,6 @@ No code is public. What follows the publication and what is recalled or inferred
 `declared_budget_reward` and at the keys of `config.SelfBudgeterConfig`.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -49,37 +48,6 @@ def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) ->
     return jnp.asarray(start + (end - start) * jnp.clip(fraction, 0.0, 1.0), jnp.float32)
 
 
-def budget_match_reward(
-    lengths: Num[Array, "*batch"],
-    budgets: Num[Array, "*batch"],
-    *,
-    alpha: Scalar,
-    best: Num[Array, "*batch"],
-    low: Scalar,
-    high: Scalar,
-) -> Float[Array, "*batch"]:
-    """Precise-budget reward: how near the length is to the declared budget.
-
-        low                                                          if |l - b| > alpha b
-        low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
-
-    The published description gives the two ends and the best point; the cosine of width
-    2 alpha b is the only one that starts at `high` in one end and reaches `low` in the other.
-
-    Args:
-      lengths: solution lengths l, in tokens.
-      budgets: declared budgets b, in tokens.
-      alpha: tolerance as a fraction of b (`alpha_schedule`).
-      best: length that earns `high`, in tokens.
-      low: reward at and beyond the far end.
-    """
-    budgets = jnp.maximum(budgets, 1).astype(jnp.float32)
-    # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
-    inside = jnp.abs(lengths - budgets) <= (alpha + 1e-6) * budgets
-    bend = jnp.cos(np.pi * jnp.minimum(jnp.abs(lengths - best) / (2.0 * alpha * budgets), 1.0))
-    return jnp.where(inside, low + (high - low) * 0.5 * (1.0 + bend), low)
-
-
 def declared_budget_reward(
     well_formed: Shaped[Array, "*batch"],
     correct: Shaped[Array, "*batch"],
@@ -92,24 +60,37 @@ def declared_budget_reward(
 ) -> Float[Array, "*batch"]:
     """Reward of a response, by its form, its verdict and its length.
 
-    Malformed responses get `format_penalty`. Others get `budget_match_reward`, best at
-    (1 - alpha) b when correct and (1 + alpha) b when wrong, plus `budget_penalty` if the declared
-    budget exceeds the question's limit. The constants keep the publication's constraint that a
-    correct answer is never worse than a wrong one, correct_low + penalty >= wrong_high, but their
-    values are not published in full: treat them as settings.
+    Malformed responses get `format_penalty`. Others are paid for how near their length is to the
+    budget that they declared,
+
+        low                                                          if |l - b| > alpha b
+        low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
+
+    best at (1 - alpha) b when correct and (1 + alpha) b when wrong, plus `budget_penalty` if b
+    exceeds the question's limit. The published description gives the two ends and the best point;
+    the cosine of width 2 alpha b is the only one that starts at `high` in one end and reaches `low`
+    in the other. The constants keep the publication's constraint that a correct answer is never
+    worse than a wrong one, correct_low + penalty >= wrong_high, but their values are not published
+    in full: treat them as settings.
 
     Args:
-      budgets: budgets that the responses declared, in tokens; anything where malformed.
+      lengths: solution lengths l, in tokens.
+      budgets: b, in tokens; anything where malformed.
       limits: length of the base model's response to the question if it was correct, else inf.
-      alpha: tolerance (`alpha_schedule`).
+      alpha: tolerance as a fraction of b (`alpha_schedule`).
     """
     chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
     b = budgets.astype(jnp.float32)
-    match = functools.partial(budget_match_reward, lengths, b, alpha=alpha)
-    low, high = settings.correct_range
-    right = match(best=(1.0 - alpha) * b, low=low, high=high)
-    low, high = settings.wrong_range
-    wrong = match(best=(1.0 + alpha) * b, low=low, high=high)
+    least = jnp.maximum(b, 1.0)
+    # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
+    inside = jnp.abs(lengths - least) <= (alpha + 1e-6) * least
+
+    def match(best: Array, low: float, high: float) -> Array:
+        bend = jnp.cos(np.pi * jnp.minimum(jnp.abs(lengths - best) / (2.0 * alpha * least), 1.0))
+        return jnp.where(inside, low + (high - low) * 0.5 * (1.0 + bend), low)
+
+    right = match((1.0 - alpha) * b, *settings.correct_range)
+    wrong = match((1.0 + alpha) * b, *settings.wrong_range)
     is_right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     over = jnp.where(b > limits, settings.budget_penalty, 0.0)
     parsed = jnp.asarray(well_formed).astype(bool)
