@@ -27,8 +27,7 @@ class Batch:
       thinking_advantages: advantage of the t-th sampled thinking token.
       answer_advantages: advantage of each answer.
       returns: R at each cut, the value head's target.
-      thinking_logprobs: sampler's log-probabilities.
-      answer_logprobs: sampler's log-probabilities.
+      thinking_logprobs, answer_logprobs: the sampler's.
       packing: index m A + a of the branch tokens that the learner runs, -1 for none
         (`qwen2.forward_tree`); None: all M A positions of the branches.
       real_tokens: the tokens of these rows, which are all that the learner runs; None: every
@@ -76,6 +75,11 @@ class Batch:
     def answer_mask(self) -> Bool[Array, "B M T"]:
         """Sampled answer tokens."""
         return jnp.arange(self.answer_logprobs.shape[2]) < self.answered[:, :, None]
+
+
+def joined(thinking: Array, answers: Array) -> Array:
+    """[B, T] and [B, M, A] as one row of tokens per rollout."""
+    return jnp.concatenate([thinking, answers.reshape(answers.shape[0], -1)], axis=1)
 
 
 def make_batch(
@@ -144,6 +148,16 @@ def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
 
     picked: Batch = jax.tree.map(pick, batch)
     return picked
+
+
+def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
+    """The same rows in buffers of so many trunk and thinking tokens, which hold all of theirs."""
+    return dataclasses.replace(
+        batch,
+        trunk=batch.trunk[:, :trunk],
+        thinking_advantages=batch.thinking_advantages[:, :thinking],
+        thinking_logprobs=batch.thinking_logprobs[:, :thinking],
+    )
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:

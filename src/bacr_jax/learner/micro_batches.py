@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.learner.batch import Batch, filled_rows
+from bacr_jax.learner.batch import Batch, filled_rows, narrowed
 
 # The narrowest trunks have this part of the longest one's positions, packed branches this one.
 _NARROWEST, _PACKED = 1 / 8, 1 / 4
@@ -77,17 +77,6 @@ class Part:
         return self.rows * (self.width + self.branches)
 
 
-def _narrowed(batch: Batch, width: int) -> Batch:
-    """The same rows with trunks cut to `width` positions, which hold all their tokens."""
-    thinking = min(width, batch.thinking_advantages.shape[1])
-    return dataclasses.replace(
-        batch,
-        trunk=batch.trunk[:, :width],
-        thinking_advantages=batch.thinking_advantages[:, :thinking],
-        thinking_logprobs=batch.thinking_logprobs[:, :thinking],
-    )
-
-
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
     """Indices m A + a of each row's branch tokens, one branch after the other, then -1."""
     real = np.arange(longest) < lengths[:, :, None]
@@ -100,7 +89,7 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
 
 def padded_rows(batch: Batch, part: Part) -> Batch:
     """The rows of a micro-batch at its widths, filled up with empty rows."""
-    rows = filled_rows(_narrowed(batch, part.width), part.index, part.rows)
+    rows = filled_rows(narrowed(batch, part.width, part.width), part.index, part.rows)
     _, cuts, longest = batch.branches.shape
     if part.branches == cuts * longest:
         return rows

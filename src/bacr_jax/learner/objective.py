@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
-from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.batch import Batch, joined
 from bacr_jax.learner.spec import LearnerSpec, condition, phi_of
 from bacr_jax.model import logprobs, qwen2, value
 from bacr_jax.parallel import DECODE, constrain, constrain_rows, row_shards
@@ -180,9 +180,8 @@ def score_tokens(
         spec=spec,
     )
     fold = lambda x: (x[:, :t], unpack(x[:, t:]).reshape(b, m, a))
-    (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
+    return TokenScores(*fold(logp), *fold(entropy), question)
 
 
 def _listed_scores(
@@ -212,22 +211,21 @@ def _listed_scores(
         allowed_tokens=allowed_tokens,
         spec=spec,
     )
-    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    mask = joined(batch.thinking_mask, batch.answer_mask)
     index = (jnp.cumsum(mask.reshape(-1)) - 1).reshape(mask.shape)
 
     def fold(x: Array) -> tuple[Array, Array]:
         found = jnp.where(mask, x[0][index], 0.0)
         return found[:, :t], found[:, t:].reshape(b, m, a)
 
-    (thinking, answers), (thinking_entropy, answers_entropy) = fold(logp), fold(entropy)
     trunk = real.spread(states)[:, :s]
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(thinking, answers, thinking_entropy, answers_entropy, question)
+    return TokenScores(*fold(logp), *fold(entropy), question)
 
 
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
     """What the losses of all rows of an update are divided by."""
-    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    mask = joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     as_float = lambda x: jnp.asarray(x, jnp.float32)
     has_tokens = mask.any()
@@ -240,11 +238,6 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
     )
 
 
-def _joined(thinking: Array, answers: Array) -> Array:
-    """[B, T] and [B, M, A] as one row of tokens per rollout."""
-    return jnp.concatenate([thinking, answers.reshape(answers.shape[0], -1)], axis=1)
-
-
 def importance_ratio(
     scores: TokenScores, before: TokenScores, batch: Batch, *, kind: str
 ) -> Float[Array, "B T"]:
@@ -254,15 +247,15 @@ def importance_ratio(
     pi(t | q, b) of the equation. "gspo": the geometric mean over a row's thinking, and over each of
     its answers apart.
     """
-    new, old = (_joined(x.thinking, x.answers) for x in (scores, before))
+    new, old = (joined(x.thinking, x.answers) for x in (scores, before))
     if kind == "token":
         return losses.token_ratio(new, old)
     if kind == "sequence":
-        return losses.sequence_ratio(new, old, _joined(batch.thinking_mask, batch.answer_mask))
+        return losses.sequence_ratio(new, old, joined(batch.thinking_mask, batch.answer_mask))
     flat = lambda x: x.reshape(-1, x.shape[-1])
     thinking = losses.gspo_ratio(scores.thinking, before.thinking, batch.thinking_mask)
     answers = losses.gspo_ratio(*map(flat, (scores.answers, before.answers, batch.answer_mask)))
-    return _joined(thinking, answers.reshape(scores.answers.shape))
+    return joined(thinking, answers.reshape(scores.answers.shape))
 
 
 def policy_terms(
@@ -282,21 +275,21 @@ def policy_terms(
     Args:
       before: of the policy when the batch was sampled, as the learner or the sampler computes them.
     """
-    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    mask = joined(batch.thinking_mask, batch.answer_mask)
     ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
     is_capped = jnp.zeros(ratio.shape, bool)
     if spec.loss.old_logprobs == "sampler" and (cap := spec.loss.importance_cap) is not None:
         ratio, is_capped = jnp.minimum(ratio, cap), ratio > cap
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
-    advantages = _joined(batch.thinking_advantages, answers)
+    advantages = joined(batch.thinking_advantages, answers)
     clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
     surrogate = losses.policy_loss(ratio, advantages, **clip)
-    sampler = _joined(batch.thinking_logprobs, batch.answer_logprobs)
-    logp_before = _joined(before.thinking, before.answers)
+    sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
+    logp_before = joined(before.thinking, before.answers)
     token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / normalizers.count
     metrics = {}
     if spec.loss.old_logprobs == "sampler":
-        logp_before = jax.lax.stop_gradient(_joined(scores.thinking, scores.answers))
+        logp_before = jax.lax.stop_gradient(joined(scores.thinking, scores.answers))
     elif spec.loss.importance_cap is not None:
         weight = losses.truncated_importance_weight(
             logp_before, sampler, cap=spec.loss.importance_cap
@@ -332,12 +325,10 @@ def head_features(
 ) -> Float[Array, "B M F"]:
     """What the value head reads of the policy, without gradient if `value.stop_gradient`."""
     assert spec.value is not None
-    kind, phi = spec.value.input, None
-    if spec.conditioning is not None:
-        read = value.phi_budgets(budgets, cuts, kind=kind)
-        of_read = phi_of(policy, read.reshape(-1), spec)
-        assert of_read is not None
-        phi = value.shared_phi(of_read).reshape(*read.shape, -1)
+    kind = spec.value.input
+    phi = phi_of(policy, value.phi_budgets(budgets, cuts, kind=kind).reshape(-1), spec)
+    if phi is not None:
+        phi = value.shared_phi(phi).reshape(*cuts.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
     return value.value_features(question, phi, budgets, cuts, b_max=spec.b_max, kind=kind)
@@ -383,16 +374,16 @@ def objective(
         sampler = {"thinking": batch.thinking_logprobs, "answers": batch.answer_logprobs}
         before = dataclasses.replace(before, **sampler)
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
-    mask = _joined(batch.thinking_mask, batch.answer_mask)
+    mask = joined(batch.thinking_mask, batch.answer_mask)
 
     def aggregate(x: Float[Array, "B N"]) -> Float[Array, ""]:
         return losses.aggregate_sum(x, mask, mode=spec.loss.aggregate) / normalizers.tokens
 
-    entropy = _joined(scores.thinking_entropy, scores.answers_entropy)
+    entropy = joined(scores.thinking_entropy, scores.answers_entropy)
     kl = jnp.float32(0.0)
     if reference is not None:
-        logp = _joined(scores.thinking, scores.answers)
-        logp_reference = _joined(reference.thinking, reference.answers)
+        logp = joined(scores.thinking, scores.answers)
+        logp_reference = joined(reference.thinking, reference.answers)
         kl = aggregate(losses.kl_penalty(logp, logp_reference, kind=spec.loss.kl_kind))
     value_loss, value_metrics = value_terms(
         policy, value_head, scores.question, batch, normalizers, spec=spec

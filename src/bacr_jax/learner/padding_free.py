@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.learner.batch import Batch, filled_rows
+from bacr_jax.learner.batch import Batch, filled_rows, joined
 from bacr_jax.model.real_tokens import RealTokens
 
 # Rows of a micro-batch are at most those that have this part of the longest response's tokens:
@@ -56,12 +56,6 @@ def _tokens(batch: Batch) -> np.ndarray:
     of_trunk = np.arange(batch.trunk.shape[1]) < trunk[:, None]
     of_branches = np.arange(batch.branches.shape[2]) < np.asarray(batch.branch_lengths)[..., None]
     return np.concatenate([of_trunk, of_branches.reshape(len(trunk), -1)], axis=1)
-
-
-def _sampled(batch: Batch) -> np.ndarray:
-    """Sampled tokens [B, T + M A], thinking then answers."""
-    thinking, answers = np.asarray(batch.thinking_mask), np.asarray(batch.answer_mask)
-    return np.concatenate([thinking, answers.reshape(len(answers), -1)], axis=1)
 
 
 def _listed(flags: np.ndarray, entries: int) -> np.ndarray:
@@ -115,5 +109,6 @@ def padding_free(batch: Batch, allowance: Allowance) -> Iterator[Batch]:
 def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> Batch:
     """Some rows of a batch, filled up with empty ones, and the tokens that they hold."""
     chosen = filled_rows(batch, part, rows)
-    scored: Any = _listed(_sampled(chosen), allowance.tokens)
+    sampled = np.asarray(joined(chosen.thinking_mask, chosen.answer_mask))
+    scored: Any = _listed(sampled, allowance.tokens)
     return dataclasses.replace(chosen, real_tokens=real_tokens(chosen, allowance), scored=scored)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +38,13 @@ def response_logprobs(
     Returns:
       Nats; 0 outside of the responses.
     """
-    found, _ = logprobs.token_logprobs(
-        *_states(params, tokens, prompt_lengths, lengths, budgets, spec),
-        allowed_tokens=allowed_tokens,
-        temperature=spec.temperature,
-        chunk=spec.chunk,
-    )
-    return _inside(found, tokens, prompt_lengths, lengths)
+    of_tokens = lambda *given, **how: logprobs.token_logprobs(*given, **how)[0]
+    rows = tokens, prompt_lengths, lengths, budgets
+    return _scored(of_tokens, params, *rows, allowed_tokens, spec=spec)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
-def response_energies(
+def _scored(
+    of_tokens: Callable[..., Float[Array, "R"]],
     params: Params,
     tokens: Int[Array, "B T"],
     prompt_lengths: Int[Array, "B"],
@@ -59,17 +54,36 @@ def response_energies(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B T"]:
-    """Squared norm of every token's score in its logits, 1 - 2 p + sum_v p(v)^2.
-
-    Arguments as in `response_logprobs`. 0 outside of the responses.
-    """
-    found = logprobs.token_energies(
-        *_states(params, tokens, prompt_lengths, lengths, budgets, spec),
+    """A number for every token of the responses, from the state before it; 0 outside of them."""
+    at = jnp.arange(tokens.shape[1])
+    response = at >= prompt_lengths[:, None]
+    conditioned = condition(params, jnp.maximum(budgets, 0), response, spec)
+    if conditioned is not None:
+        phi = conditioned.phi * (budgets >= 0)[:, None]
+        conditioned = dataclasses.replace(conditioned, phi=phi)
+    hidden = qwen2.forward(
+        params,
+        tokens,
+        config=spec.model,
+        lengths=lengths,
+        conditioned=conditioned,
+        compute=dataclasses.replace(spec, remat="none", mesh=None),
+    )
+    rows, width = tokens.shape
+    before = hidden[:, :-1].reshape(rows * (width - 1), -1)
+    found = of_tokens(
+        before if spec.products is None else before.astype(spec.products),
+        qwen2.output_head(params),
+        tokens[:, 1:].reshape(-1),
         allowed_tokens=allowed_tokens,
         temperature=spec.temperature,
         chunk=spec.chunk,
     )
-    return _inside(found, tokens, prompt_lengths, lengths)
+    inside = (response & (at < lengths[:, None]))[:, 1:]
+    return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))
+
+
+_energies = jax.jit(functools.partial(_scored, logprobs.token_energies), static_argnames="spec")
 
 
 def in_portions(
@@ -90,56 +104,18 @@ def thinking_energies(
     *,
     spec: LearnerSpec,
 ) -> Float[np.ndarray, "B T"]:
-    """`response_energies` of a rollout's thinking tokens, by a few rows at a time; 0 after them."""
+    """Squared norm of each thinking token's score in its logits, 1 - 2 p + sum_v p(v)^2.
+
+    A few rows are computed at a time. 0 after a row's thinking.
+    """
     start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
     tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
 
     def of_rows(index: np.ndarray) -> Array:
         given = (jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets))
-        return response_energies(params, *given, allowed_tokens, spec=spec)
+        return _energies(params, *given, allowed_tokens, spec=spec)
 
     energies = in_portions(of_rows, np.arange(len(tokens)), min(_ROWS, len(tokens)))
     place = np.arange(trunks.logprobs.shape[1])
     own = np.take_along_axis(energies, np.minimum(start[:, None] + place, tokens.shape[1] - 1), 1)
     return np.where(place < sampled[:, None], own, 0.0).astype(np.float32)
-
-
-def _states(
-    params: Params,
-    tokens: Int[Array, "B T"],
-    prompt_lengths: Int[Array, "B"],
-    lengths: Int[Array, "B"],
-    budgets: Int[Array, "B"],
-    spec: LearnerSpec,
-) -> tuple[Float[Array, "R D"], Any, Int[Array, "R"]]:
-    """The state before each token but the first, the output head, and the tokens, as rows."""
-    response = jnp.arange(tokens.shape[1]) >= prompt_lengths[:, None]
-    conditioned = condition(params, jnp.maximum(budgets, 0), response, spec)
-    if conditioned is not None:
-        phi = conditioned.phi * (budgets >= 0)[:, None]
-        conditioned = dataclasses.replace(conditioned, phi=phi)
-    hidden = qwen2.forward(
-        params,
-        tokens,
-        config=spec.model,
-        lengths=lengths,
-        conditioned=conditioned,
-        compute=dataclasses.replace(spec, remat="none", mesh=None),
-    )
-    rows, width = tokens.shape
-    before = hidden[:, :-1].reshape(rows * (width - 1), -1)
-    before = before if spec.products is None else before.astype(spec.products)
-    return before, qwen2.output_head(params), tokens[:, 1:].reshape(-1)
-
-
-def _inside(
-    found: Float[Array, "R"],
-    tokens: Int[Array, "B T"],
-    prompt_lengths: Int[Array, "B"],
-    lengths: Int[Array, "B"],
-) -> Float[Array, "B T"]:
-    """Numbers of all tokens but the first, as the batch they came from, 0 outside responses."""
-    rows, width = tokens.shape
-    at = jnp.arange(1, width)
-    inside = (at >= prompt_lengths[:, None]) & (at < lengths[:, None])
-    return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))

@@ -17,7 +17,7 @@ from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
 from bacr_jax.config.derived import drawn as drawn_budgets
 from bacr_jax.errors import UserError
-from bacr_jax.learner.batch import Batch, make_batch
+from bacr_jax.learner.batch import Batch, make_batch, narrowed
 from bacr_jax.learner.scoring import in_portions, thinking_energies
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.environment import Environment, Questions
@@ -237,7 +237,8 @@ def _score_rows(
         """Sketches of rows, in buffers as long as the longest of them needs."""
         length = min(-(-int(most[index].max()) // _BUCKET) * _BUCKET, width)
         part = jax.tree.map(lambda x: np.asarray(x)[index], given)
-        short = sketches.shortened(part, length), thinking[..., :length], answers
+        trunk = part.trunk.shape[1] - width + length
+        short = narrowed(part, trunk, length), thinking[..., :length], answers
         return sketches.score_sketches(frozen.params, *short, allowed, sketch, spec=spec)
 
     plain, none = sketches.without_answers(batch), np.zeros((_ROWS, cuts, 1, 1), np.float32)

@@ -147,14 +147,3 @@ def without_answers(batch: Batch) -> Batch:
         "answer_logprobs": first(batch.answer_logprobs)[..., :1],
     }
     return dataclasses.replace(batch, **fields)
-
-
-def shortened(batch: Batch, thinking: int) -> Batch:
-    """The same rows in buffers for so many thinking tokens, which must hold them all."""
-    left_out = batch.thinking_advantages.shape[1] - thinking
-    return dataclasses.replace(
-        batch,
-        trunk=batch.trunk[:, : batch.trunk.shape[1] - left_out],
-        thinking_advantages=batch.thinking_advantages[:, :thinking],
-        thinking_logprobs=batch.thinking_logprobs[:, :thinking],
-    )
