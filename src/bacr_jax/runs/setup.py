@@ -15,9 +15,9 @@ from bacr_jax.config import AdapterConfig, Config
 from bacr_jax.config.derived import largest_evaluated, param_dtype
 from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError
-from bacr_jax.learner.spec import LearnerSpec
+from bacr_jax.learner.spec import LearnerSpec, phi_of
 from bacr_jax.methods import Method
-from bacr_jax.model import budget, kv_cache
+from bacr_jax.model import kv_cache
 from bacr_jax.model.hf import peft
 from bacr_jax.model.hf.hf_config import read_hf_config
 from bacr_jax.model.hf.reading import check_folder
@@ -222,11 +222,10 @@ class Policy:
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
         """A function from budgets to phi(b) under these parameters; None without conditioning."""
-        conditioning = self.learner.conditioning
-        if conditioning is None:
+        if self.learner.conditioning is None:
             return None
-        b_max, mesh = self.learner.b_max, self.rollout.mesh
-        return lambda budgets: _embed(params["budget"], budgets, conditioning, b_max, mesh)
+        module = {"budget": params["budget"]}
+        return lambda budgets: _phi_of(module, budgets, self.learner, self.rollout.mesh)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), static_argnames=("dtype", "products"))
@@ -239,12 +238,9 @@ def _decode_params(
     return parallel.constrain(copy, mesh, rules=parallel.DECODE)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _embed(
-    params: Params, budgets: jax.Array, conditioning: Any, b_max: int, mesh: Mesh | None
-) -> jax.Array:
-    phi = budget.embed(params, budgets, conditioning=conditioning, b_max=b_max)
-    return parallel.constrain([phi], mesh)[0]
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | None) -> jax.Array:
+    return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
 def check_slots(config: Config, mesh: MeshShape) -> None:

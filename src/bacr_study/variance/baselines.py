@@ -57,9 +57,7 @@ class Groups(Rollouts):
         """Outcome at every cut under a reading of its answers."""
         if reading == "several":
             return self.by_answer.mean(-1)
-        source = np.asarray(
-            rewards.distinct_cuts(jnp.asarray(self.cuts), jnp.asarray(self.thinking))
-        )
+        source = rewards.distinct_cuts(self.cuts, self.thinking)
         if reading == "one":
             return np.take_along_axis(self.by_answer[..., 0], source, -1)
         same = source[..., :, None] == source[..., None, :]
@@ -433,8 +431,7 @@ def drawn_answers(
     """
     if reading != "one":
         return sampled.sum((-1, -2))
-    source = rewards.distinct_cuts(jnp.asarray(cuts), jnp.asarray(thinking))
-    own = np.asarray(source) == np.arange(cuts.shape[-1])
+    own = rewards.distinct_cuts(cuts, thinking) == np.arange(cuts.shape[-1])
     return np.where(own, sampled[..., 0], 0).sum(-1)
 
 
