@@ -117,18 +117,15 @@ def decoupled_advantage(
     return grpo_advantage(added.reshape(-1)).reshape(added.shape)
 
 
-def others_mean(x: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
+def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
     """Mean over the other members of the group; 0 in a group of one."""
-    return (jnp.sum(x, axis=axis, keepdims=True) - x) / max(x.shape[axis] - 1, 1)
+    return (jnp.sum(x, axis=1, keepdims=True) - x) / max(x.shape[1] - 1, 1)
 
 
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
     """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
 
-        A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
-
-    Returns:
-      A, the shape of `rewards`; 0 in a group of one.
+    A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R),   0 in a group of one
     """
     size = rewards.shape[axis]
     return group_advantage(rewards, axis=axis) * (size / max(size - 1, 1))

@@ -26,9 +26,6 @@ def bcae_advantage(
     Args:
       rewards: R of Eq. 7.
       values: V, or any other baseline of R (`residual_loo_baseline`, `shrink_baseline`).
-
-    Returns:
-      Residuals per cut; `thinking_credit` and `answer_credit` turn them into advantages.
     """
     chex.assert_rank([rewards, values], 3)
     chex.assert_equal_shape([rewards, values])
@@ -57,32 +54,23 @@ def correctness_from_value(
 
 
 def residual_loo_baseline(
-    rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
-) -> Float[Array, "..."]:
+    rewards: Float[Array, "Q G ..."], values: Float[Array, "Q G ..."]
+) -> Float[Array, "Q G ..."]:
     """Value plus the mean residual of the other traces of the group.
 
         c_i = V_i + mean_{k != i} (R_k - V_k)
 
     Any error of V that the traces of a question share cancels; budgets may differ inside the group,
-    since each trace is compared with its own V. Constant V gives the RLOO baseline.
-
-    Args:
-      axis: the group axis (1 for [Q, G, M]).
-
-    Returns:
-      Baseline c; V itself in a group of one.
+    since each trace is compared with its own V. Constant V gives the RLOO baseline, a group of one
+    V itself.
     """
     chex.assert_equal_shape([rewards, values])
-    return jax.lax.stop_gradient(values + others_mean(rewards - values, axis=axis))
+    return jax.lax.stop_gradient(values + others_mean(rewards - values))
 
 
 def shrink_baseline(
-    rewards: Float[Array, "..."],
-    values: Float[Array, "..."],
-    *,
-    prior_strength: Scalar,
-    axis: int = -1,
-) -> Float[Array, "..."]:
+    rewards: Float[Array, "Q G ..."], values: Float[Array, "Q G ..."], *, prior_strength: Scalar
+) -> Float[Array, "Q G ..."]:
     """Value corrected by the other traces' residuals as far as these can be trusted.
 
         c_i = V_i + sum_{k != i} (R_k - V_k) / (n0 + G - 1)
@@ -90,24 +78,20 @@ def shrink_baseline(
     For equal V in the group this is (n0 V + sum_{k != i} R_k) / (n0 + G - 1): V counts as n0
     observations. n0 = sigma^2 / v^2, with sigma^2 the variance of R and v^2 the mean squared error
     of V, is the best choice; its excess variance is at most that of V alone (n0 = inf) and of the
-    leave-one-out mean alone (n0 = 0).
+    leave-one-out mean alone (n0 = 0). A group of one gives V itself.
 
     Args:
       prior_strength: n0 >= 0, see `prior_strength`.
-      axis: the group axis (1 for [Q, G, M]).
-
-    Returns:
-      Baseline c; V itself in a group of one.
     """
     chex.assert_equal_shape([rewards, values])
-    others = rewards.shape[axis] - 1
-    mean = others_mean(rewards - values, axis=axis)
+    others = rewards.shape[1] - 1
+    mean = others_mean(rewards - values)
     trust = others / jnp.maximum(prior_strength + others, jnp.finfo(jnp.float32).tiny)
     return jax.lax.stop_gradient(values + trust * mean)
 
 
 def residual_moments(
-    rewards: Float[Array, "..."], values: Float[Array, "..."], *, axis: int = -1
+    rewards: Float[Array, "Q G ..."], values: Float[Array, "Q G ..."]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Variance of R around its mean, and mean squared error of V, over a batch of groups.
 
@@ -117,28 +101,22 @@ def residual_moments(
     several batches makes its dependence on a single trace negligible.
 
     Args:
-      rewards: R, group along `axis` with at least 2 members.
+      rewards: R, of groups of at least 2.
 
     Returns:
       sigma^2 and v^2.
     """
     chex.assert_equal_shape([rewards, values])
     residual = jax.lax.stop_gradient(rewards - values)
-    size = residual.shape[axis]
-    sigma2 = jnp.mean(jnp.var(residual, axis=axis, ddof=1))
-    error2 = jnp.mean(jnp.square(jnp.mean(residual, axis=axis))) - sigma2 / size
+    sigma2 = jnp.mean(jnp.var(residual, axis=1, ddof=1))
+    error2 = jnp.mean(jnp.square(jnp.mean(residual, axis=1))) - sigma2 / residual.shape[1]
     return sigma2, error2
 
 
 def prior_strength(sigma2: Scalar, error2: Scalar) -> Float[Array, ""]:
-    """How many observations V is worth: n0 = sigma^2 / v^2.
+    """How many observations V is worth: n0 = sigma^2 / v^2, from averaged `residual_moments`.
 
-    Args:
-      sigma2: variance of R around its mean.
-      error2: v^2, mean squared error of V.
-
-    Returns:
-      n0, capped at 1e6 (V exact, as far as the moments can tell).
+    At most 1e6, where V is exact as far as the moments can tell.
     """
     sigma2, error2 = jnp.asarray(sigma2), jnp.asarray(error2)
     return jnp.where(error2 > 1e-6 * sigma2, sigma2 / jnp.maximum(error2, 1e-30), 1e6)

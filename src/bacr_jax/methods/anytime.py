@@ -85,15 +85,13 @@ def brpo_advantage(
         V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
         A[g,s]  = sum_{k>=s} P_k r[g,k] - (s/M) V1[g,s] - ((M-s)/M) V2[s]
 
-    V1 predicts a trace's later outcomes from its own earlier ones, V2 from the group.
+    V1 predicts a trace's later outcomes from its own earlier ones, V2 from the group. Nothing is
+    divided by a deviation.
 
     Args:
       r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
       loo: leave the trace itself out of V2, which removes the gradient shrinkage by
         1 - (M-s)/(M G); False is the published form.
-
-    Returns:
-      One advantage per segment. No division by a deviation.
     """
     chex.assert_rank([r, prior], [3, 1])
     chex.assert_axis_dimension(r, 2, prior.shape[0])
@@ -109,7 +107,7 @@ def brpo_advantage(
     v1 = jnp.einsum("sk,qgk->qgs", average, r, precision="highest") * remaining
 
     # 0 for a trace alone, which has no group.
-    v2 = others_mean(returns, axis=1) if loo or r.shape[1] == 1 else group_mean(returns)
+    v2 = others_mean(returns) if loo or r.shape[1] == 1 else group_mean(returns)
     mix = jnp.asarray(index / cuts, r.dtype)
     if mode == "brpo":
         return returns - mix * v1 - (1.0 - mix) * v2
@@ -129,9 +127,6 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
 
     Args:
       r: outcome of each of the A answers given at cut j of trace g.
-
-    Returns:
-      One advantage per answer. No division by a deviation.
     """
     chex.assert_rank(r, 4)
     r = jax.lax.stop_gradient(r)

@@ -205,10 +205,10 @@ def baselines(
     assert values is not None
     baseline = values
     if kind == "residual_loo":
-        baseline = advantages.residual_loo_baseline(reward, values, axis=1)
+        baseline = advantages.residual_loo_baseline(reward, values)
     elif kind == "shrink":
         strength = _prior_strength(state)
-        baseline = advantages.shrink_baseline(reward, values, prior_strength=strength, axis=1)
+        baseline = advantages.shrink_baseline(reward, values, prior_strength=strength)
     implied = advantages.correctness_from_value(baseline, coefficient=coefficient_of(config))
     return baseline, implied
 
@@ -372,7 +372,7 @@ def update(
     measured: dict[str, Array] = {}
     if config.advantage.baseline == "shrink":
         assert values is not None
-        moments = advantages.residual_moments(reward, values, axis=1)
+        moments = advantages.residual_moments(reward, values)
         measured |= dict(zip(("sigma2", "error2"), moments))
     if config.advantage.score_weighted:
         baseline, _ = baselines(config, state, batch, reward, values)

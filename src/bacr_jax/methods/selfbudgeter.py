@@ -146,13 +146,6 @@ def no_limits(num_questions: int) -> Float[Array, "n"]:
     return jnp.full(num_questions, jnp.inf, jnp.float32)
 
 
-def limits_of(
-    limits: Float[Array, "n"], lengths: np.ndarray, correct: np.ndarray
-) -> Float[Array, "n"]:
-    """Limits after the first stage: the lengths of its correct responses."""
-    return jnp.where(jnp.asarray(correct) > 0.5, jnp.asarray(lengths, jnp.float32), limits)
-
-
 def first_stage(config: Config, close: str) -> RejectionSFT:
     """The stage that teaches to open with a budget: one's own length, then what ends it."""
     settings = config.selfbudgeter
@@ -163,7 +156,10 @@ def first_stage(config: Config, close: str) -> RejectionSFT:
         learning_rate=4.0 * config.optimizer.learning_rate if rate is None else rate,
         batch_tokens=settings.cold_start_tokens,
         opening=lambda length: f"{length}{close}",
-        update_state=limits_of,
+        # Limits on the declared budgets are then the lengths of its correct responses.
+        update_state=lambda limits, lengths, correct: jnp.where(
+            jnp.asarray(correct) > 0.5, jnp.asarray(lengths, jnp.float32), limits
+        ),
     )
 
 
