@@ -182,18 +182,10 @@ class Updates:
         micro = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, micro)
 
-        def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            return train_step(
-                state,
-                minibatch,
-                self.allowed_tokens,
-                frozen,
-                **self._optimizers(),
-                micro_batches=micro,
-                update_policy=update_policy,
-            )
-
-        return step
+        how = {"micro_batches": micro, **self._optimizers()}
+        return lambda state, update_policy: train_step(
+            state, minibatch, self.allowed_tokens, frozen, update_policy=update_policy, **how
+        )
 
     def _by_tokens(
         self,

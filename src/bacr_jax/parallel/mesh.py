@@ -137,8 +137,7 @@ def resolve(
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of the given layout over all devices of all processes (or over `devices`)."""
-    sizes = (shape.data, shape.fsdp, shape.tensor)
-    return jax.make_mesh(sizes, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+    return jax.make_mesh(shape[:3], AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def decode_mesh(mesh: Mesh, tensor: int) -> Mesh:
