@@ -58,9 +58,6 @@ def sequence_ratio(
 
     Summed over a thousand tokens a tiny change per token leaves any clip range; `token_ratio` and
     `gspo_ratio` are the usable forms.
-
-    Returns:
-      rho, the same for all tokens of a row.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, mask])
@@ -108,9 +105,6 @@ def policy_loss(
     Args:
       advantages: A, constants to the gradient.
       clip_high: epsilon above 1; larger than `clip_low` is DAPO's clip-higher.
-
-    Returns:
-      Loss to be minimised, elementwise and unmasked.
     """
     chex.assert_equal_shape([ratio, advantages])
     advantages = jax.lax.stop_gradient(advantages)
@@ -125,11 +119,7 @@ def is_clipped(
     clip_low: Scalar,
     clip_high: Scalar,
 ) -> Bool[Array, "*batch"]:
-    """Tokens to which Eq. 15 gives no gradient because their ratio left the range.
-
-    Returns:
-      True where the clipped branch of `policy_loss` is the larger.
-    """
+    """Tokens to which `policy_loss` gives no gradient because their ratio left the range."""
     up = (advantages > 0.0) & (ratio > 1.0 + clip_high)
     down = (advantages < 0.0) & (ratio < 1.0 - clip_low)
     return up | down
@@ -201,15 +191,12 @@ def loss_denominator(
         seq_mean_token_mean  mean over rows of row means (GRPO): tokens of long rows weigh less
         constant             sum over tokens / (rows x constant) (Dr.GRPO): no length bias
 
-    Rows without tokens are not counted.
+    Rows without tokens are not counted. Like the numerator it is additive over rows; of an empty
+    batch it is 0.
 
     Args:
       constant: tokens per row of mode "constant", for instance the largest response length; no
         other mode reads it.
-
-    Returns:
-      Number of tokens, of nonempty rows, or of nonempty rows times `constant`; additive over rows
-      too, to be summed over the whole batch. 0 for an empty one.
     """
     chex.assert_rank(mask, 2)
     _row_means(mode)

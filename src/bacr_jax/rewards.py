@@ -44,9 +44,6 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
         c_j = ceil(j b / M),  j = 1..M
 
     Budgets below M repeat cuts; `distinct_cuts` finds repetitions.
-
-    Returns:
-      Cuts in tokens, nondecreasing; the last equals the budget.
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
@@ -60,12 +57,10 @@ def random_cut_points(
         c_1 <= .. <= c_{M-1} sorted draws from 1..b,  c_M = b
 
     The last cut is the budget, since pass rates and the answer that a user gets are measured there.
+    Cuts may fall together (`distinct_cuts`).
 
     Args:
       budgets: thinking budget of each trace, in tokens, at least 1.
-
-    Returns:
-      Cuts in tokens, nondecreasing; two may fall together (`distinct_cuts`).
     """
     shape = (*budgets.shape, num_cuts - 1)
     drawn = jax.random.randint(key, shape, 1, budgets[..., None] + 1, budgets.dtype)

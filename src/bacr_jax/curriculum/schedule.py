@@ -90,9 +90,6 @@ def budget_mean(
       beta: how much a low pass rate lengthens them, as a fraction of `b_max`.
       b_max: in tokens, as `b_min`.
       clip: keep the location inside [b_min, b_max]; False is Eq. 5 to the letter.
-
-    Returns:
-      mu in tokens.
     """
     chex.assert_rank(pass_rate, 1)
     mu = mu0 * (1.0 - alpha * pass_rate) + beta * (1.0 - pass_rate) * b_max
@@ -137,15 +134,12 @@ def record_outcomes(
     The batch's rate is smoothed by the weight of a Beta(1, 1) prior, two pseudo-rollouts, centred
     on what is believed so far, so that it does not drag the rate back to 1/2. The first batch of a
     group has nothing to move: m is then the Beta(1, 1) posterior mean (c + 1) / (n + 2) itself. A
-    group without rollouts keeps its rate exactly.
+    group without rollouts keeps its rate exactly. `pass_rate` is untouched.
 
     Args:
       correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
         over several answers.
       ema_decay: d, in [0, 1), per call after a group's first.
-
-    Returns:
-      The state with counts and running rates moved; `pass_rate` is untouched.
     """
     chex.assert_rank([group, correct], [1, 2])
     chex.assert_equal_shape_prefix([group, correct], 1)

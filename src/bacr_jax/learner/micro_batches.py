@@ -121,10 +121,8 @@ def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
     """The micro-batches of a batch: of several ways to sort its rows the one with least padding.
 
     Longest rows first, so that the last micro-batch, which may not be full, is the cheapest; rows
-    with few branch positions are put together over all lengths, or over a part of them.
-
-    Returns:
-      The widest last.
+    with few branch positions are put together over all lengths, or over a part of them. Of what is
+    returned the widest is the last.
     """
     _, cuts, longest = batch.branches.shape
     lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)

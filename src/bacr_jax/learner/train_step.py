@@ -140,7 +140,8 @@ def apply_update(
 ) -> tuple[TrainState, Metrics]:
     """One Adam step, or none and a count where a gradient is not finite.
 
-    Without a token in the loss the policy has no step either: Adam would move it by its moments.
+    Without a token in the loss, which is counted too, the value head alone learns: Adam would move
+    the policy by its moments.
     """
     policy, value_head = copies.summed((grads.policy, grads.head), spec)
     grads = Gradients(policy, value_head, grads.metrics)
@@ -199,10 +200,7 @@ def train_step(
     micro_batches: int = 1,
     update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Minimises Eq. 16 on one batch: gradients by accumulation over micro-batches, one Adam step.
-
-    A step whose gradients are not finite changes nothing and is counted; so is a batch without a
-    token in the loss, from which the value head alone learns.
+    """Minimises Eq. 16 on one batch: gradients added up over micro-batches, one `apply_update`.
 
     Args:
       state: donated.
