@@ -11,13 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import (
-    CLIPPED,
-    NO_ENTROPY,
-    cut_points,
-    grpo_family,
-    told_nothing,
-)
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, cut_points, grpo_family, told_nothing
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 _NOTES = "its Eq. 1 and 2, by two notes on it that agree; its own text was not read"
