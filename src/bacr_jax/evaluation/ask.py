@@ -22,7 +22,7 @@ from bacr_jax.evaluation.decoder import (
     with_declared_budget,
 )
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.learner.scoring import response_logprobs
+from bacr_jax.learner.scoring import in_portions, response_logprobs
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.encoding import encode_prompts, encode_text
@@ -261,23 +261,12 @@ class Session:
             tokens[row, : lengths[row]] = prompts.tokens[row, : lengths[row]]
             tokens[row, lengths[row] : whole[row]] = response
         told = np.repeat(_told([budget]), _ROWS_OF_A_PASS)
-        # As many rows in every pass: the last row again where there are fewer.
-        passes = -(-len(ids) // _ROWS_OF_A_PASS)
-        rows = np.arange(passes * _ROWS_OF_A_PASS).clip(max=len(ids) - 1)
-        found = np.concatenate(
-            [
-                response_logprobs(
-                    params,
-                    tokens[of_pass],
-                    lengths[of_pass],
-                    whole[of_pass],
-                    told,
-                    self.rules.allowed_tokens,
-                    spec=spec,
-                )
-                for of_pass in np.split(rows, passes)
-            ]
-        )
+
+        def of_rows(index: Int[np.ndarray, "n"]) -> jax.Array:
+            given = tokens[index], lengths[index], whole[index], told
+            return response_logprobs(params, *given, self.rules.allowed_tokens, spec=spec)
+
+        found = in_portions(of_rows, np.arange(len(ids)), _ROWS_OF_A_PASS)
         spans = [found[row, lengths[row] : whole[row]].tolist() for row in range(len(ids))]
         return [
             ResponseScore(question, budget, tuple(row), self._texts(row), tuple(span))

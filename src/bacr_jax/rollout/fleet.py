@@ -223,10 +223,8 @@ class Fleet:
                     "--logprobs-mode processed_logprobs"
                 )
             if not tokens or not all(isinstance(token, int) for token in tokens):
-                raise UserError(
-                    f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
-                    f"{shown(tokens)}; start it again, as docs/serving.md has it"
-                )
+                said = f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
+                raise UserError(f"{said}{shown(tokens)}; start it again (docs/serving.md)")
             off = float(np.abs(probe.score(params, tokens) - np.array(theirs)).max())
             if not off <= bound:
                 raise UserError(

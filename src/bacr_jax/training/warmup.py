@@ -342,11 +342,8 @@ def until_style(
 def warmup_fingerprint(config: Config) -> str:
     """Identifies the warm-up that a config asks for."""
     if config.data.train == "ledger":
-        task: tuple[str, ...] = (
-            "data.ledger.variant",
-            "data.ledger.max_operand",
-            "data.ledger.train_size",
-        )
+        of_ledger = ("variant", "max_operand", "train_size")
+        task = tuple(f"data.ledger.{name}" for name in of_ledger)
     else:
         names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
         later = ("trace_column", "system_prompt", "template_variables")
