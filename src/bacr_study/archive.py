@@ -64,11 +64,11 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
 
 
 def _small_picture(path: Path) -> bytes:
-    """A picture's file in 255 colours, a third of the size; lines and tints look the same."""
+    """A picture's file in 128 colours, a third of the size; lines and tints look the same."""
     from PIL import Image
 
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(colors=255, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(colors=128, dither=Image.Dither.NONE)
     content = io.BytesIO()
     small.save(content, format="PNG", optimize=True)
     return content.getvalue()
