@@ -13,14 +13,8 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/../recipes/steps.sh"
 
 out=runs/two-cores
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
-    --dry-run) dry_run=1; shift ;;
-    -h | --help) show_help "$0"; exit 0 ;;
-    *) die "command line: found '$1'; see --help" ;;
-  esac
-done
+read_options "$@"
+[ ${#keys[@]} = 0 ] || die "command line: found '${keys[0]}'; see --help"
 
 # A script and its options; what it prints last is kept.
 row() {

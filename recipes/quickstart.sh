@@ -10,16 +10,8 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
-out=runs/recipe-quickstart keys=()
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
-    --dry-run) dry_run=1; shift ;;
-    -h | --help) show_help "$0"; exit 0 ;;
-    *=*) keys+=("$1"); shift ;;
-    *) die "command line: found '$1'; see --help" ;;
-  esac
-done
+out=runs/recipe-quickstart
+read_options "$@"
 
 train=(--config quickstart "output.dir=$out/run" ${keys[@]+"${keys[@]}"})
 step "$python" -m bacr_jax.train --check "${train[@]}"

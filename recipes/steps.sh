@@ -18,7 +18,20 @@ needs_value() {
   [ "$2" -ge 2 ] || die "$1: a value is missing; see --help"
 }
 
-python="${PYTHON:-python}" dry_run=0
+python="${PYTHON:-python}" dry_run=0 keys=()
+
+# The options of a recipe that has no others: sets out, dry_run and the keys of a config.
+read_options() {
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --out) needs_value "$1" $#; out="$2"; shift 2 ;;
+      --dry-run) dry_run=1; shift ;;
+      -h | --help) show_help "$0"; exit 0 ;;
+      *=*) keys+=("$1"); shift ;;
+      *) die "command line: found '$1'; see --help" ;;
+    esac
+  done
+}
 
 # Shows a command, and runs it unless --dry-run was given.
 step() {

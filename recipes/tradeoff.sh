@@ -12,16 +12,8 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
-out=runs/recipe-tradeoff keys=()
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
-    --dry-run) dry_run=1; shift ;;
-    -h | --help) show_help "$0"; exit 0 ;;
-    *=*) keys+=("$1"); shift ;;
-    *) die "command line: found '$1'; see --help" ;;
-  esac
-done
+out=runs/recipe-tradeoff
+read_options "$@"
 
 shared=("warmup.dir=$out/warmup" ${keys[@]+"${keys[@]}"})
 bacr=(--config tradeoff "output.dir=$out/bacr" "${shared[@]}")

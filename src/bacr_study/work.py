@@ -176,7 +176,7 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
         points.append({**start, "accuracy": evaluated[0]})
     seconds = 0.0
     for record in read_lines(folder.metrics):
-        laps = {name for name in record if name.startswith("time/")} - _NO_LAPS
+        laps = (name for name in record if name.startswith("time/") and name not in _NO_LAPS)
         seconds += sum(record[name] for name in laps)
         points.append(
             {
