@@ -45,10 +45,14 @@ def main(argv: Sequence[str] | None) -> None:
             # A pipe or a device gets the lines as they come, a file is replaced once all are there.
             direct = os.path.exists(options.out) and not os.path.isfile(options.out)
             place = options.out if direct else f"{options.out}.tmp"
-            with open(place, "w", encoding="utf-8") as out:
-                out.writelines(lines)
-            if not direct:
-                os.replace(place, options.out)
+            try:
+                with open(place, "w", encoding="utf-8") as out:
+                    out.writelines(lines)
+                if not direct:
+                    os.replace(place, options.out)
+            finally:
+                if not direct:
+                    Path(place).unlink(missing_ok=True)
         print(json.dumps(grader.counters()), file=sys.stderr)
         if isinstance(grader, VerifierGrader) and grader.last_failure:
             print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)

@@ -20,7 +20,7 @@ from bacr_jax.config.fields import inside, range_text, walk
 from bacr_jax.config.fields import key as setting
 from bacr_jax.config.reader import read_dataclass, read_value, refusal
 from bacr_jax.config.values import any_of, shown
-from bacr_jax.config.yaml import Parsed, parse_file, parse_override
+from bacr_jax.config.yaml import constructed, parse_file, parse_override
 
 View = Literal[
     "accuracy",
@@ -352,16 +352,12 @@ def _over(below: Any, value: Any) -> Any:
 def overridden(text: str) -> tuple[str, Any]:
     """Key and value of `key=value` on the command line."""
     given = parse_override(text, "command line")
-    return given.prefix[:-1], _constructed(given)
-
-
-def _constructed(parsed: Parsed) -> Any:
-    return parsed.node and parsed.loader.construct_document(parsed.node)
+    return given.prefix[:-1], constructed(given)
 
 
 def _document(path: Path) -> dict[str, Any]:
     """The keys at the top of a study's file."""
-    return dict(_constructed(parse_file(path)) or {})
+    return dict(constructed(parse_file(path)) or {})
 
 
 def kind_of(path: Path) -> str:

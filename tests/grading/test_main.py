@@ -92,10 +92,12 @@ def test_verdicts_of_before_stay_until_the_new_ones_are_there(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(command, "_grade", interrupted)
         assert main(["--cases", str(cases), "--out", str(out)]) == 130
+    there = ["cases.jsonl", "verdicts.jsonl"]
     assert out.read_text() == "yesterday's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == there
     assert main(["--cases", str(cases), "--out", str(out)]) == 0
     assert json.loads(out.read_text())["correct"] is True
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cases.jsonl", "verdicts.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == there
 
 
 def test_a_device_gets_the_verdicts_itself(tmp_path, capsys):

@@ -163,6 +163,7 @@ def test_prompt_lengths_of_real_questions(shared_data, capsys):
         (["jsonl:{train}", "data.num_groups=9"], "num_groups"),
         (["gsm8k:{train}", "data.answer_column=x"], "data.answer_column=x: no set is a table"),
         (["jsonl:{train}", "--tokenizer", "nowhere"], "--tokenizer nowhere: no such folder"),
+        (["ledger", "--tokenizer", "{folder}"], "questions have tokens of their own; leave it out"),
         (["jsonl:{train}", "--tokenizer", "{folder}"], "--tokenizer: no tokenizer"),
         (["jsonl:{train}", "--against", "jsonl:nowhere"], "no file or folder"),
     ],

@@ -92,6 +92,8 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
     [
         ("title: Two arms", "titel: Two arms", "titel: no such key"),
         ("title: Two arms\n", "", "has no title; write title: ..."),
+        ("title: Two arms", "title: a\ntitle: b", "yaml: found 'title' twice; write it once"),
+        ("title: Two arms", "title: 2021-13-45", "yaml: not a YAML value; put it in quotes"),
         ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; write"),
         (
             "title: Two arms",

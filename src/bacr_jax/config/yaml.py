@@ -169,17 +169,25 @@ def _is_null(node: yaml.Node) -> bool:
     return node.tag == "tag:yaml.org,2002:null"
 
 
+def constructed(parsed: Parsed) -> Any:
+    """All of a document as one value."""
+    where = f"{parsed.source}: {parsed.prefix}".rstrip(":. ")
+    return parsed.node and _at(where, parsed, parsed.node)
+
+
 def _value(parsed: Parsed, key: str, node: yaml.Node) -> Any:
+    return _at(f"{parsed.where(node)}: {key}", parsed, node)
+
+
+def _at(where: str, parsed: Parsed, node: yaml.Node) -> Any:
     try:
         return parsed.loader.construct_object(node, deep=True)
     except UserError as twice:
-        raise UserError(f"{parsed.where(node)}: {key}: {twice}") from None
+        raise UserError(f"{where}: {twice}") from None
     # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
     # thousands of digits: the YAML library raises whatever its conversion happened to raise.
     except Exception:
-        raise UserError(
-            f"{parsed.where(node)}: {key}: not a YAML value; put it in quotes, or write another"
-        ) from None
+        raise UserError(f"{where}: not a YAML value; put it in quotes, or write another") from None
 
 
 def _text(parsed: Parsed, node: yaml.Node) -> str:

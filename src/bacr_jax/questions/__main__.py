@@ -183,6 +183,10 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
     from bacr_jax.questions.loaders import own_tokenizer
 
     own, folder = own_tokenizer(config.data), options.tokenizer
+    if own is not None and folder:
+        raise UserError(
+            f"--tokenizer {folder}: these questions have tokens of their own; leave it out"
+        )
     named = config.model.tokenizer or config.model.path
     if folder is None and options.config and named and Path(named).is_dir():
         folder = named
