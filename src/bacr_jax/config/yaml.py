@@ -172,14 +172,10 @@ def _is_null(node: yaml.Node) -> bool:
 def constructed(parsed: Parsed) -> Any:
     """All of a document as one value."""
     where = f"{parsed.source}: {parsed.prefix}".rstrip(":. ")
-    return parsed.node and _at(where, parsed, parsed.node)
+    return parsed.node and _value(parsed, parsed.node, where)
 
 
-def _value(parsed: Parsed, key: str, node: yaml.Node) -> Any:
-    return _at(f"{parsed.where(node)}: {key}", parsed, node)
-
-
-def _at(where: str, parsed: Parsed, node: yaml.Node) -> Any:
+def _value(parsed: Parsed, node: yaml.Node, where: str) -> Any:
     try:
         return parsed.loader.construct_object(node, deep=True)
     except UserError as twice:
@@ -194,7 +190,7 @@ def _text(parsed: Parsed, node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
-        return shown(_value(parsed, "list", node))
+        return shown(_value(parsed, node, f"{parsed.where(node)}: list"))
     if _is_null(node):
         return "nothing" if not node.value else shown(node.value, quote=False)
     quoted = node.tag == "tag:yaml.org,2002:str"
@@ -237,7 +233,7 @@ def _under(
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         yield Entry(
             key=key,
-            value=_value(parsed, shown(key, quote=False), node),
+            value=_value(parsed, node, f"{parsed.where(node)}: {shown(key, quote=False)}"),
             text=_text(parsed, node),
             raw=node.value if plain else None,
             where=parsed.where(node),

@@ -41,12 +41,7 @@ class SampleTraces(Protocol):
         """Takes the learner's parameters, which a version names, for all rollouts to come."""
 
     def generate(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        key: jax.Array,
-        sampler: Sampler,
-        listeners: Listeners,
+        self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
         """As `rollouts.generate`, under these parameters."""
 
@@ -91,12 +86,7 @@ class Fleet:
     _known: set[str] = field(default_factory=set)
 
     def generate(
-        self,
-        prompts: Prompts,
-        rows: Rows,
-        key: jax.Array,
-        sampler: Sampler,
-        listeners: Listeners,
+        self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
         """See `SampleTraces`."""
         try:

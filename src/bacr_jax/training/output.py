@@ -35,7 +35,7 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
     path.unlink(missing_ok=True)
     for row in chosen.tolist():
         asked, sampled = _question(run, done, row), _sampled(run, done, row)
-        found = {**asked, **sampled, **_verdicts(done, row), **_learned(run, done, row)}
+        found = {**asked, **sampled, **_verdicts(done, row), **_learned(done, row)}
         append_line(path, {"step": step, "row": row, **found})
 
 
@@ -102,7 +102,7 @@ def _verdicts(done: Iteration, row: int) -> dict[str, Any]:
     return found
 
 
-def _learned(run: Run, done: Iteration, row: int) -> dict[str, Any]:
+def _learned(done: Iteration, row: int) -> dict[str, Any]:
     """Rewards, values and advantages of each cut, and whether the row was in the loss."""
     chosen, given = done.chosen, done.advantages
     question, rollout = divmod(row, chosen.plan.budgets.shape[1])
