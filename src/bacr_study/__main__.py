@@ -1,6 +1,7 @@
 """`python -m bacr_jax.study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
 from bacr_jax.config.shipped import STUDIES, locate
-from bacr_jax.errors import UserError
+from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
 from bacr_study.archive import pack, unpack
@@ -100,17 +101,32 @@ def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> No
             raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
 
 
+def check_inputs(runs: Sequence[PlannedRun]) -> None:
+    """Refuses what models and sets of runs lack, before the first of them starts."""
+    from bacr_jax.train import with_local_model
+    from bacr_jax.training import start
+
+    look = lambda config: start.check_inputs(with_local_model(config, download=False))
+    # What is read is named by a model and its data; the first run of each stands for the others.
+    configs = [run.config for run in reversed(runs) if not run.trained]
+    different = {repr((config.model, config.data)): config for config in configs}
+    if faults := faults_of(*(functools.partial(look, config) for config in different.values())):
+        raise UserError(*faults)
+
+
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
     """Makes every cell that is not there; the exit code."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
+    waiting = [run for run in runs if not run.has_cells(study)]
+    check_inputs(waiting)
     command = [sys.executable, "-m", "bacr_jax.study", "--config", str(arguments.config)]
     command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
     scheduler = schedule.Scheduler(
         command=command,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
-        waiting=[run for run in runs if not run.has_cells(study)],
+        waiting=waiting,
     )
     with Progress() as progress, PreemptionHandler() as handler:
         try:

@@ -42,6 +42,13 @@ def test_a_forecast_says_tokens_and_time_and_what_is_shared(tmp_path, capsys):
     assert not (tmp_path / "studies").exists()
 
 
+# Fits together, and neither model nor set is there.
+UNMADE = [
+    *("model.path=nowhere", "warmup.steps=0", "optimizer.learning_rate=1e-6"),
+    *("data.train=math:x", "data.eval=['math:x']", "data.prompt_format=boxed"),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -50,6 +57,7 @@ def test_a_forecast_says_tokens_and_time_and_what_is_shared(tmp_path, capsys):
         (["--jobs", "0"], "--jobs 0: write 1 or more"),
         (["budget.mox=3"], "budget.mox: no such key; write budget.max"),
         (["budget.max=4"], "plain, grpo: "),
+        (UNMADE, "model.path=nowhere: no such folder"),
         (["--list", "--dry-run"], "not allowed with argument"),
     ],
 )

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +50,28 @@ def train(*command):
     from bacr_jax.train import main
 
     return main(list(command))
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "step", "expected"),
+    [
+        (None, 900, 3, 50),
+        (1000, 0, 0, 50),
+        (1000, 300, 3, 10),
+        (1000, 301, 3, 10),  # 9.97 steps
+        (1000, 999, 7, 8),
+        (1000, 1000, 7, 7),  # used up: this was the last
+        (1000, 1, 1, 50),
+    ],
+)
+def test_steps_in_all_are_those_that_the_allowance_of_tokens_lasts(most, used, step, expected):
+    from bacr_jax.training.loop import Trainer
+    from bacr_jax.training.run import RunState
+
+    settings = SimpleNamespace(train=SimpleNamespace(max_generated_tokens=most))
+    trainer, state = SimpleNamespace(steps=50, config=settings), Mock(spec=RunState)
+    state.generated_tokens = used
+    assert Trainer.expected_steps(trainer, state, step) == expected
 
 
 @pytest.mark.slow  # test_train.py stops a run in a rollout and in its last evaluation

@@ -53,11 +53,7 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
             "completion_rate": number((~cell.forced).mean()),
             **_plain(cell),
         }
-    return {
-        "told": cuts[-1],
-        "curve": curve,
-        **measured(_OVER_BUDGETS, over, ends[count:]),
-    }
+    return {"told": cuts[-1], "curve": curve, **measured(_OVER_BUDGETS, over, ends[count:])}
 
 
 def numbers_of_samples(samples: int) -> list[int]:

@@ -48,10 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
     )
     parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="float32",
-        help="type of the weights; float32 by default",
+        "--dtype", choices=DTYPES, default="float32", help="type of the weights; float32 by default"
     )
     parser.add_argument(
         "--push",

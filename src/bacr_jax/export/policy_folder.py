@@ -128,11 +128,7 @@ def save_policy(
 
 
 def _describe(
-    config: Qwen2Config,
-    stored: str,
-    budget: BudgetInput,
-    source: Path | None,
-    tokenizer: Any,
+    config: Qwen2Config, stored: str, budget: BudgetInput, source: Path | None, tokenizer: Any
 ) -> dict[str, Any]:
     """What config.json says; with a transformers tokenizer also its special ids."""
     old = None

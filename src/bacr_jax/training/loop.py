@@ -222,9 +222,15 @@ class Trainer:
 
     def finished(self, state: RunState, step: int) -> bool:
         """All steps done, or the token allowance used up."""
+        return step >= self.expected_steps(state, step)
+
+    def expected_steps(self, state: RunState, step: int) -> int:
+        """Steps in all: those of the config, or fewer at the pace that uses up the allowance."""
         most = self.config.train.max_generated_tokens
-        spent = most is not None and int(state.generated_tokens) >= most
-        return step >= self.steps or spent
+        if most is None or step == 0:
+            return self.steps
+        used = max(int(state.generated_tokens), 1)
+        return min(self.steps, -(-step * most // used))
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
@@ -244,6 +250,7 @@ class Trainer:
         cuts = [v for k, v in sorted(metrics.items()) if k.startswith("reward/cut_")]
         self.phase.update(
             step + 1,
+            total=self.expected_steps(state, step + 1),
             reward=metrics["reward/mean"],
             by_cut="/".join(f"{value:.2f}" for value in cuts),
             thinking=metrics["rollout/thinking_mean"],

@@ -95,10 +95,7 @@ def fit_value(
 
 
 def smoothed_means(
-    extra: Drawn,
-    questions: Int[np.ndarray, "B"],
-    budgets: Int[np.ndarray, "B"],
-    bandwidth: float,
+    extra: Drawn, questions: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], bandwidth: float
 ) -> Float[np.ndarray, "B M"]:
     """Mean outcomes of further rollouts of a question near a budget: an oracle's V(q, b, b_j).
 

@@ -200,11 +200,7 @@ def _weighted(
 
 
 def _answer_noise(
-    pool: Pool,
-    setting: Setting,
-    thinking: OfVariants,
-    answers: OfVariants,
-    partition: Partition,
+    pool: Pool, setting: Setting, thinking: OfVariants, answers: OfVariants, partition: Partition
 ) -> Noise | None:
     """Noise of thinking and answers together."""
     if not len(pool.with_answers):
@@ -225,10 +221,7 @@ def _answer_noise(
 
 
 def diagnostics(
-    pool: Pool,
-    values: Values,
-    weights: Float[np.ndarray, " M"],
-    partition: Partition,
+    pool: Pool, values: Values, weights: Float[np.ndarray, " M"], partition: Partition
 ) -> dict[str, Any]:
     """How good the values are, and what scores say of the best constant.
 
@@ -246,11 +239,7 @@ def diagnostics(
             "threshold": sigma2 / (partition.shape[-1] - 1),
         }
     edges, _ = value_ranges(values["trace_and_cut"], weights)
-    return {
-        "values": found,
-        "value_edges": edges,
-        "scores": _scores(pool, returns, partition),
-    }
+    return {"values": found, "value_edges": edges, "scores": _scores(pool, returns, partition)}
 
 
 def _scores(

@@ -307,11 +307,7 @@ def predicted_chart(found: Mapping[str, Any]) -> Chart:
 
 
 def write(
-    folder: Path,
-    size: str,
-    settings: VarianceSettings,
-    results: Sequence[Result],
-    seconds: float,
+    folder: Path, size: str, settings: VarianceSettings, results: Sequence[Result], seconds: float
 ) -> list[Path]:
     """Writes variance.json, variance.md and the pictures; returns their paths."""
     # As a reader of the file will see it: keys are text.

@@ -73,6 +73,8 @@ def test_a_folder_of_a_shipped_config_is_named_as_the_hub_has_it(monkeypatch, tm
     line = "run hf download Qwen/Qwen2.5-7B --local-dir models/Qwen2.5-7B, or write Qwen/Qwen2.5-7B"
     with pytest.raises(UserError, match=line):
         local_folder("models/Qwen2.5-7B", download=download, where="model.path")
+    with pytest.raises(UserError, match="no folder 'models/mine' here; make it [(]bacr import"):
+        local_folder("models/mine", download=download, where="model.path")
 
 
 def test_a_folder_without_weights_is_no_cached_model(monkeypatch, tmp_path):

@@ -37,7 +37,7 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
         check_model_folder(path, where)
         return path
     name, _, revision = path.partition("@")
-    _refuse_folder_of_released(path, name, where)
+    _refuse_folder_of_ours(path, name, where)
     hub = _hub(path, where)
     try:
         found = Path(
@@ -91,14 +91,15 @@ def push(folder: Path, name: str) -> str:
         ) from None
 
 
-def _refuse_folder_of_released(path: str, name: str, where: str) -> None:
-    """Refuses models/Qwen2.5-7B-Instruct, a folder that is not there: nobody's on the hub."""
-    owner, _, released = name.partition("/")
-    if _RELEASED.fullmatch(released) and owner == "models":
-        raise UserError(
-            f"{where}: no folder {path!r} here; run hf download Qwen/{released} --local-dir "
-            f"{path}, or write Qwen/{released} and add --download"
-        )
+def _refuse_folder_of_ours(path: str, name: str, where: str) -> None:
+    """Refuses models/NAME that is not there: a folder of our configs, and nobody's on the hub."""
+    owner, _, model = name.partition("/")
+    if owner == "models":
+        how = "make it (bacr import, bacr export, hf download), or write the path of another"
+        if _RELEASED.fullmatch(model):
+            how = f"run hf download Qwen/{model} --local-dir {path}, or write Qwen/{model} and add "
+            how += "--download"
+        raise UserError(f"{where}: no folder {path!r} here; {how}")
 
 
 def _hub(path: str, where: str) -> Any:
