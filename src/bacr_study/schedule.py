@@ -218,7 +218,10 @@ def run_all(
             for run in scheduler.collect():
                 finished.add(run.id)
                 code = scheduler.failed.get(run.id)
-                failed = f"FAILED, exit code {code}: {run.id}; see {run.log}"
+                why = f"exit code {code}"
+                if code == -signal.SIGKILL:
+                    why = "killed, as for want of memory (--jobs N runs fewer at a time)"
+                failed = f"FAILED, {why}: {run.id}; see {run.log}"
                 progress.say(f"done: {run.id}" if code is None else failed)
             scheduler.start_some()
             under_way = [one.run for one in scheduler.running]
