@@ -50,6 +50,7 @@ CONTENTS = {
         "studies/search-elsewhere",
         "studies/rivals",
         "studies/rivals-search",
+        "studies/smollm2",
     ],
     "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],
