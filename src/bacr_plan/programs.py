@@ -118,11 +118,7 @@ class Programs:
         """One chunk of decoding with every slot in use and the whole cache in the window."""
         spec = self.rollout
         return trunks.decode_trunks.lower(
-            self.decode_copy(),
-            self.slots(),
-            self.draws(),
-            spec=spec.decode,
-            num_steps=spec.chunk,
+            self.decode_copy(), self.slots(), self.draws(), spec=spec.decode, num_steps=spec.chunk
         )
 
     def decode_copy(self) -> Any:

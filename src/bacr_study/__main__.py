@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bacr_jax.config import Config
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
 from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
@@ -103,10 +104,17 @@ def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> No
 
 def check_inputs(runs: Sequence[PlannedRun]) -> None:
     """Refuses what models and sets of runs lack, before the first of them starts."""
-    from bacr_jax.train import with_local_model
+    import jax
+
+    from bacr_jax import train
     from bacr_jax.training import start
 
-    look = lambda config: start.check_inputs(with_local_model(config, download=False))
+    def look(config: Config) -> None:
+        here = train.with_local_model(config, download=False)
+        start.check_inputs(train.with_sets_that_are_there(here))
+
+    # Devices are for the runs: this process would hold their memory.
+    jax.config.update("jax_platforms", "cpu")
     # What is read is named by a model and its data; the first run of each stands for the others.
     configs = [run.config for run in reversed(runs) if not run.trained]
     different = {repr((config.model, config.data)): config for config in configs}

@@ -191,9 +191,7 @@ def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
         entries = [modes[mode][budget][f"{part}s"][label] for budget in budgets]
         rows.append([label, f"{entries[0]['problems']:,}", *map(accuracy_text, entries)])
     return Table(
-        f"{name}: accuracy by {part}, {mode}",
-        [part, "problems", *map(budget_name, budgets)],
-        rows,
+        f"{name}: accuracy by {part}, {mode}", [part, "problems", *map(budget_name, budgets)], rows
     )
 
 
