@@ -149,7 +149,7 @@ def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
     return files
 
 
-def _what(study: Study) -> str:
+def _basis(study: Study) -> str:
     return f"{n} seeds" if (n := len(study.seeds)) > 1 else "problems, one seed"
 
 
@@ -188,7 +188,7 @@ def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> I
     yield Drawn(
         "hard" if hard else "accuracy",
         "Accuracy on harder problems" if hard else "Accuracy by budget",
-        f"Mean accuracy with 95 % intervals over {_what(study)}. {_APART}",
+        f"Mean accuracy with 95 % intervals over {_basis(study)}. {_APART}",
         [row[at : at + _IN_A_ROW] for row in rows for at in range(0, len(row), _IN_A_ROW)],
     )
 
@@ -236,7 +236,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     yield Drawn(
         "efficiency",
         "Accuracy against tokens really used",
-        f"Left: a point per budget, 95 % intervals over {_what(study)}; the shaded steps "
+        f"Left: a point per budget, 95 % intervals over {_basis(study)}; the shaded steps "
         f"are the Pareto front of the means. Right: thinking tokens used by budget. {_APART}",
         rows,
     )
@@ -303,7 +303,7 @@ def sweep_figures(results: Results, study: Study) -> Iterator[Drawn]:
         yield Drawn(
             f"sweep_{sweep.file_name}",
             f"Accuracy by {sweep.label}",
-            f"Mean accuracy with 95 % intervals over {_what(study)}.{default}",
+            f"Mean accuracy with 95 % intervals over {_basis(study)}.{default}",
             list(map(list, zip(*by_task))),
         )
 
