@@ -15,6 +15,7 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
+from bacr_jax.parallel.host_memory import HUGE_PAGES
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study.plan import PlannedRun
@@ -49,6 +50,7 @@ class Share:
             made["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
             return made
         made["JAX_PLATFORMS"] = "cpu"
+        made.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
         if len(self.cores) == 1:
             # Products in one thread: a second one would wait for the same core.
             flag = "--xla_cpu_multi_thread_eigen=false"

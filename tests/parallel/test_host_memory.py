@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from bacr_jax.parallel import host_memory
@@ -50,6 +51,33 @@ def test_pages_are_given_once():
 
 
 def test_nothing_is_set_with_a_gpu(monkeypatch):
-    monkeypatch.setattr(host_memory.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: pytest.fail("asked"))
     assert not host_memory.keep_freed_memory()
+
+
+@pytest.mark.parametrize(
+    "kernel, libc, tunables, backend, parameters, lacks",
+    [
+        ("always [madvise] never", "2.36", None, "cpu", 135_000_000, True),
+        ("always [madvise] never", "2.36", None, "cpu", 130_000, False),
+        ("always [madvise] never", "2.36", None, "gpu", 135_000_000, False),
+        ("always [madvise] never", "2.36", host_memory.HUGE_PAGES, "cpu", 135_000_000, False),
+        ("always [madvise] never", "2.31", None, "cpu", 135_000_000, False),
+        ("[always] madvise never", "2.36", None, "cpu", 135_000_000, False),
+        (None, "2.36", None, "cpu", 135_000_000, False),
+    ],
+)
+def test_who_is_told_of_huge_pages(
+    monkeypatch, tmp_path, kernel, libc, tunables, backend, parameters, lacks
+):
+    file = tmp_path / "enabled"
+    if kernel is not None:
+        file.write_text(kernel)
+    monkeypatch.setattr(host_memory, "_KERNEL", file)
+    monkeypatch.setattr(host_memory.platform, "libc_ver", lambda: ("glibc", libc))
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if tunables is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    assert host_memory.lacks_huge_pages(parameters) is lacks

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from bacr_jax.errors import UserError
+from bacr_jax.parallel.host_memory import HUGE_PAGES
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import WarmupPaths
 from bacr_jax.runs.progress import Progress
@@ -133,10 +134,13 @@ def test_one_core_means_one_thread_and_programs_are_shared(tmp_path):
     one = Share(cores=(3,)).environment({"XLA_FLAGS": "--mine"}, tmp_path)
     assert one["XLA_FLAGS"] == "--mine --xla_cpu_multi_thread_eigen=false"
     assert one["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path) and one["JAX_PLATFORMS"] == "cpu"
-    two = Share(cores=(0, 1)).environment({"JAX_COMPILATION_CACHE_DIR": "mine"}, tmp_path)
-    assert "XLA_FLAGS" not in two and two["JAX_COMPILATION_CACHE_DIR"] == "mine"
+    assert one["GLIBC_TUNABLES"] == HUGE_PAGES
+    given = {"JAX_COMPILATION_CACHE_DIR": "mine", "GLIBC_TUNABLES": "mine"}
+    two = Share(cores=(0, 1)).environment(given, tmp_path)
+    assert "XLA_FLAGS" not in two and given.items() <= two.items()
     gpus = Share(gpus=("2", "3")).environment({}, tmp_path)
-    assert gpus["CUDA_VISIBLE_DEVICES"] == "2,3" and "JAX_PLATFORMS" not in gpus
+    assert gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "JAX_PLATFORMS" not in gpus and "GLIBC_TUNABLES" not in gpus
 
 
 def test_cores_and_gpus_are_divided(monkeypatch):

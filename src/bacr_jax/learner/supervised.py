@@ -25,11 +25,7 @@ def supervised_optimizer() -> optax.GradientTransformation:
 
 
 def supervised_loss(
-    params: Params,
-    tokens: Int[Array, "B T"],
-    loss_mask: Bool[Array, "B T"],
-    *,
-    spec: LearnerSpec,
+    params: Params, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Float[Array, ""]:
     """Mean negative log-likelihood (nats) of the tokens in the mask, each given those before it."""
     hidden = _hidden(params, tokens, spec)
@@ -42,11 +38,7 @@ def supervised_loss(
 
 @functools.partial(jax.jit, static_argnames=("spec",))
 def rows_right(
-    params: Params,
-    tokens: Int[Array, "B T"],
-    judged: Bool[Array, "B T"],
-    *,
-    spec: LearnerSpec,
+    params: Params, tokens: Int[Array, "B T"], judged: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Bool[Array, "B"]:
     """Which rows have the likeliest token wherever they are judged, each given those before it.
 

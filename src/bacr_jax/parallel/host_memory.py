@@ -2,14 +2,15 @@
 
 XLA's CPU backend takes the temporaries of a program anew at every execution. glibc maps pieces of
 more than 32 MiB for each of them and gives them back at its end, so the kernel clears every page of
-them every time: a quarter of the processor time of a small run.
+them every time: a quarter of the processor time of a small run. What is taken by a thread of XLA's
+own, as the temporaries of a large program are, can't be kept: there only larger pages help.
 """
 
 import ctypes
 import os
+import platform
 import sys
-
-import jax
+from pathlib import Path
 
 # From glibc's <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -17,6 +18,12 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _SETTINGS = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # Freed bytes at the end of the heap that stay with the process.
 KEPT = 1 << 30
+# A value of GLIBC_TUNABLES: memory in pages of 2 MiB where the kernel has them on request. glibc
+# reads it when a process starts.
+_TUNABLES, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+_KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# The glibc that knows HUGE_PAGES, and parameters from which it was measured to matter.
+_SINCE, _LARGE = (2, 35), 50_000_000
 
 
 def keep_freed_memory() -> bool:
@@ -25,10 +32,31 @@ def keep_freed_memory() -> bool:
     Up to `KEPT` bytes that are free stay with the process. No number changes. False, and nothing
     done, with a GPU, with another C library, and where the environment has settings of its own.
     """
-    own = any(name in os.environ for name in _SETTINGS) or "GLIBC_TUNABLES" in os.environ
-    if own or not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
+    own = any(name in os.environ for name in _SETTINGS)
+    own |= os.environ.get(_TUNABLES, HUGE_PAGES) != HUGE_PAGES
+    if own or not sys.platform.startswith("linux") or not _on_cpu():
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
         return False
     return bool(set_option(_MMAP_MAX, 0)) and bool(set_option(_TRIM_THRESHOLD, KEPT))
+
+
+def lacks_huge_pages(num_parameters: int) -> bool:
+    """Whether a model of this size would train faster on this CPU with `HUGE_PAGES` set.
+
+    False where it is or can't be: with a GPU, another C library, a kernel that gives large pages
+    always or never, and tunables that the user chose.
+    """
+    name, version = platform.libc_ver()
+    if num_parameters < _LARGE or name != "glibc" or _TUNABLES in os.environ:
+        return False
+    if tuple(map(int, version.split(".")[:2])) < _SINCE or not _KERNEL.is_file():
+        return False
+    return "[madvise]" in _KERNEL.read_text() and _on_cpu()
+
+
+def _on_cpu() -> bool:
+    import jax  # A study's own process, which sets `HUGE_PAGES`, loads none.
+
+    return jax.default_backend() == "cpu"

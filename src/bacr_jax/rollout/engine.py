@@ -23,8 +23,7 @@ from bacr_jax.types import Branches, Prompts, Trunks
 _PROMPT_STEP = 128
 
 _free_slots = jax.jit(
-    trunking.free_slots,
-    static_argnames=("spec", "slots", "prompt_width", "max_new", "length"),
+    trunking.free_slots, static_argnames=("spec", "slots", "prompt_width", "max_new", "length")
 )
 _prefill_prompts = jax.jit(trunking.prefill_prompts, static_argnames=("spec",))
 _insert_rows = jax.jit(trunking.insert_rows, static_argnames=("mesh",), donate_argnums=(0,))
@@ -80,13 +79,7 @@ class Engine:
       sizes: numbers of rows that are prefilled or answered at once, ascending.
     """
 
-    def __init__(
-        self,
-        params: DecodeParams,
-        prompts: Prompts,
-        key: jax.Array,
-        sampler: Sampler,
-    ):
+    def __init__(self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: Sampler):
         """Free slots; arguments as for `rollouts.generate`."""
         spec, draws = sampler.spec, Draws(key, sampler.rules, sampler.sampling)
         if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
@@ -194,11 +187,7 @@ class Engine:
     def decode(self) -> None:
         """One chunk of every slot."""
         self._state = trunking.decode_trunks(
-            self._params,
-            self._state,
-            self._draws,
-            spec=self.spec.decode,
-            num_steps=self.spec.chunk,
+            self._params, self._state, self._draws, spec=self.spec.decode, num_steps=self.spec.chunk
         )
 
     def status(

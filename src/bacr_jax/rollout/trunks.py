@@ -76,13 +76,7 @@ class Prefilled:
 
 
 def free_slots(
-    *,
-    spec: DecodeSpec,
-    slots: int,
-    prompt_width: int,
-    max_new: int,
-    length: int,
-    phi: Phi = None,
+    *, spec: DecodeSpec, slots: int, prompt_width: int, max_new: int, length: int, phi: Phi = None
 ) -> TrunkState:
     """A state without any row; of `phi` the shape alone is read."""
     zeros = jnp.zeros(slots, jnp.int32)
@@ -244,11 +238,7 @@ def feed_tokens(
 
 
 def trunk_step(
-    params: DecodeParams,
-    state: TrunkState,
-    draws: Draws,
-    *,
-    spec: DecodeSpec,
+    params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec
 ) -> TrunkState:
     """Samples one token for every live row and feeds it; ended rows only keep the shapes.
 
@@ -294,12 +284,7 @@ def trunk_step(
 
 @functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames=("state",))
 def decode_trunks(
-    params: DecodeParams,
-    state: TrunkState,
-    draws: Draws,
-    *,
-    spec: DecodeSpec,
-    num_steps: int,
+    params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec, num_steps: int
 ) -> TrunkState:
     """Steps of every row; a trip count known at compile time never waits for the host."""
 

@@ -20,7 +20,7 @@ from bacr_jax.methods.registry import advice
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.compile_cache import keep_programs
-from bacr_jax.parallel.host_memory import keep_freed_memory
+from bacr_jax.parallel.host_memory import HUGE_PAGES, keep_freed_memory, lacks_huge_pages
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
@@ -90,6 +90,8 @@ class Trainer:
         count = len(self.departures)
         where = f", {count} settings unlike its publication (--check lists them)" if count else ""
         self.progress.say(f"method {self.method.name}{where}")
+        if lacks_huge_pages(shape.num_parameters):
+            self.progress.say(f"faster on this CPU with GLIBC_TUNABLES={HUGE_PAGES} set before it")
         for line in advice(config):
             self.progress.say(f"  {line}")
         for line in (*self.environment.describe_data(config.eval.size), kept.line):
