@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
     *) die "command line: found '$1'; see --help" ;;
   esac
 done
-# Pages of 2 MiB: updates of a model of this size take two thirds of the time.
+# Pages of 2 MiB: updates of a model of this size take three quarters of the time, or less.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}"
 question="State the final answer to the following arithmetic problem: 8 - 3 + 6 ="
 

@@ -15,7 +15,6 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.host_memory import HUGE_PAGES
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study.plan import PlannedRun
@@ -49,6 +48,8 @@ class Share:
         if self.gpus is not None:
             made["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
             return made
+        from bacr_jax.parallel.host_memory import HUGE_PAGES  # with JAX, which no help needs
+
         made["JAX_PLATFORMS"] = "cpu"
         made.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
         if len(self.cores) == 1:

@@ -12,6 +12,8 @@ import platform
 import sys
 from pathlib import Path
 
+import jax
+
 # From glibc's <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 # What a user can set in glibc's place of these.
@@ -34,7 +36,7 @@ def keep_freed_memory() -> bool:
     """
     own = any(name in os.environ for name in _SETTINGS)
     own |= os.environ.get(_TUNABLES, HUGE_PAGES) != HUGE_PAGES
-    if own or not sys.platform.startswith("linux") or not _on_cpu():
+    if own or not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
@@ -53,10 +55,4 @@ def lacks_huge_pages(num_parameters: int) -> bool:
         return False
     if tuple(map(int, version.split(".")[:2])) < _SINCE or not _KERNEL.is_file():
         return False
-    return "[madvise]" in _KERNEL.read_text() and _on_cpu()
-
-
-def _on_cpu() -> bool:
-    import jax  # A study's own process, which sets `HUGE_PAGES`, loads none.
-
-    return jax.default_backend() == "cpu"
+    return "[madvise]" in _KERNEL.read_text() and jax.default_backend() == "cpu"
