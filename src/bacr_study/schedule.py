@@ -48,10 +48,10 @@ class Share:
         if self.gpus is not None:
             made["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
             return made
-        from bacr_jax.parallel.host_memory import HUGE_PAGES  # with JAX, which no help needs
+        from bacr_jax.parallel.host_memory import HUGE_PAGES, TUNABLES  # loads JAX
 
         made["JAX_PLATFORMS"] = "cpu"
-        made.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
+        made.setdefault(TUNABLES, HUGE_PAGES)
         if len(self.cores) == 1:
             # Products in one thread: a second one would wait for the same core.
             flag = "--xla_cpu_multi_thread_eigen=false"

@@ -44,6 +44,10 @@ def test_pages_are_given_once():
     kept, pages = run()
     assert kept
     assert pages < pages_each
+    kept, pages = run(GLIBC_TUNABLES=host_memory.HUGE_PAGES)
+    assert kept
+    assert pages < pages_each
+    assert not run(GLIBC_TUNABLES="glibc.malloc.arena_max=2")[0]
     # The default of glibc, said aloud: everything goes back.
     kept, pages = run(MALLOC_MMAP_THRESHOLD_="131072")
     assert not kept

@@ -18,9 +18,8 @@ from bacr_jax.evaluation.summary import Summary, anytime_score
 from bacr_jax.methods.published import departures
 from bacr_jax.methods.registry import advice
 from bacr_jax.oom import phase_memory
-from bacr_jax.parallel import processes
+from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
-from bacr_jax.parallel.host_memory import HUGE_PAGES, keep_freed_memory, lacks_huge_pages
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
@@ -78,7 +77,7 @@ class Trainer:
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
-        keep_freed_memory()
+        host_memory.keep_freed_memory()
         kept = keep_programs(config.output.compile_cache)
         self.method, self.environment = open_inputs_together(config)
         check_warmup(config, folder)
@@ -90,8 +89,9 @@ class Trainer:
         count = len(self.departures)
         where = f", {count} settings unlike its publication (--check lists them)" if count else ""
         self.progress.say(f"method {self.method.name}{where}")
-        if lacks_huge_pages(shape.num_parameters):
-            self.progress.say(f"faster on this CPU with GLIBC_TUNABLES={HUGE_PAGES} set before it")
+        if host_memory.lacks_huge_pages(shape.num_parameters):
+            pages = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
+            self.progress.say(f"faster on this CPU with {pages} in its environment")
         for line in advice(config):
             self.progress.say(f"  {line}")
         for line in (*self.environment.describe_data(config.eval.size), kept.line):
