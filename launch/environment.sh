@@ -38,11 +38,20 @@ settings_of() {
   esac
 }
 
-# Reads the settings of $1 and exports them. XLA takes the last of two equal flags, so flags that
-# were set before stand behind ours and win.
+# Reads the settings of $1 and exports them with those of every card; a variable that is already set
+# is left alone. XLA takes the last of two equal flags, so flags that were set before stand behind
+# ours and win.
 load_environment() {
   local settings
   settings="$(settings_of "$1")"
+  # JAX takes this share of each GPU's memory at the start; the rest is for the CUDA context, NCCL's
+  # buffers and the workspaces of cuBLAS and cuDNN. `bacr_jax.plan` counts with the same share.
+  : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
+  # Compiled programs are kept, so that a restarted run doesn't compile again.
+  : "${JAX_COMPILATION_CACHE_DIR:=${HOME:-.}/.cache/bacr_jax/xla}"
+  # NCCL says why it could not connect.
+  : "${NCCL_DEBUG:=WARN}"
+  launch_exports=(XLA_PYTHON_CLIENT_MEM_FRACTION JAX_COMPILATION_CACHE_DIR NCCL_DEBUG)
   # shellcheck source=/dev/null
   . "$launch_dir/$settings.env"
   if [ "${BACR_DETERMINISTIC:-0}" = 1 ]; then
@@ -53,6 +62,31 @@ load_environment() {
   XLA_FLAGS="${launch_xla_flags[*]}${XLA_FLAGS:+ $XLA_FLAGS}"
   launch_exports+=(XLA_FLAGS)
   export "${launch_exports[@]}"
+}
+
+# GPUs of this process from number $1 on, as many as $2 says: of those in CUDA_VISIBLE_DEVICES where
+# that is set, as in an allocation or on a box that others use too.
+some_gpus() {
+  local there
+  IFS=, read -r -a there <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 + $2 - 1)))}"
+  [ ${#there[@]} -ge $(($1 + $2)) ] ||
+    die "CUDA_VISIBLE_DEVICES: found $CUDA_VISIBLE_DEVICES; write $(($1 + $2)) GPUs, or unset it"
+  (IFS=, && echo "${there[*]:$1:$2}")
+}
+
+# Puts this Slurm job back into the queue if its training, which ended with $1, has stopped with a
+# checkpoint (75) near the job's end. A job that somebody cancelled is not near it.
+requeue_if_due() {
+  [ "$1" = 75 ] || return 0
+  local end="${SLURM_JOB_END_TIME:-}" # Slurm before 23.02 does not say it
+  if [ -z "$end" ]; then
+    end="$(squeue -h -j "$SLURM_JOB_ID" -o %e || true)"
+    end="$(date -d "${end:-nothing}" +%s)" ||
+      die "Slurm does not say when job $SLURM_JOB_ID ends: not put back into the queue; submit it again"
+  fi
+  if [ $((end - $(date +%s))) -lt 600 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
 }
 
 # With $dry_run = 1 prints the settings and the command, else becomes the command.

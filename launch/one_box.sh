@@ -5,7 +5,7 @@
 #
 #   --gpu      settings to use: a100, hopper, blackwell, pcie, geforce (launch/*.env), or a card as
 #              `plan --device` calls it; found out by nvidia-smi if not given
-#   --gpus     use the first N GPUs only
+#   --gpus     use the first N GPUs only, of CUDA_VISIBLE_DEVICES where that is set
 #   --dry-run  print the settings and the command that would run, and do nothing
 # All else goes to `python -m bacr_jax.train`. PYTHON chooses another interpreter,
 # BACR_DETERMINISTIC=1 makes runs agree bit for bit, slower.
@@ -29,7 +29,7 @@ case "$gpus" in *[!0-9]* | 0*) die "--gpus: found '$gpus'; write a number of GPU
 gpu="${gpu:-$(detect_gpu)}"
 load_environment "$gpu"
 if [ -n "$gpus" ]; then
-  CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"
+  CUDA_VISIBLE_DEVICES="$(some_gpus 0 "$gpus")"
   launch_exports+=(CUDA_VISIBLE_DEVICES)
   export CUDA_VISIBLE_DEVICES
 fi

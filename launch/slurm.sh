@@ -65,9 +65,5 @@ fi
 code=0
 (run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 ${container[@]+"${container[@]}"} \
   "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?
-# 75: stopped by a signal, with a checkpoint. A job that somebody cancelled is not near its end.
-left=$((${SLURM_JOB_END_TIME:-9999999999} - $(date +%s)))
-if [ "$code" = 75 ] && [ "$left" -lt 600 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+(requeue_if_due "$code") || true
 exit "$code"

@@ -75,8 +75,5 @@ fi
 trap 'kill %1 2>/dev/null || true' EXIT
 code=0
 "${train[@]}" || code=$?
-left=$((${SLURM_JOB_END_TIME:-9999999999} - $(date +%s)))
-if [ "$code" = 75 ] && [ "$left" -lt 600 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+(requeue_if_due "$code") || true
 exit "$code"

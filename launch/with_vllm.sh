@@ -5,7 +5,7 @@
 #   launch/with_vllm.sh --learner N --samplers M [--gpu NAME] [--python PYTHON] [--dry-run]
 #       --config F [key.sub=value ...]
 #
-#   --learner   GPUs that learn
+#   --learner   GPUs that learn, the first ones (of CUDA_VISIBLE_DEVICES where that is set)
 #   --samplers  GPUs that sample
 #   --gpu       settings of the learner, as of launch/one_box.sh
 #   --python    of the environment with vLLM and the plugin, as of launch/sampler.sh
@@ -37,6 +37,7 @@ for name in learner samplers; do
   esac
 done
 
+some_gpus 0 $((learner + samplers)) >/dev/null # all of them are there
 weights="/dev/shm/bacr-$$" urls=""
 for ((i = 0; i < samplers; i++)); do
   urls+="${urls:+, }http://127.0.0.1:$((8000 + i))"
@@ -45,7 +46,7 @@ train=("$here/one_box.sh" ${gpu[@]+"${gpu[@]}"} --gpus "$learner" "${rest[@]}")
 train+=(rollout.engine=vllm "rollout.urls=[$urls]" "rollout.weights_dir=$weights")
 if [ "$dry_run" = 1 ]; then
   for ((i = 0; i < samplers; i++)); do
-    printf 'CUDA_VISIBLE_DEVICES=%s ' $((learner + i))
+    printf 'CUDA_VISIBLE_DEVICES=%s ' "$(some_gpus $((learner + i)) 1)"
     printf '%q ' "$here/sampler.sh" --weights "$weights" --port $((8000 + i)) --python "$python"
     echo
   done
@@ -64,7 +65,7 @@ trap '[ -z "$training" ] || kill -TERM "$training"' TERM INT
 trap '[ -z "$training" ] || kill -USR1 "$training"' USR1
 mkdir -p "$weights"
 for ((i = 0; i < samplers; i++)); do
-  CUDA_VISIBLE_DEVICES=$((learner + i)) "$here/sampler.sh" --weights "$weights" \
+  CUDA_VISIBLE_DEVICES="$(some_gpus $((learner + i)) 1)" "$here/sampler.sh" --weights "$weights" \
     --port $((8000 + i)) --python "$python" >"$weights/sampler-$((8000 + i)).log" 2>&1 &
   pids+=($!)
 done

@@ -69,6 +69,14 @@ def test_bad_input_is_final_and_everything_else_goes_on(jobset, job, container):
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
 
 
+@pytest.mark.parametrize("file", ["kubernetes.yaml", "kubernetes_with_vllm.yaml"])
+def test_names_of_rules_are_ones_that_jobset_takes(file):
+    rules = yaml.safe_load((LAUNCH / file).read_text())["spec"]["failurePolicy"]["rules"]
+    # JobSet's webhook (pkg/webhooks/jobset_webhook.go) refuses others; no hyphens.
+    pattern = r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?"
+    assert rules and all(re.fullmatch(pattern, rule["name"]) for rule in rules)
+
+
 def test_volumes_are_mounted_where_the_run_looks(job, container):
     volumes = {volume["name"] for volume in job["template"]["spec"]["volumes"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

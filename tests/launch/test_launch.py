@@ -55,8 +55,13 @@ def test_one_box_runs_one_process_with_the_rest_of_the_line():
 
 
 def test_some_of_the_gpus():
-    settings, _ = dry_run("one_box.sh", "--gpu", "a100", "--gpus", "4", "--config", "c.yaml")
-    assert settings["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    some = ("one_box.sh", "--gpu", "a100", "--gpus", "2", "--config", "c.yaml")
+    assert dry_run(*some)[0]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    # Others' stay others'.
+    allocated = dry_run(*some, CUDA_VISIBLE_DEVICES="4,5,7")[0]
+    assert allocated["CUDA_VISIBLE_DEVICES"] == "4,5"
+    done = run(*some, CUDA_VISIBLE_DEVICES="4")
+    assert done.returncode == 2 and "found 4; write 2 GPUs" in done.stderr
 
 
 def test_slurm_starts_one_process_per_node():
@@ -80,25 +85,38 @@ def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
     assert done.returncode == 2 and "no image; write --container-image" in done.stderr
 
 
+@pytest.mark.parametrize("asked", [False, True])  # older Slurm doesn't say when a job ends
 @pytest.mark.parametrize(
     ("code", "seconds_left", "requeued"), [(75, 200, True), (75, 9000, False), (1, 200, False)]
 )
 def test_a_job_that_ran_out_of_time_goes_back_into_the_queue(
-    tmp_path, code, seconds_left, requeued
+    tmp_path, code, seconds_left, requeued, asked
 ):
-    for name, line in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" > {tmp_path}/asked')):
+    end = int(time.time()) + seconds_left
+    stand_ins = {
+        "srun": f"exit {code}",
+        "squeue": f"date -d @{end} +%Y-%m-%dT%H:%M:%S",
+        "scontrol": f'echo "$@" > {tmp_path}/asked',
+    }
+    for name, line in stand_ins.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    job = {
-        "SLURM_JOB_ID": "17",
-        "SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
+    job = {"SLURM_JOB_ID": "17", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    if not asked:
+        job["SLURM_JOB_END_TIME"] = str(end)
     done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
     assert done.returncode == code, done.stderr
     requeue = tmp_path / "asked"
     assert requeue.exists() == requeued
     assert not requeued or requeue.read_text() == "requeue 17\n"
+
+
+def test_a_job_whose_end_nobody_knows_is_not_left_out_of_the_queue_silently(tmp_path):
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 75\n")
+    (tmp_path / "srun").chmod(0o755)
+    job = {"SLURM_JOB_ID": "17", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
+    assert done.returncode == 75 and "not put back into the queue" in done.stderr
 
 
 def test_machines_without_slurm_are_told_who_they_are():

@@ -11,6 +11,7 @@ import yaml
 from bacr_held import Server
 from bacr_jax.config.checks import check
 from bacr_jax.config.io import load
+from bacr_jax.parallel import processes
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 
@@ -98,6 +99,15 @@ def test_one_machine_shows_what_it_would_run():
     check(load([words[4]], words[5:]))
 
 
+def test_one_machine_keeps_to_the_gpus_that_it_may_use():
+    split = ("with_vllm.sh", "--dry-run", "--learner", "2", "--samplers", "1", "--gpu", "hopper")
+    done = run(*split, "--config", "quickstart", CUDA_VISIBLE_DEVICES="3,5,6")
+    assert done.stdout.startswith("CUDA_VISIBLE_DEVICES=6 ")
+    assert "export CUDA_VISIBLE_DEVICES=3\\,5\n" in done.stdout
+    fewer = run(*split, "--config", "quickstart", CUDA_VISIBLE_DEVICES="3,5")
+    assert (fewer.returncode, fewer.stdout) == (2, "") and "found 3,5; write 3" in fewer.stderr
+
+
 @pytest.mark.parametrize("script", ["with_vllm.sh", "slurm_with_vllm.sh", "sampler.sh"])
 def test_what_is_missing_is_one_line(script):
     done = run(script, "--gpu", "a100", "--config", "c.yaml")
@@ -135,6 +145,9 @@ def test_pods_of_kubernetes_find_each_other():
     for host in hosts:
         Server(f"http://{host}")
     assert {"containerPort": 8000} in serve["ports"]
+    # The learner's pod has a number, and yet is alone.
+    told = {variable["name"]: variable["value"] for variable in train["env"]}
+    assert processes.settings({**told, "JOB_COMPLETION_INDEX": "0"}) is None
     # What one writes, the others read.
     folder = serve["command"][serve["command"].index("--weights") + 1]
     assert f"rollout.weights_dir={folder}" in train["args"]

@@ -176,6 +176,7 @@ NOT_RUN = {
     "launch/": "cluster",
     "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
     "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
+    "python -m bacr_jax.train --config configs/r1-distill": "gpu, weights",
     "python -m bacr_jax.train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
     "python -m bacr_jax.study": "hours",
     "python -m bacr_jax.data --show-prompts": "weights",

@@ -6,6 +6,7 @@ folder that the shipped configs read.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections import Counter
@@ -179,6 +180,7 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
 
 def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
     """The set's own, or that of --tokenizer, or of the folder that --config names; None: none."""
+    from bacr_jax.model.hf.hub import local_folder
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
@@ -188,8 +190,10 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
             f"--tokenizer {folder}: these questions have tokens of their own; leave it out"
         )
     named = config.model.tokenizer or config.model.path
-    if folder is None and options.config and named and Path(named).is_dir():
-        folder = named
+    if folder is None and options.config and named:
+        with contextlib.suppress(UserError):  # not there yet: prompts are shown without it
+            local = lambda: local_folder(named, download=False, where="model.path")
+            folder = named if Path(named).is_dir() else local()
     return load_tokenizer(folder, where="--tokenizer") if own is None and folder else own
 
 
