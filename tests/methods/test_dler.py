@@ -29,8 +29,8 @@ def batch_of(config):
     return dataclasses.replace(
         group_batch(config, outcomes=np.array([[[1.0], [1.0], [0.0]], [[1.0], [0.0], [0.0]]])),
         closed=jnp.array([[True, False, True], [False, True, True]]),
-        lengths=jnp.array([[6, 14, 4], [14, 9, 9]]),
-        thinking=jnp.array([[4, 12, 2], [12, 7, 7]]),
+        thinking=jnp.array([[3, 12, 1], [12, 6, 6]]),
+        sampled=jnp.array([[4, 12, 2], [12, 7, 7]]),  # with the closing tag
     )
 
 
@@ -79,6 +79,6 @@ def test_the_whitening_is_over_the_tokens_that_are_in_the_loss(tmp_path, mixed):
     paid = credited(config, batch)
     credit = method.advantages(None, paid, method.rewards(None, paid), None)
     keep = keep if credit.keep is None else keep & np.asarray(credit.keep)
-    n = np.where(batch.closed, batch.lengths, batch.thinking)[keep]
+    n = np.where(batch.closed, batch.sampled + 2, batch.sampled)[keep]
     tokens = np.repeat(np.asarray(credit.thinking)[..., 0][keep], n)
     np.testing.assert_allclose([tokens.mean(), tokens.std(ddof=1)], [0, 1], atol=1e-5)

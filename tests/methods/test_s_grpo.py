@@ -53,7 +53,8 @@ class TestMethod:
         batch = dataclasses.replace(
             group_batch(config, outcomes=np.array([[[0, 1, 1], [1, 1, 1]]], float)),
             cuts=jnp.array([[[3, 6, 12], [2, 4, 12]]]),
-            thinking=jnp.array([[9, 4]]),
+            thinking=jnp.array([[8, 3]]),
+            sampled=jnp.array([[9, 4]]),  # with the closing tag
         )
         rewards = method.rewards(None, batch)
         np.testing.assert_array_equal(rewards, [[[0, 1, 0.5], [1, 0.5, 0.5]]])

@@ -40,7 +40,8 @@ def state(step):
 
 def filled(folder, steps, *, keep=10, best=None):
     checkpoints = Checkpoints(folder, keep=keep)
-    checkpoints.prefer(best)
+    if best is not None:
+        checkpoints.prefer(best)
     for step in steps:
         checkpoints.save(step, state(step), {"step": step})
     checkpoints.close()
@@ -60,6 +61,26 @@ def test_what_was_saved_comes_back(tmp_path):
         at, found, meta = checkpoints.restore(state(0), step)
         assert (at, meta, checkpoints.meta(step)) == (step, {"step": step}, {"step": step})
         assert_is(found, step)
+
+
+def test_the_best_before_stays_until_the_new_one_has_been_read(tmp_path):
+    checkpoints = filled(tmp_path, [1, 4], keep=1, best=1)
+    checkpoints.prefer(1)
+    assert checkpoints.steps == [1, 4]
+    checkpoints.prefer(5)
+    checkpoints.save(5, state(5), {"step": 5})
+    checkpoints._manager.wait_until_finished()
+    assert {1, 5} <= set(checkpoints.steps)
+    checkpoints.wait()
+    assert checkpoints.steps == [5]
+    # What is there and known to be good takes over at once.
+    checkpoints.save(6, state(6), {"step": 6})
+    checkpoints.wait()
+    checkpoints.prefer(6)
+    checkpoints.save(7, state(7), {"step": 7})
+    checkpoints.wait()
+    assert checkpoints.steps == [6, 7]
+    checkpoints.close()
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

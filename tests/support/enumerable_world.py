@@ -161,5 +161,6 @@ def group_batch(traces, answers, extra):
             fraction=np.float32(0.5),
             extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
             answer_lengths=np.ones(outcomes.shape[:3], np.int32),
+            sampled=of(lambda t: len(t.thought), np.int32).reshape(pairs, 2),
         ),
     )

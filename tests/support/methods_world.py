@@ -106,6 +106,7 @@ def group_batch(
         "extra": extra or {},
         "by_reward": by_reward or {},
         "answer_lengths": np.full(cuts.shape, 2),
+        "sampled": thinking + (thinking < np.asarray(budgets)),
     }
     return GroupBatch(**jax.tree.map(jnp.asarray, fields))
 

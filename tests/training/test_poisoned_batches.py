@@ -74,6 +74,9 @@ def test_a_run_that_only_skips_stops_and_says_what_it_saw(train, tmp_path, capsy
     assert "optimizer.learning_rate" in error
     assert f"{tmp_path / 'run' / 'checkpoints' / '4'}" in error
     assert (tmp_path / "run" / "checkpoints" / "4" / "state").is_dir()
+    # With the cause mended the same command goes on from there.
+    code, lines = train("False", "train.steps=8", "train.max_skipped_updates=4")
+    assert code == 0 and [line["policy/skipped"] for line in lines] == [0, 0, 2, 4, 4, 4, 4, 4]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from bacr_held import Server
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
 from bacr_jax.export.policy_folder import TORCH_NAME
+from bacr_jax.methods.registry import make_method
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.hf import hf_config, reading
@@ -170,14 +171,16 @@ def test_without_an_nvidia_device_nccl_is_refused_before_anything_is_sampled(ser
 
 
 def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
-    own = ledger.ledger_tokenizer()
-    config = load(
-        tmp_path, "dapo", "rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
-        "loss.importance_cap=2",
-    )  # fmt: skip
-    run, _ = run_of(config, (own, len(own)), Odd())
+    """Known before anything starts, of a method of one's own too."""
+    ahead = ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
+             "loss.importance_cap=2"]  # fmt: skip
     with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
-        served.with_servers(run, tmp_path / "run", print)
+        load(tmp_path, "dapo", *ahead)
+    own = tmp_path / "own.py"
+    own.write_text("from bacr_jax.methods.dapo import make\n")
+    config = load(tmp_path, None, *ahead, f"method={own}", "dapo.dynamic_sampling=true")
+    with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
+        make_method(config)
 
 
 def test_settings_that_contradict_each_other(tmp_path):

@@ -279,7 +279,9 @@ class LengthConfig:
         "[0, inf)",
     )
     kept: float = key(
-        0.3333333333333333, "kind gfpo: share of a group, its shortest, that counts", "(0, 1]"
+        0.3333333333333333,
+        "kind gfpo: share of a group, its shortest, that counts; two at least",
+        "(0, 1]",
     )
 
 

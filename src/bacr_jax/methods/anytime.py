@@ -138,6 +138,8 @@ def problems(config: Config) -> Iterator[str]:
     yield from told_nothing(config)
     if config.anytime.baseline == "v2":
         yield from needs_a_group(config, "anytime.baseline=v2")
+    elif config.anytime.answers == 1:
+        yield from needs_a_group(config, "anytime.answers=1")
 
 
 def make(config: Config) -> Method:

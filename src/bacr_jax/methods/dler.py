@@ -10,7 +10,8 @@ from bacr_jax.advantages import group_advantage
 from bacr_jax.config import Config
 from bacr_jax.config.derived import CORRECT
 from bacr_jax.methods.dapo import dynamic_keep
-from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import (
     Advantages,
     DynamicSampling,
@@ -19,8 +20,6 @@ from bacr_jax.methods.method import (
     PerCut,
     Published,
 )
-
-__all__ = ["PUBLISHED", "make", "problems", "whitened"]
 
 _SCRIPT = "its released script (commit ea7d4f7)"
 PUBLISHED = {
@@ -69,10 +68,12 @@ def make(config: Config) -> Method:
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
+        assert batch.sampled is not None and batch.answer_lengths is not None
         centred = group_advantage(rewards[..., 0])
         # A response that was cut has no answer: the one forced here takes no part.
         of_cut = 0 if config.loss.overlong_filter else batch.thinking
-        tokens = jnp.where(batch.closed, batch.lengths, of_cut)
+        whole = batch.sampled + batch.answer_lengths[..., -1]
+        tokens = jnp.where(batch.closed, whole, of_cut)
         if settings.dynamic_sampling:
             tokens = jnp.where(useful(batch)[:, None], tokens, 0)
         shared = whitened(centred, tokens)

@@ -2,10 +2,9 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Method, Published
-
-__all__ = ["PUBLISHED", "make", "problems"]
 
 PUBLISHED = {
     "loss.aggregate": Published("constant", "its correction of the length bias", defining=True),

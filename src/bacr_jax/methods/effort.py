@@ -7,10 +7,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
-from bacr_jax.methods.l1 import TOLD, problems, told_alone
+from bacr_jax.methods.l1 import TOLD, told_alone
+from bacr_jax.methods.l1 import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, Published
-
-__all__ = ["PUBLISHED", "effort_met", "make", "problems"]
 
 _UNCHECKED = "unchecked: summaries name GRPO and no setting of it"
 PUBLISHED = {

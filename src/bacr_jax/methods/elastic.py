@@ -3,11 +3,10 @@
 import math
 
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import grpo_family, one_budget, problems
+from bacr_jax.methods.grpo_family import grpo_family, one_budget
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Method, Published
-
-__all__ = ["PUBLISHED", "make", "problems"]
 
 PUBLISHED = {
     # Its script has 1,024 tokens each for thinking and for the solution.

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from bacr_jax import advantages
 from bacr_jax.config import Config
 from bacr_jax.config.derived import reward_shares
-from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, group_mean, grpo_family, problems
+from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, group_mean, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
-
-__all__ = ["PUBLISHED", "make", "problems"]
 
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", "arXiv 2402.03300, Eq. 3"),

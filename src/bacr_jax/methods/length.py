@@ -9,11 +9,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import Config
 from bacr_jax.masked import masked_mean, masked_std
-from bacr_jax.methods.grpo_family import CLIPPED, correctness, grpo_family, problems
+from bacr_jax.methods.grpo_family import CLIPPED, correctness, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
-
-__all__ = ["PUBLISHED", "laser_reward", "make", "problems", "shorter_better_reward", "shortest"]
 
 _LASER = "its released script (commit 78b09dd)"
 _UNCHECKED = "unchecked: read in summaries alone"

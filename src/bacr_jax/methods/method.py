@@ -23,7 +23,8 @@ class GroupBatch:
 
     Attributes:
       questions: index of each question in the training set.
-      cuts: thinking tokens up to which each segment goes; a grace window belongs to the last.
+      cuts: thinking tokens up to which each segment goes; a grace window belongs to the last, and
+        a closing tag of several tokens to the segment whose cut falls into it.
       outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut; the score of
         a verifier of one's own.
       by_answer: correctness of every answer of a cut.
@@ -37,6 +38,7 @@ class GroupBatch:
       path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
         last one (`advantages.token_baseline`); None unless the method `needs_path`.
       answer_lengths: sampled tokens of the first answer at each cut.
+      sampled: those of each rollout up to its answer, its thinking and its closing tag: the loss's.
       by_reward: score of every answer by each of reward.weights, correctness among them; empty:
         that is all there is. What a method is paid for has them mixed in `outcomes`.
     """
@@ -55,6 +57,7 @@ class GroupBatch:
     extra: dict[str, Array]
     path: Float[Array, "Q G T"] | None = None
     answer_lengths: Int[Array, "Q G M"] | None = None
+    sampled: Int[Array, "Q G"] | None = None
     by_reward: dict[str, Float[Array, "Q G M A"]] = field(default_factory=dict)
 
 

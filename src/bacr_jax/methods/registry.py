@@ -93,11 +93,20 @@ def problems(config: Config) -> Iterator[str]:
         yield from own
         return
     method = module.make(config)
+    yield from _ahead_problems(config, method)
     yield from redefinitions(config, method.published)
     if method.pays_by_verdicts and reward_shares(config):
         yield (
             f"reward.weights: method={config.method} pays by whether an answer is right, which a "
             "mixture of rewards doesn't say; write {}, or another method such as grpo"
+        )
+
+
+def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
+    if config.rollout.ahead and method.dynamic_sampling is not None:
+        yield (
+            f"rollout.ahead=1: how often {method.name} samples on is known once answers are "
+            "graded; write dapo.dynamic_sampling=false, or 0"
         )
 
 
@@ -116,6 +125,8 @@ def make_method(config: Config) -> Method:
             f"method: make(config) of {name!r} returned {type(method).__name__}, "
             "not a Method; return one"
         )
+    for problem in _ahead_problems(config, method):
+        raise UserError(problem)
     # One's own may be made from a built-in one, but is another.
     return method if ours else dataclasses.replace(method, published={})
 

@@ -2,10 +2,9 @@
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family, problems
+from bacr_jax.methods.grpo_family import NO_ENTROPY, grpo_family
+from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import Method, Published
-
-__all__ = ["PUBLISHED", "make", "problems"]
 
 # It clips nothing, which no setting can say; with one update per rollout no ratio leaves 1. Its
 # divergence from the starting policy is a part of the reward, whose weight is that of a task.

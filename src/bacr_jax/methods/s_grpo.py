@@ -65,7 +65,7 @@ def exit_credit(
     responses that end at its segment or later.
 
     Args:
-      kept: thinking tokens of each response.
+      kept: thinking tokens of each response, a whole trace's closing tag among them.
       answered: sampled tokens of its answer.
 
     Returns:
@@ -98,10 +98,11 @@ def make(config: Config) -> Method:
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        assert batch.answer_lengths is not None
+        assert batch.answer_lengths is not None and batch.sampled is not None
         exits = source(batch)
         advantage = serial_advantage(rewards, exits)
-        kept = jnp.minimum(batch.cuts, batch.thinking[..., None])
+        whole = batch.cuts >= batch.thinking[..., None]
+        kept = jnp.where(whole, batch.sampled[..., None], batch.cuts)
         thinking, answers = exit_credit(advantage, kept, batch.answer_lengths, exits)
         return Advantages(thinking, answers, baseline=rewards - advantage)
 

@@ -4,6 +4,7 @@ No code is public. What follows the publication and what is recalled or inferred
 `declared_budget_reward` and at the keys of `config.SelfBudgeterConfig`.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,14 +105,12 @@ def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
       Budget and tokens; (0, 0) where the response does not open with a positive whole number and
       `close`.
     """
-    text = b""
-    for count, piece in enumerate(pieces, 1):
-        text += piece
-        before, closed, _ = text.partition(close)
-        if closed:
-            number = _NUMBER.fullmatch(before)
-            return (int(number[1]), count) if number and int(number[1]) else (0, 0)
-    return 0, 0
+    before, closed, _ = b"".join(pieces).partition(close)
+    number = _NUMBER.fullmatch(before) if closed else None
+    if number is None or not int(number[1]):
+        return 0, 0
+    ends = itertools.accumulate(map(len, pieces))
+    return int(number[1]), 1 + sum(end < len(before) + len(close) for end in ends)
 
 
 def problems(config: Config) -> Iterator[str]:

@@ -160,16 +160,15 @@ def damaged_policy(state: Path, reason: str) -> UserError:
 
 
 class _Kept:
-    """Orbax's preservation policy: the newest, and the best one."""
+    """Orbax's preservation policy: the newest, and the best; the best before until that is read."""
 
     def __init__(self, newest: int):
-        self.newest = newest
-        self.best: int | None = None
+        self.newest, self.best = newest, list[int]()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         # The last is being saved: the one before stays until that one has been read.
         recent = len(checkpoints) - max(self.newest, 2)
-        return [i >= recent or info.step == self.best for i, info in enumerate(checkpoints)]
+        return [i >= recent or info.step in self.best for i, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
@@ -210,9 +209,10 @@ class Checkpoints:
         """Finished steps, rising."""
         return sorted(self._manager.all_steps())
 
-    def prefer(self, best: int | None) -> None:
-        """Names the step that is kept however old it gets."""
-        self._kept.best = best
+    def prefer(self, best: int) -> None:
+        """Names the step that is kept however old it gets; the one before, until this is read."""
+        read = best in self.steps and best != self._saved
+        self._kept.best = [best] if read else [*self._kept.best, best]
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
         """Saves `state` under `step`; returns while writing goes on in the background.
@@ -263,8 +263,10 @@ class Checkpoints:
         reason = processes.text_from_first("" if error is None else reason_of(error))
         if reason:
             raise UserError(self._unreadable(step, f"was saved, but can't be read ({reason})"))
+        if self._kept.best[-1:] == [step]:
+            self._kept.best = [step]
         for old in self.steps[: -self._kept.newest]:
-            if old != self._kept.best:
+            if old not in self._kept.best:
                 self._manager.delete(old)
 
     def meta(self, step: int) -> dict[str, Any]:

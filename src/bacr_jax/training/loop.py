@@ -279,7 +279,8 @@ class Trainer:
             self.save(state, step)
         most = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
-        if most is not None and skipped >= most:
+        # A run that goes on with another rate or rewards has its first step to show.
+        if most is not None and skipped >= most and self.step_metrics:
             self.save(state, step)
             self.checkpoints.close()
             raise TrainingFailed(

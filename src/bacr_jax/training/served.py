@@ -37,11 +37,6 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
             "rollout.engine=vllm: several processes train, and one alone can send weights; train "
             "in one process with all devices of a machine, or write rollout.engine=own"
         )
-    if config.rollout.ahead and run.method.dynamic_sampling is not None:
-        raise UserError(
-            f"rollout.ahead=1: how often {run.method.name} samples on is known once answers are "
-            "graded; write dapo.dynamic_sampling=false, or 0"
-        )
     try:
         servers = [Server(url) for url in config.rollout.urls]
     except ValueError as error:

@@ -136,6 +136,9 @@ def observe(
         extra |= run.method.read_answers(run.environment.answer_texts(branches))
     flat = np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1])
     cuts = with_grace(flat, np.asarray(trunks.budgets), run.config.budget.grace)
+    # The answer at a cut within the closing tag has read all of the tag (`rollout.branches`).
+    thinking, sampled = (np.asarray(x)[:, None] for x in (trunks.thinking, trunks.sampled))
+    cuts = np.where((thinking < cuts) & (cuts < sampled), sampled, cuts)
     surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), cuts)
     # The answer at each cut; with several, the first of them.
     answered = np.asarray(branches.sampled)[:, :: run.method.answers].reshape(plan.cuts.shape)
@@ -147,6 +150,7 @@ def observe(
         "surprise": np.asarray(surprise).reshape(plan.cuts.shape),
         "fraction": np.float32(step / run.total_steps),
         "answer_lengths": answered,
+        "sampled": by_group(trunks.sampled),
     }
     if run.method.needs_path:
         assert state is not None
