@@ -65,6 +65,7 @@ BAD = {
     "slots for every device": (["rollout.slots=12"], "write rollout.slots=8"),
     "a config in range": (["budget.max=0"], "budget.max: found 0"),
     "keys that exist": (["model.size=7"], "no such key"),
+    "positions for its thinking": (["budget.max=40000"], "budget.max=40000: with prompts of"),
     "a model that is known": (["model.path=mine"], "model.path: no mine/config.json here"),
 }
 

@@ -35,8 +35,8 @@ def check_model_folder(path: str | Path, where: str) -> None:
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The refusal for a file that the system does not let us write."""
     return UserError(
-        f"{path}: can't be written ({error.strerror}); make room or rights, and the same command "
-        "goes on from the last checkpoint"
+        f"{path}: can't be written ({error.strerror}); make room or rights, and run the same "
+        "command again"
     )
 
 

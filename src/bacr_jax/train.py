@@ -207,7 +207,7 @@ def train(
     with watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase:
         try:
             trainer = Trainer(config, folder, poll, tell_phase)
-        except UserError:
+        except BaseException:
             folder.discard()
             raise
         state, step = _started(trainer, folder)

@@ -182,6 +182,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
     """
     shape, source = planned_shape(config)
+    setup.check_positions(config, shape, longest_prompt=1)
     layout = setup.mesh_shape(config, shape, num_devices)
     setup.check_slots(config, layout)
     model, rollout, train, adapter = config.model, config.rollout, config.train, config.adapter

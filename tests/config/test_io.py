@@ -99,6 +99,7 @@ BAD_FILES = [
     ('output: {dir: "\\ud800"}', "output.dir: found '\\ud800'; write text without NUL"),
     ("eval: {budgets: 8}", "eval.budgets: found 8; write a list of whole numbers, here [8]"),
     ("eval: {budgets: [8, x]}", "eval.budgets: found [8, 'x']; write a list of whole numbers"),
+    ("adapter: {targets: [zz]}", "adapter.targets: found ['zz']; write a list of q, k, v, o, "),
     ("cuts: {weights: final}", "found 'final'; write final_heavy (possible: uniform, "),
     ("seed: 0x" + "f" * 9000, "seed: found 0xfff"),
     ("eval: {budgets: [0x" + "f" * 9000 + ", x]}", "found [a number of 36000 bits, 'x']"),

@@ -36,6 +36,10 @@ def test_the_best_is_the_one_that_best_json_names(run):
         choose_step(run, "best")
     write_json(RunPaths(run).best, {"step": 2, "accuracy": 0.5})
     assert choose_step(run, "best") == 2
+    for damaged in ("", "[]", '{"step": 1.5}'):
+        RunPaths(run).best.write_text(damaged)
+        with pytest.raises(UserError, match="best.json is damaged; write the number of a step"):
+            choose_step(run, "best")
 
 
 def test_a_runs_policy_is_known_by_its_config_and_step(run):

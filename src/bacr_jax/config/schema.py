@@ -206,7 +206,7 @@ class GradingConfig:
 class WarmupConfig:
     """Supervised warm-up to an intermediate policy, for sets that have traces."""
 
-    steps: int = key(0, "supervised steps; 0: none", "[0, inf)")
+    steps: int = key(0, "supervised steps; 0: none", "[0, 2147483647]")
     dir: str | None = key(None, "folder of a finished warm-up to share; null: output.dir/warmup")
     # The longest supervised examples are padded to 80 tokens.
     batch_tokens: int = key(3000, "tokens per step, padding included", "[80, inf)")
@@ -246,12 +246,12 @@ class WarmupConfig:
 class RolloutConfig:
     """Sampling of traces and answers during training."""
 
-    questions: int = key(64, "questions Q per step", "[1, inf)")
-    group_size: int = key(8, "rollouts G per question", "[1, inf)")
+    questions: int = key(64, "questions Q per step", "[1, 1000000]")
+    group_size: int = key(8, "rollouts G per question", "[1, 1000000]")
     temperature: float = key(1.0, "sampling temperature", "[0.001, inf)")
     answer_tokens: int = key(128, "most answer tokens, forced ones not counted", "[1, inf)")
     slots: int | None = key(None, "rows decoded together; null: all", "[1, inf)")
-    chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, inf)")
+    chunk: int = key(16, "tokens decoded per call of the inner loop", "[1, 1000000]")
     windows: int = key(
         4, "lengths that caches may have; more read less and compile longer", "[1, inf)"
     )
@@ -299,7 +299,7 @@ class OptimizerConfig:
     )
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay after warm-up")
     final_fraction: float = key(0.1, "rate at the end, as a fraction of the peak", "[0, 1]")
-    warmup_steps: int = key(10, "linear steps up to the peak", "[0, inf)")
+    warmup_steps: int = key(10, "linear steps up to the peak", "[0, 2147483647]")
     b1: float = key(0.9, "decay of the first moment", "[0, 1)")
     b2: float = key(0.95, "decay of the second moment", "[0, 1)")
     moment_dtype: Literal["float32", "bfloat16"] = key(
@@ -315,9 +315,9 @@ class TrainConfig:
     """Length and batching of reinforcement learning."""
 
     steps: int | None = key(
-        None, "iterations; 0: only evaluate; null: from train.epochs", "[0, inf)"
+        None, "iterations; 0: only evaluate; null: from train.epochs", "[0, 2147483647]"
     )
-    epochs: float = key(3.0, "passes over the training set when train.steps is null", "(0, inf)")
+    epochs: float = key(3.0, "passes over the training set when train.steps is null", "(0, 1000]")
     max_generated_tokens: int | None = key(
         None,
         "stop after this many generated tokens (to compare methods at equal tokens)",

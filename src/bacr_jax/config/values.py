@@ -95,7 +95,7 @@ def describe(hint: Any) -> str:
             words += [str(value) for value in typing.get_args(member)]
         elif _is_list(member):
             inner = typing.get_args(member)[0]
-            words.append(f"a list of {_PLURALS.get(inner, 'values')}")
+            words.append(f"a list of {_PLURALS.get(inner) or describe(inner)}")
         elif _is_map(member):
             inner = alternatives(typing.get_args(member)[1])
             kinds = any_of([_PLURALS.get(one, "values") for one in inner])

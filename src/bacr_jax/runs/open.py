@@ -1,6 +1,7 @@
 """Policies on disk, opened for reading: the checkpoint of a run, or a Hugging Face folder."""
 
 import dataclasses
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,13 @@ def choose_step(folder: Path, step: int | str | None = None) -> int:
         raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
     if step == BEST:
         try:
-            step = int(documents.read_json(RunPaths(folder).best)["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+            step = operator.index(documents.read_json(RunPaths(folder).best)["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = "holds no evaluation made in or after training" if missing else "is damaged"
             raise UserError(
-                f"--step {BEST}: {folder} holds no evaluation made in or after training; write the "
-                "number of a step, or leave it out for the newest"
+                f"--step {BEST}: {folder if missing else RunPaths(folder).best} {reason}; write "
+                "the number of a step, or leave it out for the newest"
             ) from None
     if step is not None and step not in steps:
         raise UserError(

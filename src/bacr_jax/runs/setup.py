@@ -86,6 +86,11 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
         )
     if config.adapter.path is not None:
         peft.check_adapter(config.adapter.path, shape, config.adapter)
+    check_positions(config, shape, longest_prompt)
+
+
+def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
+    """The model has positions for a prompt, its thinking and an answer."""
     evaluated = largest_evaluated(config)
     largest = max(config.budget.max, evaluated) + config.budget.grace
     key = "budget.max" if config.budget.max >= evaluated else "eval.budgets"

@@ -229,6 +229,13 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out}: already exists; write the name of a new folder")
 
 
+def _no_room(out: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{out}: can't write there ({error.strerror or error}); make room or rights, or write "
+        "another folder"
+    )
+
+
 @contextlib.contextmanager
 def complete_or_absent(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its name at the end, or leaves nothing."""
@@ -236,7 +243,7 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise UserError(f"{out}: can't write there ({error.strerror})") from None
+        raise _no_room(out, error) from None
     try:
         yield temporary
         # mkdtemp makes private folders; a model folder is an ordinary one.
@@ -246,6 +253,6 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
         check_free(out)
         temporary.rename(out)
     except OSError as error:
-        raise UserError(f"{out}: can't write there ({error.strerror or error})") from None
+        raise _no_room(out, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
