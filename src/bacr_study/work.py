@@ -37,10 +37,13 @@ _LOOK_AGAIN = 2.0
 
 
 def run_one(study: Study, run: PlannedRun) -> int:
-    """Trains and evaluates one run and writes its cells; goes on where it was stopped.
+    """Trains and evaluates one run and writes its cells, if they aren't there.
 
-    0, or the exit code of the command that did not get through.
+    Goes on where it was stopped. 0, or the exit code of the command that did not get through.
     """
+    if run.has_cells(study):
+        print(f"{run.id}: its cells are there")
+        return 0
     config = run.place / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))

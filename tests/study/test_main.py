@@ -8,13 +8,15 @@ import time
 
 import pytest
 
+from bacr_jax import train
 from bacr_jax.documents import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths
 from bacr_study import __main__ as command_line
 from bacr_study.__main__ import main
+from bacr_study.spec import Variant
 from bacr_study.work import curve
-from study_world import write_study
+from study_world import finished, planned, write_study
 
 # What two equal runs differ in.
 OF_THE_MACHINE = ("wall_seconds", "warmup_seconds", "provenance")
@@ -66,6 +68,23 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
     assert not (tmp_path / "studies").exists()
+
+
+def test_a_run_whose_cells_are_there_is_not_made_again(tmp_path, capsys, monkeypatch):
+    made = []
+    monkeypatch.setattr(train, "main", lambda argv: made.append(argv) or 1)
+    two, (run, *_), folder = planned(tmp_path)
+    for variant in (run.variant, Variant("vote")):
+        finished(two, run, variant)
+    before = {path: path.read_bytes() for path in (folder / "cells").iterdir()}
+    assert main(study(tmp_path, "--only", "0")) == 0
+    assert capsys.readouterr().out == "plain.grpo.0: its cells are there\n"
+    # A cell of other settings stays what it is, too.
+    assert main(study(tmp_path, "--only", "0", "train.steps=3")) == 2
+    assert "plain.grpo.0.json: was made with other settings" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (folder / "cells").iterdir()} == before
+    assert made == []
+    assert main(study(tmp_path, "--only", "1")) == 1 and len(made) == 1
 
 
 def test_a_study_whose_runs_all_failed_has_nothing_to_report(tmp_path, capsys, monkeypatch):

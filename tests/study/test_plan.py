@@ -1,6 +1,5 @@
 """The runs of a study: their names, what they share, what they cost."""
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -13,7 +12,7 @@ from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.__main__ import main
 from bacr_study.archive import RESULTS as RESULTS_FILE
 from bacr_study.archive import archived_cells, read_compressed
-from bacr_study.cells import Cell, evaluated, write_cell
+from bacr_study.cells import Cell, evaluated
 from bacr_study.plan import (
     find_run,
     folder_of,
@@ -21,8 +20,7 @@ from bacr_study.plan import (
     settings_digest,
 )
 from bacr_study.spec import Variant, kind_of, read_study
-from cells_world import make_cell
-from study_world import STUDY, planned
+from study_world import STUDY, finished, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = Path(__file__).parents[2] / "docs" / "studies"
@@ -115,14 +113,6 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
         for name in ("main", "ablation")
     )
     assert ablation["tradeoff.bup+cas+tdr+bcae.0"] == main["tradeoff.bacr-full.0"]
-
-
-def finished(study, run, variant, **changes):
-    """Writes a cell as a run of `study_world` would leave it."""
-    cell = make_cell(study, run.task, variant, run.seed, problems=10, samples=2, steps=1)
-    sets = {m: {b: of[b] for b in ("8", "64")} for m, of in cell.sets["test"].items()}
-    changes = {"config_sha": run.digest, "sets": {"test": sets}, **changes}
-    write_cell(run.place, dataclasses.replace(cell, **changes))
 
 
 def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):

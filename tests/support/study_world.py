@@ -1,7 +1,11 @@
 """A study of two arms and two tasks on a ledger that nobody trains on."""
 
+import dataclasses
+
+from bacr_study.cells import write_cell
 from bacr_study.plan import folder_of, plan_runs
 from bacr_study.spec import read_study
+from cells_world import make_cell
 
 BASE = """
 data: {train: ledger, eval: [ledger], ledger: {train_size: 64}}
@@ -49,3 +53,11 @@ def planned(folder, *overrides, text=STUDY, size=None):
     study = read_study(write_study(folder, text), size=size, overrides=overrides)
     place = folder_of(study, folder / "studies")
     return study, plan_runs(study, place), place
+
+
+def finished(study, run, variant, **changes):
+    """Writes a cell as a run of this study would leave it."""
+    cell = make_cell(study, run.task, variant, run.seed, problems=10, samples=2, steps=1)
+    sets = {m: {b: of[b] for b in ("8", "64")} for m, of in cell.sets["test"].items()}
+    changes = {"config_sha": run.digest, "sets": {"test": sets}, **changes}
+    write_cell(run.place, dataclasses.replace(cell, **changes))
