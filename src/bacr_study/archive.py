@@ -14,6 +14,8 @@ from typing import Any
 
 from bacr_jax.documents import parse_json, read_file, read_object, write_atomically
 from bacr_jax.errors import UserError
+from bacr_jax.runs.folder import LOCK
+from bacr_study.locks import lock_when_free
 from bacr_study.spec import cell_path
 
 CELLS, RESULTS = "cells.jsonl.xz", "results.json.xz"
@@ -87,11 +89,15 @@ def archived_cells(folder: Path) -> list[Any]:
 
 def unpack(folder: Path) -> None:
     """Makes a file of every archived cell that has none; who reads it checks it."""
-    for cell in archived_cells(folder):
-        name = cell.get("id") if isinstance(cell, dict) else None
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UserError(f"{folder / CELLS}: holds a cell without an id; copy it again")
-        path = cell_path(folder, name)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(cell) + "\n")
+    if not (folder / CELLS).exists():
+        return
+    # Jobs of an array do so at the same time.
+    with lock_when_free(folder / LOCK):
+        for cell in archived_cells(folder):
+            name = cell.get("id") if isinstance(cell, dict) else None
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise UserError(f"{folder / CELLS}: holds a cell without an id; copy it again")
+            path = cell_path(folder, name)
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(cell) + "\n")

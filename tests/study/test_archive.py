@@ -2,6 +2,8 @@
 
 import json
 import lzma
+import subprocess
+import sys
 
 import pytest
 from PIL import Image, ImageChops
@@ -11,6 +13,16 @@ from bacr_study import archive
 from files_world import full_disk
 
 IDS = ["ledger.grpo.1", "ledger.grpo.0", "ledger.dapo.0"]
+
+
+# Unpacks a folder when its input ends.
+UNPACK = """
+import pathlib, sys
+from bacr_study import archive
+print("ready", flush=True)
+sys.stdin.read()
+archive.unpack(pathlib.Path(sys.argv[1]))
+"""
 
 
 @pytest.fixture
@@ -82,6 +94,23 @@ def test_unpacking_makes_the_cells_that_are_not_there(study, tmp_path):
     assert len(list((out / "cells").iterdir())) == 2
     archive.unpack(tmp_path)
     assert not (tmp_path / "cells").exists()
+
+
+def test_processes_that_unpack_at_the_same_time_do_not_hinder_each_other(tmp_path):
+    cells = [{"id": f"ledger.grpo.{seed}", "seed": seed} for seed in range(100)]
+    lines = "".join(f"{json.dumps(cell)}\n" for cell in cells)
+    (tmp_path / archive.CELLS).write_bytes(lzma.compress(lines.encode()))
+    command = [sys.executable, "-c", UNPACK, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    # All are let go before any is waited for.
+    for process in processes:
+        process.stdin.close()
+    assert [process.wait(60) for process in processes] == [0] * 4
+    made = [json.loads(path.read_text()) for path in (tmp_path / "cells").iterdir()]
+    assert sorted(made, key=lambda cell: cell["seed"]) == cells
 
 
 def test_a_study_without_results_is_not_packed(tmp_path):
