@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -19,21 +18,19 @@ from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import read_lines, read_object, write_atomically
-from bacr_jax.errors import UserError
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
 from bacr_jax.methods import load_method
-from bacr_jax.runs.folder import RunPaths, lock_folder
+from bacr_jax.runs.folder import LOCK, RunPaths
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
+from bacr_study.locks import lock_when_free
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
 # A pace, and seconds that passed beside others.
 _NO_LAPS = {"time/tokens_per_s", "time/overlap"}
-# Seconds between looks at a warm-up that another process is making.
-_LOOK_AGAIN = 2.0
 
 
 def run_one(study: Study, run: PlannedRun) -> int:
@@ -44,35 +41,27 @@ def run_one(study: Study, run: PlannedRun) -> int:
     if run.has_cells(study):
         print(f"{run.id}: its cells are there")
         return 0
-    config = run.place / "configs" / f"{run.id}.yaml"
-    config.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(config, config_io.to_yaml(run.config))
-    if not run.trained:
-        wait_for_warmup(run)
-        if code := train.main(["--config", str(config)]):
+    # Cells of equal settings share the run: the later one finds it finished.
+    with lock_when_free(run.folder.with_name(f"{run.folder.name}.lock")):
+        config = run.place / "configs" / f"{run.id}.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(config, config_io.to_yaml(run.config))
+        if not run.trained:
+            wait_for_warmup(run)
+            if code := train.main(["--config", str(config)]):
+                return code
+        arguments, out = evaluation_of(study, run)
+        if code := evaluate.main(arguments):
             return code
-    arguments, out = evaluation_of(study, run)
-    if code := evaluate.main(arguments):
-        return code
-    write_cells(study, run, out)
+        write_cells(study, run, out)
     return 0
 
 
 def wait_for_warmup(run: PlannedRun) -> None:
     """Waits while another process makes the warm-up that this run shares, and no longer."""
-    said = False
-    while not run.warmed_up:
-        assert run.warmup is not None
-        run.warmup.mkdir(parents=True, exist_ok=True)
-        try:
-            # Free: nobody is at it, and training will make it.
-            with lock_folder(run.warmup, str(run.warmup)):
-                return
-        except UserError:
-            if not said:
-                print(f"waiting for the warm-up in {run.warmup}", flush=True)
-            said = True
-            time.sleep(_LOOK_AGAIN)
+    if run.warmup is not None and not run.warmed_up:
+        # Free: it is made, or nobody is at it, and training will make it.
+        lock_when_free(run.warmup / LOCK).close()
 
 
 def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:

@@ -4,19 +4,22 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bacr_jax import train
+from bacr_jax import evaluate, train
 from bacr_jax.documents import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study import __main__ as command_line
+from bacr_study import work
 from bacr_study.__main__ import main
 from bacr_study.spec import Variant
 from bacr_study.work import curve
-from study_world import finished, planned, write_study
+from study_world import STUDY, finished, planned, write_study
 
 # What two equal runs differ in.
 OF_THE_MACHINE = ("wall_seconds", "warmup_seconds", "provenance")
@@ -85,6 +88,37 @@ def test_a_run_whose_cells_are_there_is_not_made_again(tmp_path, capsys, monkeyp
     assert {path: path.read_bytes() for path in (folder / "cells").iterdir()} == before
     assert made == []
     assert main(study(tmp_path, "--only", "1")) == 1 and len(made) == 1
+
+
+def test_cells_that_share_a_run_make_it_once_also_at_the_same_time(tmp_path, monkeypatch):
+    twin = "  twin: {label: again, set: {loss.entropy_coef: 0.0}}\nsizes:"
+    text = STUDY.replace("sizes:", twin, 1)
+    two, (_, *both), _ = planned(tmp_path, "seeds=[0]", text=text)
+    calls, busy = [], threading.Lock()
+
+    def call(name, makes):
+        # Where the run is in use, a command is refused.
+        assert busy.acquire(blocking=False)
+        calls.append(name)
+        time.sleep(0.2)
+        makes.parent.mkdir(parents=True, exist_ok=True)
+        makes.touch()
+        busy.release()
+        return 0
+
+    identity = WarmupPaths(both[0].warmup).identity
+    summary, evaluated = RunPaths(both[0].folder).summary, tmp_path / "evaluated"
+    monkeypatch.setattr(train, "main", lambda argv: call("train", summary))
+    monkeypatch.setattr(evaluate, "main", lambda argv: call("evaluate", evaluated))
+    monkeypatch.setattr(
+        work, "write_cells", lambda study, run, out: finished(two, run, run.variant)
+    )
+    identity.parent.mkdir(parents=True)
+    identity.write_text("{}")
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda run: work.run_one(two, run), both)) == [0, 0]
+    assert calls == ["train", "evaluate", "evaluate"]
+    assert all(run.has_cells(two) for run in both)
 
 
 def test_a_study_whose_runs_all_failed_has_nothing_to_report(tmp_path, capsys, monkeypatch):
