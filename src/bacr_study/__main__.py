@@ -123,11 +123,16 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Makes every cell that is not there; the exit code."""
+    """Makes every cell that is not there, and with --report none; the exit code.
+
+    UserError: a cell that is there was made with other settings, and is none of the study's.
+    """
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
     waiting = [run for run in runs if not run.has_cells(study)]
+    if arguments.report:
+        return 0
     check_inputs(waiting)
     command = [sys.executable, "-m", "bacr_jax.study", "--config", str(arguments.config)]
     command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
@@ -201,7 +206,7 @@ def main(argv: Sequence[str] | None) -> int:
 
         against = arguments.against
         before = read_earlier(against, study.name, study.size) if against else None
-        code = 0 if arguments.report else run_missing(study, runs, arguments)
+        code = run_missing(study, runs, arguments)
         cells = (cell_path(folder, id_) for id_ in study.cell_ids())
         # Where every run failed there is nothing to say.
         if code != STOPPED and (code == 0 or any(path.exists() for path in cells)):

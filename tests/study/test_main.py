@@ -121,6 +121,19 @@ def test_cells_that_share_a_run_make_it_once_also_at_the_same_time(tmp_path, mon
     assert all(run.has_cells(two) for run in both)
 
 
+def test_cells_of_other_settings_are_not_reported_as_the_study_s(tmp_path, capsys):
+    two, runs, folder = planned(tmp_path, "arms=[grpo]", "seeds=[0]")
+    finished(two, runs[0], runs[0].variant)
+    here = study(tmp_path, "--report", "arms=[grpo]", "seeds=[0]")
+    assert main([*here, "train.steps=3"]) == 2
+    assert "plain.grpo.0.json: was made with other settings" in capsys.readouterr().err
+    assert not (folder / "results.json").exists()
+    # Those that are its own are reported, whichever of them there are.
+    assert main(study(tmp_path, "--report", "arms=[grpo]")) == 0
+    results = json.loads((folder / "results.json").read_text())
+    assert list(results["cells"]) == ["plain.grpo.0"] and results["missing"] == ["plain.grpo.1"]
+
+
 def test_a_study_whose_runs_all_failed_has_nothing_to_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command_line, "run_missing", lambda *arguments: 1)
     assert main(study(tmp_path)) == 1
