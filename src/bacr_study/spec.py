@@ -44,6 +44,7 @@ MEAN = "mean"
 _SEEDS = "[0, 4294967295]"
 # Cells count right samples by a digit (base 36).
 _SAMPLES = "[0, 35]"
+_LEVELS = "[1, 5]"
 
 Value = str | float | int
 
@@ -295,6 +296,8 @@ _loaded = functools.lru_cache(maxsize=64)(config_io.load)
 
 # Names become parts of file names and of identifiers.
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
+# So do swept values, which may have a point.
+_VALUE = re.compile(r"[A-Za-z0-9_+.-]+")
 
 
 def _named(cls: Any, given: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
@@ -321,6 +324,14 @@ def _sweep(parsed: Any, where: str) -> Sweep:
     read = read_dataclass(Sweep, parsed, where, given={"settings": {}})
     if not isinstance(read.values, list | Mapping) or not read.values:
         raise refusal(f"{where}.values", f"found {shown(read.values)}", "a list, or keys by name")
+    for value in read.values:
+        if not _VALUE.fullmatch(str(value)):
+            raise refusal(
+                f"{where}.values", f"found {shown(value)}", "letters, digits, _ + . and -"
+            )
+    if read.default not in (None, *read.values):
+        write = any_of([str(value) for value in read.values])
+        raise refusal(f"{where}.default", f"found {shown(read.default)}", write)
     named = isinstance(read.values, Mapping)
     settings = {v: (read.values[v] or {}) if named else {read.key: v} for v in read.values}
     return Sweep(read.key, tuple(settings), read.label or read.key, read.default, settings)
@@ -382,7 +393,7 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
     own = _HINTS.keys() - {"name", "size", "folder"}
     # Arms and tasks are chosen there, and written in the file.
     told = {text.partition("=")[0].partition(".")[0] for text in overrides} - {"arms", "tasks"}
-    place_of = lambda key: f"{'command line' if key in told else path}: {key}"
+    place_of = lambda key: f"{'command line' if key.split('.')[0] in told else path}: {key}"
     for key, value in map(overridden, overrides):
         if key.startswith("evaluation."):
             key, value = "evaluation", {key.removeprefix("evaluation."): value}
@@ -404,9 +415,9 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
         "folder": path.parent,
     }
     study: Study = _with_sweep(Study, keys, str(path), given)
-    for place, found, write in _misfits(study, every):
-        key = place.partition(".")[0]
-        raise refusal(place_of(key) + place.removeprefix(key), f"found {shown(found)}", write)
+    for fits, place, found, write in _checks(study, every):
+        if not fits:
+            raise refusal(place_of(place), f"found {shown(found)}", write)
     return study
 
 
@@ -418,51 +429,60 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     return {name: value for name, value in known.items() if name in names}
 
 
-def _misfits(study: Study, every: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
-    """What does not fit together: where, what is there and what to write.
+def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[bool, str, Any, str]]:
+    """What must fit together: whether it does, where, what is there and what to write.
 
-    `every` has the file's arms, chosen or not.
+    A check builds on those before it. `every` has the file's arms, chosen or not.
     """
-    if not study.seeds or len(set(study.seeds)) < len(study.seeds):
-        yield "seeds", list(study.seeds), "different seeds"
-    for seed in study.seeds:
-        if not inside(seed, _SEEDS):
-            yield "seeds", seed, range_text(_SEEDS)
+    seeds, views, matched = study.seeds, set(study.views), dict[str | None, int]()
+    yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
+    for seed in seeds:
+        yield inside(seed, _SEEDS), "seeds", seed, range_text(_SEEDS)
     for name, number in walk(study.evaluation):
-        bounds = number.bounds if number.value is not None else None
-        if bounds and not inside(number.value, bounds):
-            yield f"evaluation.{name}", number.value, range_text(bounds)
+        if number.bounds and number.value is not None:
+            fits = inside(number.value, number.bounds)
+            yield fits, f"evaluation.{name}", number.value, range_text(number.bounds)
     for name, keys in study.own.items():
-        if name not in every:
-            yield "own", name, any_of(every)
-        if not isinstance(keys, Mapping):
-            yield f"own.{name}", keys, "a mapping of config keys"
-    for name in set(study.reference) - set(every):
-        yield "reference", name, any_of(every)
-    if "contrasts" in study.views and not study.contrasts:
-        yield "contrasts", None, "pairs of arms by name"
+        yield name in every, "own", name, any_of(every)
+        yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
+    for name in study.reference:
+        yield name in every, "reference", name, any_of(every)
+    asked = "contrasts" in views
+    yield not asked or bool(study.contrasts), "contrasts", None, "pairs of arms by name"
     arms = {arm.id: arm for arm in study.arms}
+    single = [arm.id for arm in study.arms if study.sweep_of(arm) is None]
     for name, pair in study.contrasts.items():
-        if not (isinstance(pair, list) and len(pair) == 2 and set(pair) <= arms.keys()):
-            yield f"contrasts.{name}", pair, "two arms of the study, [of, less]"
+        fits = isinstance(pair, list) and len(pair) == 2 and all(one in single for one in pair)
+        yield fits, f"contrasts.{name}", pair, "two arms of the study without a sweep, [of, less]"
     for task in study.tasks:
-        budgets = list(task.budgets)
-        if not budgets or budgets != sorted(set(budgets)) or budgets[0] < 0:
-            yield f"tasks.{task.id}.budgets", budgets, "rising numbers, such as [512, 1024]"
-        for budget in set(study.focus) - set(budgets):
-            yield "focus", budget, any_of(list(map(str, budgets)))
+        where, budgets = f"tasks.{task.id}", list(task.budgets)
+        fits = budgets == sorted(set(budgets)) and min(budgets, default=-1) >= 0
+        yield fits, f"{where}.budgets", budgets, "rising numbers, such as [512, 1024]"
+        for budget in study.focus:
+            yield budget in budgets, "focus", budget, any_of(list(map(str, budgets)))
+        for level in task.hard_levels:
+            yield inside(level, _LEVELS), f"{where}.hard_levels", level, range_text(_LEVELS)
     for arm in study.arms:
-        where = f"arms.{arm.id}"
-        if arm.parts and "ablation" not in study.views:
-            yield f"{where}.parts", list(arm.parts), "none, or the view ablation"
-        if {"scale", "sensitivity"} & set(study.views) and study.sweep_of(arm) is None:
-            yield f"{where}.sweep", None, "the key and its values"
-        if arm.of is not None and (arm.of not in arms or arms[arm.of].of):
-            yield f"{where}.of", arm.of, "an arm with runs"
-        if (arm.votes is None) != (arm.of is None):
-            yield where, arm.votes, "both votes and of: the arm whose samples vote"
+        where, k = f"arms.{arm.id}", arm.votes
+        fits = not arm.parts or "ablation" in views
+        yield fits, f"{where}.parts", list(arm.parts), "none, or the view ablation"
+        fits = arm.id not in single or not {"scale", "sensitivity"} & views
+        yield fits, f"{where}.sweep", None, "the key and its values"
+        fits = arm.of is None or (arm.of in arms and arms[arm.of].of is None)
+        yield fits, f"{where}.of", arm.of, "an arm with runs"
+        fits = (k is None) == (arm.of is None)
+        yield fits, where, k, "both votes and of: the arm whose samples vote"
         drawn = study.samples_of(arms[arm.of or arm.id])
-        if not inside(drawn, _SAMPLES):
-            yield f"{where}.samples", drawn, range_text(_SAMPLES)
-        if arm.votes is not None and not 2 <= arm.votes <= drawn:
-            yield f"{where}.votes", arm.votes, f"2 to {drawn}, the number of samples"
+        yield inside(drawn, _SAMPLES), f"{where}.samples", drawn, range_text(_SAMPLES)
+        if k is None:
+            continue
+        # Those that an evaluation has.
+        fits = 2 <= k <= drawn and (k == drawn or k.bit_count() == 1)
+        yield fits, f"{where}.votes", k, f"a power of 2, up to {drawn}, or {drawn}, all samples"
+        if arm.accounting == "matched_total":
+            fits = matched.setdefault(arm.of, k) == k
+            yield fits, f"{where}.votes", k, f"{matched[arm.of]}, as another vote over {arm.of}"
+            for task in study.tasks:
+                fits = min(filter(None, task.budgets), default=0) >= k
+                write = f"{k} or more, a token for each vote of {arm.id}"
+                yield fits, f"tasks.{task.id}.budgets", list(task.budgets), write

@@ -1,10 +1,18 @@
 """A study's file: what it says, what can be overridden, and what is refused."""
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
+from bacr_jax.config.yaml import constructed, parse_file
 from bacr_jax.errors import UserError
-from bacr_study.spec import read_study
+from bacr_jax.evaluation.summary import numbers_of_samples
+from bacr_study.spec import kind_of, read_study
 from study_world import STUDY, planned, write_study
+
+FOLDER = Path(__file__).parents[2] / "configs" / "studies"
+STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
 
 
 def test_a_size_replaces_and_adds_keys(tmp_path):
@@ -87,6 +95,9 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
     assert rates["grpo"] == 0.5 != rates["bacr"]
 
 
+VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
@@ -102,7 +113,54 @@ def test_keys_of_one_arm_at_one_size_win_over_its_own(tmp_path):
         ),
         ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
         ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
-        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write 2 to 2"),
+        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write a power of 2, up to 2, or 2"),
+        ("votes: 2", "votes: 1", "arms.vote.votes: found 1; write a power of 2"),
+        (
+            VOTE,
+            "}, samples: 4}\n  vote: {label: v, of: grpo, votes: 2, accounting: matched_total}\n"
+            "  more: {label: m, of: grpo, votes: 4, accounting: matched_total}",
+            "arms.more.votes: found 4; write 2, as another vote over grpo",
+        ),
+        (
+            VOTE,
+            "}, samples: 9}\n  vote: {label: v, of: grpo, votes: 9, accounting: matched_total}",
+            "tasks.plain.budgets: found [8, 64]; write 9 or more, a token for each vote of vote",
+        ),
+        (
+            "budgets: [8, 64]",
+            "budgets: [8, 64], hard_levels: [5, 6]",
+            "tasks.plain.hard_levels: found 6; write in [1, 5]",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [1, 2], default: 3}",
+            "arms.bacr.sweep.default: found 3; write 1 or 2",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: {b: {}}, default: [b]}",
+            "arms.bacr.sweep.default: found ['b']; write b",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [[1, 2], [3]]}",
+            "arms.bacr.sweep.values: found [1, 2]; write letters, digits, _ + . and -",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [x/y]}",
+            "arms.bacr.sweep.values: found 'x/y'; write letters",
+        ),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [[grpo], bacr]}",
+            "contrasts.a: found [['grpo'], 'bacr']; write two arms of the study without a sweep",
+        ),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [grpo, bacr]}\nsweep: {key: a, values: [1]}",
+            "contrasts.a: found ['grpo', 'bacr']; write two arms of the study without a sweep",
+        ),
         ("label: GRPO", "label: GRPO, samples: 36", "arms.grpo.samples: found 36; write in [0, 35"),
         ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; write 1 or more"),
         ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
@@ -137,6 +195,28 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words
     with pytest.raises(UserError) as refused:
         read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
     assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("samples", [3, 6, 8])
+def test_votes_are_those_that_an_evaluation_has(tmp_path, samples):
+    has = set(numbers_of_samples(samples)) - {1}
+    for votes in range(1, samples + 2):
+        text = STUDY.replace("votes: 2", f"votes: {votes}")
+        path = write_study(tmp_path, text)
+        with contextlib.nullcontext() if votes in has else pytest.raises(UserError, match="votes"):
+            read_study(path, overrides=[f"evaluation.samples={samples}"])
+
+
+@pytest.mark.parametrize("name", ["budgets: [0, 64]", "budgets: [2, 64]"])
+def test_every_vote_at_equal_total_tokens_has_a_token(tmp_path, name):
+    text = STUDY.replace("votes: 2", "votes: 2, accounting: matched_total")
+    assert read_study(write_study(tmp_path, text.replace("budgets: [8, 64]", name)))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_is_read_at_each_size(path):
+    sizes = constructed(parse_file(path))["sizes"]
+    assert [read_study(path, size=size).size for size in sizes] == list(sizes)
 
 
 def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):
