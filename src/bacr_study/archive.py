@@ -14,8 +14,7 @@ from typing import Any
 
 from bacr_jax.documents import parse_json, read_file, read_object, write_atomically
 from bacr_jax.errors import UserError
-from bacr_jax.runs.folder import LOCK
-from bacr_study.locks import lock_when_free
+from bacr_jax.runs.folder import LOCK, lock_when_free
 from bacr_study.spec import cell_path
 
 CELLS, RESULTS = "cells.jsonl.xz", "results.json.xz"
@@ -77,10 +76,8 @@ def _small_picture(path: Path) -> bytes:
 
 
 def archived_cells(folder: Path) -> list[Any]:
-    """The cells that `pack` put into a folder; none where it has no archive."""
+    """The cells that `pack` put into a folder."""
     path = folder / CELLS
-    if not path.exists():
-        return []
     try:
         return [parse_json(line) for line in read_compressed(path).splitlines()]
     except (OSError, ValueError) as error:

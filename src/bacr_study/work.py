@@ -22,10 +22,9 @@ from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
 from bacr_jax.methods import load_method
-from bacr_jax.runs.folder import LOCK, RunPaths
+from bacr_jax.runs.folder import LOCK, RunPaths, lock_when_free
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
-from bacr_study.locks import lock_when_free
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
@@ -47,7 +46,9 @@ def run_one(study: Study, run: PlannedRun) -> int:
         config.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(config, config_io.to_yaml(run.config))
         if not run.trained:
-            wait_for_warmup(run)
+            if run.warmup is not None and not run.warmed_up:
+                # Then it is made, or nobody is at it, and training makes it.
+                lock_when_free(run.warmup / LOCK).close()
             if code := train.main(["--config", str(config)]):
                 return code
         arguments, out = evaluation_of(study, run)
@@ -55,13 +56,6 @@ def run_one(study: Study, run: PlannedRun) -> int:
             return code
         write_cells(study, run, out)
     return 0
-
-
-def wait_for_warmup(run: PlannedRun) -> None:
-    """Waits while another process makes the warm-up that this run shares, and no longer."""
-    if run.warmup is not None and not run.warmed_up:
-        # Free: it is made, or nobody is at it, and training will make it.
-        lock_when_free(run.warmup / LOCK).close()
 
 
 def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
@@ -162,10 +156,8 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
         for record in read_lines(folder.evaluations)
         if HOLDOUT in record["anytime"]
     }
-    points: list[dict[str, Any]] = []
-    if 0 in evaluated:
-        start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None}
-        points.append({**start, "accuracy": evaluated[0]})
+    start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None}
+    points = [{**start, "accuracy": evaluated[0]}] if 0 in evaluated else []
     seconds = 0.0
     for record in read_lines(folder.metrics):
         laps = (name for name in record if name.startswith("time/") and name not in _NO_LAPS)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,13 @@ from bacr_jax.config import io as config_io
 from bacr_jax.documents import append_line, read_lines, write_atomically, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import RunFolder, open_run, read_config_file, write_config
+from bacr_jax.runs.folder import (
+    RunFolder,
+    lock_when_free,
+    open_run,
+    read_config_file,
+    write_config,
+)
 
 
 def contents(folder):
@@ -371,3 +378,17 @@ def test_the_page_names_every_key_that_may_always_change():
     in_words = ("output.dir", "mesh.", "checkpoint.")
     keys = [key for key in run_folder._MAY_DIFFER if not key.startswith(in_words)]
     assert [key for key in keys if f"`{key}`" not in named] == []
+
+
+def test_a_lock_is_had_when_it_is_free_and_not_before(tmp_path, capsys):
+    path, had = tmp_path / "made" / "a.lock", []
+    with lock_when_free(path):
+        other = threading.Thread(target=lambda: had.append(lock_when_free(path)))
+        other.start()
+        other.join(0.2)
+        assert other.is_alive() and had == []
+    other.join(20)
+    had[0].close()
+    assert capsys.readouterr().err == f"waiting for the process that holds {path}\n"
+    lock_when_free(path).close()
+    assert capsys.readouterr().err == ""

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -263,6 +264,18 @@ def lock_folder(path: Path, where: str) -> TextIO:
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
+    return lock
+
+
+def lock_when_free(path: Path) -> TextIO:
+    """Takes the lock of a file, and waits where another process has it; closing it frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for the process that holds {path}", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
