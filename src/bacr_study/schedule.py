@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config.cli import STOPPED
-from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
@@ -25,6 +25,8 @@ _PARENT = "BACR_JAX_STUDY"
 POLL = 0.5
 # What starting and evaluating a run are worth in the progress, as a share of the longest training.
 _AROUND_TRAINING = 0.25
+# Bytes at the end of a run's metrics that hold some of its lines.
+_TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,10 @@ def run_all(
 
 
 def _trained_tokens(run: PlannedRun) -> int:
-    """Generated tokens of a run under way, as its metrics tell."""
-    lines = read_lines(RunPaths(run.folder).metrics)
-    tokens = int(lines[-1]["rollout/tokens_total"]) if lines else 0
-    return min(tokens, run.tokens or 0)
+    """Generated tokens of a run under way, as the last whole line of its metrics tells."""
+    metrics = RunPaths(run.folder).metrics
+    with contextlib.suppress(OSError, LookupError, ValueError), metrics.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
+        record = json.loads(file.read().split(b"\n")[-2])
+        return min(int(record["rollout/tokens_total"]), run.tokens or 0)
+    return 0

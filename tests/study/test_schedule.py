@@ -1,5 +1,6 @@
 """Runs side by side: which start when, on what, and what a failure or a signal leaves."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import pytest
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.host_memory import HUGE_PAGES
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.folder import WarmupPaths
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study import schedule
 from bacr_study.schedule import Scheduler, Share, run_all, shares
@@ -83,6 +84,48 @@ def test_a_failure_is_kept_and_the_rest_runs(tmp_path, monkeypatch):
     assert {path.stem for path in tmp_path.glob("*.started")} == {run.id for run in runs}
     assert scheduler.failed == {"plain.bacr.0": 3}
     assert all(run.log.exists() for run in runs)
+
+
+class Seen(Progress):
+    """Keeps what a progress is told."""
+
+    def __init__(self):
+        super().__init__(enabled=False)
+        self.updates = []
+
+    @contextlib.contextmanager
+    def phase(self, name, total, **unused):
+        yield self
+
+    def update(self, done, **shown):
+        self.updates.append(done)
+
+
+@pytest.mark.parametrize(
+    ("lines", "tokens"),
+    [
+        ('{"rollout/tokens_total": 7}\n', 7),
+        # The last line is half of one; of the others only the last is looked at.
+        ("no record\n" + 9 * f"{'x' * 10_000}\n" + '{"rollout/tokens_total": 8}\n{"rol', 8),
+        ('{"rollout/tokens_total": 5000}\n', 1000),
+        ('{"rollout/tok', 0),
+        ("", 0),
+        (None, 0),
+    ],
+    ids=["a line", "long and torn", "beyond the end", "no whole line", "empty", "not there"],
+)
+def test_progress_is_what_the_end_of_the_metrics_says(tmp_path, monkeypatch, lines, tokens):
+    monkeypatch.setattr(schedule, "POLL", 0.01)
+    _, runs, _ = planned(tmp_path, "seeds=[0]", "arms=[grpo]")
+    metrics = RunPaths(runs[0].folder).metrics
+    metrics.parent.mkdir(parents=True)
+    if lines is not None:
+        metrics.write_text(lines)
+    progress, end = Seen(), tmp_path / "plain.grpo.0.end"
+    poll = lambda: end.write_text("") if progress.updates else None
+    run_all(scheduler_of(tmp_path, runs), runs, progress, poll)
+    # Starting and evaluating a finished run are worth 250.
+    assert (progress.updates[0], progress.updates[-1]) == (tokens, 1250)
 
 
 def test_cells_of_equal_settings_come_one_after_the_other(tmp_path):
