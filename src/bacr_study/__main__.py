@@ -123,10 +123,7 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Makes every cell that is not there, and with --report none; the exit code.
-
-    UserError: a cell that is there was made with other settings, and is none of the study's.
-    """
+    """Makes every cell that is not there, with --report none; the exit code."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 

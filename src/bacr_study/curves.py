@@ -167,8 +167,7 @@ def _ratio(
     if not known or len(known) < len(pairs):
         return None
     logs = asdict(mean_interval(known))
-    ends = {key: logs[key] for key in ("mean", "low", "high") if logs[key] is not None}
-    return {**logs, **{key: float(np.exp(end)) for key, end in ends.items()}}
+    return {k: float(np.exp(v)) if isinstance(v, float) else v for k, v in logs.items()}
 
 
 def schedules(grid: Grid) -> dict[str, Any]:

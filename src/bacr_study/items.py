@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
-from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown
+from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown, budget_name
 from bacr_study.spec import MEAN, Study, Task, Variant
 
 Results = Mapping[str, Any]
@@ -21,14 +21,9 @@ def estimate_of(
     return by_mode.get(SAMPLED, {}).get(variant.key, {}).get(budget, {}).get(key)
 
 
-def budget_heading(budget: str) -> str:
-    """`1,024`, or the word for the mean over budgets."""
-    return budget if budget == MEAN else f"{int(budget):,}"
-
-
 def budget_phrase(budget: str) -> str:
     """`budget 1,024`, or `mean over budgets`."""
-    return "mean over budgets" if budget == MEAN else f"budget {budget_heading(budget)}"
+    return "mean over budgets" if budget == MEAN else f"budget {budget_name(budget)}"
 
 
 def signed(value: float) -> str:

@@ -11,12 +11,11 @@ from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from bacr_jax.documents import parse_json, read_file, read_object
 from bacr_jax.errors import UserError
-from bacr_jax.report.table import NONE, Item, Shown, Table
+from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study.archive import read_compressed
 from bacr_study.items import (
     Results,
     accuracy_item,
-    budget_heading,
     estimate_of,
     p_item,
     row_name,
@@ -56,7 +55,7 @@ class Pair:
 
     def __str__(self) -> str:
         """Where it stands, and how far apart the two are."""
-        place = f"{self.task.id}, {self.variant.key}, {budget_heading(self.budget)}"
+        place = f"{self.task.id}, {self.variant.key}, {budget_name(self.budget)}"
         return f"{place}, {signed(100 * self.difference)} points"
 
 
@@ -196,7 +195,7 @@ def table(study: Study, found: Sequence[Pair]) -> Table:
             [
                 row_name(study, pair.variant),
                 pair.task.label,
-                budget_heading(pair.budget),
+                budget_name(pair.budget),
                 accuracy_item(vars(pair.before)),
                 accuracy_item(vars(pair.now)),
                 Shown(signed(100 * pair.difference), (100 * pair.difference,)),

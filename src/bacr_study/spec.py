@@ -429,7 +429,7 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     return {name: value for name, value in known.items() if name in names}
 
 
-def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[bool, str, Any, str]]:
+def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any, str]]:
     """What must fit together: whether it does, where, what is there and what to write.
 
     A check builds on those before it. `every` has the file's arms, chosen or not.
@@ -439,16 +439,14 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[bool, str, Any
     for seed in seeds:
         yield inside(seed, _SEEDS), "seeds", seed, range_text(_SEEDS)
     for name, number in walk(study.evaluation):
-        if number.bounds and number.value is not None:
-            fits = inside(number.value, number.bounds)
-            yield fits, f"evaluation.{name}", number.value, range_text(number.bounds)
+        if (bounds := number.bounds) and (value := number.value) is not None:
+            yield inside(value, bounds), f"evaluation.{name}", value, range_text(bounds)
     for name, keys in study.own.items():
         yield name in every, "own", name, any_of(every)
         yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
     for name in study.reference:
         yield name in every, "reference", name, any_of(every)
-    asked = "contrasts" in views
-    yield not asked or bool(study.contrasts), "contrasts", None, "pairs of arms by name"
+    yield study.contrasts or "contrasts" not in views, "contrasts", None, "pairs of arms by name"
     arms = {arm.id: arm for arm in study.arms}
     single = [arm.id for arm in study.arms if study.sweep_of(arm) is None]
     for name, pair in study.contrasts.items():
@@ -474,12 +472,10 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[bool, str, Any
         yield fits, where, k, "both votes and of: the arm whose samples vote"
         drawn = study.samples_of(arms[arm.of or arm.id])
         yield inside(drawn, _SAMPLES), f"{where}.samples", drawn, range_text(_SAMPLES)
-        if k is None:
-            continue
         # Those that an evaluation has.
-        fits = 2 <= k <= drawn and (k == drawn or k.bit_count() == 1)
+        fits = k is None or (2 <= k <= drawn and (k == drawn or k.bit_count() == 1))
         yield fits, f"{where}.votes", k, f"a power of 2, up to {drawn}, or {drawn}, all samples"
-        if arm.accounting == "matched_total":
+        if k and arm.accounting == "matched_total":
             fits = matched.setdefault(arm.of, k) == k
             yield fits, f"{where}.votes", k, f"{matched[arm.of]}, as another vote over {arm.of}"
             for task in study.tasks:

@@ -115,10 +115,9 @@ def crossed_test(differences: Float[np.ndarray, "s n"]) -> Contrast | None:
     if values.size == 1:
         return None
     freedom = float(problems - 1)
-    if problems == 1:
-        variance, df, basis = float(values.var(ddof=1)) / seeds, float(seeds - 1), OVER_SEEDS
-    elif seeds == 1:
-        variance, df, basis = float(values.var(ddof=1)) / problems, freedom, OVER_PROBLEMS
+    if 1 in values.shape:
+        variance, df = float(values.var(ddof=1)) / values.size, float(values.size - 1)
+        basis = OVER_SEEDS if problems == 1 else OVER_PROBLEMS
     else:
         of_seeds, of_problems, rest = variance_parts(values)
         variance, basis = max(of_seeds + of_problems - rest, of_seeds, of_problems), OVER_BOTH

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.documents import write_atomically
-from bacr_jax.report.table import NONE, Item, Shown, Table
+from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study.cells import COSTS
 from bacr_study.curves import AXES
 from bacr_study.figures import CONTRASTS
 from bacr_study.items import (
     Results,
     accuracy_item,
-    budget_heading,
     budget_phrase,
     difference_item,
     differs_by_mode,
@@ -95,7 +94,7 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
         for key in tokens:
             used = [estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
             columns.append(list(map(tokens_item, used)))
-        header += [*map(budget_heading, shown), *tokens.values()]
+        header += [*map(budget_name, shown), *tokens.values()]
         groups.append((task.label, len(shown) + len(tokens)))
     what = "Budgets in thinking tokens; mean: over all budgets. Best"
     if hard:
@@ -289,7 +288,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
             entry = found.get((name, task.id, budget))
             row += [difference_item(entry), p_item(entry["p_holm"]) if entry else ""]
         rows.append(row)
-    heads = [text for _, budget in places for text in (budget_heading(budget), "Holm p")]
+    heads = [text for _, budget in places for text in (budget_name(budget), "Holm p")]
     yield Table(
         CONTRASTS,
         ["pair", "arm", "less", *heads],
@@ -313,7 +312,7 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
             [
                 labels[e["variant"]],
                 f"{study.task(e['task']).label}{_FAMILIES[e['view']]}",
-                budget_heading(e["budget"]),
+                budget_name(e["budget"]),
                 difference_item(e),
                 p_item(e["p"]),
                 p_item(e["p_holm"]),
@@ -381,10 +380,8 @@ def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
             labels[e["variant"]],
             labels[e["reference"]],
             study.task(e["task"]).label,
-            budget_heading(e["budget"]),
-            difference_item(e["sampled"]),
-            difference_item(e["greedy"]),
-            difference_item(e["change"]),
+            budget_name(e["budget"]),
+            *[difference_item(e[key]) for key in ("sampled", "greedy", "change")],
         ]
         for e in results["decoding"]
         if differs_by_mode(e)

@@ -233,8 +233,8 @@ def by_size(budgets: Iterable[str]) -> list[str]:
 
 
 def budget_name(budget: str) -> str:
-    """`4,096`, or the word for no budget."""
-    return budget if budget == UNLIMITED else f"{int(budget):,}"
+    """`4,096`, or the word for no budget or for the mean over budgets."""
+    return f"{int(budget):,}" if budget.isdecimal() else budget
 
 
 def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = "ci95") -> str:
