@@ -293,8 +293,19 @@ def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):
             tokens, logprobs = await super().complete(call, sampling, part, told)
             return ([0, *tokens[1:]] if part else tokens), logprobs
 
-    with pytest.raises(UserError, match="answered with 0, which can't be sampled"):
+    with pytest.raises(UserError, match="^rollout.urls: .*answered with 0, which can't be sampled"):
         rolled(world, fleet(world, [Lying(world)], tmp_path))
+
+
+def test_what_is_no_answer_of_a_server_is_not_laid_on_it(world, tmp_path):
+    def on_rows(places, trunks, branches):
+        raise UserError("rewards.verifier: is not there")
+
+    made = fleet(world, [Local(world)], tmp_path)
+    with pytest.raises(UserError, match="^rewards.verifier: is not there$"):
+        rolled(world, made, listeners=Listeners(on_rows=on_rows))
+    with pytest.raises(UserError, match="^rollout row 0: cut -1; write 0 or more tokens$"):
+        rolled(world, made, cuts=np.full((6, 4), -1))
 
 
 def test_a_row_without_a_budget_is_asked_for_so(world, tmp_path):

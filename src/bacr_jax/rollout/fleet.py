@@ -89,10 +89,7 @@ class Fleet:
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
         """See `SampleTraces`."""
-        try:
-            return ask(prompts, rows, key, sampler, listeners, self._sampled)
-        except (Refused, ValueError) as error:
-            raise UserError(f"rollout.urls: {error}") from None
+        return ask(prompts, rows, key, sampler, listeners, self._sampled)
 
     async def _sampled(self, asked: AskedRow) -> AnsweredRow:
         """A row by the server with the least to do, and by another if that is lost."""
@@ -103,8 +100,8 @@ class Fleet:
             self._load[server.url] = self._load.get(server.url, 0) + asked.limit
             try:
                 return await self.asking.row(asked, server.complete)
-            except Refused:
-                raise
+            except (Refused, ValueError) as error:
+                raise UserError(f"rollout.urls: {error}") from None
             except EngineError as error:
                 self._lose(server, error)
             finally:
