@@ -303,7 +303,9 @@ def test_an_answer_that_serves_several_cuts_is_counted_once():
 
 
 @pytest.mark.slow  # test_train.py listens to a whole run
-@pytest.mark.parametrize("sizes", [{}, {"slots": 16}, {"cuts_at_once": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"slots": 16}, {"slots": 16, "windows": 4}, {"cuts_at_once": 2}], ids=str
+)
 def test_after_precompiling_nothing_is_left_to_compile(world, caplog, sizes):
     # What other tests have compiled would not be compiled here.
     jax.clear_caches()
@@ -311,7 +313,7 @@ def test_after_precompiling_nothing_is_left_to_compile(world, caplog, sizes):
     given = {"rules": make_rules(), "spec": dataclasses.replace(world.tight(chunk=4), **sizes)}
     names = (
         "prefill_prompts insert_rows decode_trunks take_slots open_branches decode_branches"
-        " branches_of"
+        " branches_of resize"
     )
 
     def compiled():

@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -330,9 +331,9 @@ def _programs(
     counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
-        if length == engine.lengths[0] or refilled:
-            programs += [functools.partial(prefill, length, count) for count in counts]
+        programs += [functools.partial(prefill, length, count) for count in counts]
         programs.append(functools.partial(decode, length))
         programs += [functools.partial(answer, count) for count in counts if num_cuts]
-    # Back at the shortest: growing is compiled by now, and so is this.
-    return [*programs, functools.partial(engine.fit_caches, engine.lengths[0])]
+    # From any length to any other: which are left out goes with prompts and budgets.
+    lengths = itertools.chain(*itertools.permutations(engine.lengths, 2))
+    return [*programs, *(functools.partial(engine.fit_caches, length) for length in lengths)]

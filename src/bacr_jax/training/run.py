@@ -227,7 +227,7 @@ def precompile(
     reference: Any = None,
     on_program: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Compiles every form of rollouts and updates: no iteration after the first compiles.
+    """Compiles every form of updates, and of rollouts all but what `rollout.precompile` leaves.
 
     Args:
       on_program: called with (of what, programs done, programs in all) before each is compiled and
