@@ -67,13 +67,33 @@ def test_what_jax_was_told_stays_unless_the_config_says_otherwise(jax_alone, mon
     assert keep_programs(None).line.endswith("not kept (JAX_ENABLE_COMPILATION_CACHE)")
 
 
-def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, tmp_path):
+def test_a_folder_that_cant_be_written_is_a_line_and_no_more(jax_alone, monkeypatch, tmp_path):
     file = tmp_path / "file"
     file.touch()
     kept = keep_programs(str(file))
     assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
     assert kept.line.startswith(f"WARNING, output.compile_cache: can't be written ({file}")
-    assert kept.line.endswith("every start compiles anew; write another folder, or none")
+    rest = "every start compiles anew; write another folder, or output.compile_cache=none"
+    assert kept.line.endswith(rest)
+    # The same of a folder of JAX's own variable.
+    monkeypatch.setenv(DIR.upper(), str(file / "mine"))
+    kept = keep_programs(None)
+    assert kept.refused and kept.folder is None and jax.config.values[DIR] is None
+    assert kept.line.startswith(f"WARNING, JAX_COMPILATION_CACHE_DIR: can't be written ({file}")
+    assert kept.line.endswith(rest)
+
+
+def test_a_url_is_left_to_jax(jax_alone, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DIR.upper(), "gs://bucket/programs")
+    for setting, url, key in (
+        (None, "gs://bucket/programs", "JAX_COMPILATION_CACHE_DIR"),
+        ("gs://mine/", f"gs://mine/{machine_name()}", "output.compile_cache"),
+    ):
+        kept = keep_programs(setting)
+        assert (kept.folder, kept.refused, jax.config.values[DIR]) == (None, False, url)
+        assert kept.line == f"compiled programs are kept in {url} ({key})"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_programs_unused_for_longest_make_room(tmp_path):

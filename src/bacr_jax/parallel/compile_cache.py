@@ -45,7 +45,7 @@ _ZSTD, _PIECE = b"\x28\xb5\x2f\xfd", 1 << 20
 
 @dataclass(frozen=True)
 class Kept:
-    """Where compiled programs are kept, if anywhere, and a line that says so.
+    """The folder in which compiled programs are kept, if in one, and a line that says where.
 
     `refused`: they should have been kept, and can't be.
     """
@@ -59,8 +59,8 @@ def keep_programs(setting: str | None) -> Kept:
     """Tells JAX where compiled programs are kept; call it before the first is compiled.
 
     `setting` is `output.compile_cache`. None: where JAX_COMPILATION_CACHE_DIR says, or else in the
-    user's cache folder; "none": nowhere. A folder that can't be written is no error: programs are
-    compiled anew then.
+    user's cache folder; "none": nowhere. A URL is left to JAX. A folder that can't be written is
+    no error: programs are compiled anew then.
     """
     if not jax.config.values[_ENABLED]:
         return Kept(None, f"compiled programs are not kept ({_ENABLED.upper()})")
@@ -69,31 +69,34 @@ def keep_programs(setting: str | None) -> Kept:
         return Kept(None, f"compiled programs are not kept (output.compile_cache={OFF})")
     given = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
     # Another run of this process may have set this module's own.
-    if setting is None and given and Path(given).name != machine_name():
-        _use(Path(given))
-        drop_torn(Path(given))
-        return Kept(Path(given), f"compiled programs are kept in {given} ({_DIR.upper()})")
+    own = setting is not None or not given or Path(given).name == machine_name()
+    key, base = ("output.compile_cache", setting) if own else (_DIR.upper(), given)
+    if base and "://" in base:
+        url = f"{base.rstrip('/')}/{machine_name()}" if own else base
+        _use(url)
+        return Kept(None, f"compiled programs are kept in {url} ({key})")
     try:
-        base = _user_folder() if setting is None else Path(setting).expanduser()
-        folder = base.absolute() / machine_name()
-        _try_to_write(folder)
+        folder = (_user_folder() if base is None else Path(base).expanduser()).absolute()
+        folder /= machine_name() if own else ""
+        _try_to_write(folder, 0o700 if own else 0o777)
     except (OSError, RuntimeError) as error:
         _use(None)
         reason = getattr(error, "strerror", None) or str(error)
-        path = getattr(error, "filename", None) or setting
+        path = getattr(error, "filename", None) or base
         return Kept(
             None,
-            f"WARNING, output.compile_cache: can't be written ({path}: {reason}), so that every "
-            f"start compiles anew; write another folder, or {OFF}",
+            f"WARNING, {key}: can't be written ({path}: {reason}), so that every start compiles "
+            f"anew; write another folder, or output.compile_cache={OFF}",
             refused=True,
         )
-    make_room(base.absolute(), MOST_KEPT)
     drop_torn(folder)
-    if _LEAST_SECONDS.upper() not in os.environ:
-        # Hundreds of small programs are most of a start.
-        jax.config.update(_LEAST_SECONDS, 0.0)
-    _use(folder)
-    return Kept(folder, f"compiled programs are kept in {folder} (output.compile_cache)")
+    if own:
+        make_room(folder.parent, MOST_KEPT)
+        if _LEAST_SECONDS.upper() not in os.environ:
+            # Hundreds of small programs are most of a start.
+            jax.config.update(_LEAST_SECONDS, 0.0)
+    _use(str(folder))
+    return Kept(folder, f"compiled programs are kept in {folder} ({key})")
 
 
 def _user_folder() -> Path:
@@ -189,17 +192,16 @@ def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
                         yield max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path
 
 
-def _try_to_write(folder: Path) -> None:
-    """Makes the folder, for this user alone, and writes to it; OSError: no room, or no right."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _try_to_write(folder: Path, mode: int) -> None:
+    """Makes the folder, if it is not there, and writes to it; OSError: no room, or no right."""
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(_PROBE)
         file.flush()
 
 
-def _use(folder: Path | None) -> None:
-    """Has JAX keep programs in a folder, or nowhere."""
-    wanted = None if folder is None else str(folder)
+def _use(wanted: str | None) -> None:
+    """Has JAX keep programs in a folder or at a URL, or nowhere."""
     if jax.config.values[_DIR] != wanted:
         jax.config.update(_DIR, wanted)
         # JAX opens its cache with the first program, and asks once whether there is one.
