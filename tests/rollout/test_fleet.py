@@ -200,6 +200,8 @@ def test_without_a_server_the_run_is_to_be_saved(world, tmp_path):
 def test_weights_go_out_once_a_version_and_old_ones_are_removed(world, tmp_path):
     server = Local(world)
     made = fleet(world, [server], tmp_path)
+    # Of a process that was killed while it wrote.
+    (tmp_path / ".version-7.a1b2c3").mkdir()
     for version in (0, 0, 1):
         rolled(world, made, version)
     assert server.loaded == ["0", "1"]

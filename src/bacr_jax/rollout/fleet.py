@@ -144,7 +144,9 @@ class Fleet:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, params: Params, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        # Nor is anything left of what a killed process was writing.
+        for old in (path, *self.folder.glob(".version-*")):
+            shutil.rmtree(old, ignore_errors=True)
         try:
             self.write(params, path)
         except (OSError, UserError) as error:
