@@ -198,12 +198,14 @@ def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
     """Keys and values beside those of the trunks while answers are decoded.
 
     With a slot for every row all branches are decoded at once and read the trunks where they are.
-    Where slots are refilled, up to half of them are answered at a time, on copies of their trunks.
+    Where slots are refilled, up to half of them are answered at a time, on copies of their trunks;
+    a larger share if `rollout.refill` says so, and of all slots no copy is made.
     """
     branches = _cache_bytes(work, layout, work.cuts * work.branch)
     if work.slots >= work.rows:
         return branches
-    return max(branches, (trunk_cache_bytes(work, layout) + branches) / 2)
+    share = max(0.5, work.config.rollout.refill % 1)
+    return max(branches, (trunk_cache_bytes(work, layout) + branches) * share)
 
 
 def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:

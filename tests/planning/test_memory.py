@@ -65,6 +65,8 @@ def test_the_cache_holds_trunks_and_branches_of_the_rows_of_a_device():
 def test_refilled_slots_are_answered_on_copies_of_half_of_the_trunks():
     half = workload("rollout.slots=256")
     assert memory.answer_cache_bytes(half, mesh()) == 32 * (5120 + 544) / 2 * 57_344
+    more = workload("rollout.slots=256", "rollout.refill=0.75")
+    assert memory.answer_cache_bytes(more, mesh()) == 24 * (5120 + 544) * 57_344
 
 
 def test_the_cache_has_room_for_the_longest_evaluation():

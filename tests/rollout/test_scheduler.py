@@ -11,6 +11,9 @@ def test_sizes_double_from_the_share_to_the_half_and_all():
     assert doubling_sizes(64, 1 / 8) == [8, 16, 32, 64]
     assert doubling_sizes(6, 1 / 4) == [2, 6]
     assert doubling_sizes(1, 1 / 4) == [1]
+    # a share above the half is waited for too
+    assert doubling_sizes(10, 0.6) == [6, 10] and doubling_sizes(64, 0.55) == [35, 64]
+    assert doubling_sizes(64, 1.0) == doubling_sizes(64, 0.999) == [64]
     # every size is a multiple of the row shards
     assert doubling_sizes(48, 0.01, multiple=8) == [8, 16, 48]
 

@@ -25,12 +25,10 @@ def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
     Returns:
       The smallest batch, doubled up to half of the slots, and all slots.
     """
-    smallest = max(round(slots * share / multiple), 1) * multiple
-    sizes = []
-    while smallest <= slots // 2:
-        sizes.append(smallest)
-        smallest *= 2
-    return [*sizes, slots]
+    sizes = [max(round(slots * share / multiple), 1) * multiple]
+    while 2 * sizes[-1] <= slots // 2:
+        sizes.append(2 * sizes[-1])
+    return sorted({*sizes, slots})
 
 
 def smallest_holding(candidates: Sequence[int], count: int) -> int:
