@@ -190,7 +190,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows, cuts = rollout.questions * rollout.group_size, method.num_cuts * method.answers
     update = rows // train.minibatches
     scored = num_scored(config.loss.old_logprobs, train.minibatches)
-    fused = ("cudnn", "auto") if model.compute_dtype == "bfloat16" else ("cudnn",)
+    fused = lambda wanted: setup.attention_for(config, shape.head_dim, "gpu", wanted) == "cudnn"
     work = Workload(
         config=config,
         model=shape,
@@ -205,12 +205,12 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
         cuts=cuts,
         slots=min(rollout.slots or rows, rows),
-        own_keys=rollout.attention in fused,
+        own_keys=fused(rollout.attention),
         evaluated=_evaluated(config),
         eval_slots=config.eval.slots or 0,
         float_bytes=jnp.dtype(model.compute_dtype).itemsize,
         remat=model.remat,
-        fused_attention=model.attention in fused,
+        fused_attention=fused(model.attention),
         adapters=adapters.num_parameters(shape, adapter),
         frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if adapter.rank else 0,
         moment_bytes=jnp.dtype(config.optimizer.moment_dtype).itemsize,

@@ -1,5 +1,7 @@
 """What a run's config asks of its model and devices, checked before anything is put on them."""
 
+import contextlib
+
 import pytest
 
 from bacr_jax.config import (
@@ -15,6 +17,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import (
+    attention_for,
     check_allowance,
     check_model,
     decoding_mesh,
@@ -45,6 +48,30 @@ def test_rows_longer_than_the_model_was_made_for_are_refused():
     check_model(config, shape, shape.max_positions - 1024)
     with pytest.raises(UserError, match="budget.max=1000: .* leave 999 for thinking; write at mo"):
         check_model(config, shape, shape.max_positions - 1023)
+
+
+def test_cudnn_is_taken_by_itself_where_every_gpu_can_and_refused_where_none_can():
+    def chosen(wanted="auto", dtype="bfloat16", head_dim=128, backend="gpu"):
+        config = Config(model=ModelConfig(compute_dtype=dtype))
+        return attention_for(config, head_dim, backend, wanted)
+
+    assert chosen() == chosen(head_dim=64) == "cudnn"
+    assert chosen(head_dim=100) == chosen(head_dim=136) == chosen(head_dim=12) == "xla"
+    assert chosen(dtype="float32") == chosen(backend="cpu") == "xla"
+    assert chosen("cudnn", backend="cpu") == "cudnn" and chosen("xla") == "xla"
+    for section, head_dim, refused in (
+        ("model", 100, True),
+        ("rollout", 264, True),
+        ("model", 256, False),
+    ):
+        sections = {"model": {"head_dim": head_dim}, "rollout": {}}
+        sections[section]["attention"] = "cudnn"
+        config = Config(
+            model=ModelConfig(**sections["model"]), rollout=RolloutConfig(**sections["rollout"])
+        )
+        line = f"^{section}.attention=cudnn: .* found {head_dim}; write {section}.attention=xla"
+        with pytest.raises(UserError, match=line) if refused else contextlib.nullcontext():
+            check_model(config, model_shape(config, 29), 8)
 
 
 def layout(devices=8, **sections):

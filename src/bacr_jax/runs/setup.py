@@ -79,6 +79,12 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
     """Everything about a run's first policy that can be told before it is read."""
     if config.model.path is not None:
         check_folder(config.model.path)
+    for name, section in (("model", config.model), ("rollout", config.rollout)):
+        if section.attention == "cudnn" and (shape.head_dim % 8 or shape.head_dim > 256):
+            raise UserError(
+                f"{name}.attention=cudnn: takes heads of up to 256 in steps of 8, found "
+                f"{shape.head_dim}; write {name}.attention=xla"
+            )
     if config.adapter.rank is not None and config.model.path is None and not config.warmup.steps:
         raise UserError(
             f"adapter.rank={config.adapter.rank}: the frozen base would be random weights; write "
@@ -115,12 +121,12 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
         )
 
 
-def _implementation(config: Config, wanted: str) -> Any:
-    """The attention that a key asks for; auto: cuDNN's where it can be."""
+def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> Any:
+    """The attention that a key asks for; auto: cuDNN's where every GPU can (JAX's own check)."""
     if wanted != "auto":
         return wanted
-    on_gpu = jax.default_backend() == "gpu"
-    return "cudnn" if on_gpu and config.model.compute_dtype == "bfloat16" else "xla"
+    can = config.model.compute_dtype == "bfloat16" and head_dim % 8 == 0 and head_dim <= 128
+    return "cudnn" if can and backend == "gpu" else "xla"
 
 
 def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
@@ -275,9 +281,10 @@ def make_policy(
 ) -> Policy:
     """Collects the settings of a run under a method."""
     learner_mesh, decode_mesh = _meshes(config, mesh)
-    rounded = config.model.product_dtype
+    rounded, shape = config.model.product_dtype, model_shape(config, vocab_size)
+    attention = functools.partial(attention_for, config, shape.head_dim, jax.default_backend())
     learner = LearnerSpec(
-        model=model_shape(config, vocab_size),
+        model=shape,
         conditioning=config.conditioning if method.conditioned else None,
         loss=config.loss,
         value=config.value if method.uses_value else None,
@@ -285,7 +292,7 @@ def make_policy(
         temperature=config.rollout.temperature,
         dtype=jnp.dtype(config.model.compute_dtype),
         products=rounded if rounded is None else jnp.dtype(rounded),
-        implementation=_implementation(config, config.model.attention),
+        implementation=attention(config.model.attention),
         scan=config.model.scan_layers,
         remat=config.model.remat,
         chunk=config.model.logprob_chunk,
@@ -304,7 +311,7 @@ def make_policy(
         dtype=learner.dtype,
         products=learner.products,
         implementation=learner.implementation,
-        attention=_implementation(config, config.rollout.attention),
+        attention=attention(config.rollout.attention),
         answers=method.answers,
         group_size=config.rollout.group_size,
         grace=config.budget.grace,
