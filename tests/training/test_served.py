@@ -162,6 +162,16 @@ def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
     assert not start.can_go_ahead(run)
 
 
+def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_path):
+    run, _ = served_run
+
+    async def in_a_notebook():
+        served.with_servers(run, tmp_path / "run", print)
+
+    with pytest.raises(UserError, match="rollout.engine=vllm: .* write python -m bacr_jax.train"):
+        asyncio.run(in_a_notebook())
+
+
 def test_without_an_nvidia_device_nccl_is_refused_before_anything_is_sampled(served_run, tmp_path):
     run, _ = served_run
     rollout = dataclasses.replace(run.config.rollout, transfer="nccl")

@@ -1,5 +1,7 @@
 """Training whose traces servers of vLLM sample: the run's facts, handed to `rollout.fleet`."""
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -36,6 +38,12 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         raise UserError(
             "rollout.engine=vllm: several processes train, and one alone can send weights; train "
             "in one process with all devices of a machine, or write rollout.engine=own"
+        )
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise UserError(
+            "rollout.engine=vllm: found an event loop, as in a notebook; write python -m "
+            "bacr_jax.train"
         )
     try:
         servers = [Server(url) for url in config.rollout.urls]
