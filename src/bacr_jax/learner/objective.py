@@ -105,17 +105,8 @@ def chunked_logprobs(
         )
         return jax.tree.map(lambda x: x.reshape(b, width), scores)
 
-    if width == t:
-        return of_chunk((states, targets))
-    pad = -t % width
-
-    def split(x: Array) -> Array:
-        padded = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(padded.reshape(b, -1, width, *x.shape[2:]), 1, 0)
-
-    recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
-    scores = jax.lax.map(recomputed, (split(states), split(targets)))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :t], scores)
+    found: tuple[Array, Array] = logprobs.by_chunks(of_chunk, (states, targets), width, axis=1)
+    return found
 
 
 def _answer_targets(

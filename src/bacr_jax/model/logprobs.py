@@ -133,21 +133,25 @@ def token_logprobs(
         scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
         return logprob_and_entropy(scores, ids)
 
-    found: tuple[Array, Array] = _by_chunks(of_chunk, hidden, targets, chunk)
+    found: tuple[Array, Array] = by_chunks(of_chunk, (hidden, targets), chunk)
     return found
 
 
-def _by_chunks(of_chunk: Any, hidden: Array, targets: Array, chunk: int) -> Any:
-    """Row-wise results, a chunk of rows at a time, each recomputed in the backward pass."""
-    rows, width = hidden.shape
-    if rows <= chunk:
-        return of_chunk((hidden, targets))
-    padded = -rows % chunk
-    hidden = jnp.pad(hidden, ((0, padded), (0, 0))).reshape(-1, chunk, width)
-    targets = jnp.pad(targets, (0, padded)).reshape(-1, chunk)
+def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int = 0) -> Any:
+    """Results of tokens, a chunk along an axis at a time, each recomputed in the backward pass."""
+    length = inputs[0].shape[axis]
+    if length <= chunk:
+        return of_chunk(inputs)
+
+    def split(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, -length % chunk if i == axis else 0) for i in range(x.ndim)])
+        pieces = padded.reshape(*x.shape[:axis], -1, chunk, *x.shape[axis + 1 :])
+        return jnp.moveaxis(pieces, axis, 0)
+
     recomputed = jax.checkpoint(of_chunk, prevent_cse=False)
-    found = jax.lax.map(recomputed, (hidden, targets))
-    return jax.tree.map(lambda x: x.reshape(-1)[:rows], found)
+    found = jax.lax.map(recomputed, jax.tree.map(split, inputs))
+    join = lambda x: jnp.moveaxis(x, 0, axis).reshape(*x.shape[1 : axis + 1], -1)[..., :length]
+    return jax.tree.map(join, found)
 
 
 def token_energies(
@@ -171,5 +175,5 @@ def token_energies(
         chosen = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
         return 1.0 - 2.0 * chosen + jnp.square(p).sum(-1)
 
-    found: Array = _by_chunks(of_chunk, hidden, targets, chunk)
+    found: Array = by_chunks(of_chunk, (hidden, targets), chunk)
     return found
