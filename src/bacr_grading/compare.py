@@ -21,7 +21,7 @@ _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Z
 _BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
 _SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
 _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
+_DECIMAL_COMMA, _TIGHT_COMMA = re.compile(r"-?\d+,\d+\Z"), re.compile(r"\d(?:,|\{,\})\d")
 _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
 _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
@@ -187,9 +187,9 @@ def decide(
             return _same_spelling(pred.items, reference.items), "list"
         return _decide_items(pred.items, reference.items, again), "list"
     if pred.number and reference.items:
-        return _decide_mixed(pred.number, reference, same), "list"
+        return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:
-        return _decide_mixed(reference.number, pred, lambda n, m: same(m, n)), "list"
+        return _decide_mixed(reference.number, pred, lambda n, m: same(m, n), comma=True), "list"
     if clash(pred.unit, reference.unit, lenient=lenient):
         return False, "number"
     if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
@@ -267,12 +267,14 @@ def _decide_items(
 
 
 def _decide_mixed(
-    number: Number, other: Answer, same: Callable[[Number, Number], bool]
+    number: Number, other: Answer, same: Callable[[Number, Number], bool], *, comma: bool
 ) -> bool | None:
-    """One number against a list: a decimal comma ("1,5"), or a list that repeats the number."""
+    """One number against a list: a decimal comma ("1,5") if `comma`, or one that repeats it."""
     if other.items is None:
         return None
-    if _DECIMAL_COMMA.match(other.key) and number.places is not None:
+    # The key of "1, 5" and of "1 and 5" is "1,5" too.
+    comma = comma and bool(_DECIMAL_COMMA.match(other.key) and _TIGHT_COMMA.search(other.text))
+    if comma and number.places is not None:
         decimal = parse_number(other.key.replace(",", "."))
         return decimal is not None and same(number, decimal)
     members = [part.number for part in other.items.parts]

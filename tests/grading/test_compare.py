@@ -29,6 +29,7 @@ def strict(pred, reference):
         ("204_{5}", "204_5"),
         ("204", "204_5"),
         ("1000,99", "1000.99"),
+        ("1\\,000{,}99", "1000.99"),
         (
             "\\begin{bmatrix} 1 & 2 \\\\ 3 & 0.5 \\end{bmatrix}",
             "\\begin{pmatrix}1&2\\\\3&\\frac{1}{2}\\end{pmatrix}",
@@ -118,6 +119,13 @@ def test_the_evening_is_not_the_morning_in_reports_either(time, pm):
     pred, reference = read(time + pm), read(time + "\\text{ a.m.}")
     assert decide(pred, reference, lenient=True)[0] is False
     assert decide(pred, read(time + "\\text{ P.M.}"), lenient=True)[0] is not False
+
+
+@pytest.mark.parametrize("written", ["3, 5", "3 and 5", "3\\text{ or }5", "3,\\ 5"])
+def test_a_list_of_two_numbers_is_no_decimal_in_reports_either(written):
+    for pred, reference in ((written, "3.5"), ("3.5", written)):
+        assert decide(read(pred), read(reference), lenient=True)[0] is False
+    assert decide(read("3.5"), read("3,5"), lenient=True)[0] is True
 
 
 def test_other_units_do_not_matter_in_reports():

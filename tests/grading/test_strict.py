@@ -18,7 +18,7 @@ _FALSE = Path(__file__).with_name("false_answers.jsonl")
 
 @pytest.mark.parametrize("wrap", ["\\boxed{%s}", "<answer>%s</answer>"])
 def test_an_answer_that_says_more_than_its_value_is_wrong(grader, wrap):
-    """Negations, hedges, line breaks, elisions, contradictions; a file of 400 of them."""
+    """Negations, hedges, line breaks, elisions, contradictions; a file of hundreds."""
     rows = [json.loads(line) for line in _FALSE.read_text(encoding="utf-8").splitlines()]
     assert min(collections.Counter(row["why"] for row in rows).values()) >= 5
     texts = [wrap % row["pred"] for row in rows]
