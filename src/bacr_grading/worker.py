@@ -7,6 +7,7 @@ A verifier of one's own is run by the same loop (`verifier_worker`).
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -107,14 +108,17 @@ def _verify(
     places: int = 6,
 ) -> dict[str, Any]:
     from math_verify import parse, verify
+    from sympy import Rel
 
-    gold = _reference(reference, reference_is_prose)
     if not prose:
+        gold = _reference(reference, True) if reference_is_prose else _whole(reference)
+        # Equations without a variable are all equal to it.
+        gold = [part for part in gold if not isinstance(part, Rel) or part.free_symbols]
         whole = verify(gold, _whole(answer), float_rounding=places, timeout_seconds=None)
         if whole or not search:
             return {"correct": whole, "whole": whole}
     target = parse(answer if prose else f"\\boxed{{{answer}}}", parsing_timeout=None)
-    correct = verify(gold, target, timeout_seconds=None)
+    correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
     if not prose:
         return {"correct": correct}
     # math-verify's last element is the text that it parsed.
@@ -122,12 +126,15 @@ def _verify(
     return {"correct": correct, "found": found[:2000]}
 
 
-def _whole(answer: str) -> list[Any]:
-    """What the whole answer is; nothing when only a part of it can be understood."""
+@lru_cache(maxsize=256)
+def _whole(text: str) -> list[Any]:
+    """What the whole of a text is; nothing when only a part of it can be understood."""
     from math_verify import LatexExtractionConfig, parse
 
+    # math-verify reads over the short form of a prime; behind a digit that means feet.
+    text = re.sub(r"(?<!\d)'+", lambda run: "^{" + r"\prime" * len(run[0]) + "}", text)
     return parse(
-        f"\\boxed{{{answer}}}",
+        f"\\boxed{{{text}}}",
         extraction_config=[LatexExtractionConfig()],
         fallback_mode="no_fallback",
         extraction_mode="first_match",
@@ -146,7 +153,6 @@ def _warm_up() -> None:
     # Builds the parser's tables, which otherwise would be charged to the first request.
     for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
         _verify(sample, "1")
-    _reference.cache_clear()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ _RIGHT = [
     ("500000", "5 hundred thousand|5\\text{ hundred thousand}"),
     ("10\\log_{2} 5", "10 \\log_2 5"),
     ("\\frac{2}{3}\\text{ m}", "\\frac{2}{3} \\approx 0.667\\text{ m}"),
+    ("f'(x) = 2x+1", "1+2x|f'(x) = 1+2x|f^{\\prime}(x) = 1+2x"),
+    ("y + y''", "y'' + y"),
+    ("6'", "6|\\sqrt{36}|6\\text{ feet}"),
 ]
 
 
