@@ -94,6 +94,11 @@ def test_markdown_escapes_bars():
     assert lines[2:5] == ["| set | n |", "| --- | ---: |", "| x\\|&lt;b> | 1_0 |"]
 
 
+def test_markdown_keeps_every_text_in_its_line():
+    text = Table("A\n# B <b>", ["n\n1"], [["x\r\n\ny"]], caption="p < .05,\n\n<i>|").markdown()
+    assert text == "### A # B &lt;b>\n\n| n 1 |\n| --- |\n| x y |\n\np < .05, &lt;i>\\|\n"
+
+
 def test_html_escapes_markup():
     found = TABLE.html()
     assert '<td class="words">x|&lt;b&gt;</td><td>1_0</td>' in found

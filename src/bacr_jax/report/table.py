@@ -159,8 +159,8 @@ class Table:
         marks = ["---" if i < self.words else "---:" for i in range(len(self.header))]
         head = line(map(_markdown, self.columns())) + line(marks)
         body = "".join(line(map(_markdown, row)) for row in self.rows)
-        caption = f"\n{self.caption}\n" if self.caption else ""
-        return f"### {self.title}\n\n{head}{body}{caption}"
+        caption = f"\n{_markdown(self.caption)}\n" if self.caption else ""
+        return f"### {_markdown(self.title)}\n\n{head}{body}{caption}"
 
     def latex(self) -> str:
         """As a LaTeX tabular; needs the packages booktabs and amssymb."""
@@ -208,8 +208,10 @@ class Table:
 
 
 def _markdown(item: Item) -> str:
+    """In one line, as the text that it is; a sign with a blank behind it opens no tag."""
     shown = _shown(item)
-    text = shown.text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    text = " ".join(shown.text.split()).replace("\\", "\\\\")
+    text = text.replace("|", "\\|").replace("<", "&lt;").replace("&lt; ", "< ")
     return _MARKDOWN_RANKS.get(shown.rank, "{}").format(text) + shown.marks
 
 
