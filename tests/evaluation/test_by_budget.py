@@ -14,6 +14,7 @@ from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.samples import GREEDY, subset
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import preset
+from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.rollout import RolloutSpec
 from evaluation_world import near_problems, sample
 
@@ -59,6 +60,14 @@ def evaluate(monkeypatch):
         return evaluate_set(decoder, environment, Questions(), jax.random.key(0), **how), drawn
 
     return run
+
+
+def test_a_signal_is_heard_while_answers_are_compared_for_votes(evaluate):
+    def poll():
+        raise Preempted("SIGTERM")
+
+    with pytest.raises(Preempted):
+        evaluate(poll=poll)
 
 
 def test_greedy_and_sampled_answers_to_one_subset_at_every_budget(evaluate):

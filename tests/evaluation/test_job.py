@@ -68,10 +68,10 @@ def policy(monkeypatch):
     return fake
 
 
-def evaluate(work, out, stream=None):
+def evaluate(work, out, stream=None, poll=None):
     says = io.StringIO() if stream is None else stream
     with Progress(stream=says) as progress, open_evaluation(out, work.settings):
-        return job.run(work, out, progress)
+        return job.run(work, out, progress, poll)
 
 
 class TestPrepare:
@@ -154,6 +154,17 @@ class TestRun:
             assert parts[0] == parts[1]
         # A finished one draws nothing.
         evaluate(work, tmp_path / "out")
+
+    def test_a_signal_is_heard_while_answers_are_compared_for_votes(self, saved, policy, tmp_path):
+        def poll():
+            raise Preempted("SIGTERM")
+
+        work = job.prepare(saved(), greedy=False)
+        # The policy of this test calls none itself.
+        with pytest.raises(Preempted):
+            evaluate(work, tmp_path / "out", poll=poll)
+        policy.left = 0
+        assert evaluate(work, tmp_path / "out")["sets"]
 
     def test_two_policies_are_compared_and_called_by_different_names(self, saved, policy, tmp_path):
         first = job.prepare(saved(), greedy=True, name="mine")

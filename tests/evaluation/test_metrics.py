@@ -1,6 +1,7 @@
 """Estimates and votes by hand; completion and adherence; which samples give the same answer."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,19 +150,34 @@ def test_equal_wrong_answers_vote_together(grader):
     assert numbers.tolist() == [[1, 2, 1, 2], [1, 2, 2, 1]]
 
 
-def test_equality_reaches_through_a_third_answer():
-    class Chain:
-        """Takes neighbours for equal."""
+class Comparing:
+    """A grader that counts what it is asked: answers are equal if `equal` says so of two."""
 
-        def grade(self, texts, references, *, mode):
-            value = lambda text: int(text.removeprefix("<answer>").removesuffix("</answer>"))
-            return [
-                type("V", (), {"correct": abs(value(t) - value(g)) == 1})
-                for t, g in zip(texts, references)
-            ]
+    def __init__(self, equal):
+        self.equal, self.calls = equal, []
 
-    numbers = answer_clusters([["1", "3", "2", "9"]], np.zeros((1, 4), bool), Chain())
-    assert numbers.tolist() == [[1, 1, 1, 2]]
+    def grade(self, texts, references, *, mode, poll):
+        self.calls.append(len(texts))
+        value = lambda text: int(text.removeprefix("<answer>").removesuffix("</answer>"))
+        return [
+            SimpleNamespace(correct=self.equal(value(t), int(g)))
+            for t, g in zip(texts, references, strict=True)
+        ]
+
+
+def test_an_answer_joins_the_first_whose_first_answer_it_equals():
+    neighbours = Comparing(lambda a, b: abs(a - b) == 1)
+    numbers = answer_clusters([["1", "3", "2", "9"]], np.zeros((1, 4), bool), neighbours)
+    assert numbers.tolist() == [[1, 2, 1, 3]]
+
+
+def test_answers_are_compared_with_one_of_each_kind_for_all_problems_at_once():
+    parity = Comparing(lambda a, b: a % 2 == b % 2)
+    answers = [[str(n) for n in range(16)], [str(n) for n in range(0, 32, 2)]]
+    numbers = answer_clusters(answers, np.zeros((2, 16), bool), parity)
+    assert numbers.tolist() == [[1, 2] * 8, [1] * 16]
+    # With the first answer all others; then the odd ones with the first of them.
+    assert parity.calls == [15 + 15, 7]
 
 
 def test_a_right_sample_without_a_named_answer_still_votes():

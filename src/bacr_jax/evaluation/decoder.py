@@ -359,4 +359,4 @@ def evaluate_set(
             for place, setting in enumerate(cuts):
                 results[setting] = graded(drawn[place :: len(cuts)], setting)
     grader = environment.graded_like(questions).grader
-    return summarise(results, grader, problems=questions.set.take(chosen))
+    return summarise(results, grader, problems=questions.set.take(chosen), poll=poll)

@@ -382,7 +382,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
         for name, questions in work.sets.items():
             grader = environment.graded_like(questions).grader
             problems = questions.set.take(work.chosen[name])
-            numbers = summarise(own[name], grader, budgets=told, problems=problems)
+            numbers = summarise(own[name], grader, budgets=told, problems=problems, poll=poll)
             results["sets"][name] = {**numbers, "note": questions.set.note}
     finally:
         environment.close()

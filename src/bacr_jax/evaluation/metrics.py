@@ -1,7 +1,6 @@
 """Estimates from graded samples: pass@k, maj@k, and accuracy over a range of budgets."""
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, ratio_interval
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
-from bacr_jax.types import NO_BUDGET
+from bacr_jax.types import NO_BUDGET, Poll
 
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
 
@@ -136,14 +135,15 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 
 
 def answer_clusters(
-    answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any
+    answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any, poll: Poll = None
 ) -> Int[np.ndarray, "n samples"]:
     """Numbers equal answers equally, within each problem.
 
     Right answers equal the reference and so one another. Wrong answers are equal when the grader,
-    in its strict mode, takes one for the other; what equals either of two is one answer. A verifier
-    of one's own may not be asked that: under scores, answers are equal when they are written alike,
-    blanks aside.
+    in its strict mode, takes one for the other. Each joins the first cluster whose first answer it
+    equals: the clusters of all pairs where equality is transitive, as it nearly always is (28 % is
+    28 and 0.28). A verifier of one's own may not be asked that: under scores, answers are equal
+    when they are written alike, blanks aside.
 
     Returns:
       0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
@@ -151,30 +151,27 @@ def answer_clusters(
     """
     if correct.dtype != bool:
         return _written_alike(answers)
-    wrong = [
+    left = [
         list(dict.fromkeys(a for a, c in zip(row, right) if a is not None and not c))
         for row, right in zip(answers, correct)
     ]
-    pairs = [
-        (problem, a, b)
-        for problem, distinct in enumerate(wrong)
-        for a, b in itertools.combinations(range(len(distinct)), 2)
-    ]
-    texts = [f"<answer>{wrong[problem][b]}</answer>" for problem, _, b in pairs]
-    verdicts = grader.grade(texts, [wrong[problem][a] for problem, a, _ in pairs], mode="strict")
-    first = [list(range(len(distinct))) for distinct in wrong]
-    for (problem, a, b), verdict in zip(pairs, verdicts):
-        if verdict.correct:
-            old, new = first[problem][b], first[problem][a]
-            first[problem] = [new if x == old else x for x in first[problem]]
-    numbers = np.full(correct.shape, -1)
-    for problem, row in enumerate(answers):
-        names = {place: i for i, place in enumerate(dict.fromkeys(first[problem]), 1)}
-        by_text: dict[str | None, int] = {None: -1}
-        by_text |= {text: names[place] for text, place in zip(wrong[problem], first[problem])}
-        samples = zip(row, correct[problem])
-        numbers[problem] = [0 if right else by_text[text] for text, right in samples]
-    return numbers
+    numbers: list[dict[str | None, int]] = [{None: -1} for _ in left]
+    cluster = 0
+    while any(left):
+        cluster += 1
+        # All problems in one call, which the grader's workers share.
+        pairs = [(known, rest[0], a) for known, rest in zip(numbers, left) for a in rest[1:]]
+        texts = [f"<answer>{answer}</answer>" for *_, answer in pairs]
+        verdicts = grader.grade(texts, [first for _, first, _ in pairs], mode="strict", poll=poll)
+        for known, rest in zip(numbers, left):
+            known |= dict.fromkeys(rest[:1], cluster)
+        for (known, _, answer), verdict in zip(pairs, verdicts):
+            if verdict.correct:
+                known[answer] = cluster
+        left = [[a for a in rest if a not in known] for known, rest in zip(numbers, left)]
+    rows = zip(answers, correct, numbers)
+    found = [[0 if c else known[a] for a, c in zip(row, right)] for row, right, known in rows]
+    return np.array(found).reshape(correct.shape)
 
 
 def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:

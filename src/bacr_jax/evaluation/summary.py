@@ -17,6 +17,7 @@ from bacr_jax.evaluation.metrics import (
 )
 from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Graded, budget_key, measured, number
 from bacr_jax.questions.question_set import QuestionSet
+from bacr_jax.types import Poll
 
 # {mode: curve}, as `dense_curve` gives it.
 Dense = dict[str, dict[str, Any]]
@@ -91,18 +92,18 @@ def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str,
     return {str(label): _slice(graded, labels == label) for label in known}
 
 
-def _rates(graded: Graded, grader: Any, ks: Sequence[int]) -> Float[np.ndarray, "n s"]:
+def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[np.ndarray, "n s"]:
     """Of each problem: lenient and strict accuracy, pass@k by k, and maj@k by k if it is voted."""
     scores = [graded.correct.mean(1), graded.strict.mean(1)]
     scores += [pass_at_k(graded.correct, k) for k in ks]
     if graded.samples > 1:
-        clusters = answer_clusters(graded.answers, graded.correct, grader)
+        clusters = answer_clusters(graded.answers, graded.correct, grader, poll)
         scores += [majority_at_k(clusters, graded.correct, k) for k in ks]
     return np.column_stack(scores)
 
 
 def entry_of(
-    graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None
+    graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None, poll: Poll = None
 ) -> dict[str, Any]:
     """Every number of one setting; docs/metrics.md says what each is.
 
@@ -111,7 +112,7 @@ def entry_of(
       duplicates: problems that are near-duplicates of training questions; None: not looked for.
     """
     ks = numbers_of_samples(graded.samples)
-    rates = _rates(graded, grader, ks)  # one set of resamples serves all of them
+    rates = _rates(graded, grader, ks, poll)  # one set of resamples serves all of them
     ends = rate_intervals(rates)
     tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
     thinking, total = tokens.mean(0)
@@ -192,6 +193,7 @@ def summarise(
     *,
     budgets: Sequence[int] | None = None,
     problems: QuestionSet | None = None,
+    poll: Poll = None,
 ) -> dict[str, Any]:
     """The numbers of one set, as results.json has them.
 
@@ -209,7 +211,7 @@ def summarise(
             told[setting] = one
         else:
             by_cut.setdefault(setting.mode, {})[setting.cut] = one
-    entries = {setting: entry_of(one, grader, duplicates) for setting, one in told.items()}
+    entries = {setting: entry_of(one, grader, duplicates, poll) for setting, one in told.items()}
     chosen = sorted({setting.budget for setting in told}) if budgets is None else list(budgets)
     by_budget: Summary = {}
     for setting, entry in entries.items():
