@@ -48,9 +48,7 @@ def token_ratio(
 
 
 def sequence_ratio(
-    logprobs: Float[Array, "B T"],
-    old_logprobs: Float[Array, "B T"],
-    mask: Shaped[Array, "B T"],
+    logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Shaped[Array, "B T"]
 ) -> Float[Array, "B T"]:
     """Importance ratio of the whole sequence, paper Eq. 15 to the letter.
 
@@ -68,9 +66,7 @@ def sequence_ratio(
 
 
 def gspo_ratio(
-    logprobs: Float[Array, "B T"],
-    old_logprobs: Float[Array, "B T"],
-    mask: Shaped[Array, "B T"],
+    logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Shaped[Array, "B T"]
 ) -> Float[Array, "B T"]:
     """Length-normalised sequence ratio with token gradients (GSPO-token, arXiv 2507.18071).
 

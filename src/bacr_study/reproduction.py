@@ -13,14 +13,7 @@ from bacr_jax.documents import parse_json, read_file, read_object
 from bacr_jax.errors import UserError
 from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study.archive import read_compressed
-from bacr_study.items import (
-    Results,
-    accuracy_item,
-    estimate_of,
-    p_item,
-    row_name,
-    signed,
-)
+from bacr_study.items import Results, accuracy_item, estimate_of, p_item, row_name, signed
 from bacr_study.spec import MEAN, Study, Task, Variant
 from bacr_study.statistics import OVER_SEEDS, Estimate, holm, two_sided
 from bacr_study.tables import write_table

@@ -150,6 +150,7 @@ OTHERS = {
     "python examples/own_data.py own": as_is,
     "python -m bacr_jax.data --config configs/examples/own-data.yaml": as_is,
     "python -m bacr_jax.train --config configs/examples/own-data.yaml": and_also(FEW),
+    "python -m bacr_jax.data --inspect ledger": as_is,
     "python docs/make_configuration.py": and_also("--check"),
 }
 RUN = OF_RUNS | TWICE | OTHERS

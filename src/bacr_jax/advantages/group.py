@@ -14,10 +14,7 @@ _EPSILON = 1e-6
 
 
 def advantage_scale(
-    advantages: Float[Array, "Q ..."],
-    *,
-    mode: Literal["group", "batch_rms", "none"],
-    floor: Scalar,
+    advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "..."]:
     """The number advantages are divided by, paper Eq. 14.
 
@@ -45,10 +42,7 @@ def advantage_scale(
 
 
 def normalize(
-    advantages: Float[Array, "Q ..."],
-    *,
-    mode: Literal["group", "batch_rms", "none"],
-    floor: Scalar,
+    advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "Q ..."]:
     """Advantages divided by `advantage_scale`, paper Eq. 14. Nothing is subtracted."""
     return advantages / advantage_scale(advantages, mode=mode, floor=floor)

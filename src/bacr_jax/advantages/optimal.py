@@ -55,9 +55,7 @@ def _regressors(expected: Float[Array, "Q G M"]) -> Float[Array, "Q G M 2"]:
 
 
 def optimal_moments(
-    credit: Float[Array, "Q G M"],
-    expected: Float[Array, "Q G M"],
-    surprise: Float[Array, "Q G M"],
+    credit: Float[Array, "Q G M"], expected: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
 ) -> tuple[Float[Array, "M 2 2"], Float[Array, "M 2"], Float[Array, "M"]]:
     """Moments of the weighted regression of a segment's credit on (1, its expected return).
 

@@ -17,10 +17,7 @@ def _normalised(weights: Array, allowed: Array) -> Array:
 
 
 def group_weights(
-    pass_rate: Float[Array, "K"],
-    *,
-    epsilon: Scalar = 0.02,
-    sizes: Num[Array, "K"] | None = None,
+    pass_rate: Float[Array, "K"], *, epsilon: Scalar = 0.02, sizes: Num[Array, "K"] | None = None
 ) -> Float[Array, "K"]:
     """Probability of drawing a question from each group, paper Eq. 6 plus a floor.
 

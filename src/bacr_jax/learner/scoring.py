@@ -98,11 +98,7 @@ def in_portions(
 
 
 def thinking_energies(
-    params: Params,
-    trunks: Trunks,
-    allowed_tokens: Bool[Array, "V"],
-    *,
-    spec: LearnerSpec,
+    params: Params, trunks: Trunks, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> Float[np.ndarray, "B T"]:
     """Squared norm of each thinking token's score in its logits, 1 - 2 p + sum_v p(v)^2.
 

@@ -41,10 +41,7 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
 
 
 def condition(
-    params: Params,
-    budgets: Int[Array, "B"],
-    response: Bool[Array, "B T"],
-    spec: LearnerSpec,
+    params: Params, budgets: Int[Array, "B"], response: Bool[Array, "B T"], spec: LearnerSpec
 ) -> Conditioned | None:
     """What rows of a forward pass are conditioned on; None for the plain model.
 

@@ -184,9 +184,7 @@ def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"),
-    donate_argnums=(0,),
+    jax.jit, static_argnames=("spec", "policy_tx", "head_tx", "micro_batches"), donate_argnums=(0,)
 )
 def train_step(
     state: TrainState,

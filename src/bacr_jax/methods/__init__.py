@@ -13,6 +13,4 @@ from bacr_jax.methods.method import (
     Published as Published,
     RejectionSFT as RejectionSFT,
 )
-from bacr_jax.methods.registry import (
-    load_method as load_method,
-)
+from bacr_jax.methods.registry import load_method as load_method

@@ -103,9 +103,7 @@ def grpo_family(
     ) -> Advantages:
         shared = advantage(rewards[..., 0])[..., None]
         return Advantages(
-            thinking=shared,
-            answers=shared,
-            baseline=rewards - centred(rewards[..., 0])[..., None],
+            thinking=shared, answers=shared, baseline=rewards - centred(rewards[..., 0])[..., None]
         )
 
     of_family: dict[str, Any] = {

@@ -152,10 +152,7 @@ def make(
 
 
 def write(
-    cache: LayerCache,
-    k: Float[Array, "B 1 K H"],
-    v: Float[Array, "B 1 K H"],
-    at: Int[Array, "B"],
+    cache: LayerCache, k: Float[Array, "B 1 K H"], v: Float[Array, "B 1 K H"], at: Int[Array, "B"]
 ) -> LayerCache:
     """Stores one token per row at its own position; positions past the end are dropped."""
     rows = jnp.arange(k.shape[0])

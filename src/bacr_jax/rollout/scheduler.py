@@ -96,11 +96,7 @@ class Scheduler:
     """Rows waiting, and the row in each slot."""
 
     def __init__(
-        self,
-        budgets: Int[np.ndarray, "B"],
-        slots: int,
-        batch_sizes: Sequence[int],
-        shards: int = 1,
+        self, budgets: Int[np.ndarray, "B"], slots: int, batch_sizes: Sequence[int], shards: int = 1
     ):
         """All rows wait.
 
