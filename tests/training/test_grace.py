@@ -40,15 +40,18 @@ def test_the_last_segment_goes_on_to_the_end_of_the_grace_window(tmp_path):
     assert (graced != plain).any()
 
 
-def observed(config, plan, thinking, outcomes):
-    """What a method sees of one question's traces of so many tokens, each with probability .5."""
+def observed(config, plan, thinking, outcomes, tag=0):
+    """What a method sees of one question's traces of so many tokens, each with probability .5.
+
+    `tag`: tokens of their closing tag.
+    """
     tokenizer = ledger_tokenizer()
     run, _ = run_of(config, (tokenizer, len(tokenizer)), Odd())
-    rows, most = len(thinking), max(thinking)
+    rows, most = len(thinking), max(thinking) + tag
     trunks = Trunks(
         tokens=np.zeros((rows, most + 2), int),
         prompt_lengths=np.ones(rows, int),
-        sampled=np.array(thinking),
+        sampled=np.array(thinking) + tag,
         thinking=np.array(thinking),
         close=np.array(thinking) < np.asarray(plan.budgets)[0],
         budgets=np.asarray(plan.budgets)[0],
@@ -72,6 +75,15 @@ def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
     # .25 for each of seven tokens, three of them after the budget.
     _, batch = observed(config, plan_of([4, 4], [[4], [4]]), [7, 2], [[1], [1]])
     np.testing.assert_allclose(batch.surprise, [[[7 / 4], [2 / 4]]], rtol=1e-6)
+
+
+def test_a_cut_within_the_closing_tag_has_all_of_it_in_its_segment(tmp_path):
+    """Its answer has read the tag whole; one at its beginning would be forced the same tag."""
+    config = config_io.override(load(tmp_path, "bacr-full"), ["cuts.count=3"])
+    cuts = [[4, 12, 16], [4, 10, 16]]
+    _, batch = observed(config, plan_of([16, 16], cuts), [10, 10], 2 * [[0, 1, 1]], tag=3)
+    np.testing.assert_array_equal(batch.cuts, [[[4, 13, 16], [4, 10, 16]]])
+    np.testing.assert_allclose(batch.surprise, [[[1, 9 / 4, 0], [1, 6 / 4, 3 / 4]]], rtol=1e-6)
 
 
 def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):

@@ -137,8 +137,8 @@ def observe(
     flat = np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1])
     cuts = with_grace(flat, np.asarray(trunks.budgets), run.config.budget.grace)
     # The answer at a cut within the closing tag has read all of the tag (`rollout.branches`).
-    thinking, sampled = (np.asarray(x)[:, None] for x in (trunks.thinking, trunks.sampled))
-    cuts = np.where((thinking < cuts) & (cuts < sampled), sampled, cuts)
+    begun, ended = (np.asarray(x)[:, None] for x in (trunks.thinking, trunks.sampled))
+    cuts = np.where((begun < cuts) & (cuts < ended), ended, cuts)
     surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), cuts)
     # The answer at each cut; with several, the first of them.
     answered = np.asarray(branches.sampled)[:, :: run.method.answers].reshape(plan.cuts.shape)
