@@ -426,6 +426,8 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     for name in names:
         if name not in known:
             raise refusal(f"command line: {key}", f"found {shown(name)}", any_of(list(known)))
+    if len(set(names)) < len(names):
+        raise refusal(f"command line: {key}", f"found {shown(list(names))}", "each of them once")
     return {name: value for name, value in known.items() if name in names}
 
 

@@ -60,6 +60,7 @@ UNMADE = [
         (["--only", "9"], "--only 9: names no run"),
         (["--size", "huge"], "--size: found 'huge'"),
         (["--jobs", "0"], "--jobs 0: write 1 or more"),
+        (["arms=[grpo,grpo]"], "arms: found ['grpo', 'grpo']; write each of them once"),
         (["budget.mox=3"], "budget.mox: no such key; write budget.max"),
         (["budget.max=4"], "plain, grpo: "),
         (UNMADE, "model.path=nowhere: no such folder"),
