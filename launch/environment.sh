@@ -1,4 +1,5 @@
-# Sourced by the launch scripts: which GPUs are here, their settings, and how a command is shown.
+# Sourced by the launch scripts: which GPUs are here, their settings, and how a command is shown. Recipes
+# read their options by it.
 
 launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

@@ -15,17 +15,11 @@ set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
 . "$here/steps.sh"
 
-out=runs/recipe-smollm2 install=1 keys=()
-while [ $# -gt 0 ]; do
-  case "$1" in
-    --out) needs_value "$1" $#; out="$2"; shift 2 ;;
-    --dry-run) dry_run=1; shift ;;
-    --no-install) install=0; shift ;;
-    -h | --help) show_help "$0"; exit 0 ;;
-    *=*) keys+=("$1"); shift ;;
-    *) die "command line: found '$1'; see --help" ;;
-  esac
+out=runs/recipe-smollm2 install=1 words=()
+for word in "$@"; do
+  if [ "$word" = --no-install ]; then install=0; else words+=("$word"); fi
 done
+read_options ${words[@]+"${words[@]}"}
 # Pages of 2 MiB: updates of a model of this size take three quarters of the time, or less.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}"
 question="State the final answer to the following arithmetic problem: 8 - 3 + 6 ="

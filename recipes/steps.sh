@@ -3,20 +3,8 @@
 # Every recipe takes --dry-run (print the commands and do nothing), --out DIR (where everything goes)
 # and --help. PYTHON chooses another interpreter.
 
-die() {
-  echo "error: $1" >&2
-  exit 2
-}
-
-# The header of script $1: its comment lines up to the first blank one.
-show_help() {
-  sed -n '2,/^$/s/^# \{0,1\}//p' "$1"
-}
-
-# The value that option $1 needs ($# of the rest in $2).
-needs_value() {
-  [ "$2" -ge 2 ] || die "$1: a value is missing; see --help"
-}
+# For die, show_help and needs_value.
+. "$(dirname "${BASH_SOURCE[0]}")/../launch/environment.sh"
 
 python="${PYTHON:-python}" dry_run=0 keys=()
 
