@@ -79,7 +79,7 @@ some_gpus() {
 # checkpoint (75) near the job's end. A job that somebody cancelled is not near it.
 requeue_if_due() {
   [ "$1" = 75 ] || return 0
-  local end="${SLURM_JOB_END_TIME:-}" # Slurm before 23.02 does not say it
+  local end="${SLURM_JOB_END_TIME:-}" # older versions of Slurm do not say it
   if [ -z "$end" ]; then
     end="$(squeue -h -j "$SLURM_JOB_ID" -o %e || true)"
     end="$(date -d "${end:-nothing}" +%s)" ||

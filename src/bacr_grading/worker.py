@@ -108,12 +108,12 @@ def _verify(
     places: int = 6,
 ) -> dict[str, Any]:
     from math_verify import parse, verify
-    from sympy import Rel
 
     if not prose:
         gold = _reference(reference, True) if reference_is_prose else _whole(reference)
         # Equations without a variable are all equal to it.
-        gold = [part for part in gold if not isinstance(part, Rel) or part.free_symbols]
+        plain = lambda part: getattr(part, "is_Relational", False) and not part.free_symbols
+        gold = [part for part in gold if not plain(part)]
         whole = verify(gold, _whole(answer), float_rounding=places, timeout_seconds=None)
         if whole or not search:
             return {"correct": whole, "whole": whole}
