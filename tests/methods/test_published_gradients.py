@@ -233,11 +233,11 @@ def test_dler(tmp_path):
     config = load(tmp_path, "dler", *SETTINGS)
     traces = list_traces((BUDGET,))
     closed = of_pairs(np.array([trace.thought[-1] == B for trace in traces]))
-    thinking = of_pairs(np.array([trace.length for trace in traces]))
+    sampled = of_pairs(np.array([len(trace.thought) for trace in traces]))
     r = np.asarray(of_pairs(np.array([trace.outcomes[0] for trace in traces])) * closed)
     mixed = r[:, :1] != r[:, 1:]
     # A response that was cut has no answer.
-    n = np.asarray(mixed * (thinking + closed))
+    n = np.asarray(mixed * (sampled + closed))
     a = r - r.mean(1, keepdims=True)
     a = a - (n * a).sum() / n.sum()
     a = mixed * a / np.sqrt((n * a**2).sum() / (n.sum() - 1))
@@ -260,10 +260,10 @@ def serial_advantages(trace):
     paid = np.array([0.5 ** sum(right[:i]) if right[i] else 0.0 for i in range(len(exits))])
     found = np.zeros(len(trace.thought) + len(exits))
     for place, (j, a) in enumerate(zip(exits, paid - paid.mean())):
-        kept = min(trace.cuts[j], trace.length)
-        share = a / (kept + 1) / len(exits)
         # The whole thought has its closing tag, too.
-        found[: len(trace.thought) if kept == trace.length else kept] += share
+        kept = len(trace.thought) if trace.cuts[j] >= trace.length else trace.cuts[j]
+        share = a / (kept + 1) / len(exits)
+        found[:kept] += share
         found[len(trace.thought) + place] += share
     return found
 
