@@ -15,7 +15,8 @@ from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
 from bacr_study.archive import pack, unpack
 from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
-from bacr_study.spec import Study, cell_path, kind_of, merged, read_study
+from bacr_study.spec import Study, cell_path
+from bacr_study.study_file import kind_of, merged, read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "

@@ -11,7 +11,7 @@ import pytest
 from bacr_jax.__main__ import COMMANDS
 from bacr_jax.config import Config, cli
 from bacr_jax.config import io as config_io
-from bacr_study.spec import kind_of, read_study
+from bacr_study.study_file import kind_of, read_study
 from documented_commands import (
     NOT_RUN,
     OF_RUNS,

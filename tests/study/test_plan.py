@@ -19,7 +19,8 @@ from bacr_study.plan import (
     plan_runs,
     settings_digest,
 )
-from bacr_study.spec import Variant, kind_of, read_study
+from bacr_study.spec import Variant
+from bacr_study.study_file import kind_of, read_study
 from study_world import STUDY, finished, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -11,7 +11,7 @@ from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.search import Room
 from bacr_plan.workload import sizes_of
 from bacr_study.plan import folder_of, plan_runs
-from bacr_study.spec import read_study
+from bacr_study.study_file import read_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"
 TRAINED = ("main", "hard", "ablation", "scale", "told", "sensitivity")

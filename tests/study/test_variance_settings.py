@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_study.spec import read_study
+from bacr_study.study_file import read_study
 from bacr_study.variance.gradient_pool import Draws, draw_budgets
 from bacr_study.variance.main import run_config
 from bacr_study.variance.settings import read_settings

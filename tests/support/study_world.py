@@ -4,7 +4,7 @@ import dataclasses
 
 from bacr_study.cells import write_cell
 from bacr_study.plan import folder_of, plan_runs
-from bacr_study.spec import read_study
+from bacr_study.study_file import read_study
 from cells_world import make_cell
 
 BASE = """

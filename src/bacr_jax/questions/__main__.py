@@ -191,9 +191,10 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
         )
     named = config.model.tokenizer or config.model.path
     if folder is None and options.config and named:
-        with contextlib.suppress(UserError):  # not there yet: prompts are shown without it
-            local = lambda: local_folder(named, download=False, where="model.path")
-            folder = named if Path(named).is_dir() else local()
+        here = Path(named).is_dir()
+        # A model that is not there yet: prompts are shown without its tokenizer.
+        with contextlib.suppress(UserError):
+            folder = named if here else local_folder(named, download=False, where="model.path")
     return load_tokenizer(folder, where="--tokenizer") if own is None and folder else own
 
 

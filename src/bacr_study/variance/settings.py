@@ -8,7 +8,7 @@ from pathlib import Path
 from bacr_jax.config.fields import inside, key, range_text, walk
 from bacr_jax.config.reader import read_dataclass
 from bacr_jax.errors import UserError
-from bacr_study.spec import merged, overridden
+from bacr_study.study_file import merged, overridden
 
 # common: all traces of a group under one budget of a grid. independent: each under its own, from
 # the TruncNorm of Eq. 4. training: each under its own, from the list that the run trains at.

@@ -1,0 +1,189 @@
+"""A study's file: what it says, what can be overridden, and what is refused."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from bacr_jax.config.yaml import constructed, parse_file
+from bacr_jax.errors import UserError
+from bacr_jax.evaluation.summary import numbers_of_samples
+from bacr_study.study_file import kind_of, read_study
+from study_world import STUDY, write_study
+
+FOLDER = Path(__file__).parents[2] / "configs" / "studies"
+STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
+
+
+def test_a_size_replaces_and_adds_keys(tmp_path):
+    path = write_study(tmp_path)
+    cpu, wide = read_study(path), read_study(path, size="wide")
+    assert (
+        cpu.size == "cpu" and cpu.seeds == (0, 1) and [task.id for task in cpu.tasks] == ["plain"]
+    )
+    assert wide.seeds == (0,) and [task.id for task in wide.tasks] == ["plain", "wide"]
+    assert cpu.arms == wide.arms and cpu.name == "two"
+
+
+def test_keys_of_the_study_and_of_its_runs_can_be_overridden(tmp_path):
+    path = write_study(tmp_path)
+    study = read_study(path, overrides=["seeds=[7]", "arms=[bacr]", "train.steps=3"])
+    assert study.seeds == (7,) and [arm.id for arm in study.arms] == ["bacr"]
+    config = study.config_of("plain", "bacr", {})
+    assert config.train.steps == 3 and config.train.max_generated_tokens == 1000
+
+
+def test_keys_of_the_evaluation_are_overridden_one_by_one(tmp_path):
+    for overrides in (["evaluation.size=7"], ["evaluation={size: 7}"]):
+        evaluation = read_study(write_study(tmp_path), overrides=overrides).evaluation
+        assert (evaluation.samples, evaluation.size) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("seeds=0", "command line: seeds: found 0; write a list of whole numbers, here [0]"),
+        ("seeds=[-1]", "command line: seeds: found -1; write in [0, 4294967295]"),
+        ("evaluation.size=0", "command line: evaluation.size: found 0; write 1 or more"),
+        ("evaluation.sice=9", "command line: evaluation.sice: no such key; write one of samples"),
+        ("evaluation={temperature: -3}", "command line: evaluation.temperature: found -3"),
+        ("evaluation.samples=40", "command line: evaluation.samples: found 40; write in [0, 35]"),
+        ("focus=[16]", "command line: focus: found 16; write 8 or 64"),
+    ],
+)
+def test_what_the_command_line_says_wrong_is_said_of_it(tmp_path, override, says):
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path), overrides=[override])
+    assert str(refused.value).startswith(says)
+
+
+VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("title: Two arms", "titel: Two arms", "titel: no such key"),
+        ("title: Two arms\n", "", "has no title; write title: ..."),
+        ("title: Two arms", "title: a\ntitle: b", "yaml: found 'title' twice; write it once"),
+        ("title: Two arms", "title: 2021-13-45", "yaml: not a YAML value; put it in quotes"),
+        ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; write"),
+        (
+            "title: Two arms",
+            "title: Two arms\nown: {grpo: 1}",
+            "own.grpo: found 1; write a mapping",
+        ),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "seeds: found [0, 0]; write different seeds"),
+        ("seeds: [0, 1]", "seeds: [a]", "seeds: found ['a']"),
+        ("votes: 2", "votes: 3", "arms.vote.votes: found 3; write a power of 2, up to 2, or 2"),
+        ("votes: 2", "votes: 1", "arms.vote.votes: found 1; write a power of 2"),
+        (
+            VOTE,
+            "}, samples: 4}\n  vote: {label: v, of: grpo, votes: 2, accounting: matched_total}\n"
+            "  more: {label: m, of: grpo, votes: 4, accounting: matched_total}",
+            "arms.more.votes: found 4; write 2, as another vote over grpo",
+        ),
+        (
+            VOTE,
+            "}, samples: 9}\n  vote: {label: v, of: grpo, votes: 9, accounting: matched_total}",
+            "tasks.plain.budgets: found [8, 64]; write 9 or more, a token for each vote of vote",
+        ),
+        (
+            "budgets: [8, 64]",
+            "budgets: [8, 64], hard_levels: [5, 6]",
+            "tasks.plain.hard_levels: found 6; write in [1, 5]",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [1, 2], default: 3}",
+            "arms.bacr.sweep.default: found 3; write 1 or 2",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: {b: {}}, default: [b]}",
+            "arms.bacr.sweep.default: found ['b']; write b",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [[1, 2], [3]]}",
+            "arms.bacr.sweep.values: found [1, 2]; write letters, digits, _ + . and -",
+        ),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: [x/y]}",
+            "arms.bacr.sweep.values: found 'x/y'; write letters",
+        ),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [[grpo], bacr]}",
+            "contrasts.a: found [['grpo'], 'bacr']; write two arms of the study without a sweep",
+        ),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [grpo, bacr]}\nsweep: {key: a, values: [1]}",
+            "contrasts.a: found ['grpo', 'bacr']; write two arms of the study without a sweep",
+        ),
+        ("label: GRPO", "label: GRPO, samples: 36", "arms.grpo.samples: found 36; write in [0, 35"),
+        ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; write 1 or more"),
+        ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
+        ("of: grpo", "of: grpo, accounting: none", "accounting: found 'none'"),
+        (
+            "budgets: [8, 64]",
+            "budgets: []",
+            "budgets: found []; write rising numbers, such as [512, 1024]",
+        ),
+        ("budgets: [8, 64]", "budgets: [-8]", "found [-8]; write rising"),
+        ("  grpo: {label", "  g.po: {label", "found the name 'g.po'"),
+        ("set: {loss.entropy_coef: 0.0}", "set: 3", "set: found 3; write a mapping"),
+        ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a}", "sweep: has no values"),
+        ("set: {loss.entropy_coef: 0.0}", "sweep: {key: a, values: 3}", "values: found 3"),
+        ("sizes:", "size_s:", "sizes: found null; write at least one"),
+        ("title: Two arms", "title: Two arms\nviews: [acuracy]", "views: found ['acuracy']"),
+        (
+            "title: Two arms",
+            "title: Two arms\ncontrasts: {a: [grpo]}",
+            "contrasts.a: found ['grpo']; write",
+        ),
+        ("title: Two arms", "title: Two arms\nviews: [contrasts]", "contrasts: found null; write"),
+        ("title: Two arms", "title: Two arms\nviews: [scale]", "sweep: found null; write the key"),
+        ("title: Two arms", "title: Two arms\nfocus: [16]", "focus: found 16; write 8 or 64"),
+        ("reference: [grpo]", "reference: [gpro]", "reference: found 'gpro'; write grpo"),
+        ("budgets: [8, 64]", "budgets: [64, 8]", "budgets: found [64, 8]; write rising numbers"),
+        ("of: grpo", "of: grpo, parts: [BUP]", "arms.vote.parts: found ['BUP']; write none, or"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):
+    assert before in STUDY
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("samples", [3, 6, 8])
+def test_votes_are_those_that_an_evaluation_has(tmp_path, samples):
+    has = set(numbers_of_samples(samples)) - {1}
+    for votes in range(1, samples + 2):
+        text = STUDY.replace("votes: 2", f"votes: {votes}")
+        path = write_study(tmp_path, text)
+        with contextlib.nullcontext() if votes in has else pytest.raises(UserError, match="votes"):
+            read_study(path, overrides=[f"evaluation.samples={samples}"])
+
+
+@pytest.mark.parametrize("name", ["budgets: [0, 64]", "budgets: [2, 64]"])
+def test_every_vote_at_equal_total_tokens_has_a_token(tmp_path, name):
+    text = STUDY.replace("votes: 2", "votes: 2, accounting: matched_total")
+    assert read_study(write_study(tmp_path, text.replace("budgets: [8, 64]", name)))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_is_read_at_each_size(path):
+    sizes = constructed(parse_file(path))["sizes"]
+    assert [read_study(path, size=size).size for size in sizes] == list(sizes)
+
+
+def test_a_size_or_an_arm_that_is_not_there_is_refused(tmp_path):
+    path = write_study(tmp_path)
+    with pytest.raises(UserError, match="--size: found 'gpu'; write cpu or wide"):
+        read_study(path, size="gpu")
+    with pytest.raises(UserError, match="arms: found 'hapo'; write grpo, vote or bacr"):
+        read_study(path, overrides=["arms=[hapo]"])
