@@ -8,6 +8,7 @@ import base64
 import collections
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,15 @@ def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> l
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json"]
     write_atomically(written[0], as_text(without_times(results)))
-    tables = tables_of(results, study)
+    # Captions speak of the seeds that have runs.
+    made = {cell["seed"] for cell in results["cells"].values()}
+    shown = replace(study, seeds=tuple(seed for seed in study.seeds if seed in made))
+    tables = tables_of(results, shown)
     for kind in ("tables", "figures"):
         (folder / kind).mkdir(exist_ok=True)
     for table in tables:
         written += write_table(folder / "tables", table)
-    figures = draw_figures(folder / "figures", results, study)
+    figures = draw_figures(folder / "figures", results, shown)
     written += [file for _, *files in figures for file in files]
     written.append(folder / "study.html")
     write_atomically(written[-1], page(results, study, tables, figures))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,13 +17,15 @@ import numpy as np
 
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
+from bacr_jax.config.cli import STOPPED
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import read_lines, read_object, write_atomically
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
 from bacr_jax.methods import load_method
-from bacr_jax.runs.folder import LOCK, RunPaths, lock_when_free
+from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
+from bacr_jax.runs.folder import RunPaths, lock_when_free
 from bacr_jax.runs.provenance import VERSIONED, commit
 from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_cell
 from bacr_study.plan import PlannedRun
@@ -41,16 +44,18 @@ def run_one(study: Study, run: PlannedRun) -> int:
         print(f"{run.id}: its cells are there")
         return 0
     # Cells of equal settings share the run: the later one finds it finished.
-    with lock_when_free(run.folder.with_name(f"{run.folder.name}.lock")):
+    try:
+        with PreemptionHandler() as handler:
+            held = lock_when_free(run.folder.with_name(f"{run.folder.name}.lock"), handler.poll)
+    except Preempted as signal:
+        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+        return STOPPED
+    with held:
         config = run.place / "configs" / f"{run.id}.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(config, config_io.to_yaml(run.config))
-        if not run.trained:
-            if run.warmup is not None and not run.warmed_up:
-                # Then it is made, or nobody is at it, and training makes it.
-                lock_when_free(run.warmup / LOCK).close()
-            if code := train.main(["--config", str(config)]):
-                return code
+        if not run.trained and (code := train.main(["--config", str(config)])):
+            return code
         arguments, out = evaluation_of(study, run)
         if code := evaluate.main(arguments):
             return code

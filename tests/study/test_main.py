@@ -1,19 +1,22 @@
 """`python -m bacr_jax.study`: what it lists and refuses; a killed study ends the same."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from bacr_jax import evaluate, train
 from bacr_jax.documents import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
-from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.runs.folder import RunPaths, lock_when_free
 from bacr_study import __main__ as command_line
 from bacr_study import work
 from bacr_study.__main__ import main
@@ -107,19 +110,28 @@ def test_cells_that_share_a_run_make_it_once_also_at_the_same_time(tmp_path, mon
         busy.release()
         return 0
 
-    identity = WarmupPaths(both[0].warmup).identity
+    # Handlers are for main threads.
+    nothing = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(work, "PreemptionHandler", lambda: nullcontext(nothing))
     summary, evaluated = RunPaths(both[0].folder).summary, tmp_path / "evaluated"
     monkeypatch.setattr(train, "main", lambda argv: call("train", summary))
     monkeypatch.setattr(evaluate, "main", lambda argv: call("evaluate", evaluated))
     monkeypatch.setattr(
         work, "write_cells", lambda study, run, out: finished(two, run, run.variant)
     )
-    identity.parent.mkdir(parents=True)
-    identity.write_text("{}")
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(lambda run: work.run_one(two, run), both)) == [0, 0]
     assert calls == ["train", "evaluate", "evaluate"]
     assert all(run.has_cells(two) for run in both)
+
+
+def test_one_that_waits_for_the_run_of_another_ends_in_good_order_when_it_is_told_to(tmp_path):
+    two, (_, run, *_), _ = planned(tmp_path)
+    with lock_when_free(run.folder.with_name(f"{run.folder.name}.lock")):
+        warn = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+        warn.start()
+        assert work.run_one(two, run) == EXIT_CODE
+    warn.join()
 
 
 def test_cells_of_other_settings_are_not_reported_as_the_study_s(tmp_path, capsys):

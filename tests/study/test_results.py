@@ -376,6 +376,12 @@ class TestWriting:
         assert "3 of 6 cells are missing: what is shown of a method" in shown
         assert "<li>ledger.cot.0</li>" in shown
 
+    def test_captions_count_the_seeds_that_have_runs(self, tmp_path):
+        study = dataclasses.replace(SMALL, views=("accuracy",), seeds=(0, 1, 2))
+        built(tmp_path, study, skip=[id_ for id_ in study.cell_ids() if id_.endswith(".2")])
+        write_results(tmp_path, study)
+        assert " over 2 seeds." in (tmp_path / "tables" / "accuracy.md").read_text()
+
     def test_every_figure_is_a_png_and_a_pdf(self, small):
         folder, files = small
         names = {path.stem for path in files if path.parent.name == "figures"}

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
-from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.folder import LOCK, RunPaths, lock_if_free
 from bacr_jax.training import warmup
 from learner_world import SPEC
 from methods_world import load
@@ -115,6 +116,29 @@ def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, file
     # A run that has begun does without it.
     (run.checkpoints / "3").mkdir(parents=True)
     return warmup.check_warmup(config, run)
+
+
+def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "warm"
+    monkeypatch.setattr(warmup, "_read", lambda *_: "theirs")
+    monkeypatch.setattr(warmup.time, "sleep", lambda _: None)
+    theirs, polled = lock_if_free(folder / LOCK), []
+
+    def poll():
+        polled.append(len(polled))
+        if len(polled) == 3:
+            (folder / "warmup.json").write_text("{}")
+            theirs.close()
+
+    read = inspect.unwrap(warmup.warm_up)(
+        load(tmp_path, None, "warmup.steps=10"),
+        SimpleNamespace(learner=SPEC, blank=lambda _: None),
+        folder,
+        **dict.fromkeys(("batches", "styles", "accuracy_of", "on_progress")),
+        poll=poll,
+    )
+    assert read == "theirs" and polled == [0, 1, 2]
+    assert capsys.readouterr().err == f"waiting for the run that makes the warm-up in {folder}\n"
 
 
 class Run(warmup.WarmUp):

@@ -207,7 +207,9 @@ class WarmupConfig:
     """Supervised warm-up to an intermediate policy, for sets that have traces."""
 
     steps: int = key(0, "supervised steps; 0: none", "[0, 2147483647]")
-    dir: str | None = key(None, "folder of a finished warm-up to share; null: output.dir/warmup")
+    dir: str | None = key(
+        None, "folder to share: the first run makes it, others wait; null: output.dir/warmup"
+    )
     # The longest supervised examples are padded to 80 tokens.
     batch_tokens: int = key(3000, "tokens per step, padding included", "[80, inf)")
     learning_rate: float = key(

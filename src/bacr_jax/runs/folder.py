@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -251,31 +252,35 @@ def _refuse_unless_ours(
 
 def lock_folder(path: Path, where: str) -> TextIO:
     """Takes the lock of a folder, without waiting."""
-    lock = (path / LOCK).open("a+")
+    if (lock := lock_if_free(path / LOCK)) is None:
+        holder = (path / LOCK).read_text().strip() or "another process"
+        raise UserError(f"{where}: is in use by {holder}; wait for it, or write another folder")
+    return lock
+
+
+def lock_if_free(path: Path) -> TextIO | None:
+    """Takes the lock of a file and writes there who has it; None: another process has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "another process"
         lock.close()
-        raise UserError(
-            f"{where}: is in use by {holder}; wait for it, or write another folder"
-        ) from None
+        return None
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()
     return lock
 
 
-def lock_when_free(path: Path) -> TextIO:
-    """Takes the lock of a file, and waits where another process has it; closing it frees it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextIO:
+    """Takes the lock of a file; `poll` is called every second while another process has it."""
+    if (lock := lock_if_free(path)) is None:
         print(f"waiting for the process that holds {path}", file=sys.stderr, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    while lock is None:
+        poll()
+        time.sleep(1)
+        lock = lock_if_free(path)
     return lock
 
 

@@ -24,8 +24,9 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,11 @@ from bacr_jax.prompts.environment import Questions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import (
+    LOCK,
     RunPaths,
     WarmupPaths,
     check_writable,
-    lock_folder,
+    lock_if_free,
     steps_in,
     usable,
 )
@@ -385,14 +387,13 @@ def warm_up(
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     random = lambda: qwen2.init(key, spec.model)
     paths = WarmupPaths(folder)
-    if paths.identity.exists():
-        return _read(config, paths, policy.blank(random))
-    params = plain_params(key, policy, config.model.path)
-    if processes.is_first():
-        folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if processes.is_first():
-            stack.enter_context(lock_folder(folder, f"warmup.dir={folder}"))
+        if not processes.largest(paths.identity.exists()):
+            stack.enter_context(_alone(folder, poll))
+        # Perhaps made by another run meanwhile.
+        if processes.largest(paths.identity.exists()):
+            return _read(config, paths, policy.blank(random))
+        params = plain_params(key, policy, config.model.path)
         saved = Checkpoints(paths.unfinished / warmup_fingerprint(config), keep=1)
         tx = supervised_optimizer()
         opt_state = policy.make(tx.init, params)
@@ -416,6 +417,27 @@ def warm_up(
             saved.close()
         _keep(run, paths, measured)
     return run.params
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, poll: Poll) -> Iterator[None]:
+    """Holds a warm-up's folder, by process 0; waits while another run is making it."""
+    first, told = processes.is_first(), False
+    while True:
+        lock = lock_if_free(folder / LOCK) if first else None
+        if processes.largest(lock is not None):
+            break
+        if first and not told:
+            print(f"waiting for the run that makes the warm-up in {folder}", file=sys.stderr)
+            told = True
+        if poll:
+            poll()
+        time.sleep(1)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def check_warmup(config: Config, run: RunPaths) -> None:
