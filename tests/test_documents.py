@@ -129,6 +129,19 @@ def test_a_file_that_can_not_be_written_stays_as_it_is(tmp_path, monkeypatch, co
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
+def test_two_that_write_the_same_file_leave_one_of_the_two_whole(tmp_path):
+    path = tmp_path / "file"
+
+    def pieces():
+        yield "one, "
+        write_atomically(path, "another")
+        assert path.read_text() == "another"
+        yield "whole"
+
+    write_atomically(path, pieces())
+    assert path.read_text() == "one, whole" and list(tmp_path.iterdir()) == [path]
+
+
 def test_larger_files_are_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("[1, 2, 3]")

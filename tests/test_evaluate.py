@@ -318,12 +318,14 @@ def test_bad_options_are_one_line(model, tmp_path, capsys, arguments, says):
     assert not out.exists()
 
 
-def test_a_file_in_the_way_of_the_labels_is_left_alone(model, tmp_path, capsys):
-    (tmp_path / "x.jsonl.tmp").write_text("mine")
+def test_a_file_of_something_else_is_not_replaced_by_labels(model, tmp_path, capsys):
+    labels = tmp_path / "x.jsonl"
     options = ["--model", model, "--data", "ledger", "--out", tmp_path / "out", "--budgets", "8"]
-    labels = ["--samples", "8", "--label-difficulty", tmp_path / "x.jsonl"]
-    assert "x.jsonl.tmp is in its way); write another" in refusal(capsys, *options, *labels)
-    assert (tmp_path / "x.jsonl.tmp").read_text() == "mine" and not (tmp_path / "x.jsonl").exists()
+    for text in ('{"question": "1+1", "answer": "2"}\n', "mine"):
+        labels.write_text(text)
+        said = refusal(capsys, *options, "--samples", "8", "--label-difficulty", labels)
+        assert f"{labels}: holds something else than labels; write another" in said
+        assert labels.read_text() == text
 
 
 def test_bad_folders_are_one_line(finished, model, tmp_path, capsys):

@@ -15,6 +15,7 @@ from bacr_doctor.records import Record, Subject, as_object, line, overlay
 from bacr_jax import documents
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
+from bacr_jax.config.shipped import locate
 from bacr_jax.errors import UserError
 from bacr_plan.devices import find
 
@@ -47,7 +48,10 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     arguments = _parser().parse_intermixed_args(argv)
     if arguments.overrides and not arguments.config:
         raise UserError("command line: keys without a config; write --config F before them")
+    configs = [locate(given).resolve() for given in arguments.config or ()]
     for path in filter(None, (arguments.out, arguments.write_overlay)):
+        if path.resolve() in configs:
+            raise UserError(f"{path}: is a config that this command reads; write another file")
         try:
             with tempfile.TemporaryFile(dir=path.absolute().parent):
                 fits = not path.is_dir()

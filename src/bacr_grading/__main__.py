@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None) -> None:
     add("--workers", type=int, default=2, help="worker processes (default: 2)")
     add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
     options = parser.parse_args(argv)
-    inputs = (options.cases, (options.grader or "").rpartition(":")[0])
+    inputs = filter(None, (options.cases, (options.grader or "").rpartition(":")[0]))
     if options.out and os.path.realpath(options.out) in map(os.path.realpath, inputs):
         raise UserError(f"--out {options.out}: this command reads that file; write another path")
     rows = _read(Path(options.cases), own=options.grader is not None)
@@ -41,18 +41,17 @@ def main(argv: Sequence[str] | None) -> None:
         lines = _grade(grader, rows, options.mode)
         if options.out is None:
             sys.stdout.writelines(lines)
+        # A pipe or a device gets the lines as they come, a file is replaced once all are there.
+        elif os.path.exists(options.out) and not os.path.isfile(options.out):
+            with open(options.out, "w", encoding="utf-8") as out:
+                out.writelines(lines)
         else:
-            # A pipe or a device gets the lines as they come, a file is replaced once all are there.
-            direct = os.path.exists(options.out) and not os.path.isfile(options.out)
-            place = options.out if direct else f"{options.out}.tmp"
             try:
-                with open(place, "w", encoding="utf-8") as out:
-                    out.writelines(lines)
-                if not direct:
-                    os.replace(place, options.out)
-            finally:
-                if not direct:
-                    Path(place).unlink(missing_ok=True)
+                documents.replace_file(Path(options.out), lines)
+            except OSError as error:
+                raise UserError(
+                    f"--out {options.out}: can't be written ({error.strerror}); write another path"
+                ) from None
         print(json.dumps(grader.counters()), file=sys.stderr)
         if isinstance(grader, VerifierGrader) and grader.last_failure:
             print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)

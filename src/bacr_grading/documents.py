@@ -1,17 +1,20 @@
 """Files that others wrote: read up to a limit, and JSON without what breaks its readers later.
 
-The one reader of JSON. What it refuses are plain `OSError`s and `ValueError`s, which each caller
-puts into a line with the name that the file has there.
+The one reader of JSON, and the one writer that replaces a file. What is refused are plain
+`OSError`s and `ValueError`s, which each caller puts into a line with the name that the file has
+there.
 """
 
+import contextlib
 import difflib
 import errno
 import itertools
 import json
 import os
 import re
+import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +30,7 @@ _PIECE = 1 << 16
 
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_LEFT_OVER = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -159,3 +163,29 @@ def _number(digits: str) -> float:
 
 def _refuse(name: str) -> NoReturn:
     raise NotJson(f"holds {name}, which is no JSON")
+
+
+def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
+    """Replaces a file in one step: a reader sees the old content or the new one, never half.
+
+    A long text may come in pieces. Where it can't be written, the old one stays, and nothing else.
+    """
+    # One of its own: another command may be writing the same file.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    pieces = [content] if isinstance(content, bytes | str) else content
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(p if isinstance(p, bytes) else p.encode() for p in pieces)
+            file.flush()
+            # The name must not reach the disk before the content does.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file is one that `replace_file` was writing when its process was killed."""
+    return _LEFT_OVER.fullmatch(name) is not None

@@ -1,11 +1,9 @@
 """Files: those that others wrote, and ours, written so that no reader ever sees half of one.
 
-The readers are `bacr_grading.documents`, under the library's name. The one atomic writer.
+The readers and the one atomic writer are `bacr_grading.documents`, under the library's name.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,12 +12,14 @@ from bacr_grading.documents import (
     LARGEST_TABLE as LARGEST_TABLE,
     NotJson as NotJson,
     check_regular as check_regular,
+    is_left_over as is_left_over,
     nearest as nearest,
     parse_json as parse_json,
     parse_lines as parse_lines,
     read_file as read_file,
     read_json as read_json,
     read_object as read_object,
+    replace_file as replace_file,
 )
 from bacr_grading.errors import UserError
 
@@ -38,26 +38,6 @@ def cannot_write(path: Path, error: OSError) -> UserError:
         f"{path}: can't be written ({error.strerror}); make room or rights, and run the same "
         "command again"
     )
-
-
-def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
-    """Replaces a file in one step: a reader sees the old content or the new one, never half.
-
-    A long text may come in pieces. Where it can't be written, the old one stays, and nothing else.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    pieces = [content] if isinstance(content, bytes | str) else content
-    try:
-        with temporary.open("wb") as file:
-            file.writelines(p if isinstance(p, bytes) else p.encode() for p in pieces)
-            file.flush()
-            # The name must not reach the disk before the content does.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,13 +200,18 @@ def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
     if labels.is_dir():
         yield f"--label-difficulty {labels}: is a folder; write the name of a file"
     # The file is written at the end of hours of work: whether it can be is asked at their start.
-    beside = labels.with_name(labels.name + ".tmp")
     try:
-        beside.touch(exist_ok=False)
-        beside.unlink()
+        with tempfile.TemporaryFile(dir=labels.absolute().parent):
+            pass
     except OSError as error:
-        why = f"{beside.name} is in its way" if beside.exists() else error.strerror
-        yield f"--label-difficulty {labels}: can't be written ({why}); write another"
+        yield f"--label-difficulty {labels}: can't be written ({error.strerror}); write another"
+    if labels.is_file():
+        from bacr_jax.questions.groups import read_solve_rates
+
+        try:
+            read_solve_rates(labels, ())
+        except UserError:
+            yield f"--label-difficulty {labels}: holds something else than labels; write another"
 
 
 def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:

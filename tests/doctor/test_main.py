@@ -49,6 +49,15 @@ def test_bad_input_is_one_line_and_exit_code_2(told, words, line):
     assert (code, out, said.count("\n")) == (2, "", 1) and line in said
 
 
+@pytest.mark.parametrize("option", ["--out", "--write-overlay"])
+def test_a_config_is_not_written_over(told, tmp_path, option):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("seed: 3\n")
+    code, _, said = told("--config", mine, option, mine)
+    assert code == 2 and "is a config that this command reads; write another file" in said
+    assert mine.read_text() == "seed: 3\n"
+
+
 def test_every_check_has_a_name_of_its_own():
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)

@@ -65,7 +65,7 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
     cases.write_text('{"pred": "1", "gold": "1"}\n')
     out = tmp_path / "no" / "o.jsonl"
     assert main(["--cases", str(cases), "--out", str(out)]) == 2
-    assert f"{out}.tmp: No such file or directory; " in capsys.readouterr().err
+    assert f"--out {out}: can't be written (No such file or directory); " in capsys.readouterr().err
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path, capsys):

@@ -76,11 +76,12 @@ class TestOpening:
         with open_run(tmp_path / "new", config("new")) as folder:
             assert folder.path.name == "new"
 
-    @pytest.mark.parametrize("debris", [".lock", "config.yaml.tmp"])
+    @pytest.mark.parametrize("debris", [".lock", "config.yaml.0123abcd.tmp"])
     def test_what_a_kill_in_the_first_moment_leaves_is_no_obstacle(self, tmp_path, debris):
         (tmp_path / debris).write_text("seed: ")
         with open_run(tmp_path, Config()) as folder:
             assert config_io.load([folder.config]) == Config()
+        assert not (tmp_path / "config.yaml.0123abcd.tmp").exists()
 
 
 class TestRefusing:

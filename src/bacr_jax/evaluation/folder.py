@@ -16,7 +16,7 @@ from jaxtyping import Int
 from bacr_jax import documents
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
-from bacr_jax.runs.folder import LOCK, RunPaths, lock_folder, usable
+from bacr_jax.runs.folder import LOCK, RunPaths, drop_left_over, lock_folder, usable
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 # What people read.
@@ -160,6 +160,7 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
         lock = lock_folder(path, where)
     with lock:
         _refuse_unless_ours(path, settings, where)
+        drop_left_over(path)
         is_new = not (path / SETTINGS).exists()
         if is_new:
             documents.write_json(path / SETTINGS, settings)
@@ -178,7 +179,8 @@ def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> Non
         return
     if not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
-    entries = sorted(p.name for p in path.iterdir() if p.name not in (LOCK, f"{SETTINGS}.tmp"))
+    names = (entry.name for entry in path.iterdir())
+    entries = sorted(name for name in names if name != LOCK and not documents.is_left_over(name))
     if not entries:
         return
     if SETTINGS not in entries:

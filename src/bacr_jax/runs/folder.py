@@ -14,7 +14,14 @@ from typing import Any, Literal, TextIO
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import append_line, keep_until, read_lines, write_atomically, write_lines
+from bacr_jax.documents import (
+    append_line,
+    is_left_over,
+    keep_until,
+    read_lines,
+    write_atomically,
+    write_lines,
+)
 from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"
@@ -23,8 +30,6 @@ Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
 # Its first line; a digest of the others stands behind it.
 _SEAL = "# The run's own; sha256 of what follows: "
-# What a run killed while it made its folder can leave behind.
-_DEBRIS = (LOCK, f"{_CONFIG}.tmp")
 # A moved or renamed folder still holds the same run, a checkpoint fits any devices and servers, and
 # how often it is saved, whether it is drawn or what was to be done about sets that were not there
 # (data.eval holds those that were) changes nothing that it learns.
@@ -215,7 +220,9 @@ def _refuse_unless_ours(
     if path.exists() and not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
     inside = path.iterdir() if path.exists() else ()
-    entries = sorted(entry.name for entry in inside if entry.name not in _DEBRIS)
+    # A run killed while it made its folder leaves a lock and what it was writing.
+    names = (entry.name for entry in inside)
+    entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if resume == "required" and _CONFIG not in entries:
         raise UserError(
             f"{where}: holds no run to go on with; write the folder of one, or leave out "
@@ -256,6 +263,13 @@ def lock_folder(path: Path, where: str) -> TextIO:
         holder = (path / LOCK).read_text().strip() or "another process"
         raise UserError(f"{where}: is in use by {holder}; wait for it, or write another folder")
     return lock
+
+
+def drop_left_over(path: Path) -> None:
+    """Removes what a kill left of files that were being written to a folder; its lock is held."""
+    for entry in path.iterdir():
+        if is_left_over(entry.name):
+            entry.unlink(missing_ok=True)
 
 
 def lock_if_free(path: Path) -> TextIO | None:
@@ -300,6 +314,7 @@ def open_run(
         try:
             # Between the look and the lock, another process may have made its run here.
             _refuse_unless_ours(path, config, where, resume, allowed)
+            drop_left_over(path)
             folder = RunFolder(path, lock)
             folder.is_new = not folder.config.exists()
             if folder.is_new:
