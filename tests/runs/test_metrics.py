@@ -1,8 +1,10 @@
 """metrics.jsonl: legal JSON whatever the numbers, comparable whatever the machine."""
 
+import errno
 import json
 import math
 import sys
+import threading
 import time
 
 import numpy as np
@@ -108,6 +110,35 @@ class TestMetricsWriter:
         said = capsys.readouterr().err
         assert said.startswith("warning: TensorBoard: pictures can't be shown")
         assert said.count("\n") == 1
+
+    def test_a_disk_that_is_full_for_a_moment_costs_tensorboard_a_warning(
+        self, folder, monkeypatch, capsys
+    ):
+        from tensorboardX.event_file_writer import EventsWriter
+
+        full, flush = [True], EventsWriter.flush
+
+        def failing(events):
+            if full:
+                full.clear()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            flush(events)
+
+        monkeypatch.setattr(EventsWriter, "flush", failing)
+        # More numbers than the package's queue holds.
+        numbers = {f"a/{i}": 0.5 for i in range(20)}
+        lines = [(step, numbers) for step in (1, 2, 3)]
+        writing = threading.Thread(
+            target=lambda: write(folder, *lines, config=Config()), daemon=True
+        )
+        writing.start()
+        writing.join(20)
+        assert not writing.is_alive()
+        assert len(folder.metrics.read_text().splitlines()) == 3
+        warning = "warning: TensorBoard: a step can't be shown ([Errno 28] No space left on device)"
+        assert capsys.readouterr().err == f"{warning}\n"
+        (path,) = folder.tensorboard.iterdir()
+        assert len(list(records(path.read_bytes()))) > 60
 
     def test_a_resumed_run_makes_tensorboard_forget_what_it_repeats(self, folder, shown):
         from tensorboardX.proto.event_pb2 import Event, SessionLog

@@ -40,6 +40,11 @@ class TensorBoard:
             # A resumed run repeats steps that were written before the kill: the purge step makes
             # TensorBoard forget those.
             self._writer = SummaryWriter(str(self._folder.tensorboard), purge_step=first)
+            # Its thread dies of a full disk, and who adds the eleventh event after that waits for
+            # ever: events are written here.
+            events = self._writer._get_file_writer().event_writer
+            events._worker.stop()
+            events.add_event = events._ev_writer.write_event
             text = config_io.to_yaml(self._config)
             # Four spaces: Markdown shows it as it is.
             self._writer.add_text("config", "".join(f"    {x}\n" for x in text.splitlines()), first)
@@ -53,6 +58,7 @@ class TensorBoard:
         writer = self._at(step if repeats else step + 1)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
+        writer.flush()
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
         """PNGs by name."""
@@ -181,7 +187,7 @@ class MetricsWriter:
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
         for board in self._boards:
-            board.numbers(step, values)
+            attempt(f"{type(board).__name__}: a step can't be shown", board.numbers, step, values)
 
     def show(
         self,
@@ -208,7 +214,7 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes what the boards hold back, and ends them."""
         for board in self._boards:
-            board.close()
+            attempt(f"{type(board).__name__}: can't be ended", board.close)
         self._boards = []
 
 
