@@ -61,9 +61,10 @@ if [ -n "$image" ]; then
   container=(--container-image="$image" --container-mounts="$PWD:$PWD${mounts:+,$mounts}")
   container+=(--container-workdir="$PWD")
 fi
-# A node that is lost ends the job instead of leaving the others to wait for it.
+# Processes end by themselves, with code 75, where one of them is lost. The first to end must not
+# have the others killed: its signal would take the place of the code by which a job goes on.
 code=0
-(run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=1 ${container[@]+"${container[@]}"} \
+(run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 ${container[@]+"${container[@]}"} \
   "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?
 (requeue_if_due "$code") || true
 exit "$code"

@@ -67,7 +67,7 @@ def test_some_of_the_gpus():
 def test_slurm_starts_one_process_per_node():
     _, command = dry_run("slurm.sh", "--gpu", "hopper", "--config", "c.yaml", PYTHON="python3.12")
     assert command == [
-        *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
+        *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=120"),
         *("python3.12", "-m", "bacr_jax.train", "--config", "c.yaml"),
     ]
 
@@ -76,7 +76,7 @@ def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
     own = ["--container-image", "bacr+jax:1", "--container-mounts", "/data:/data"]
     _, command = dry_run("slurm.sh", "--gpu", "a100", *own, "--config", "c.yaml")
     here = os.getcwd()
-    assert command[3:6] == [
+    assert command[4:7] == [
         "--container-image=bacr+jax:1",
         f"--container-mounts={here}:{here},/data:/data",
         f"--container-workdir={here}",
