@@ -47,10 +47,15 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
         raise UserError(f"--pack: {folder} has no results yet; run the study first")
     if out.resolve() == folder.resolve():
         raise UserError(f"--pack {out}: is the study's own folder; write another")
+    records, results = [read_object(path) for path in cells], read_object(folder / "results.json")
+    if {record["id"] for record in records} != set(results.get("cells", ())):
+        raise UserError(
+            f"--pack: {folder}/results.json is not of the {len(cells)} cells that are there; run "
+            "--report first"
+        )
     out.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(read_object(path), ensure_ascii=False) for path in cells]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
     _compressed(out / CELLS, "".join(f"{line}\n" for line in lines))
-    results = read_object(folder / "results.json")
     _compressed(out / RESULTS, json.dumps(results, ensure_ascii=False) + "\n")
     kept = [out / CELLS, out / RESULTS]
     for part, pattern, content in (

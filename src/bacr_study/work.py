@@ -51,6 +51,8 @@ def run_one(study: Study, run: PlannedRun) -> int:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return STOPPED
     with held:
+        if run.has_cells(study):
+            return 0
         config = run.place / "configs" / f"{run.id}.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(config, config_io.to_yaml(run.config))

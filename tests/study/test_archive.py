@@ -34,7 +34,7 @@ def study(tmp_path):
     for arm, seed in (("grpo", 1), ("grpo", 0), ("rloo", 0)):
         cell = {"id": f"ledger.{arm}.{seed}", "seed": seed, "label": "é"}
         (folder / "cells" / f"{cell['id']}.json").write_text(json.dumps(cell))
-    (folder / "results.json").write_text('{"means": {}}')
+    (folder / "results.json").write_text(json.dumps({"cells": dict.fromkeys(IDS[:2], {})}))
     Image.linear_gradient("L").convert("RGB").save(folder / "figures" / "a.png")
     for name in ("figures/a.pdf", "tables/a.md", "tables/a.tex", "tables/a.csv"):
         (folder / name).write_bytes(name.encode())
@@ -61,7 +61,9 @@ def test_packing_keeps_cells_results_pictures_and_markdown_and_nothing_else(stud
     assert max(high for _, high in off.getextrema()) <= 4
     cells = archive.archived_cells(out)
     assert [cell["id"] for cell in cells] == ["ledger.grpo.0", "ledger.grpo.1"]
-    assert json.loads(archive.read_compressed(out / "results.json.xz")) == {"means": {}}
+    assert json.loads(archive.read_compressed(out / "results.json.xz")) == {
+        "cells": dict.fromkeys(IDS[:2], {})
+    }
 
 
 def test_what_was_packed_stays_where_it_can_not_be_packed_again(study, tmp_path, monkeypatch):
@@ -73,6 +75,13 @@ def test_what_was_packed_stays_where_it_can_not_be_packed_again(study, tmp_path,
         archive.pack(study, out, IDS)
     assert {path: path.read_bytes() for path in kept} == kept
     assert len([path for path in out.rglob("*") if path.is_file()]) == len(kept)
+
+
+def test_results_of_other_cells_are_not_packed(study, tmp_path):
+    (study / "cells" / "ledger.grpo.2.json").write_text('{"id": "ledger.grpo.2"}')
+    with pytest.raises(UserError, match="is not of the 3 cells that are there; run --report first"):
+        archive.pack(study, tmp_path / "kept", [*IDS, "ledger.grpo.2"])
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_study_is_not_packed_into_itself(study):

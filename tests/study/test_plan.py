@@ -131,7 +131,8 @@ def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
         run.has_cells(study)
     out = tmp_path / "kept"
-    (folder / "results.json").write_text("{}")
+    both = {"cells": {"plain.grpo.0": {}, "plain.vote.0": {}}}
+    (folder / "results.json").write_text(json.dumps(both))
     assert (
         main(
             ["--config", str(tmp_path / "two.yaml"), "--out", str(folder.parent)]
