@@ -402,6 +402,36 @@ def test_help_lists_every_key(capsys):
         assert section.name in text
 
 
+@pytest.mark.slow
+def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_that_is_there(
+    config, finished, tmp_path, monkeypatch
+):
+    from bacr_jax.train import main
+    from bacr_jax.training.loop import Trainer
+
+    note, score = Trainer._note_evaluation, {2: 0.5, 3: 0.9}
+
+    def noted(self, record, **given):
+        for by_mode in record["anytime"].values():
+            for found in by_mode.values():
+                found["mean"] = score.get(record["step"], 0.1)
+        note(self, record, **given)
+
+    monkeypatch.setattr(Trainer, "_note_evaluation", noted)
+    run = tmp_path / "run"
+    keep_one = ["checkpoint.keep=1", f"warmup.dir={finished / 'warmup'}", *PLAIN]
+    train(config, run, *keep_one, "train.steps=3")
+    assert json.loads((run / "best.json").read_text())["step"] == 3
+    longer = ["train.steps=7", "--allow-change", "train.steps"]
+    with monkeypatch.context() as patch:
+        StopAt(patch, run / "metrics.jsonl", 5, 1)
+        code = main(["--config", str(config), f"output.dir={run}", *keep_one, *longer])
+        assert code == EXIT_CODE
+    assert not (run / "summary.json").exists()
+    train(config, run, *keep_one, *longer)
+    assert saved_policy.choose_step(run, "best") == 4
+
+
 def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path, monkeypatch):
     done = []
     trainer = SimpleNamespace(
@@ -418,10 +448,13 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
         out.mkdir(parents=True)
 
     monkeypatch.setattr("bacr_jax.export.from_run.export", export)
+    # What a kill leaves of an export.
+    (tmp_path / "exports" / ".2.x").mkdir(parents=True)
     for step in (0, 1, 2, 2, 3):
         bacr_jax.train.keep_export(trainer, None, step)
     bacr_jax.train.keep_export(trainer, None, 3, last=True)
     assert done == ["save 2", "wait", "export 2", "save 3", "wait", "export 3"]
+    assert sorted(path.name for path in (tmp_path / "exports").iterdir()) == ["2", "3"]
     trainer.config = config_io.load(["quickstart"])
     bacr_jax.train.keep_export(trainer, None, 4, last=True)
     assert len(done) == 6

@@ -254,6 +254,8 @@ def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> N
     if trainer.writes:
         from bacr_jax.export.from_run import export
 
+        for left in trainer.folder.exports.glob(".*"):
+            shutil.rmtree(left, ignore_errors=True)  # by a kill
         export(trainer.folder.path, out, step=step)
         trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
 

@@ -183,4 +183,23 @@ def test_half_a_program_is_dropped_once_nobody_can_be_writing_it(tmp_path):
     assert drop_torn(tmp_path) == []
     os.utime(looked, (now - 100, now - 100))
     assert set(drop_torn(tmp_path)) == {"whole-cache"}
+
+
+def test_one_that_another_process_dropped_first_keeps_no_other(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        path = tmp_path / f"{name}-cache"
+        path.write_bytes(b"")
+        os.utime(path, (time.time() - 90,) * 2)
+    unlink, met = os.unlink, []
+
+    def also_elsewhere(path):
+        unlink(path)
+        met.append(path)
+        if len(met) == 1:
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "unlink", also_elsewhere)
+    assert len(drop_torn(tmp_path)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["looked"]
+    assert (tmp_path / "looked").stat().st_mtime < time.time() - 50
     assert drop_torn(tmp_path / "missing") == []

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +20,21 @@ def test_the_first_signal_is_raised_where_it_is_polled(number, capfd):
         with pytest.raises(Preempted, match=signal.Signals(number).name):
             handler.poll()
     assert capfd.readouterr().err.count("stopping in good order") == 1
+
+
+def test_a_second_signal_also_ends_the_first_process_of_a_container():
+    # The kernel keeps signals from it that it does not handle itself.
+    spared = """
+import os, signal
+from bacr_jax.parallel import preemption
+preemption._SAME_REQUEST_SECONDS = 0
+kill, os.kill = os.kill, lambda *_: None
+with preemption.PreemptionHandler():
+    kill(os.getpid(), signal.SIGTERM)
+    kill(os.getpid(), signal.SIGTERM)
+"""
+    ended = subprocess.run([sys.executable, "-c", spared], stderr=subprocess.DEVNULL, check=False)
+    assert ended.returncode == 128 + signal.SIGTERM
 
 
 def test_outside_of_it_signals_do_what_they_did():

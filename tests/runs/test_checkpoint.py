@@ -63,6 +63,12 @@ def test_what_was_saved_comes_back(tmp_path):
         assert_is(found, step)
 
 
+def test_a_checkpoint_that_its_run_has_dropped_meanwhile_is_not_called_damaged(tmp_path):
+    filled(tmp_path, [2, 3]).close()
+    with pytest.raises(UserError, match="was dropped by its run.*or write --step 3"):
+        read_part(tmp_path / "1" / "state", "params")
+
+
 def test_the_best_before_stays_until_the_new_one_has_been_read(tmp_path):
     checkpoints = filled(tmp_path, [1, 4], keep=1, best=1)
     checkpoints.prefer(1)

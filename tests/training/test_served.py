@@ -122,6 +122,12 @@ def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, 
     assert (fleet.dtype, fleet.bound) == ("float32", bound)
 
 
+def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_path):
+    run, _ = served_run
+    with pytest.raises(UserError, match="weights/run: is in use by process"):
+        served.with_servers(run, tmp_path / "elsewhere" / "run", print)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_sent_over_nccl_is_the_exported_folder(tmp_path, monkeypatch, dtype):
     own, fake = ledger.ledger_tokenizer(), FakeNccl()
@@ -177,7 +183,7 @@ def test_without_an_nvidia_device_nccl_is_refused_before_anything_is_sampled(ser
     rollout = dataclasses.replace(run.config.rollout, transfer="nccl")
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=rollout))
     with pytest.raises(UserError, match="rollout.transfer=nccl: needs an NVIDIA device"):
-        served.with_servers(run, tmp_path / "run", print)
+        served.with_servers(run, tmp_path / "another", print)
 
 
 def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):

@@ -13,7 +13,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
-from bacr_jax.runs.folder import LOCK, RunPaths, lock_if_free
+from bacr_jax.runs.checkpoint import Checkpoints, read_part
+from bacr_jax.runs.folder import LOCK, RunPaths, WarmupPaths, lock_if_free
 from bacr_jax.training import warmup
 from learner_world import SPEC
 from methods_world import load
@@ -139,6 +140,18 @@ def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monke
     )
     assert read == "theirs" and polled == [0, 1, 2]
     assert capsys.readouterr().err == f"waiting for the run that makes the warm-up in {folder}\n"
+
+
+def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
+    config, paths = load(tmp_path, None, "warmup.steps=3"), WarmupPaths(tmp_path / "warm")
+    paths.unfinished.mkdir(parents=True)
+    theirs = Checkpoints(paths.weights, keep=1)
+    theirs.save(3, {"w": np.zeros(2, np.float32)}, {})
+    theirs.close()
+    run = SimpleNamespace(config=config, step=3, params={"w": np.ones(2, np.float32)})
+    inspect.unwrap(warmup._keep)(run, paths, {})
+    assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
+    assert json.loads(paths.identity.read_text())["steps"] == 3
 
 
 class Run(warmup.WarmUp):

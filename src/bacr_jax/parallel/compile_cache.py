@@ -149,10 +149,12 @@ def drop_torn(folder: Path) -> list[str]:
         settled = looked.stat().st_mtime - _SETTLED
         with os.scandir(folder) as entries:
             for entry in entries:
-                written = entry.stat().st_mtime if entry.name.endswith(_SUFFIX) else since
-                if since < written <= settled and not _is_whole(Path(entry.path)):
-                    os.unlink(entry.path)
-                    torn.append(entry.name)
+                # Another process may do the same.
+                with contextlib.suppress(FileNotFoundError):
+                    written = entry.stat().st_mtime if entry.name.endswith(_SUFFIX) else since
+                    if since < written <= settled and not _is_whole(Path(entry.path)):
+                        os.unlink(entry.path)
+                        torn.append(entry.name)
         os.utime(looked, (settled, settled))
     return torn
 

@@ -53,6 +53,8 @@ class PreemptionHandler:
         elif now - self._at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            # The kernel spares the first process of a container.
+            os._exit(128 + number)
 
     def poll(self) -> None:
         """Raises `Preempted` if a signal has come, to any process of the run.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import jax
 import numpy as np
@@ -67,6 +67,7 @@ class Fleet:
       folder: where such folders go, one for each version; the servers read it too.
       dtype: of the servers, and `bound`, how far off their log-probabilities may be.
       sender: brings weights over NCCL; a folder is then written only for servers to start with.
+      lock: of the folder: another run of its name would take versions away.
       held: version that the servers hold; None: not known.
       alive: servers that can be asked.
     """
@@ -80,6 +81,7 @@ class Fleet:
     bound: float
     say: Callable[[str], None]
     sender: Sender | None = None
+    lock: TextIO | None = None
     held: int | None = None
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)

@@ -151,7 +151,13 @@ def read_meta(state: Path) -> dict[str, Any]:
 
 def damaged_policy(state: Path, reason: str) -> UserError:
     """The refusal of a checkpoint that is opened to be used elsewhere."""
-    older = [step for step in steps_in(state.parents[1]) if step < int(state.parent.name)]
+    steps = steps_in(state.parents[1])
+    if steps and not state.parent.exists():
+        return UserError(
+            f"{state.parent}: was dropped by its run, which goes on; run the same command again, "
+            f"or write --step {steps[-1]}"
+        )
+    older = [step for step in steps if step < int(state.parent.name)]
     instead = f", or use the one before: --step {older[-1]}" if older else ""
     return UserError(
         f"{state}: damaged, can't read the policy ({reason}); copy the run's checkpoint "

@@ -139,11 +139,13 @@ class Trainer:
         records = []
         if self.writes:
             if not self.finished(state, step):
-                # A longer run than it was: what was its last evaluation is none any more.
+                # A longer run than it was: what was its end is none any more.
                 self.folder.forget_evaluation("after")
+                self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
+        there = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
-            self._note_evaluation(record)
+            self._note_evaluation(record, kept=record["step"] in there)
         self._keep_best()
         if self.writes and "after" in self.evaluations:
             self.took = history.recorded_seconds(self.folder, step)
@@ -167,12 +169,12 @@ class Trainer:
         if self.config.loss.kl_coef > 0:
             self.reference = jax.tree.map(lambda x: x.copy(), start.train.policy) | self.run.frozen
 
-    def _note_evaluation(self, record: dict[str, Any]) -> None:
-        """Remembers an evaluation, and whether it is the best so far."""
+    def _note_evaluation(self, record: dict[str, Any], *, kept: bool = True) -> None:
+        """Remembers an evaluation, and whether it is the best of those whose checkpoint is kept."""
         self.evaluated.append(record)
         if record["when"] in FRAME:
             self.evaluations[record["when"]] = record["sets"]
-        if record["when"] == "before":
+        if record["when"] == "before" or not kept:
             return
         score = anytime_score(record["anytime"], self.selected)
         before = None if self.best is None else self.best["accuracy"]

@@ -24,7 +24,7 @@ from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe
 from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.served import Asking, without_tag
-from bacr_jax.runs.folder import usable
+from bacr_jax.runs.folder import lock_folder, usable
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
 
@@ -58,8 +58,10 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         own_cuts=spec.own_cuts,
     )
     where = Path(config.rollout.weights_dir) / folder.absolute().name
-    with usable(f"rollout.weights_dir={config.rollout.weights_dir}"):
+    named = f"rollout.weights_dir={config.rollout.weights_dir}: {where}"
+    with usable(named):
         where.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(where, named)
     dtype, style = config.model.compute_dtype, environment.style
     base = None if config.model.path is None else Path(config.model.path)
     # Servers get the run's export, in the type that is sampled in.
@@ -67,7 +69,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     write = lambda params, out: write_params(out, params, about, dtype=dtype)
     # Servers round no operand of their own.
     bound = BOUNDS[config.model.product_dtype or dtype]
-    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say)
+    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say, lock=lock)
     if config.rollout.transfer == "nccl":
         device = jax.local_devices()[0]
         fleet.sender = Sender(find_libraries(), device, functools.partial(_tensors, about, device))

@@ -479,9 +479,12 @@ def _read(config: Config, paths: WarmupPaths, like: Params) -> Params:
 def _keep(run: WarmUp, paths: WarmupPaths, measured: dict[str, float]) -> None:
     """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
     record = {"steps": run.step, **measured}
+    if processes.is_first():
+        # Without the file that says whose they are, weights may be another warm-up's.
+        shutil.rmtree(paths.weights, ignore_errors=True)
+    processes.largest(0)  # Waits for process 0.
     checkpoints = Checkpoints(paths.weights, keep=1)
-    if checkpoints.latest != run.step:
-        checkpoints.save(run.step, run.params, record)
+    checkpoints.save(run.step, run.params, record)
     checkpoints.close()
     if processes.is_first():
         identity = {"fingerprint": warmup_fingerprint(run.config), **record}
