@@ -194,11 +194,8 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     if any(len(rows) > 2 for rows in measured.values()):
         one = next(iter(measured.values()))
         drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
-    tables = [table.comparison(f"{title}: {_WHAT}", policies)]
-    others = table.without_near_duplicates(policies)
-    if others is not None:
-        without = table.title_without(title, policies, others)
-        tables.append(table.comparison(f"{without}: {_WHAT}", others))
+    both = table.with_and_without(title, policies)
+    tables = [table.comparison(f"{which}: {_WHAT}", found) for which, found in both]
     if len(runs) == 1:
         last = list(policies.values())[-1]
         tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]

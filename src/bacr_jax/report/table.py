@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -277,8 +277,14 @@ def set_titles(specs: Iterable[str]) -> dict[str, str]:
     }
 
 
-def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summary] | None:
-    """The same policies on the problems that are no near-duplicates of training questions."""
+def with_and_without(
+    title: str, policies: Mapping[str, Summary]
+) -> Iterator[tuple[str, Mapping[str, Summary]]]:
+    """Policies with their title, and where there are any, without near-duplicates once more.
+
+    That title: `math500 without 29 near-duplicates of training questions (471 problems)`.
+    """
+    yield title, policies
     key = "without_near_duplicates"
     others = {
         name: {
@@ -287,12 +293,8 @@ def without_near_duplicates(policies: Mapping[str, Summary]) -> dict[str, Summar
         }
         for name, summary in policies.items()
     }
-    marked = any(budgets for summary in others.values() for budgets in summary.values())
-    return others if marked else None
-
-
-def title_without(name: str, policies: Mapping[str, Summary], others: Mapping[str, Summary]) -> str:
-    """`math500 without 29 near-duplicates of training questions (471 problems)`."""
+    if not any(budgets for summary in others.values() for budgets in summary.values()):
+        return
 
     def count(summaries: Mapping[str, Summary]) -> int:
         of_modes = (budgets for summary in summaries.values() for budgets in summary.values())
@@ -300,7 +302,7 @@ def title_without(name: str, policies: Mapping[str, Summary], others: Mapping[st
 
     left = count(others)
     near = f"{count(policies) - left:,} near-duplicates of training questions"
-    return f"{name} without {near} ({left:,} problems)"
+    yield f"{title} without {near} ({left:,} problems)", others
 
 
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:

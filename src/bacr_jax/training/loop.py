@@ -433,12 +433,8 @@ class Trainer:
                 self.method.name: self.evaluations["after"][name],
             }
             title = "accuracy by thinking budget, 95 % intervals"
-            shown = table.set_title(name)
-            self.progress.say(table.comparison_table(f"{shown}: {title}", policies))
-            others = table.without_near_duplicates(policies)
-            if others is not None:
-                which = table.title_without(shown, policies, others)
-                self.progress.say(table.comparison_table(f"{which}: {title}", others))
+            for which, found in table.with_and_without(table.set_title(name), policies):
+                self.progress.say(table.comparison_table(f"{which}: {title}", found))
             if questions.set.note:
                 self.progress.say(questions.set.note)
         publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
