@@ -91,8 +91,7 @@ def _apply(
     """An optimizer step, undone entirely where `keep` is False."""
     updates, new_opt = tx.update(grads, opt, params)
     new = optax.apply_updates(params, updates)
-    choose = lambda a, b: jax.tree.map(lambda x, y: jnp.where(keep, x, y), a, b)
-    return choose(new, params), choose(new_opt, opt)
+    return optax.tree.where(keep, (new, new_opt), (params, opt))
 
 
 def gradients(

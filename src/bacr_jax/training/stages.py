@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import advantages, curriculum
@@ -373,11 +374,6 @@ def update(
     return train, metrics
 
 
-def _chosen(good: Bool[Array, ""] | bool, new: Any, old: Any) -> Any:
-    """The new state if it is good, else the old one."""
-    return jax.tree.map(lambda x, y: jnp.where(good, x, y), new, old)
-
-
 @jax.jit
 def all_finite(tree: Any) -> Bool[Array, ""]:
     """Whether every number of a state is one."""
@@ -395,13 +391,13 @@ def _updated(
 ) -> Any:
     """What the method makes of a batch whose rewards are finite."""
     new = method.update(method_state, group_batch, rewards, values)
-    return _chosen(jnp.isfinite(rewards).all(), new, method_state)
+    return optax.tree.where(jnp.isfinite(rewards).all(), new, method_state)
 
 
 @jax.jit
 def _finite(new: Any, old: Any) -> Any:
     """The new state if all of it is finite, else the old one."""
-    return _chosen(all_finite(new), new, old)
+    return optax.tree.where(all_finite(new), new, old)
 
 
 def update_method(
@@ -448,6 +444,7 @@ def adapted(
     """
     seen = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)
     moved = curriculum.update_pass_rates(seen, source=settings.pass_rate)
+    after = optax.tree.where(due, moved, seen)
     # One outcome that is no number would stay in every average to come.
-    new: CurriculumState = _chosen(jnp.isfinite(correct).all(), _chosen(due, moved, seen), before)
+    new: CurriculumState = optax.tree.where(jnp.isfinite(correct).all(), after, before)
     return new
