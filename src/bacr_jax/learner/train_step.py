@@ -213,10 +213,8 @@ def train_step(
         grads = part(minibatch)
     else:
         split = _split(minibatch, micro_batches, spec)
-        shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], split))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        if copies.num_copies(spec) > 1:
-            zeros = copies.laid_out(zeros, spec)
+        first = jax.tree.map(lambda x: x[0], split)
+        zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
         add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
         grads, _ = jax.lax.scan(add, zeros, split)
     return apply_update(
