@@ -85,7 +85,7 @@ def _over(below: Any, value: Any) -> Any:
 
 def overridden(text: str) -> tuple[str, Any]:
     """Key and value of `key=value` on the command line."""
-    given = parse_override(text, "command line")
+    given = parse_override(text)
     return given.prefix[:-1], constructed(given)
 
 

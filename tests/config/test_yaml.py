@@ -16,7 +16,7 @@ def read(path):
 
 
 def override(text):
-    return list(entries(parse_override(text, "command line"), SECTIONS))
+    return list(entries(parse_override(text), SECTIONS))
 
 
 def test_an_entry_knows_its_key_its_value_and_its_place(tmp_path):

@@ -196,11 +196,11 @@ class TestResuming:
         )
         open_run(tmp_path, often).__exit__(None, None, None)
 
-    def test_evaluations_of_a_kind_are_forgotten(self, tmp_path):
+    def test_the_last_evaluation_is_forgotten(self, tmp_path):
         with open_run(tmp_path, Config()) as folder:
             for when in ("before", "during", "after"):
                 append_line(folder.evaluations, {"step": 4, "when": when})
-            folder.forget_evaluation("after")
+            folder.forget_last_evaluation()
             assert [r["when"] for r in read_lines(folder.evaluations)] == ["before", "during"]
 
 

@@ -161,7 +161,7 @@ def _over(
     values: Mapping[str, Any], overrides: Sequence[str], files: Sequence[Parsed] = ()
 ) -> Config:
     """The config of values, of files over them and of overrides over these; the last wins."""
-    parsed = [*files, *(parse_override(text, "command line") for text in overrides)]
+    parsed = [*files, *map(parse_override, overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
     found = [entry for one in parsed for entry in entries(one, sections)]
     return typing.cast(Config, _build(Config, "", {**values, **_read(found)}))

@@ -157,12 +157,12 @@ def _nearest_file(path: Path) -> str:
     return str(path.parent / close[0]) if close else shipped.instead_of(path)
 
 
-def parse_override(override: str, source: str) -> Parsed:
-    """Parses `a.b=value`, the value as YAML."""
+def parse_override(override: str) -> Parsed:
+    """Parses `a.b=value` of a command line, the value as YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
-        raise UserError(f"{source}: found {shown(override)}; write key=value, such as seed=1")
-    return _document(value, source, f"{key.strip()}.", lines=False)
+        raise UserError(f"command line: found {shown(override)}; write key=value, such as seed=1")
+    return _document(value, "command line", f"{key.strip()}.", lines=False)
 
 
 def _is_null(node: yaml.Node) -> bool:

@@ -195,10 +195,10 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
             else:
                 keep_until(path, step)
 
-    def forget_evaluation(self, when: str) -> None:
-        """Drops the evaluations made at `when`."""
+    def forget_last_evaluation(self) -> None:
+        """Drops the evaluation made after training."""
         records = read_lines(self.evaluations)
-        kept = [record for record in records if record.get("when") != when]
+        kept = [record for record in records if record.get("when") != "after"]
         if kept != records:
             write_lines(self.evaluations, kept)
 

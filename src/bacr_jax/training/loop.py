@@ -140,7 +140,7 @@ class Trainer:
         if self.writes:
             if not self.finished(state, step):
                 # A longer run than it was: what was its end is none any more.
-                self.folder.forget_evaluation("after")
+                self.folder.forget_last_evaluation()
                 self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
         there = self.checkpoints.steps
