@@ -7,8 +7,6 @@ Rows that begin alike (a prompt's rollouts, where nothing tells the prompt a bud
 tokens. Both directions are gathers, and so are both gradients: scatters are slow on every backend.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -86,7 +84,7 @@ def _over_rows(mask: Bool[Array, "B T"], like: Array) -> Array:
     return mask.reshape(*mask.shape, *[1] * (like.ndim - 2))
 
 
-@partial(jax.custom_vjp)
+@jax.custom_vjp
 def _listed(rows: Array, real: RealTokens) -> Array:
     return _pick(rows, real)
 
@@ -99,7 +97,7 @@ def _listed_gradient(real: RealTokens, g: Array) -> tuple[Array, None]:
 _listed.defvjp(lambda rows, real: (_pick(rows, real), real), _listed_gradient)
 
 
-@partial(jax.custom_vjp)
+@jax.custom_vjp
 def _spread(listed: Array, real: RealTokens) -> Array:
     return _put(listed, real)
 
