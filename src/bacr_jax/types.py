@@ -65,8 +65,7 @@ class Prompts:
 
     def take(self, index: Int[np.ndarray, "n"]) -> "Prompts":
         """Rows at some places, on the host."""
-        rows: Prompts = jax.tree.map(lambda x: np.asarray(x)[index], self)
-        return rows
+        return jax.tree.map(lambda x: np.asarray(x)[index], self)
 
     def padded(self, width: int) -> "Prompts":
         """The same, on the host, in rows of so many places."""

@@ -122,8 +122,7 @@ def stacked(prompts: Sequence[Prompts]) -> Prompts:
     """Prompts one after the other, padded to the widest."""
     width = max(part.tokens.shape[1] for part in prompts)
     wide = [part.padded(width) for part in prompts]
-    joined: Prompts = jax.tree.map(lambda *x: np.concatenate(x), *wide)
-    return joined
+    return jax.tree.map(lambda *x: np.concatenate(x), *wide)
 
 
 def open_decoder(

@@ -146,8 +146,7 @@ def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
         chosen = np.asarray(leaf)[index]
         return np.pad(chosen, [(0, rows - len(index))] + [(0, 0)] * (chosen.ndim - 1))
 
-    picked: Batch = jax.tree.map(pick, batch)
-    return picked
+    return jax.tree.map(pick, batch)
 
 
 def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:

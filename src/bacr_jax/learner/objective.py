@@ -105,8 +105,7 @@ def chunked_logprobs(
         )
         return jax.tree.map(lambda x: x.reshape(b, width), scores)
 
-    found: tuple[Array, Array] = logprobs.by_chunks(of_chunk, (states, targets), width, axis=1)
-    return found
+    return logprobs.by_chunks(of_chunk, (states, targets), width, axis=1)
 
 
 def _answer_targets(

@@ -133,8 +133,7 @@ def token_logprobs(
         scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
         return logprob_and_entropy(scores, ids)
 
-    found: tuple[Array, Array] = by_chunks(of_chunk, (hidden, targets), chunk)
-    return found
+    return by_chunks(of_chunk, (hidden, targets), chunk)
 
 
 def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int = 0) -> Any:
@@ -175,5 +174,4 @@ def token_energies(
         chosen = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
         return 1.0 - 2.0 * chosen + jnp.square(p).sum(-1)
 
-    found: Array = by_chunks(of_chunk, (hidden, targets), chunk)
-    return found
+    return by_chunks(of_chunk, (hidden, targets), chunk)

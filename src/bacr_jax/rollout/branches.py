@@ -282,8 +282,7 @@ def decode_branches(
         )
         return shard_rows(state, spec.mesh)
 
-    advanced: BranchState = jax.lax.fori_loop(0, num_steps, advance, state)
-    return advanced
+    return jax.lax.fori_loop(0, num_steps, advance, state)
 
 
 def branches_of(state: BranchState) -> Branches:

@@ -195,20 +195,15 @@ class Engine:
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
         """Of each slot, on the host: has it ended, is it broken, how many tokens has it sampled."""
         state = self._state
-        numbers: tuple[np.ndarray, np.ndarray, np.ndarray] = to_host(
-            (state.ended, state.broken, state.sampled)
-        )
-        return numbers
+        return to_host((state.ended, state.broken, state.sampled))
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
         """Prompt and sampled tokens of each slot, on the host."""
-        tokens: np.ndarray = to_host(self._state.tokens)
-        return tokens
+        return to_host(self._state.tokens)
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
         """Thinking of the rows in `slots`, on the host."""
-        trunks: Trunks = jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
-        return trunks
+        return jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
 
     def open_branches(
         self,

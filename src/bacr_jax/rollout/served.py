@@ -106,8 +106,7 @@ class Asking:
         if not self.own_cuts:
             return asked.cuts
         cuts, ends, limits = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
-        placed: list[int] = cuts_of_trace(cuts, ends, limits)[0].tolist()
-        return placed
+        return cuts_of_trace(cuts, ends, limits)[0].tolist()
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:

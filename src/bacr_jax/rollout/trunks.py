@@ -292,8 +292,7 @@ def decode_trunks(
         state = trunk_step(params, state, draws, spec=spec)
         return shard_rows(state, spec.mesh)
 
-    advanced: TrunkState = jax.lax.fori_loop(0, num_steps, advance, state)
-    return advanced
+    return jax.lax.fori_loop(0, num_steps, advance, state)
 
 
 def resize_caches(state: TrunkState, length: int) -> TrunkState:

@@ -446,5 +446,4 @@ def adapted(
     moved = curriculum.update_pass_rates(seen, source=settings.pass_rate)
     after = optax.tree.where(due, moved, seen)
     # One outcome that is no number would stay in every average to come.
-    new: CurriculumState = optax.tree.where(jnp.isfinite(correct).all(), after, before)
-    return new
+    return optax.tree.where(jnp.isfinite(correct).all(), after, before)
