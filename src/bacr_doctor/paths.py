@@ -171,8 +171,7 @@ class Trial:
         """The state before any step."""
         # A step is given its arrays for good: they are copies.
         trained = jax.tree.map(jnp.array, adapters.split(self.params)[1])
-        made: TrainState = init_state(trained, None, self.optimizer, self.optimizer)
-        return self.policy.place(made)
+        return self.policy.place(init_state(trained, None, self.optimizer, self.optimizer))
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
         """The state after an update, and its metrics."""

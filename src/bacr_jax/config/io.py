@@ -12,7 +12,6 @@ import json
 import math
 import operator
 import textwrap
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +163,7 @@ def _over(
     parsed = [*files, *map(parse_override, overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
     found = [entry for one in parsed for entry in entries(one, sections)]
-    return typing.cast(Config, _build(Config, "", {**values, **_read(found)}))
+    return _build(Config, "", {**values, **_read(found)})
 
 
 class _Dumper(yaml.SafeDumper):

@@ -166,8 +166,7 @@ def _layout(name: str, config: DataConfig) -> Layout:
 
 def _trace(row: source.Row, style: str) -> str:
     """A way to the answer as its column holds it; of one with a "####" line what is before that."""
-    text: str = row.metadata["traces"][style]
-    return text.partition("####")[0].strip()
+    return row.metadata["traces"][style].partition("####")[0].strip()
 
 
 def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name: str) -> str:

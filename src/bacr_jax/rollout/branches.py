@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import chex
 import jax
@@ -82,9 +81,7 @@ def answer(
     part = np.searchsorted(first, source, side="right") - 1
     index = source + part * at_once - first[part]
     pick = lambda x: np.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
-    shared: Branches = jax.tree.map(pick, joined)
-    served: Any = source
-    return dataclasses.replace(shared, source=served)
+    return dataclasses.replace(jax.tree.map(pick, joined), source=source)
 
 
 @pytree

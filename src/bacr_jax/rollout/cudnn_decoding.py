@@ -54,8 +54,7 @@ def attend_rows(
     mesh: parallel.AnyMesh | None = None,
 ) -> Float[Array, "B 1 N H"]:
     """Attention of one token per row over the first keys of its own cache, its own among them."""
-    attended: Array = _kernel(q, cache, lengths, mesh)
-    return attended.reshape(q.shape)
+    return _kernel(q, cache, lengths, mesh).reshape(q.shape)
 
 
 def partial_rows(

@@ -320,8 +320,7 @@ def take_slots(
     phi = state.phi
     if phi is not None:
         phi = jnp.take(phi, slots, axis=phi.ndim - 2)
-    trunks: Trunks = jax.tree.map(pick, trunks_of(state))
-    return cache, trunks, phi
+    return cache, jax.tree.map(pick, trunks_of(state)), phi
 
 
 def trunks_of(state: TrunkState) -> Trunks:
