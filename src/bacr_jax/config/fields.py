@@ -35,9 +35,7 @@ class Key:
 
 
 # The same few classes are walked again and again.
-@functools.cache
-def _hints_of(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints_of = functools.cache(typing.get_type_hints)
 
 
 def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:

@@ -25,6 +25,8 @@ ENDINGS = (".yaml", ".yml")
 CONFIGS, STUDIES = ("", "methods", "examples", "studies/tasks"), ("studies",)
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
+# Unlike Path's method of the same name it has an answer to a name that is too long.
+_is_file = os.path.isfile
 
 
 def root() -> Path:
@@ -61,11 +63,6 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
         f"{text}: found the file {own[0]} here and a config of this name that ships with the "
         f"package; write ./{own[0]} for the one, {ours} for the other"
     )
-
-
-def _is_file(path: Path) -> bool:
-    # Unlike the method of the same name it has an answer to a name that is too long.
-    return os.path.isfile(path)
 
 
 def instead_of(path: Path) -> str:
