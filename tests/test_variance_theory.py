@@ -171,7 +171,7 @@ class TestMixedBudgets:
         probability = (PROBS[index] * self.BUDGET_PROBS[budget]).prod(-1)
         rewards = REWARDS[index] * self.BUDGETS[budget]
         values = MU * self.BUDGETS[budget]
-        as_jax = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+        as_jax = lambda x: jnp.asarray(x, jnp.float32)
         return index, probability, as_jax(rewards), as_jax(values)
 
     def gradient(self):

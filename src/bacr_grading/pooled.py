@@ -97,7 +97,7 @@ class Ahead(Generic[Asked, Said]):
                 if fresh and not self._failures:
                     self._said |= self._run(fresh, self._check)
             # `finish` raises it, `drop` forgets it.
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 self._failures.append(error)
 
 

@@ -43,7 +43,7 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
     try:
         function = load(setup)
     # Whatever a file does when it is loaded, the reason for not being ready goes to the parent.
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         say(replies, {"refused": told(error, setup["path"])})
         return
     score = functools.partial(graded, function, setup["batch"], setup["path"])
@@ -113,7 +113,7 @@ def graded(
     except MemoryError:
         return {**_none(count, MEMORY, "MemoryError"), "memory": True}
     # SystemExit too: a verifier must not end the worker by it.
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         said = told(error, path)
         return {**_none(count, RAISED, said), "error": type(error).__name__}
     if found is None or len(found) != count:
@@ -140,7 +140,7 @@ def score_of(value: Any) -> tuple[float | None, str]:
         return None, TEXT
     try:
         number = float(value)
-    except Exception:  # noqa: BLE001  (whatever an object does when it is asked for a number)
+    except Exception:  # Whatever an object does when it is asked for a number.
         return None, TEXT
     if math.isnan(number):
         return None, NAN
@@ -153,7 +153,7 @@ def shown(value: Any) -> str:
     """A value that is no score, for people."""
     try:
         return f"it returned {value!r}"[:MOST_SAID]
-    except Exception:  # noqa: BLE001
+    except Exception:
         return f"it returned a {type(value).__name__}"
 
 

@@ -31,7 +31,7 @@ class TestReward:
     @staticmethod
     def reward(lengths, correct, alpha, *, well_formed=1, limit=np.inf, budget=1000):
         lengths = jnp.asarray(lengths)
-        full = lambda x: jnp.full(lengths.shape, x, jnp.float32)  # noqa: E731
+        full = lambda x: jnp.full(lengths.shape, x, jnp.float32)
         return selfbudgeter.declared_budget_reward(
             full(well_formed),
             full(correct),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("grain", reason="Grain is not installed")
 
-from bacr_jax.questions.stream import QuestionStream  # noqa: E402
+from bacr_jax.questions.stream import QuestionStream
 
 OF = np.array([0, 1, 0, 3, 1, 0, 0, 3, 0, 1])
 
