@@ -193,7 +193,7 @@ def summary(
     return {
         "kind": "variance",
         "size": size,
-        "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
+        "settings": dataclasses.asdict(settings),
         "wall_seconds": seconds,
         "versions": {name: version(name) for name in VERSIONED},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
