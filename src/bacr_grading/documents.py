@@ -14,7 +14,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 class NotJson(ValueError):
     """What is wrong with a text that should be JSON, in a few words."""
+
+
+class Repeated(NotJson):
+    """A key or column that stands twice in a table, of which readers see the last one only."""
 
 
 def nearest(path: Path, otherwise: str) -> str:
@@ -87,7 +92,8 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
     """Reads JSON; bytes are UTF-8.
 
     `table`: rows of a table, whose readers leave single fields out: lets NaN through, which tables
-    write for a missing number, and halves of surrogate pairs, which no file can hold.
+    write for a missing number, and halves of surrogate pairs, which no file can hold; no key that
+    stands twice (`Repeated`).
 
     NotJson: no JSON, or JSON with more than 64 levels, numbers that no float can hold, NaN or
       halves of surrogate pairs.
@@ -100,7 +106,11 @@ def parse_json(text: str | bytes, *, table: bool = False) -> Any:
         raise NotJson(f"nested deeper than {MAX_DEPTH} levels")
     try:
         value = json.loads(
-            text, parse_int=_whole, parse_float=_number, parse_constant=float if table else _refuse
+            text,
+            parse_int=_whole,
+            parse_float=_number,
+            parse_constant=float if table else _refuse,
+            object_pairs_hook=_once if table else None,
         )
     except json.JSONDecodeError as error:
         raise NotJson(f"{error.msg}: line {error.lineno} column {error.colno}") from None
@@ -136,11 +146,26 @@ def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = parse_json(line, table=True)
             fault = "" if isinstance(row, dict) else f"found {type(row).__name__}"
+        except Repeated as error:
+            raise NotJson(f"line {number}: {error}") from None
         except NotJson as error:
             fault = str(error)
         if fault:
             raise NotJson(f"line {number}: {fault}; write one JSON object a line")
         yield number, row
+
+
+def check_once(names: Sequence[str]) -> None:
+    """Refuses names of which one stands twice, as `Repeated`."""
+    if len({*names}) < len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        raise Repeated(f"found {name!r:.60} twice; write it once")
+
+
+def _once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(fields)) < len(fields):
+        check_once([name for name, _ in fields])
+    return found
 
 
 def _depth(text: str) -> int:

@@ -48,6 +48,10 @@ def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
         (b'{"pred": "1"}', "no field 'gold', found ['pred']"),
         (b'{"pred": 1, "gold": "1"}', "pred is no string"),
         (b"\xff", "not UTF-8"),
+        (
+            b'{"pred": "1", "pred": "2", "gold": "2"}',
+            "line 1: found 'pred' twice; write it once\n",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, content, message):

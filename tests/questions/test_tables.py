@@ -183,7 +183,7 @@ class TestRefusals:
             ("a.csv", "question,answer\n1\n", "row 1: has not as many fields"),
             ("a.csv", 'question,answer\n"1"2,3\n', "a.csv line 2: "),
             ("a.csv", b"question,answer\n\xe9,1\n", "not UTF-8 at byte 16"),
-            ("a.csv", "answer,question,answer\n1,2,3\n", "line 1: found 'answer' twice; write it"),
+            ("a.csv", "answer,question,answer\n1,2,3\n", "a.csv: found 'answer' twice; write it"),
             ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 1}}', "line 2: found 'b' twice; write it"),
             ("a.json", '[{"a": 1}, {"a": 1, "a": 2}]', "a.json: found 'a' twice; write it once"),
         ],
@@ -197,6 +197,15 @@ class TestRefusals:
         pytest.importorskip("pyarrow", reason="the extra hub is not installed")
         with pytest.raises(UserError, match="no Parquet file"):
             read(put(tmp_path / "a.parquet", b"PAR1 and then nothing"))
+
+    def test_a_column_of_a_parquet_file_that_stands_twice(self, tmp_path):
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        cells = [pyarrow.array([text]) for text in ("1+1", "1", "2")]
+        table = pyarrow.Table.from_arrays(cells, names=["question", "answer", "answer"])
+        parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(UserError, match="jsonl:x: a.parquet: found 'answer' twice; write it"):
+            read(tmp_path / "a.parquet")
 
     def test_what_is_neither_file_nor_folder(self, tmp_path):
         (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")

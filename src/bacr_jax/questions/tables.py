@@ -4,16 +4,14 @@ Needs nothing but the standard library, except that Parquet and the hub need the
 """
 
 import csv
-import functools
 import importlib
 import io
-import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bacr_grading.documents import Repeated, check_once
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 from bacr_jax.errors import UserError, first_of, reason_of
 
@@ -156,7 +154,7 @@ def _read(file: Path, where: str) -> list[Record]:
             return _read_csv(text, file, where)
         if suffix == ".json":
             return _read_json(text, file, where)
-        return _read_lines(text, file, where)
+        return [row for _, row in parse_lines(text)]
     except OSError as error:
         raise UserError(
             f"{where}: can't read {str(file)!r} ({error.strerror or error}); write another path"
@@ -165,27 +163,20 @@ def _read(file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
         ) from None
+    except Repeated as error:
+        raise UserError(f"{where}: {file.name}: {error}") from None
     except NotJson as error:
         raise UserError(f"{where}: {file.name} {error}") from None
-
-
-def _read_lines(text: str, file: Path, where: str) -> list[Record]:
-    rows = [row for _, row in parse_lines(text)]
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            once = functools.partial(_check_once, where=f"{where}: {file.name} line {number}")
-            json.loads(line, object_pairs_hook=once)
-    return rows
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Record]:
     """A list of objects, one object (a row), or, under the wrong name, one object a line."""
     try:
         found = parse_json(text, table=True)
+    except Repeated:
+        raise
     except NotJson:
-        return _read_lines(text, file, where)
-    once = functools.partial(_check_once, where=f"{where}: {file.name}")
-    json.loads(text, object_pairs_hook=once)
+        return [row for _, row in parse_lines(text)]
     rows = found if isinstance(found, list) else [found]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
@@ -194,13 +185,6 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
                 "objects"
             )
     return rows
-
-
-def _check_once(fields: Sequence[tuple[str, Any]], where: str) -> None:
-    """Refuses a key or column that stands twice, of which readers see the last one only."""
-    if len(dict(fields)) < len(fields):
-        name, _ = Counter(name for name, _ in fields).most_common(1)[0]
-        raise UserError(f"{where}: found {name!r:.60} twice; write it once")
 
 
 def _read_csv(text: str, file: Path, where: str) -> list[Record]:
@@ -215,7 +199,7 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} line {line}: {error}; write a CSV with a header line"
         ) from None
-    _check_once([(name, "") for name in reader.fieldnames or ()], f"{where}: {file.name} line 1")
+    check_once(reader.fieldnames or ())
     for number, row in enumerate(rows, start=1):
         # The reader files what a row has too much under None, and what it lacks as None.
         if None in row or None in row.values():
@@ -231,7 +215,11 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         # Not read_table, which would take words of the path (level=1/) for columns.
-        return list(parquet.ParquetFile(file).read().to_pylist())
+        table = parquet.ParquetFile(file).read()
+        check_once(table.column_names)
+        return list(table.to_pylist())
+    except Repeated:
+        raise
     # Damaged files raise its own classes and plain OSError, depending on where the damage is.
     except Exception as error:
         raise UserError(
