@@ -78,6 +78,31 @@ class TestFormats:
         parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
         assert read(path) == ROWS
 
+    @pytest.mark.parametrize(
+        ("kind", "cell", "read_as"),
+        [
+            ("timestamp", 1001, "1970-01-01 00:00:00.000001001"),
+            ("list_", [1001], None),
+            ("string", b"\xff", b"\xff"),
+        ],
+    )
+    def test_parquet_columns_that_python_can_not_hold_leave_the_others(
+        self, tmp_path, kind, cell, read_as
+    ):
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        kinds = {
+            "timestamp": pyarrow.timestamp("ns"),
+            "list_": pyarrow.list_(pyarrow.timestamp("ns")),
+            "string": pyarrow.binary(),
+        }
+        odd = pyarrow.array([cell, None], kinds[kind])
+        odd = odd.view(pyarrow.string()) if kind == "string" else odd
+        table = pyarrow.Table.from_pylist(ROWS).append_column("odd", odd)
+        parquet.write_table(table, tmp_path / "a.parquet")
+        odd_cells = [{"odd": read_as}, {"odd": None}]
+        assert read(tmp_path / "a.parquet") == [row | one for row, one in zip(ROWS, odd_cells)]
+
     @given(st.lists(st.dictionaries(st.text(max_size=4), st.text()), min_size=1, max_size=4))
     def test_whatever_json_can_write_comes_back(self, tmp_path_factory, rows):
         path = tmp_path_factory.mktemp("rows") / "a.jsonl"

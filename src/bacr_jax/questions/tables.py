@@ -211,21 +211,33 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
 
 
 def _read_parquet(file: Path, where: str) -> list[Record]:
-    _module("pyarrow", where, "a Parquet file")
+    pyarrow = _module("pyarrow", where, "a Parquet file")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
         # Not read_table, which would take words of the path (level=1/) for columns.
         table = parquet.ParquetFile(file).read()
-        check_once(table.column_names)
-        return list(table.to_pylist())
-    except Repeated:
-        raise
     # Damaged files raise its own classes and plain OSError, depending on where the damage is.
     except Exception as error:
         raise UserError(
             f"{where}: {file.name} is no Parquet file that can be read ({reason_of(error)}); "
             "write another path"
         ) from None
+    check_once(table.column_names)
+    cells = [_cells(column, pyarrow) for column in table.columns]
+    return [dict(zip(table.column_names, row)) for row in zip(*cells)]
+
+
+def _cells(column: Any, pyarrow: Any) -> list[Any]:
+    """Cells of an Arrow column, as text or bytes where Python can't hold them, else as None."""
+    for kind in (column.type, pyarrow.string(), pyarrow.binary()):
+        try:
+            return list(column.cast(kind).to_pylist())
+        except MemoryError:
+            raise
+        # Nanoseconds, years past 9999, texts that are not UTF-8: each raises what it likes.
+        except Exception:
+            continue
+    return [None] * len(column)
 
 
 def columns(rows: Iterable[Record]) -> list[str]:
