@@ -103,6 +103,23 @@ class TestFormats:
         odd_cells = [{"odd": read_as}, {"odd": None}]
         assert read(tmp_path / "a.parquet") == [row | one for row, one in zip(ROWS, odd_cells)]
 
+    @pytest.mark.parametrize(("bits", "cell"), [(16, 0.1), (32, 100.45), (64, 100.44999694824219)])
+    def test_parquet_floats_have_the_digits_of_their_width(self, tmp_path, bits, cell):
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        kind = getattr(pyarrow, f"float{bits}")()
+        nested = pyarrow.list_(pyarrow.struct([("b", kind)]))
+        columns = {
+            "a": pyarrow.array([cell, None], kind),
+            "often": pyarrow.array([cell, cell], kind).dictionary_encode(),
+            "deep": pyarrow.array([[{"b": cell}], None], nested),
+        }
+        parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        assert read(tmp_path / "a.parquet") == [
+            {"a": cell, "often": cell, "deep": [{"b": cell}]},
+            {"a": None, "often": cell, "deep": None},
+        ]
+
     @given(st.lists(st.dictionaries(st.text(max_size=4), st.text()), min_size=1, max_size=4))
     def test_whatever_json_can_write_comes_back(self, tmp_path_factory, rows):
         path = tmp_path_factory.mktemp("rows") / "a.jsonl"

@@ -1,6 +1,6 @@
 """Rows of JSONL, JSON, CSV and Parquet files: one file, a folder, or a dataset of the hub.
 
-Needs nothing but the standard library, except that Parquet and the hub need the extra `hub`.
+Needs nothing but NumPy, except that Parquet and the hub need the extra `hub`.
 """
 
 import csv
@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bacr_grading.documents import Repeated, check_once
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
@@ -28,6 +30,10 @@ SPLITS = {
 _HUB_NAME = re.compile(
     r"hf://(?:datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<inside>.+))?"
 )
+
+
+# Arrow's names of floats that a double would write with more digits than they have.
+_SHORT: dict[str, Any] = {"halffloat": np.float16, "float": np.float32}
 
 
 class NotThere(UserError):
@@ -231,13 +237,26 @@ def _cells(column: Any, pyarrow: Any) -> list[Any]:
     """Cells of an Arrow column, as text or bytes where Python can't hold them, else as None."""
     for kind in (column.type, pyarrow.string(), pyarrow.binary()):
         try:
-            return list(column.cast(kind).to_pylist())
+            cells = column.cast(kind).to_pylist()
         except MemoryError:
             raise
         # Nanoseconds, years past 9999, texts that are not UTF-8: each raises what it likes.
         except Exception:
             continue
+        return [_plain(cell, kind) for cell in cells]
     return [None] * len(column)
+
+
+def _plain(cell: Any, kind: Any) -> Any:
+    """A cell of an Arrow type, its short floats as they are written, not with a double's digits."""
+    if isinstance(cell, dict) and hasattr(kind, "get_field_index"):
+        return {name: _plain(one, kind.field(name).type) for name, one in cell.items()}
+    # The type of what is in a list, or behind the numbers of a dictionary.
+    kind = getattr(kind, "value_type", kind)
+    if isinstance(cell, list):
+        return [_plain(one, kind) for one in cell]
+    short = _SHORT.get(str(kind)) if isinstance(cell, float) else None
+    return cell if short is None else float(str(short(cell)))
 
 
 def columns(rows: Iterable[Record]) -> list[str]:
