@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import decimal
 import json
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from bacr_grading import Grader
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
-from bacr_jax.questions import math_sets
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import NO_GOLD, NO_QUESTION
 
@@ -333,7 +333,45 @@ def test_verbatim_answers_are_the_text_of_their_column(tmp_path):
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(float("nan"), ""), (datetime.date(2024, 7, 26), '"2024-07-26"'), (["1"], '["1"]')],
+    [(float("nan"), []), (["1"], ['["1"]']), (2.5, ["2.5"]), ({"a": 1}, ['{"a": 1}'])],
 )
-def test_cells_of_any_type_are_texts_or_nothing(answer, text):
-    assert math_sets._verbatim({"answer": answer}, ["answer"]) == text
+def test_verbatim_answers_that_are_no_text_are_json_or_nothing(tmp_path, answer, text):
+    rows = [{"question": "Q", "answer": answer}, {"question": "Q", "answer": "x"}]
+    assert load(tmp_path, "jsonl", rows, answers="verbatim", num_groups=1).answers == [*text, "x"]
+
+
+@pytest.mark.parametrize("answers", ["parsed", "verbatim"])
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (decimal.Decimal("3.50"), "3.50"),
+        (datetime.date(2024, 7, 26), "2024-07-26"),
+        (datetime.time(1, 2), "01:02:00"),
+        (b"x", "x"),
+        (b"\xff", None),
+    ],
+)
+def test_cells_of_parquet_that_json_has_not_are_their_text(tmp_path, answers, cell, text):
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = pyarrow.scalar(cell).type
+    more = b"y" if isinstance(cell, bytes) else cell
+    table = pyarrow.table({"question": ["P", "Q"], "answer": pyarrow.array([cell, more], kind)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    config = DataConfig(dir=str(tmp_path), answers=answers, num_groups=1)
+    found = load_questions("jsonl:a.parquet", config, 0, "train")
+    expected = [text, "y" if isinstance(cell, bytes) else text]
+    assert found.answers == [one for one in expected if one is not None]
+
+
+@pytest.mark.parametrize("nested", ["3.50", ["3.50"], {"a": "3.50"}])
+def test_decimals_within_cells_of_parquet_are_text_too(tmp_path, nested):
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra hub is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    number = decimal.Decimal("3.50")
+    made = {str: number, list: [number], dict: {"a": number}}[type(nested)]
+    table = pyarrow.table({"question": ["Q"], "answer": [made]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    config = DataConfig(dir=str(tmp_path), answers="verbatim", num_groups=1)
+    (found,) = load_questions("jsonl:a.parquet", config, 0, "train").answers
+    assert found == (nested if isinstance(nested, str) else json.dumps(nested))

@@ -222,7 +222,7 @@ def _verbatim(row: Record, names: Sequence[str]) -> str:
         value = row.get(name)
         if isinstance(value, float) and not math.isfinite(value):
             continue
-        text = value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+        text = value if value is None or isinstance(value, str) else json.dumps(value)
         if _text(text):
             return _text(text)
     return ""

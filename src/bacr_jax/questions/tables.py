@@ -234,7 +234,7 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
 
 
 def _cells(column: Any, pyarrow: Any) -> list[Any]:
-    """Cells of an Arrow column, as text or bytes where Python can't hold them, else as None."""
+    """Cells of an Arrow column, as text where Python can't hold them, or else as None."""
     for kind in (column.type, pyarrow.string(), pyarrow.binary()):
         try:
             cells = column.cast(kind).to_pylist()
@@ -248,15 +248,25 @@ def _cells(column: Any, pyarrow: Any) -> list[Any]:
 
 
 def _plain(cell: Any, kind: Any) -> Any:
-    """A cell of an Arrow type, its short floats as they are written, not with a double's digits."""
-    if isinstance(cell, dict) and hasattr(kind, "get_field_index"):
+    """A cell of an Arrow type as JSON has it: decimals, dates and bytes as text, None for no text.
+
+    Short floats are as they are written, not with a double's digits.
+    """
+    kind = getattr(kind, "storage_type", kind)
+    if isinstance(cell, dict):
         return {name: _plain(one, kind.field(name).type) for name, one in cell.items()}
     # The type of what is in a list, or behind the numbers of a dictionary.
     kind = getattr(kind, "value_type", kind)
-    if isinstance(cell, list):
+    if isinstance(cell, list | tuple):
         return [_plain(one, kind) for one in cell]
-    short = _SHORT.get(str(kind)) if isinstance(cell, float) else None
-    return cell if short is None else float(str(short(cell)))
+    if isinstance(cell, bytes):
+        try:
+            return cell.decode()
+        except UnicodeDecodeError:
+            return None
+    if isinstance(cell, float):
+        return float(str(_SHORT.get(str(kind), float)(cell)))
+    return cell if cell is None or isinstance(cell, str | int) else str(cell)
 
 
 def columns(rows: Iterable[Record]) -> list[str]:
