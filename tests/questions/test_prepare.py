@@ -155,6 +155,19 @@ def test_nothing_of_a_set_is_written_where_a_part_of_it_differs(tmp_path):
     assert [path for path in mine.parents[1].rglob("*") if path.is_file()] == [mine]
 
 
+def test_half_of_a_surrogate_pair_is_refused_and_leaves_no_folder(tmp_path, capsys):
+    broken = [*GSM8K[:2], GSM8K[2] | {"question": "half \ud800"}]
+    folder = copies(tmp_path, train=broken)
+    assert main(["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.out == (
+        "gsm8k: left out: gsm8k: train row 3 holds half of a surrogate pair; write a place that "
+        "holds a whole copy\n"
+    )
+    assert said.err.count("\n") == 1 and "could not get gsm8k" in said.err
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_record_that_is_none_is_not_written_over(tmp_path):
     record = tmp_path / "data" / "sources.json"
     record.parent.mkdir()

@@ -196,8 +196,16 @@ def _read_record(directory: Path) -> dict[str, Any]:
 
 
 def _check_unlike(path: Path, text: str) -> None:
-    """Refuses a file that is there with another text."""
-    if path.exists() and path.read_bytes() != text.encode():
+    """Refuses a text that no file can hold, and a file that is there with another text."""
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        row = text.count("\n", 0, error.start) + 1
+        raise UserError(
+            f"{path.parent.name}: {path.stem} row {row} holds half of a surrogate pair; write a "
+            "place that holds a whole copy"
+        ) from None
+    if path.exists() and path.read_bytes() != content:
         raise UserError(
             f"{path}: is there already and holds something else; take it away, or write another "
             "folder"
