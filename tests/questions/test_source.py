@@ -127,6 +127,37 @@ def test_metadata_that_no_worker_could_read_is_refused(tmp_path):
         open_graders(Config(), [questions])
 
 
+def test_rows_that_a_score_could_not_tell_apart_are_refused(tmp_path):
+    path, nan = tmp_path / "mine.py", "float('nan')"
+
+    def opened(*metadata):
+        rows = [f"{{'question': 'Which?', 'metadata': {{'n': {one}}}}}" for one in metadata]
+        made = (
+            f"def questions(split): return [{', '.join(rows)}]\ndef score(answer, row): return 1.0"
+        )
+        path.write_text(made)
+        questions = load_questions(str(path), DATA, 0, "train")
+        open_graders(Config(), [questions])[questions.graded_by].close()
+
+    for same in (("1", "1"), (nan, nan), ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}")):
+        opened(*same)
+    line = f"data: 'mine-train-1' of {path} asks what another row asks, with other metadata; make"
+    for differ in (("1", "2"), ("[1]", "None"), ("1", "2", "1")):
+        with pytest.raises(UserError, match=re.escape(line)):
+            opened(*differ)
+
+
+def test_rows_of_two_splits_that_a_score_could_not_tell_apart_are_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def questions(split): return [{'question': 'Which?', 'metadata': {'of': split}}]\n"
+        "def score(answer, row): return float(answer == row.metadata['of'])\n"
+    )
+    both = [load_questions(str(path), DATA, 0, split) for split in ("train", "test")]
+    with pytest.raises(UserError, match="'mine-test-0' of .*mine.py asks what another row asks"):
+        open_graders(Config(), both)
+
+
 def test_the_file_on_its_page_works(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     section = page.split("## A source of your own\n")[1]

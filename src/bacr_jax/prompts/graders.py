@@ -1,5 +1,6 @@
 """Which grader a run has, shared by its processes, and grading while others are still sampled."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -15,7 +16,9 @@ from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier import packed
 from bacr_jax.config import Config
 from bacr_jax.config.derived import CORRECT, reward_shares
+from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
+from bacr_jax.questions.loaders import SCORERS
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES
 from bacr_jax.types import Branches, Trunks
@@ -136,14 +139,38 @@ def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str,
         asked = [both for found in sets if found.score == score for both in found.rows]
         verifier = load_verifier(f"{score}:score")
         verifier = dataclasses.replace(verifier, of_rows=True, whole=asked[0][0].whole)
-        # By what a grader is given of a row: its question and its answer.
-        rows = {
-            (source.render(row), row.answer or ""): packed(dataclasses.asdict(row))
-            for source, row in asked
-        }
-        return VerifierGrader(verifier, rows=rows, **workers)
+        return VerifierGrader(verifier, rows=_packed_rows(asked, score), **workers)
 
     return {kind: grader(*kind) for kind in kinds}
+
+
+def _packed_rows(asked: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
+    """Packed rows by what a grader is given of each: its question and its answer.
+
+    UserError: the metadata of a file's row is another's, or can't be packed.
+    """
+    rows: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], Any] = {}
+    for source, row in asked:
+        key = source.render(row), row.answer or ""
+        rows[key] = packed(dataclasses.asdict(row))
+        known = first.setdefault(key, row)
+        # The sets of packages may repeat a question, and nobody could change theirs.
+        if score not in SCORERS and known is not row and not _alike(known.metadata, row.metadata):
+            raise UserError(
+                f"data: {row.id!r} of {score} asks what another row asks, with other metadata; "
+                "make the questions differ"
+            )
+    return rows
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if packed(one) == packed(other):
+        return True
+    # Arrays give no truth.
+    with contextlib.suppress(ValueError):
+        return bool(one == other)
+    return False
 
 
 def open_rewards(config: Config) -> dict[str, VerifierGrader]:

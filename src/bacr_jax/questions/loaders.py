@@ -23,6 +23,7 @@ from bacr_tasks import gym, nemo_gym, verifiers_v1
 LEDGER_TEST_SIZE = 2000
 # Packages beside the library that make questions, by what stands before the colon of a set.
 _PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": verifiers_v1}
+SCORERS = {package.SCORER for package in _PACKAGES.values()}
 
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
