@@ -74,7 +74,7 @@ BAD = [
         "rates.jsonl row 1: found avg=2; write the share of correct samples, 0 to 1",
         {"rates.jsonl": '{"id": "x", "avg": 2, "samples": 1}'},
     ),
-    (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; make room or", {}),
+    (f"data --inspect jsonl:{{}}/{LONG}", f"{LONG}: File name too long; write another", {}),
     ("evaluate --run {}/run", "holds no finished checkpoint; let the run save one", TRAINED),
     ("evaluate --run {}/run", "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
     (EVALUATE + "--out {}/small.yaml", "small.yaml: is a file; write the name of a folder", {}),
@@ -91,7 +91,7 @@ BAD = [
     (GRADE + "--deadline inf", "grading: found deadline=inf; write a number from 0.05 to 3600", {}),
     ("import --gguf {}/questions.jsonl --out {}/out", "begins with b'{\"qu', not with GGUF", {}),
     (EXPORT, "checkpoints/3/state: damaged, can't read the policy", DAMAGED),
-    (EXPORT + f"--out {{}}/{LONG}", "File name too long; make room or rights, or write", DAMAGED),
+    (EXPORT + f"--out {{}}/{LONG}", "File name too long; write another path", DAMAGED),
     (REPORT + "--out {}/none/x.html", "its folder does not exist; make it first", TRAINED),
     (REPORT, "its field 'step' is missing", {**TRAINED, "run/metrics.jsonl": '{"a": 1}\n'}),
     (

@@ -21,6 +21,8 @@ BAD_INPUT, FAILED = 2, 1
 STOPPED = 75
 # What a shell says of a command that SIGINT ended, and of one that SIGPIPE did.
 INTERRUPTED, UNREAD = 130, 141
+# Room or rights are missing, not the file or its folder.
+_MENDED = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 # The words of a command line; None: those of the process.
 Arguments = Sequence[str] | None
 
@@ -45,7 +47,8 @@ def refusal(error: UserError | OSError) -> int:
         if error.filename is None and error.errno != errno.ENOSPC:
             raise error
         named = error.filename or "the output, or a file"
-        _say(f"{named}: {error.strerror}; make room or rights, or write another path")
+        made = "make room or rights, or " if error.errno in _MENDED else ""
+        _say(f"{named}: {error.strerror}; {made}write another path")
     else:
         for line in error.lines:
             _say(line)

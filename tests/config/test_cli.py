@@ -90,7 +90,7 @@ def test_bad_input_is_one_line_and_code_2(capsys):
 
     assert ending(bad, capsys) == (2, "error: found word\\n; write another\n")
     code, line = ending(missing, capsys)
-    assert code == 2 and line.startswith("error: /no/such: No such file or directory; make room")
+    assert code == 2 and line.startswith("error: /no/such: No such file or directory; write")
 
 
 def test_a_reader_who_has_seen_enough_is_no_mistake():
