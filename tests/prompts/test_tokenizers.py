@@ -23,6 +23,42 @@ def test_a_tokenizer_with_an_id_that_is_a_slip_is_refused(tmp_path):
         load_tokenizer(tmp_path, where="model.tokenizer")
 
 
+@pytest.fixture(scope="module")
+def ends_of(tmp_path_factory):
+    """What ends a turn under a generation_config.json of that text, beside a config.json with 1."""
+    folder = tmp_path_factory.mktemp("ends")
+    literal = models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(literal)).save_pretrained(folder)
+    (folder / "config.json").write_text('{"eos_token_id": 1}')
+
+    def read(text):
+        (folder / "generation_config.json").write_text(text)
+        return load_tokenizer(folder, where="model.path").turn_ends
+
+    return read
+
+
+def test_a_generation_config_that_names_no_ends_leaves_those_of_the_config(ends_of):
+    assert ends_of("{}") == ends_of('{"eos_token_id": null}') == (1,)
+    assert ends_of('{"eos_token_id": [2, 0]}') == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ('{"eos_token_id": [2', "no JSON object .*; copy the file again"),
+        ("[2]", "no JSON object .*; copy the file again"),
+        *(
+            (f'{{"eos_token_id": {ends}}}', "eos_token_id is .*; write an id of .*, 0 to 2, or")
+            for ends in ('[2, "6"]', "2.0", "true", "3", "-1", "[[2]]")
+        ),
+    ],
+)
+def test_ends_that_a_folder_names_wrongly_are_refused(ends_of, text, found):
+    with pytest.raises(UserError, match=rf"^\S*/generation_config.json: {found}"):
+        ends_of(text)
+
+
 def ids_of(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax import documents
+from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.stop_strings import vocabulary
 
@@ -41,10 +42,9 @@ def load_tokenizer(
     try:
         _check_files(Path(folder))
         tokenizer = reader.from_pretrained(str(folder))
-        if max(tokenizer.get_vocab().values(), default=0) >= MOST_IDS:
+        largest = max(tokenizer.get_vocab().values(), default=0)
+        if largest >= MOST_IDS:
             raise ValueError(f"an id is not below {MOST_IDS}")
-        tokenizer.turn_ends = _turn_ends(Path(model or folder))
-        return tokenizer
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
     # and the Rust reader raises plain Exception, or panics.
     except BaseException as error:
@@ -54,6 +54,8 @@ def load_tokenizer(
             f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason_of(error)}); "
             "write a Hugging Face folder with tokenizer.json"
         ) from None
+    tokenizer.turn_ends = _turn_ends(Path(model or folder), largest)
+    return tokenizer
 
 
 def _check_files(folder: Path) -> None:
@@ -67,12 +69,26 @@ def _check_files(folder: Path) -> None:
             raise documents.NotJson(f"{path.name}: {error}") from None
 
 
-def _turn_ends(folder: Path) -> tuple[int, ...]:
-    """What generation_config.json names as ends, or config.json where that names none."""
-    for name in ("generation_config.json", "config.json"):
-        ends = _said(folder / name, "eos_token_id")
-        ends = ends if isinstance(ends, list) else [ends]
-        if ends and all(type(end) is int for end in ends):
+def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
+    """What generation_config.json names as ends, or config.json where that names none.
+
+    UserError: a file that is there can't be read, or names what is no id up to `largest`.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        try:
+            named = documents.read_object(file).get("eos_token_id")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{file}: no JSON object ({reason}); copy the file again") from None
+        ends = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(type(end) is int and 0 <= end <= largest for end in ends):
+            raise UserError(
+                f"{file}: eos_token_id is {shown(named)}; write an id of the tokenizer, 0 to "
+                f"{largest}, or a list of them"
+            )
+        if ends:
             return tuple(ends)
     return ()
 
