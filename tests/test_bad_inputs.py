@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from bacr_jax import __main__
@@ -146,6 +147,29 @@ def test_bad_input_is_one_line_and_exit_code_2(
         # What training would refuse, its check refuses with the same words.
         assert __main__.main([*words_of(line, tmp_path), "--check"]) == 2
         assert capsys.readouterr() == ("", captured.err)
+    assert everything_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("line", [TRAIN, TRAIN + "--check", EVALUATE, GENERATE + "why"])
+@pytest.mark.parametrize("fault", [RuntimeError("No GPU. (set JAX_X)"), AssertionError()])
+def test_a_platform_that_can_not_be_started_is_one_line(
+    model, tmp_path, capsys, monkeypatch, line, fault
+):
+    write_files(tmp_path, model, {})
+    before = everything_in(tmp_path)
+
+    def start():
+        raise fault
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax, "default_backend", start)
+    monkeypatch.setattr(jax, "devices", start)
+    assert __main__.main(words_of(line, tmp_path)) == 2
+    named, reason = jax.config.jax_platforms, str(fault)[:6] or "no such plugin is installed"
+    assert capsys.readouterr().err == (
+        f"error: environment: JAX_PLATFORMS={named}: JAX can't start it ({reason}); unset it, or "
+        "install that platform\n"
+    )
     assert everything_in(tmp_path) == before
 
 

@@ -308,6 +308,7 @@ def evaluate(
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import default_folder, open_evaluation
+    from bacr_jax.parallel import processes
     from bacr_jax.parallel.compile_cache import keep_programs
     from bacr_jax.parallel.host_memory import keep_freed_memory
     from bacr_jax.questions.missing import without_missing
@@ -318,6 +319,7 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
+    processes.check_platform()
     keep_freed_memory()
     saved, kept = saved.under(config), keep_programs(config.output.compile_cache)
     train, missing = training_set(arguments, config)

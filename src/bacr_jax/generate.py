@@ -149,8 +149,10 @@ def open_session(
     config = config_io.override(saved.config, overrides)
     check_ranges(config)
     from bacr_jax.evaluation.ask import Session
+    from bacr_jax.parallel import processes
     from bacr_jax.parallel.compile_cache import keep_programs
 
+    processes.check_platform()
     if (kept := keep_programs(config.output.compile_cache)).refused:
         print(kept.line, file=sys.stderr)
     saved = saved.under(config)

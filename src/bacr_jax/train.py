@@ -138,9 +138,14 @@ def with_sets_that_are_there(config: Config) -> Config:
 
 def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, download: bool) -> None:
     """Refuses what training would before it uses a device, all of it in one error."""
+    from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
     from bacr_jax.training.warmup import check_warmup
+
+    def look() -> None:
+        processes.check_platform()
+        start.check_inputs(found[-1])
 
     found = [config]
     faults = faults_of(
@@ -149,7 +154,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
         lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
         lambda: check_wandb(config),
         lambda: check_warmup(found[-1], run_folder.RunPaths(run_path(config))),
-        lambda: start.check_inputs(found[-1]),
+        look,
     )
     if faults:
         raise UserError(*faults)
@@ -174,7 +179,11 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
 
     path = run_path(config)
     if not processes.join():
+        # A folder that can't be used is refused before devices are.
+        check_run_folder(path, config, resume=resume, allowed=allowed)
+        processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
+    processes.check_platform()
     refuse_others(told_at_start(config, {"--resume": resume, "--allow-change": sorted(allowed)}))
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):

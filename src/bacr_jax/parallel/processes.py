@@ -83,6 +83,22 @@ def join() -> bool:
     return others is not None
 
 
+def check_platform() -> None:
+    """Starts the devices; UserError: JAX_PLATFORMS names what JAX can't start here."""
+    try:
+        jax.default_backend()
+    # Of a platform whose plugin is not installed it is an assertion without words.
+    except (RuntimeError, AssertionError) as error:
+        if not (named := jax.config.values["jax_platforms"]):
+            raise
+        said = reason_of(error).partition(". (set JAX_")[0]
+        raise UserError(
+            f"environment: JAX_PLATFORMS={named}: JAX can't start it "
+            f"({said if str(error) else 'no such plugin is installed'}); unset it, or install "
+            "that platform"
+        ) from None
+
+
 def _relayed(others: dict[str, Any]) -> dict[str, Any]:
     """The same, where the end of process 0 is not the end of this process (`peers.relay`)."""
     address, index = others.get("coordinator_address"), others.get("process_id")
