@@ -56,6 +56,10 @@ def _sweep(parsed: Any, where: str) -> Sweep:
         write = any_of([str(value) for value in read.values])
         raise refusal(f"{where}.default", f"found {shown(read.default)}", write)
     named = isinstance(read.values, Mapping)
+    for value in read.values if named else ():
+        if not isinstance(read.values[value], Mapping | None):
+            place, found = f"{where}.values.{value}", shown(read.values[value])
+            raise refusal(place, f"found {found}", "a mapping of config keys")
     settings = {v: (read.values[v] or {}) if named else {read.key: v} for v in read.values}
     return Sweep(read.key, tuple(settings), read.label or read.key, read.default, settings)
 

@@ -113,6 +113,14 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
             "sweep: {key: a, values: [x/y]}",
             "arms.bacr.sweep.values: found 'x/y'; write letters",
         ),
+        *(
+            (
+                "set: {loss.entropy_coef: 0.0}",
+                f"sweep: {{key: budget.min, values: {{a: {{}}, b: {value}}}}}",
+                f"arms.bacr.sweep.values.b: found {value}; write a mapping of config keys",
+            )
+            for value in ("5", "['x']", "0", "[]")
+        ),
         (
             "title: Two arms",
             "title: Two arms\ncontrasts: {a: [[grpo], bacr]}",
