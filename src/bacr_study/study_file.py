@@ -21,6 +21,8 @@ _LEVELS = "[1, 5]"
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
 # So do swept values, which may have a point.
 _VALUE = re.compile(r"[A-Za-z0-9_+.-]+")
+# What the study gives each run, and how it is told to.
+_GIVEN = {"seed": "the study's key seeds, such as seeds=[4]", "output.dir": "--out DIR"}
 
 
 def _named(cls: Any, given: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
@@ -131,6 +133,8 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
                 read_value(_HINTS[key], value, place_of(key))
             keys[key] = _over(keys.get(key), value)
         else:
+            for name, found, write in _given({key: value}):
+                raise refusal(f"command line: {name}", f"found {shown(found)}", write)
             keys["set"] = {**keys.get("set", {}), key: value}
     how = keys.pop("evaluation", {})
     given = {
@@ -158,6 +162,29 @@ def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[st
     return {name: value for name, value in known.items() if name in names}
 
 
+def _given(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Keys of a run that are the study's to give: their names, their values, what to write."""
+    inside = keys.get("output")
+    nested = inside if isinstance(inside, Mapping) else {}
+    flat = {**keys, **{f"output.{key}": value for key, value in nested.items()}}
+    return [(name, flat[name], write) for name, write in _GIVEN.items() if name in flat]
+
+
+def _given_elsewhere(study: Study) -> Iterator[tuple[bool, str, Any, str]]:
+    """Those that stand in a study all the same, as `_checks` has them."""
+    layers = [(f"own.{name}.", keys) for name, keys in study.own.items()]
+    places: list[tuple[str, Any]] = [("", study)]
+    places += [(f"tasks.{task.id}.", task) for task in study.tasks]
+    places += [(f"arms.{arm.id}.", arm) for arm in study.arms]
+    for where, one in places:
+        layers.append((f"{where}set.", one.set))
+        if swept := getattr(one, "sweep", None):
+            layers += [(f"{where}sweep.", keys) for keys in swept.settings.values()]
+    for where, keys in layers:
+        for name, value, write in _given(keys):
+            yield False, f"{where}{name}", value, write
+
+
 def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any, str]]:
     """What must fit together: whether it does, where, what is there and what to write.
 
@@ -173,6 +200,7 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any,
     for name, keys in study.own.items():
         yield name in every, "own", name, any_of(every)
         yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
+    yield from _given_elsewhere(study)
     for name in study.reference:
         yield name in every, "reference", name, any_of(every)
     yield study.contrasts or "contrasts" not in views, "contrasts", None, "pairs of arms by name"

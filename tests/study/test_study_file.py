@@ -167,6 +167,57 @@ def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
+SEEDS = "write the study's key seeds, such as seeds=[4]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("set: {train", "set: {seed: 4, train", f"two.yaml: set.seed: found 4; {SEEDS}"),
+        (
+            "title:",
+            "own: {grpo: {output.dir: r}}\ntitle:",
+            "own.grpo.output.dir: found 'r'; write -",
+        ),
+        (
+            "{loss.",
+            "{output: {dir: r}, loss.",
+            "arms.bacr.set.output.dir: found 'r'; write --out D",
+        ),
+        (
+            "budgets: [8, 64]",
+            "budgets: [8], set: {seed: 4}",
+            f"tasks.plain.set.seed: found 4; {SEEDS}",
+        ),
+        ("title:", "sweep: {key: seed, values: [4, 5]}\ntitle:", f"sweep.seed: found 4; {SEEDS}"),
+        (
+            "set: {loss.entropy_coef: 0.0}",
+            "sweep: {key: a, values: {b: {seed: 4}}}",
+            f"arms.bacr.sweep.seed: found 4; {SEEDS}",
+        ),
+    ],
+)
+def test_what_a_study_gives_its_runs_is_not_set_for_them(tmp_path, before, after, words):
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("seed=4", f"command line: seed: found 4; {SEEDS}"),
+        ("set={seed: 4}", f"command line: set.seed: found 4; {SEEDS}"),
+        ("output.dir=r", "command line: output.dir: found 'r'; write --out DIR"),
+        ("output={dir: r}", "command line: output.dir: found 'r'; write --out DIR"),
+    ],
+)
+def test_nor_is_it_overridden(tmp_path, override, says):
+    with pytest.raises(UserError) as refused:
+        read_study(write_study(tmp_path), overrides=["output.report=false", override])
+    assert str(refused.value) == says
+
+
 @pytest.mark.parametrize("samples", [3, 6, 8])
 def test_votes_are_those_that_an_evaluation_has(tmp_path, samples):
     has = set(numbers_of_samples(samples)) - {1}
