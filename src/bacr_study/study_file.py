@@ -17,6 +17,7 @@ from bacr_jax.config.yaml import constructed, parse_file, parse_override
 from bacr_study.spec import SAMPLES, SEEDS, Arm, Evaluation, Study, Sweep, Task
 
 _LEVELS = "[1, 5]"
+_RANGES = {"tokens_per_second": "(0, inf)", "devices_per_run": "[0, inf)"}
 # Names become parts of file names and of identifiers.
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
 # So do swept values, which may have a point.
@@ -31,10 +32,15 @@ def _named(cls: Any, given: Any, where: str, **unwritten: Any) -> tuple[Any, ...
         raise refusal(where, f"found {shown(given)}", "at least one, by name")
     made = []
     for name, value in given.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise refusal(where, f"found the name {shown(name)}", "letters, digits, _ + and -")
+        _check_name(name, where)
         made.append(_with_sweep(cls, value, f"{where}.{name}", {"id": name, **unwritten}))
     return tuple(made)
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        write = "letters, digits, _ + and -, a number in quotes"
+        raise refusal(where, f"found the name {shown(name)}", write)
 
 
 def _with_sweep(cls: Any, parsed: Any, where: str, given: Mapping[str, Any]) -> Any:
@@ -72,6 +78,8 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
     sizes = document.pop("sizes", None)
     if not isinstance(sizes, Mapping) or not sizes:
         raise refusal(f"{path}: sizes", f"found {shown(sizes)}", "at least one, by name")
+    for name in sizes:
+        _check_name(name, f"{path}: sizes")
     chosen = next(iter(sizes)) if size is None else size
     if chosen not in sizes:
         raise refusal("--size", f"found {shown(chosen)}", any_of([str(name) for name in sizes]))
@@ -194,6 +202,9 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any,
     yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
     for seed in seeds:
         yield inside(seed, SEEDS), "seeds", seed, range_text(SEEDS)
+    for name, span in _RANGES.items():
+        value = getattr(study, name)
+        yield value is None or inside(value, span), name, value, range_text(span)
     for name, number in walk(study.evaluation):
         if (bounds := number.bounds) and (value := number.value) is not None:
             yield inside(value, bounds), f"evaluation.{name}", value, range_text(bounds)
