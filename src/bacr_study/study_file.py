@@ -199,6 +199,7 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any,
     A check builds on those before it. `every` has the file's arms, chosen or not.
     """
     seeds, views, matched = study.seeds, set(study.views), dict[str | None, int]()
+    called = {(arm.name, arm.sweep): arm.id for arm in reversed(study.arms)}
     yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
     for seed in seeds:
         yield inside(seed, SEEDS), "seeds", seed, range_text(SEEDS)
@@ -230,6 +231,8 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any,
             yield inside(level, _LEVELS), f"{where}.hard_levels", level, range_text(_LEVELS)
     for arm in study.arms:
         where, k = f"arms.{arm.id}", arm.votes
+        fits = arm.label.strip() != "" and called[arm.name, arm.sweep] == arm.id
+        yield fits, f"{where}.label", arm.label, "a label that no other arm has"
         fits = not arm.parts or "ablation" in views
         yield fits, f"{where}.parts", list(arm.parts), "none, or the view ablation"
         fits = arm.id not in single or not {"scale", "sensitivity"} & views

@@ -133,6 +133,12 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         ),
         ("label: GRPO", "label: GRPO, samples: 36", "arms.grpo.samples: found 36; write in [0, 35"),
         ("size: 10}", "size: -2}", "two.yaml: evaluation.size: found -2; write 1 or more"),
+        ("label: BACR", "label: GRPO", "arms.bacr.label: found 'GRPO'; write a label that no oth"),
+        (
+            "label: BACR",
+            "label: ' '",
+            "arms.bacr.label: found ' '; write a label that no other arm",
+        ),
         ("of: grpo", "of: gpro", "arms.vote.of: found 'gpro'; write an arm with runs"),
         ("of: grpo", "of: grpo, accounting: none", "accounting: found 'none'"),
         (
