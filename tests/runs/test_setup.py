@@ -1,6 +1,8 @@
 """What a run's config asks of its model and devices, checked before anything is put on them."""
 
 import contextlib
+import dataclasses
+import json
 
 import pytest
 
@@ -14,6 +16,7 @@ from bacr_jax.config import (
     TrainConfig,
 )
 from bacr_jax.errors import UserError
+from bacr_jax.model.hf import hf_config
 from bacr_jax.model.sizes import PRESETS
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import (
@@ -26,6 +29,8 @@ from bacr_jax.runs.setup import (
     vocabulary_rows,
 )
 
+SHAPE = dataclasses.replace(PRESETS["qwen2.5-7b"], vocab_size=257)
+
 
 def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
     custom = Config(model=ModelConfig(hidden_size=48, num_heads=4, num_kv_heads=2))
@@ -36,6 +41,23 @@ def test_a_custom_model_has_its_tokenizers_rows_and_a_preset_its_own():
     assert vocabulary_rows(preset, 151665) == 152064
     with pytest.raises(UserError, match="has 152065 ids, .* only 152064 embedding rows"):
         vocabulary_rows(preset, 152065)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "says"),
+    [
+        (None, "model.path={}: the tokenizer has 258 ids, but the model has only 257 embedding"),
+        ("t", "model.tokenizer=t: the tokenizer has 258 ids, but model.path={} has only 257"),
+    ],
+)
+def test_more_ids_than_a_folder_has_rows_are_said_of_the_keys_that_name_them(
+    tmp_path, tokenizer, says
+):
+    (tmp_path / "config.json").write_text(json.dumps(hf_config.to_json(SHAPE, dtype="float32")))
+    config = Config(model=ModelConfig(path=str(tmp_path), tokenizer=tokenizer))
+    with pytest.raises(UserError) as refused:
+        vocabulary_rows(config, 258)
+    assert str(refused.value).startswith(says.format(tmp_path))
 
 
 def test_rows_longer_than_the_model_was_made_for_are_refused():

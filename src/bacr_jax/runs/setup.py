@@ -68,9 +68,13 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
     """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids."""
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
+        model = config.model
+        there = f"model.path={model.path}" if model.path else f"model.preset={model.preset}"
+        where = f"model.tokenizer={model.tokenizer}" if model.tokenizer else there
         raise UserError(
-            f"model.tokenizer: has {tokenizer_size} ids, but model.preset={config.model.preset} "
-            f"has only {rows} embedding rows; write the model's own tokenizer"
+            f"{where}: the tokenizer has {tokenizer_size} ids, but "
+            f"{'the model' if where == there else there} has only {rows} embedding rows; write "
+            "the model's own tokenizer"
         )
     return rows
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bacr_jax.model.hf.reading import check_folder
 from hf_world import WEIGHTS, edit_config, make_folder, refusal
 
 
@@ -33,6 +34,14 @@ def test_extra_tensors(folder):
     change_weights(folder, lambda s: s.pop("model.layers.0.self_attn.q_norm"))
     edit_config(folder, num_hidden_layers=2)
     assert "extra tensor model.layers.2." in refusal(folder)
+
+
+def test_rotary_frequencies_that_older_folders_hold_are_passed_over(folder):
+    name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    change_weights(folder, lambda s: s.update({name.format(i): np.ones(2) for i in range(3)}))
+    check_folder(folder)
+    change_weights(folder, lambda s: s.update({f"{name.format(0)}s": np.ones(2)}))
+    assert "extra tensor model.layers.0.self_attn.rotary_emb.inv_freqs" in refusal(folder)
 
 
 def test_a_wrong_shape_names_tensor_expected_and_found(folder):

@@ -180,6 +180,14 @@ LLAMA3 = {
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
+        (
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "layer_types has linear_attention, which is not supported; only full_attention is",
+        ),
+        (
+            {"layer_types": ["full_attention"] * 2},
+            "layer_types has 2 layers, but num_hidden_layers is 3; copy the file again",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "not a multiple"),
@@ -194,6 +202,12 @@ def test_unsupported_models(changes, part, folder):
     edit_config(folder, **changes)
     message = refusal(folder)
     assert part in message and "config.json" in message
+
+
+def test_what_says_nothing_changes_nothing(folder):
+    plain = hf_config.read_hf_config(folder)
+    edit_config(folder, quantization_config=None, layer_types=["full_attention"] * 3)
+    assert hf_config.read_hf_config(folder) == plain
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])

@@ -71,6 +71,8 @@ _LARGEST = 1 << 28
 
 # What transformers assumes for all of them where config.json is silent.
 _THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
+# The one kind of layer here, as layer_types calls it.
+_FULL = "full_attention"
 # What the factors of llama3's rotary scaling are called, before "factor".
 _LLAMA3 = ("", "low_freq_", "high_freq_")
 
@@ -170,13 +172,21 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
             raise UserError(
                 f"{where}: {key} is {shown(raw[key])}, which is not supported; only {value!r} is"
             )
-    if "quantization_config" in raw:
+    if raw.get("quantization_config") is not None:
         raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
     kinds = raw.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{where}: layer_types is {shown(kinds)}; write a list of names or null")
-    if "sliding_attention" in kinds:
-        raise UserError(f"{where}: layer_types has sliding_attention, which is not supported")
+    if others := [kind for kind in kinds if kind != _FULL]:
+        raise UserError(
+            f"{where}: layer_types has {shown(others[0], quote=False)}, which is not supported; "
+            f"only {_FULL} is"
+        )
+    if kinds and len(kinds) != raw.get("num_hidden_layers"):
+        raise UserError(
+            f"{where}: layer_types has {len(kinds)} layers, but num_hidden_layers is "
+            f"{shown(raw.get('num_hidden_layers'))}; copy the file again"
+        )
 
 
 def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:

@@ -21,6 +21,8 @@ from bacr_jax.types import Params
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
 
 _LM_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+# A buffer that older folders of Llama hold in every layer; transformers passes it over too.
+_COMPUTED = ".rotary_emb.inv_freq"
 _ROWS_COMPARED = 8192
 
 
@@ -89,7 +91,8 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
-    archive = archives.open_archive(folder)
+    found = archives.open_archive(folder)
+    archive = {name: header for name, header in found.items() if not name.endswith(_COMPUTED)}
     if config.tie_embeddings and _LM_HEAD in archive:
         _drop_copied_lm_head(archive, folder)
     entries = list(names.backbone(config))
