@@ -26,7 +26,7 @@ def test_a_sweep_may_vary_one_key_or_several(tmp_path):
     _, runs, _ = planned(tmp_path, "seeds=[0]", text=text)
     assert [run.id for run in runs] == ["plain.grpo.0", "plain.bacr.0.1.0", "plain.bacr.0.2.0"]
     assert [run.config.curriculum.alpha for run in runs[1:]] == [0.1, 0.2]
-    named = one.replace("[0.1, 0.2]", "{a: {curriculum.alpha: 0.3, seed: 1}, b: {}}")
+    named = one.replace("[0.1, 0.2]", "{a: {curriculum.alpha: 0.3, curriculum.beta: 0.2}, b: {}}")
     text = STUDY.replace("  bacr: {label: BACR, set: {loss.entropy_coef: 0.0}}", named)
     _, runs, _ = planned(tmp_path, "seeds=[0]", text=text)
     assert [run.id for run in runs][1:] == ["plain.bacr.a.0", "plain.bacr.b.0"]
