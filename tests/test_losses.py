@@ -1,3 +1,4 @@
+import functools
 import inspect
 
 import jax
@@ -54,6 +55,38 @@ class TestRatios:
         ):
             gradient = jax.grad(lambda old, f=f: jnp.sum(f(LOGP, old)))(OLD)
             np.testing.assert_array_equal(gradient, np.zeros((2, 3)))
+
+    @pytest.mark.parametrize(
+        "term",
+        [
+            losses.token_ratio,
+            losses.sequence_ratio,
+            losses.gspo_ratio,
+            lambda new, old, mask: new * losses.truncated_importance_weight(new, old, mask),
+            *(functools.partial(losses.kl_penalty, kind=k) for k in ("k1", "k2", "k3", "k3+")),
+        ],
+    )
+    def test_gradients_are_finite_where_padding_can_not_be_drawn(self, term):
+        """Its log-probability is -inf under both policies; token 0 of three pads."""
+        allowed, tokens = jnp.array([False, True, True]), jnp.array([[1, 2, 0], [2, 1, 1]])
+
+        def scored(logits):
+            scores = jax.nn.log_softmax(jnp.where(allowed, logits, -jnp.inf))
+            return jnp.take_along_axis(scores, tokens[..., None], 2)[..., 0]
+
+        @jax.jit
+        def of_both(policy, old):
+            def loss(logits):
+                found = term(scored(logits), scored(old), MASK)
+                return losses.aggregate_sum(found, MASK, mode="token_mean")
+
+            return jax.value_and_grad(loss)(policy)
+
+        one, other = np.random.default_rng(0).normal(size=(2, 2, 3, 3)).astype(np.float32)
+        loss, gradient = of_both(one, other)
+        assert np.isfinite(loss) and np.isfinite(gradient).all()
+        np.testing.assert_array_equal(gradient[0, 2], np.zeros(3))
+        assert np.abs(gradient[1]).max() > 1e-3
 
 
 class TestPolicyLoss:

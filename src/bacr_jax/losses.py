@@ -32,8 +32,19 @@ _GSPO_LOG_LIMIT = 10.0
 # --- importance ratios ----------------------------------------------------------------------------
 
 
+def _log_ratio(logprobs: Array, others: Array, mask: Array | None) -> Array:
+    """Difference of log-probabilities, the others constant; 0, without gradient, outside a mask."""
+    if mask is not None:
+        # Before the subtraction: of two infinities it is NaN, and so is any gradient through it.
+        keep = jnp.asarray(mask).astype(bool)
+        logprobs, others = (jnp.where(keep, x, 0.0) for x in (logprobs, others))
+    return logprobs - jax.lax.stop_gradient(others)
+
+
 def token_ratio(
-    logprobs: Float[Array, "*batch"], old_logprobs: Float[Array, "*batch"]
+    logprobs: Float[Array, "*batch"],
+    old_logprobs: Float[Array, "*batch"],
+    mask: Shaped[Array, "*batch"] | None = None,
 ) -> Float[Array, "*batch"]:
     """Importance ratio of each token.
 
@@ -41,9 +52,10 @@ def token_ratio(
 
     Args:
       old_logprobs: those under the policy that sampled, by the same forward computation.
+      mask: tokens that count; needed where others may be -inf. Their ratio is 1, without gradient.
     """
     chex.assert_equal_shape([logprobs, old_logprobs])
-    log_ratio = logprobs - jax.lax.stop_gradient(old_logprobs)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
     return jnp.exp(jnp.clip(log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
@@ -75,13 +87,14 @@ def gspo_ratio(
     Its spread is that of a mean, so its clip range is about 3e-4 / 4e-4, not 0.2.
 
     Returns:
-      rho: value s in every token of the row, gradient s times that of the token's log-probability.
+      rho: value s in every token of the row, gradient s times that of the token's log-probability,
+        none outside of the mask.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, mask])
     frozen = jax.lax.stop_gradient(logprobs)
-    mean = masked_mean(frozen - jax.lax.stop_gradient(old_logprobs), mask, axis=1, keepdims=True)
-    return jnp.exp(jnp.minimum(mean + (logprobs - frozen), _GSPO_LOG_LIMIT))
+    mean = masked_mean(_log_ratio(frozen, old_logprobs, mask), mask, axis=1, keepdims=True)
+    return jnp.exp(jnp.minimum(mean + _log_ratio(logprobs, logprobs, mask), _GSPO_LOG_LIMIT))
 
 
 # --- policy ---------------------------------------------------------------------------------------
@@ -122,7 +135,11 @@ def is_clipped(
 
 
 def truncated_importance_weight(
-    logprobs: Float[Array, "*batch"], rollout_logprobs: Float[Array, "*batch"], *, cap: Scalar = 2.0
+    logprobs: Float[Array, "*batch"],
+    rollout_logprobs: Float[Array, "*batch"],
+    mask: Shaped[Array, "*batch"] | None = None,
+    *,
+    cap: Scalar = 2.0,
 ) -> Float[Array, "*batch"]:
     """Correction for a sampler whose probabilities differ from the learner's.
 
@@ -130,9 +147,10 @@ def truncated_importance_weight(
 
     Args:
       logprobs: the learner's log-probabilities under the weights that sampled.
+      mask: as of `token_ratio`.
       cap: largest weight, 2 to 5.
     """
-    return jax.lax.stop_gradient(jnp.minimum(token_ratio(logprobs, rollout_logprobs), cap))
+    return jax.lax.stop_gradient(jnp.minimum(token_ratio(logprobs, rollout_logprobs, mask), cap))
 
 
 def sequence_mask(
@@ -222,6 +240,7 @@ def value_loss(
 def kl_penalty(
     logprobs: Float[Array, "*batch"],
     reference_logprobs: Float[Array, "*batch"],
+    mask: Shaped[Array, "*batch"] | None = None,
     *,
     kind: Literal["k1", "k2", "k3", "k3+"],
 ) -> Float[Array, "*batch"]:
@@ -235,12 +254,13 @@ def kl_penalty(
 
     Args:
       reference_logprobs: under the reference, constants to the gradient.
+      mask: tokens that count; needed where others may be -inf. Their estimate is 0.
 
     Returns:
       Estimate, elementwise; in k3's value d is clamped to +-20, and it to at most 10.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
-    d = logprobs - jax.lax.stop_gradient(reference_logprobs)
+    d = _log_ratio(logprobs, reference_logprobs, mask)
     if kind == "k1":
         return d
     k2 = 0.5 * jnp.square(d)

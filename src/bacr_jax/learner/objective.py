@@ -238,10 +238,11 @@ def importance_ratio(
     its answers apart.
     """
     new, old = (joined(x.thinking, x.answers) for x in (scores, before))
+    mask = joined(batch.thinking_mask, batch.answer_mask)
     if kind == "token":
-        return losses.token_ratio(new, old)
+        return losses.token_ratio(new, old, mask)
     if kind == "sequence":
-        return losses.sequence_ratio(new, old, joined(batch.thinking_mask, batch.answer_mask))
+        return losses.sequence_ratio(new, old, mask)
     flat = lambda x: x.reshape(-1, x.shape[-1])
     thinking = losses.gspo_ratio(scores.thinking, before.thinking, batch.thinking_mask)
     answers = losses.gspo_ratio(*map(flat, (scores.answers, before.answers, batch.answer_mask)))
@@ -282,7 +283,7 @@ def policy_terms(
         logp_before = jax.lax.stop_gradient(joined(scores.thinking, scores.answers))
     elif spec.loss.importance_cap is not None:
         weight = losses.truncated_importance_weight(
-            logp_before, sampler, cap=spec.loss.importance_cap
+            logp_before, sampler, mask, cap=spec.loss.importance_cap
         )
         surrogate = surrogate * weight
         metrics["mismatch/weight"] = token_mean(weight)
@@ -374,7 +375,7 @@ def objective(
     if reference is not None:
         logp = joined(scores.thinking, scores.answers)
         logp_reference = joined(reference.thinking, reference.answers)
-        kl = aggregate(losses.kl_penalty(logp, logp_reference, kind=spec.loss.kl_kind))
+        kl = aggregate(losses.kl_penalty(logp, logp_reference, mask, kind=spec.loss.kl_kind))
     value_loss, value_metrics = value_terms(
         policy, value_head, scores.question, batch, normalizers, spec=spec
     )
