@@ -85,7 +85,8 @@ class Trunks:
       thinking: thinking tokens per row, without the closing tag; when forced the budget, or
         up to a grace window more.
       close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
-      budgets: tokens after which the row is cut, grace aside; a method may tell it less.
+      budgets: tokens after which the row is cut, grace aside; what it was told may differ
+        (`make_batch` is then given that too).
       logprobs: log-probability of each sampled token under the sampling distribution, 0 elsewhere;
         entry t belongs to the t-th sampled token.
     """

@@ -10,10 +10,17 @@ import pytest
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
 from bacr_jax.learner.batch import empty_batch, make_batch
-from bacr_jax.learner.objective import Minibatch, loss_normalizers, objective, score_tokens
+from bacr_jax.learner.objective import (
+    Minibatch,
+    head_features,
+    loss_normalizers,
+    objective,
+    score_tokens,
+)
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+from bacr_jax.types import NO_BUDGET
 from learner_world import (
     CUTS,
     ROWS,
@@ -69,16 +76,18 @@ def test_rows_without_branches_can_be_scored():
 
 
 @functools.cache
-def rolled(world=WORLD, products=None):
+def rolled(world=WORLD, products=None, told=None):
     """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""
     types = {"dtype": jnp.float32, "products": products}
     decode = kv_cache.decode_params(world.params, conditioned=True, **types)
-    budgets = np.array([12, 1, 7, 4])
-    cuts = np.ceil(budgets[:, None] * np.arange(1, 3) / 2).astype(int)
+    limits = np.array([12, 1, 7, 4])
+    budgets = limits if told is None else np.array(told)
+    cuts = np.ceil(limits[:, None] * np.arange(1, 3) / 2).astype(int)
     prompts = make_prompts([3, 5, 2, 4], 5)
     spec = world.spec(4, products=products)
     sampler = Sampler(spec, RULES, sampling_params(1.0), world.phi_of)
-    rollout = generate(decode, prompts, Rows(budgets, cuts), jax.random.key(5), sampler)
+    rows = Rows(budgets, cuts, limits=limits)
+    rollout = generate(decode, prompts, rows, jax.random.key(5), sampler)
     return make_batch(
         prompts,
         rollout.trunks,
@@ -87,11 +96,20 @@ def rolled(world=WORLD, products=None):
         thinking_advantages=np.zeros((4, 12), np.float32),
         answer_advantages=np.zeros((4, 2), np.float32),
         returns=np.zeros((4, 2), np.float32),
+        **({} if told is None else {"told": budgets}),
     )
 
 
 def test_the_learner_reproduces_the_samplers_logprobs():
     assert_same_scores(WORLD, rolled(), SPEC)
+
+
+def test_it_does_so_where_rows_were_told_no_budget_or_another_than_their_limit():
+    rows = rolled(told=(NO_BUDGET, 9, NO_BUDGET, 12))
+    assert_same_scores(WORLD, rows, SPEC)
+    seen = (jnp.asarray(x) for x in (np.zeros((4, 16)), rows.budgets, rows.cuts))
+    features = head_features(WORLD.params, *seen, spec=SPEC)
+    assert np.isfinite(features).all()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ class Batch:
     Attributes:
       trunk: prompt and thinking, right-padded.
       sampled: sampled thinking tokens (closing tag included).
+      budgets: that the policy was told; a negative number: none.
       cuts: b_j of each cut.
       branches: suffix and answer of each cut.
       context: trunk tokens each branch sees.
@@ -91,6 +92,7 @@ def make_batch(
     thinking_advantages: Array | np.ndarray,
     answer_advantages: Array | np.ndarray,
     returns: Array | np.ndarray,
+    told: Array | np.ndarray | None = None,
 ) -> Batch:
     """Joins a rollout and its advantages; arrays of the host or of a device.
 
@@ -98,6 +100,8 @@ def make_batch(
       cuts: [B, M] b_j in tokens.
       thinking_advantages: [B, T] per sampled thinking token.
       answer_advantages: [B, M] per answer, already summed over the cuts it serves.
+      told: [B] budgets that the policy was told (`Rows.budgets`), NO_BUDGET among them; needed
+        where they are not the trunks' limits, which they are by default.
     """
     own = np.asarray(branches.source) == np.arange(cuts.shape[1])
     fields: dict[str, Any] = {
@@ -106,7 +110,7 @@ def make_batch(
         "question_start": prompts.question_start,
         "question_end": prompts.question_end,
         "sampled": trunks.sampled,
-        "budgets": trunks.budgets,
+        "budgets": trunks.budgets if told is None else np.asarray(told, np.int32),
         "cuts": cuts,
         "branches": branches.tokens,
         "context": branches.context,

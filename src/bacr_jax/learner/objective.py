@@ -322,7 +322,8 @@ def head_features(
         phi = value.shared_phi(phi).reshape(*cuts.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
-    return value.value_features(question, phi, budgets, cuts, b_max=spec.b_max, kind=kind)
+    codes = jnp.maximum(budgets, 0), cuts
+    return value.value_features(question, phi, *codes, b_max=spec.b_max, kind=kind)
 
 
 def value_terms(

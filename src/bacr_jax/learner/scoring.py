@@ -57,16 +57,12 @@ def _scored(
     """A number for every token of the responses, from the state before it; 0 outside of them."""
     at = jnp.arange(tokens.shape[1])
     response = at >= prompt_lengths[:, None]
-    conditioned = condition(params, jnp.maximum(budgets, 0), response, spec)
-    if conditioned is not None:
-        phi = conditioned.phi * (budgets >= 0)[:, None]
-        conditioned = dataclasses.replace(conditioned, phi=phi)
     hidden = qwen2.forward(
         params,
         tokens,
         config=spec.model,
         lengths=lengths,
-        conditioned=conditioned,
+        conditioned=condition(params, budgets, response, spec),
         compute=dataclasses.replace(spec, remat="none", mesh=None),
     )
     rows, width = tokens.shape
@@ -102,7 +98,7 @@ def thinking_energies(
 ) -> Float[np.ndarray, "B T"]:
     """Squared norm of each thinking token's score in its logits, 1 - 2 p + sum_v p(v)^2.
 
-    A few rows are computed at a time. 0 after a row's thinking.
+    A few rows are computed at a time, as told `trunks.budgets`. 0 after a row's thinking.
     """
     start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
     tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)

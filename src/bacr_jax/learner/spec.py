@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from bacr_jax.config import ConditioningConfig, LossConfig, ValueConfig
@@ -34,10 +35,12 @@ class LearnerSpec(Compute):
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
-    """phi(b) for the rows of a batch, or None without conditioning."""
+    """phi(b) for the rows of a batch, 0 where b < 0 (told none); None without conditioning."""
     if spec.conditioning is None:
         return None
-    return budget.embed(params["budget"], budgets, conditioning=spec.conditioning, b_max=spec.b_max)
+    settings, known = spec.conditioning, jnp.maximum(budgets, 0)
+    phi = budget.embed(params["budget"], known, conditioning=settings, b_max=spec.b_max)
+    return phi * (budgets >= 0)[:, None]
 
 
 def condition(
@@ -46,6 +49,7 @@ def condition(
     """What rows of a forward pass are conditioned on; None for the plain model.
 
     Args:
+      budgets: that they were told; a negative number: none.
       response: positions after the prompt, of which alone some settings take note.
     """
     phi, settings = phi_of(params, budgets, spec), spec.conditioning

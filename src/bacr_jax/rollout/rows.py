@@ -46,7 +46,7 @@ class Rows:
       cuts: thinking tokens kept at each cut; M = 0 samples thinking only.
       ids: global row ids; 0..B-1 by default.
       limits: most thinking tokens, spec.grace aside: by default the budget, and spec.max_thinking
-        without one.
+        without one. Where they differ `make_batch` needs the budgets as `told`.
       streams: which of C keys and temperatures each row is drawn with, in 0..C-1; needed where
         there are several.
     """
