@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import inspect
 
 import jax
@@ -131,6 +132,14 @@ class TestPassRates:
             state = curriculum.record_outcomes(state, jnp.array([0, 1]), correct, ema_decay=0.9)
         assert 0.0 < state.ema_rate[1] < 0.15
         assert 0.85 < state.ema_rate[0] < 1.0
+
+    @pytest.mark.parametrize("source", ["ema", "epoch"])
+    def test_an_updated_state_may_be_donated(self, source):
+        state = curriculum.init_curriculum(3, mu0=1500.0)
+        state = curriculum.update_pass_rates(state, source=source)
+        record = functools.partial(curriculum.record_outcomes, ema_decay=0.9)
+        state = jax.jit(record, donate_argnums=0)(state, self.GROUP, self.CORRECT)
+        np.testing.assert_array_equal(state.seen, [4, 0, 2])
 
     def test_unknown_source_is_refused(self):
         state = curriculum.init_curriculum(1, mu0=1.0)

@@ -173,13 +173,13 @@ def update_pass_rates(
       The state with new `pass_rate`, counts cleared and one more update.
     """
     if source == "ema":
-        rate = state.ema_rate
+        rate = jnp.array(state.ema_rate)  # a copy: no buffer stands twice, so all can be donated
     elif source == "epoch":
         measured = state.correct / jnp.maximum(state.seen, 1.0)
         rate = jnp.where(state.seen > 0.0, measured, state.pass_rate)
     else:
         raise ValueError(f"source: found {source!r}; known are ema and epoch")
-    zeros = jnp.zeros_like(state.seen)
+    correct, seen = jnp.zeros_like(state.correct), jnp.zeros_like(state.seen)
     return dataclasses.replace(
-        state, pass_rate=rate, correct=zeros, seen=zeros, updates=state.updates + 1
+        state, pass_rate=rate, correct=correct, seen=seen, updates=state.updates + 1
     )
