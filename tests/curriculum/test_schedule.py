@@ -108,6 +108,20 @@ class TestPassRates:
         moved = curriculum.record_outcomes(moved, self.GROUP, self.CORRECT, ema_decay=0.9)
         assert moved.ema_rate[1] == np.float32(0.123456)
 
+    def test_outcomes_are_counted_in_float32_whatever_their_type(self):
+        state, right = curriculum.init_curriculum(1, mu0=1500.0), np.ones((300, 7))
+        record = functools.partial(curriculum.record_outcomes, ema_decay=0.9)
+        of_all = jnp.zeros(300, jnp.int32)
+        assert record(state, of_all, jnp.asarray(right, jnp.bfloat16)).correct == 2100
+
+        def period(state, correct):
+            state = curriculum.record_outcomes(state, of_all, correct, ema_decay=np.float64(0.9))
+            return curriculum.update_pass_rates(state, source="epoch"), None
+
+        with jax.enable_x64(True):
+            scanned, _ = jax.eval_shape(lambda x: jax.lax.scan(period, state, x), right[None])
+        assert scanned.correct.dtype == scanned.ema_rate.dtype == jnp.float32
+
     def test_epoch_update_is_the_plain_rate_and_keeps_unseen_groups(self):
         state = state_with([0.3, 0.4, 0.7])
         state = curriculum.record_outcomes(state, self.GROUP, self.CORRECT, ema_decay=0.9)

@@ -144,12 +144,14 @@ def record_outcomes(
     chex.assert_rank([group, correct], [1, 2])
     chex.assert_equal_shape_prefix([group, correct], 1)
     num_groups = state.mu0.shape[0]
-    right = jax.ops.segment_sum(jnp.sum(correct, axis=1), group, num_groups)
+    # In float32 whatever the outcomes are: bfloat16 can't count beyond 256.
+    right = jnp.sum(correct, axis=1, dtype=jnp.float32)
+    right = jax.ops.segment_sum(right, group, num_groups)
     rollouts = jax.ops.segment_sum(
         jnp.full(group.shape, correct.shape[1], jnp.float32), group, num_groups
     )
     smoothed = (right + _PRIOR_COUNT * state.ema_rate) / (rollouts + _PRIOR_COUNT)
-    decay = jnp.where(state.measured, ema_decay, 0.0)
+    decay = jnp.where(state.measured, ema_decay, 0.0).astype(jnp.float32)
     moved = decay * state.ema_rate + (1.0 - decay) * smoothed
     return dataclasses.replace(
         state,
