@@ -62,6 +62,13 @@ class TestBudgetLocation:
             curriculum.init_curriculum(4, mu0=[1.0, 2.0, 3.0])
         with pytest.raises(ValueError, match="positive"):
             curriculum.init_curriculum(2, mu0=0.0)
+        with pytest.raises(ValueError, match="found nan"):
+            curriculum.init_curriculum(2, mu0=float("nan"))
+
+    def test_mu0_may_be_traced(self):
+        of = lambda mu0: curriculum.init_curriculum(2, mu0=mu0).mu0
+        np.testing.assert_array_equal(jax.jit(of)(3.0), [3.0, 3.0])
+        np.testing.assert_array_equal(jax.jit(lambda x: of([x, 2.0 * x]))(3.0), [3.0, 6.0])
 
 
 class TestPassRates:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Literal
 
 import chex
@@ -39,24 +40,27 @@ class CurriculumState:
     updates: Int[Array, ""]
 
 
-def init_curriculum(num_groups: int, *, mu0: float | Sequence[float]) -> CurriculumState:
+def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> CurriculumState:
     """State before any outcome: every pass rate is 1/2, the mean of Beta(1, 1).
 
     Args:
       mu0: initial budget location in tokens, one for all groups or one per group.
     """
-    locations = np.asarray(mu0, np.float32)
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mu0))
+    xp: ModuleType = jnp if traced else np
+    locations = xp.asarray(mu0, np.float32)
     if locations.ndim == 1 and locations.shape[0] != num_groups:
         raise ValueError(
             f"mu0: found {locations.shape[0]} values for {num_groups} difficulty "
             "groups; give one number, or one per group"
         )
-    if (locations <= 0.0).any():
+    # What is traced has no numbers yet.
+    if not traced and not (locations > 0.0).all():
         raise ValueError(f"mu0: found {mu0}; give positive numbers of tokens")
     # Filled on the host: a few numbers are no programs.
     full = lambda value, dtype=np.float32: jnp.array(np.full(num_groups, value, dtype))
     return CurriculumState(
-        mu0=full(locations),
+        mu0=jnp.array(xp.broadcast_to(locations, (num_groups,))),
         pass_rate=full(0.5),
         ema_rate=full(0.5),
         measured=full(False, bool),
