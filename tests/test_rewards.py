@@ -77,7 +77,8 @@ class TestCutWeights:
     @pytest.mark.parametrize(
         "kind, want",
         [("uniform", [0.25] * 4), ("final_heavy", [0.1, 0.1, 0.1, 0.7]),
-         ("own_budget", [0, 0, 0, 1]), ((0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1])],
+         ("own_budget", [0, 0, 0, 1]), ((0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
+         (np.array([0.4, 0.3, 0.2, 0.1]), [0.4, 0.3, 0.2, 0.1])],
     )  # fmt: skip
     def test_values(self, kind, want):
         np.testing.assert_allclose(rewards.cut_weights(kind, 4), want, rtol=1e-6)
@@ -89,13 +90,16 @@ class TestCutWeights:
         assert weights.shape == (num_cuts,)
         np.testing.assert_allclose(jnp.sum(weights), 1.0, rtol=1e-6)
 
-    @pytest.mark.parametrize("kind", [(0.5, 0.5), (0.5, 0.5, 0.5, 0.5), (-0.1, 0.1, 0.5, 0.5)])
+    @pytest.mark.parametrize(
+        "kind",
+        [(0.5, 0.5), (0.5, 0.5, 0.5, 0.5), (-0.1, 0.1, 0.5, 0.5), (np.nan, 0.0, 0.5, 0.5)],
+    )
     def test_nonsense_is_refused_with_what_to_write(self, kind):
         with pytest.raises(ValueError, match="give 4 of at least 0 that sum to 1"):
             rewards.cut_weights(kind, 4)
 
     def test_an_unknown_name_is_no_weight(self):
-        with pytest.raises(ValueError, match="last"):
+        with pytest.raises(ValueError, match="found 'last'; known are uniform, final_heavy"):
             rewards.cut_weights("last", 4)
 
 

@@ -124,7 +124,7 @@ def distinct_cuts(
     return xp.argmax(same, axis=-1).astype(cuts.dtype)
 
 
-def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, "M"]:
+def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[np.ndarray, "M"]:
     """Weight of each cut in the objective sum_j w_j R_j.
 
     The paper weighs cuts alike, which makes every trace an anytime trace: most of its reward is
@@ -138,7 +138,14 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
     Returns:
       Weights summing to 1, float64, on no device.
     """
-    if kind == "uniform":
+    if not isinstance(kind, str):
+        weights = np.asarray(kind, np.float64)
+        fits = weights.shape == (num_cuts,) and weights.min() >= 0.0
+        if not (fits and abs(weights.sum() - 1.0) <= 1e-4):  # of NaN nothing is true
+            found = weights.tolist()
+            raise ValueError(f"weights: found {found}; give {num_cuts} of at least 0 that sum to 1")
+        weights = weights / weights.sum()
+    elif kind == "uniform":
         weights = np.full(num_cuts, 1.0 / num_cuts)
     elif kind == "own_budget" or (kind == "final_heavy" and num_cuts == 1):
         weights = np.eye(num_cuts)[-1]
@@ -146,16 +153,14 @@ def cut_shares(kind: str | Sequence[float], num_cuts: int) -> Float[np.ndarray, 
         weights = np.full(num_cuts, (1.0 - _FINAL_SHARE) / (num_cuts - 1))
         weights[-1] = _FINAL_SHARE
     else:
-        weights = np.asarray(kind, np.float64)
-        if weights.shape != (num_cuts,) or weights.min() < 0.0 or abs(weights.sum() - 1.0) > 1e-4:
-            raise ValueError(
-                f"weights: found {list(kind)}; give {num_cuts} of at least 0 that sum to 1"
-            )
-        weights = weights / weights.sum()
+        raise ValueError(
+            f"weights: found {kind!r}; known are uniform, final_heavy and own_budget, or write "
+            f"{num_cuts} numbers"
+        )
     return weights
 
 
-def cut_weights(kind: str | Sequence[float], num_cuts: int) -> Float[Array, "M"]:
+def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[Array, "M"]:
     """`cut_shares` as JAX computes with them, in float32."""
     return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)
 
