@@ -49,6 +49,7 @@ def test_answers_come_question_by_question_budget_by_budget(greedy):
 
 def test_one_question_alone_is_answered_as_beside_others(policy, greedy):
     assert policy.generate(QUESTIONS[1], budget=12) == [greedy[4]]
+    assert policy.generate(QUESTIONS[1], budget=np.int64(12)) == [greedy[4]]
 
 
 @pytest.mark.slow
@@ -88,6 +89,8 @@ def test_a_response_as_text_is_that_of_its_tokens_and_depends_on_the_budget(poli
     [
         (lambda p: p.generate("1a2", budget="high"), "budget high: found 'high'"),
         (lambda p: p.generate("1a2", budget=-1), "budget -1: found '-1'"),
+        (lambda p: p.generate("1a2", budget=8.0), "budget 8.0: found '8.0'"),
+        (lambda p: p.logprobs("1a2", "1", 8.0), "budget 8.0: found '8.0'"),
         (lambda p: p.generate("1a2", budget=[]), "found ''; write whole numbers"),
         (lambda p: p.generate("1a2", budget=60), "the model's 64 positions leave"),
         (lambda p: p.generate("1a2", budget=4, samples=0), "samples=0: write 1 or more"),

@@ -11,7 +11,7 @@ they are.
         print(answer.budget, answer.thinking, answer.answer)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config
@@ -109,8 +109,9 @@ class Policy:
         )
 
     def _budgets(self, budget: Budget | Sequence[Budget]) -> tuple[int | None, ...]:
-        several = [budget] if budget is None or isinstance(budget, int | str) else budget
-        words = (NONE if one is None else str(one) for one in several)
+        if isinstance(budget, str) or not isinstance(budget, Iterable):
+            budget = [budget]
+        words = (NONE if one is None else str(one) for one in budget)
         return budgets_of(self._session, ",".join(words), "budget")
 
 
