@@ -445,3 +445,9 @@ def test_streams_that_do_not_fit_their_keys_are_refused(world, changes, says):
     with pytest.raises(UserError, match=says):
         prompts = make_prompts(np.array([2, 3]), 5)
         world.roll(prompts, [3, 3], cuts=no_cuts(2), key=keys, **given)
+
+
+def test_an_old_style_key_is_refused(world):
+    with pytest.raises(UserError, match=r"old-style key; write jax.random.key\(seed\)"):
+        prompts = make_prompts(np.array([2, 3]), 5)
+        world.roll(prompts, [3, 3], cuts=no_cuts(2), key=jax.random.PRNGKey(0))

@@ -179,6 +179,8 @@ def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
     """Refuses keys and temperatures that do not fit the rows' streams."""
+    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise UserError("rollout: found an old-style key; write jax.random.key(seed)")
     keys = key.shape[0] if key.ndim else 1
     if sampling.temperature.ndim and sampling.temperature.shape != (keys,):
         raise UserError(
