@@ -56,6 +56,13 @@ class TestRatios:
             gradient = jax.grad(lambda old, f=f: jnp.sum(f(LOGP, old)))(OLD)
             np.testing.assert_array_equal(gradient, np.zeros((2, 3)))
 
+    def test_ratios_of_half_precision_are_finite_and_their_losses_0_without_advantage(self):
+        new, old = jnp.zeros((1, 2), jnp.float16), jnp.full((1, 2), -12.0, jnp.float16)
+        ratio = losses.token_ratio(new, old)
+        np.testing.assert_allclose(ratio, np.full((1, 2), np.exp(12.0)), rtol=1e-6)
+        loss = losses.policy_loss(ratio, jnp.zeros((1, 2)), clip_low=0.2, clip_high=0.2)
+        np.testing.assert_array_equal(loss, np.zeros((1, 2)))
+
     @pytest.mark.parametrize(
         "term",
         [

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from bacr_jax.masked import masked_mean, masked_sum
+from bacr_jax.masked import at_least_float32, masked_mean, masked_sum
 from bacr_jax.types import Scalar
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"]
@@ -34,6 +34,7 @@ _GSPO_LOG_LIMIT = 10.0
 
 def _log_ratio(logprobs: Array, others: Array, mask: Array | None) -> Array:
     """Difference of log-probabilities, the others constant; 0, without gradient, outside a mask."""
+    logprobs, others = at_least_float32(logprobs), at_least_float32(others)
     if mask is not None:
         # Before the subtraction: of two infinities it is NaN, and so is any gradient through it.
         keep = jnp.asarray(mask).astype(bool)

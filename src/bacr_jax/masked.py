@@ -11,10 +11,15 @@ from jaxtyping import Array, Num, Shaped
 Axis = int | tuple[int, ...] | None
 
 
+def at_least_float32(x: Num[Array, "*shape"] | float) -> Array:
+    """The same numbers in float32, or in their own type where that is wider."""
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _kept(x: Array, mask: Array) -> tuple[Array, Array]:
     """The values with zeros where the mask is off, and the mask as numbers."""
-    x = jnp.asarray(x)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = at_least_float32(x)
     keep = jnp.broadcast_to(jnp.asarray(mask).astype(bool), x.shape)
     return jnp.where(keep, x, 0.0), keep.astype(x.dtype)
 

@@ -1,3 +1,5 @@
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,6 +34,9 @@ def test_before_any_batch_the_baseline_stays_as_it_is():
     slopes = advantages.optimal_slopes(jnp.zeros((3, 2, 2)), jnp.zeros((3, 2)), jnp.zeros(3))
     credit = jnp.arange(6.0).reshape(1, 2, 3)
     np.testing.assert_array_equal(advantages.optimal_shift(credit, slopes), jnp.zeros_like(credit))
+    half = functools.partial(jnp.zeros, dtype=jnp.float16)
+    slopes = advantages.optimal_slopes(half((3, 2, 2)), half((3, 2)), half(3))
+    np.testing.assert_array_equal(slopes, np.zeros((3, 2)))
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.9, 0.98])
@@ -94,6 +99,8 @@ def test_the_token_baseline_weighs_each_trace_by_its_path_so_far():
     np.testing.assert_allclose(found, [[[0.25, 1.0]]])
     nothing = advantages.token_baseline(returns, 0 * path)
     np.testing.assert_array_equal(nothing, [[[0.0, 0.0]]])
+    half = advantages.token_baseline(returns.astype(jnp.float16), (0 * path).astype(jnp.float16))
+    np.testing.assert_array_equal(half, [[[0.0, 0.0]]])
 
 
 def test_the_predicted_saving_is_that_of_the_best_constant():

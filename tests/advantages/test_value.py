@@ -102,3 +102,5 @@ class TestBaselineCombinations:
         r = jnp.tile(jnp.array([[1.0, 0.0]]), (10, 1))
         moments = advantages.residual_moments(r, jnp.full((10, 2), 0.5))
         assert advantages.prior_strength(*moments) == 1e6
+        half = jnp.array([0.25, 0.0], jnp.float16)
+        assert advantages.prior_strength(*half) == 1e6

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax.advantages.group import rloo_advantage
+from bacr_jax.masked import at_least_float32
 
 # Added to the diagonal, relative to its mean: of returns that are all alike one slope is enough.
 _RIDGE = 1e-3
@@ -91,6 +92,7 @@ def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -
     Returns:
       0 where nothing was seen.
     """
+    square, spread = at_least_float32(square), at_least_float32(spread)
     return jnp.square(square[:, 0, 0]) / jnp.maximum(spread, jnp.finfo(jnp.float32).tiny)
 
 
@@ -110,6 +112,7 @@ def optimal_slopes(
       effective: n (`effective_traces`).
     """
     chex.assert_shape(square, (*product.shape, 2))
+    square, product, effective = map(at_least_float32, (square, product, effective))
     share = _RIDGE + _PRIOR_TRACES / jnp.maximum(effective, 1e-6)
     ridge = share * jnp.trace(square, axis1=-2, axis2=-1) / 2.0
     settled = square + jnp.maximum(ridge, 1e-12)[:, None, None] * jnp.eye(2, dtype=square.dtype)
@@ -150,6 +153,7 @@ def token_baseline(
       B; 0 where no trace of the group has a weight.
     """
     chex.assert_equal_shape([returns, path])
+    returns, path = at_least_float32(returns), at_least_float32(path)
     total = path.sum(1, keepdims=True)
     return (path * returns).sum(1, keepdims=True) / jnp.maximum(total, 1e-12)
 

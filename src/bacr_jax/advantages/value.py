@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bacr_jax.advantages.group import others_mean
+from bacr_jax.masked import at_least_float32
 from bacr_jax.types import Scalar
 
 
@@ -118,5 +119,5 @@ def prior_strength(sigma2: Scalar, error2: Scalar) -> Float[Array, ""]:
 
     At most 1e6, where V is exact as far as the moments can tell.
     """
-    sigma2, error2 = jnp.asarray(sigma2), jnp.asarray(error2)
+    sigma2, error2 = at_least_float32(sigma2), at_least_float32(error2)
     return jnp.where(error2 > 1e-6 * sigma2, sigma2 / jnp.maximum(error2, 1e-30), 1e6)
