@@ -12,7 +12,7 @@ from bacr_jax import curriculum
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 from bacr_jax.methods.registry import advice
-from methods_world import credit_of, load
+from methods_world import credit_of, group_batch, load
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,19 @@ def test_each_doubling_of_the_budget_has_a_number_of_its_own(tmp_path):
         best = (w * r)[inside].sum() / w[inside].sum()
         off = 0.02 * abs(mean - best) + 1e-4
         np.testing.assert_allclose(credit.thinking[inside], r[inside] - best, atol=off)
+
+
+def test_a_doubled_budget_begins_the_next_number(tmp_path):
+    choices = ["budget.prior=choices", "budget.choices=[41,82,164]", "budget.max=164"]
+    keys = ["advantage.score_by_budget=true", "budget.min=41", "rollout.questions=1"]
+    keys += ["rollout.group_size=3"]
+    config = load(tmp_path, "bacr-full", *RUNNING, *choices, *keys)
+    method, ones = load_method(config), np.ones((1, 3, 1), np.float32)
+    batch = dataclasses.replace(
+        group_batch(config, outcomes=ones), budgets=jnp.array([[41, 82, 164]])
+    )
+    state = method.update(method.init_state(1), batch, jnp.asarray(ones), None)
+    np.testing.assert_allclose(state["reward_seen"], [0.1 / 3, 0.2 / 3], rtol=1e-5)
 
 
 def test_budgets_within_a_factor_of_two_share_their_numbers(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +22,15 @@ def test_efforts_in_one_group_have_means_of_their_own():
     lengths, budgets = jnp.array([[2, 6, 10, 20]]), jnp.array([[32, 32, 64, 64]])
     got = effort.effort_met(lengths, budgets, largest=64)
     np.testing.assert_array_equal(got, [[True, False, True, False]])
+
+
+def test_traces_of_equal_length_meet_full_effort_and_one_token_less_does_not():
+    lengths = jnp.arange(1, 40001, 37)[:, None] * jnp.ones((1, 7), int)
+    met = jax.jit(effort.effort_met, static_argnames="largest")
+    for largest in (41, 47, 107, 32768):
+        full = jnp.full(lengths.shape, largest)
+        assert met(lengths, full, largest=largest).all()
+        assert not met(lengths, full - 1, largest=largest).any()
 
 
 def test_a_right_answer_beyond_its_effort_earns_nothing(tmp_path):

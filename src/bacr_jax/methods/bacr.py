@@ -240,8 +240,10 @@ def _num_bins(config: Config) -> int:
 
 def _bins(config: Config, batch: GroupBatch) -> Float[Array, "Q G K one"]:
     """1 for the doubling that a trace's budget is in."""
-    count, doublings = _num_bins(config), jnp.log2(batch.budgets / derived.prior_range(config)[0])
-    place = jnp.clip(jnp.floor(doublings), 0, count - 1).astype(jnp.int32)
+    count = _num_bins(config)
+    # Integers: a logarithm would put the doublings themselves on either side.
+    starts = derived.prior_range(config)[0] * 2 ** np.arange(1, count)
+    place = (batch.budgets[..., None] >= starts.astype(np.int32)).sum(-1)
     return jax.nn.one_hot(place, count)[..., None]
 
 

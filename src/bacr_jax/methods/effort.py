@@ -30,13 +30,18 @@ def effort_met(
         length <= rho T,   rho = b / b_max,   T the mean length of its question's traces at that rho
 
     Args:
-      lengths: thinking tokens.
-      budgets: b, the number that stands for the effort.
+      lengths: thinking tokens, below 2^18, their sum over a question below 2^25.
+      budgets: b, the number that stands for the effort, below 2^18.
       largest: b_max, the number of full effort.
     """
     alike = budgets[:, :, None] == budgets[:, None, :]
-    mean = jnp.where(alike, lengths[:, None, :], 0).sum(-1) / alike.sum(-1)
-    return lengths <= budgets / largest * mean
+    total, count = jnp.where(alike, lengths[:, None, :], 0).sum(-1), alike.sum(-1)
+    # In integers, length b_max n <= b total: rounded quotients leave exact ties on either side.
+    # Products may pass int32, so that 12 bits of one factor stand apart.
+    split = lambda x: (x >> 12, x & 0xFFF)
+    ours, most = split(largest * count), split(total)
+    high, low = (budgets * m - lengths * o for m, o in zip(most, ours))
+    return high + (low >> 12) >= 0
 
 
 def make(config: Config) -> Method:
