@@ -59,6 +59,16 @@ assert train is bacr_jax.train is sys.modules["bacr_jax.train"]
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_another_packages_command_keeps_its_own_hook_for_errors(tmp_path):
+    (tmp_path / "research").mkdir()
+    (tmp_path / "research/__init__.py").write_text("import bacr_jax\n")
+    run = "import sys\nprint(sys.excepthook is sys.__excepthook__)\n"
+    (tmp_path / "research/run.py").write_text(run)
+    command = [sys.executable, "-m", "research.run", "an", "argument"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_the_version_is_that_of_the_installed_package():
     assert bacr_jax.__version__ == importlib.metadata.version("bacr_jax")
     with pytest.raises(AttributeError, match="no attribute 'lod'"):

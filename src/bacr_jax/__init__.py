@@ -32,8 +32,10 @@ def _interrupted_at_the_start(
         sys.__excepthook__(kind, error, trace)
 
 
-# `python -m bacr_jax.COMMAND` has this name until the command itself is found.
-if sys.argv[:1] == ["-m"]:
+# `python -m bacr_jax.COMMAND` has this name until the command itself is found; so has the command
+# of another package that imports this one. Before the arguments stands the module.
+_asked = "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("-m")[2]
+if sys.argv[:1] == ["-m"] and _asked.partition(".")[0] == __name__:
     sys.excepthook = _interrupted_at_the_start
 
 
