@@ -77,6 +77,8 @@ def logprob_and_entropy(
 
         d log p_i / d s_j = [j = i] - p_j          d H / d s_j = -p_j (log p_j + H)
 
+    Forward mode (`jax.jvp`, `jax.jacfwd`) is not defined.
+
     Args:
       scores: finite; an id that can't be drawn has a score so low that its probability is 0.
     """
