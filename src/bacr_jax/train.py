@@ -141,7 +141,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
     from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
-    from bacr_jax.training.warmup import check_warmup
+    from bacr_jax.training.warmup_folder import check_warmup
 
     def look() -> None:
         processes.check_platform()

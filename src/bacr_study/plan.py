@@ -104,7 +104,7 @@ def folder_of(study: Study, root: Path) -> Path:
 
 def _placed(config: Config, root: Path, seed: int) -> Config:
     """The config with its seed, its warm-up, and the folder that runs of equal settings share."""
-    from bacr_jax.training.warmup import warmup_fingerprint
+    from bacr_jax.training.warmup_folder import warmup_fingerprint
 
     config = dataclasses.replace(config, seed=seed)
     name = f"{Path(config.method).stem}-{seed}-{settings_digest(config)}"

@@ -57,6 +57,7 @@ def test_what_the_command_line_says_wrong_is_said_of_it(tmp_path, override, says
     assert str(refused.value).startswith(says)
 
 
+SEEDS = "write the study's key seeds, such as seeds=[4]"
 VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
 
 
@@ -174,21 +175,7 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
         ("reference: [grpo]", "reference: [gpro]", "reference: found 'gpro'; write grpo"),
         ("budgets: [8, 64]", "budgets: [64, 8]", "budgets: found [64, 8]; write rising numbers"),
         ("of: grpo", "of: grpo, parts: [BUP]", "arms.vote.parts: found ['BUP']; write none, or"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):
-    assert before in STUDY
-    with pytest.raises(UserError) as refused:
-        read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
-    assert words in str(refused.value) and "\n" not in str(refused.value)
-
-
-SEEDS = "write the study's key seeds, such as seeds=[4]"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
+        # What a study gives its runs is not set for them.
         ("set: {train", "set: {seed: 4, train", f"two.yaml: set.seed: found 4; {SEEDS}"),
         (
             "title:",
@@ -213,10 +200,11 @@ SEEDS = "write the study's key seeds, such as seeds=[4]"
         ),
     ],
 )
-def test_what_a_study_gives_its_runs_is_not_set_for_them(tmp_path, before, after, words):
+def test_what_cannot_be_used_is_refused_in_a_line(tmp_path, before, after, words):
+    assert before in STUDY
     with pytest.raises(UserError) as refused:
         read_study(write_study(tmp_path, STUDY.replace(before, after, 1)))
-    assert words in str(refused.value)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

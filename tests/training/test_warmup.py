@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +13,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions import ledger
-from bacr_jax.runs.checkpoint import Checkpoints, read_part
-from bacr_jax.runs.folder import LOCK, RunPaths, WarmupPaths, lock_if_free
+from bacr_jax.runs.folder import LOCK, lock_if_free
 from bacr_jax.training import warmup
 from learner_world import SPEC
 from methods_world import load
@@ -48,81 +47,10 @@ def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
         assert tokenizer.decode(row[:length]).endswith("f12<think>a")
 
 
-@pytest.mark.parametrize(
-    ("settings", "budgets"),
-    [
-        (("conditioning.told=embedding",), None),
-        (("conditioning.told=nothing",), None),
-        (("conditioning.told=words",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
-        (("conditioning.told=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
-        (
-            ("conditioning.told=words", "budget.prior=choices", "budget.choices=[4, 8]"),
-            [4, 8, 12],
-        ),
-    ],
-)
-def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
-    found = warmup.told_budgets(load(tmp_path, None, *settings))
-    assert (None if found is None else found.tolist()) == budgets
-
-
-def test_a_warm_up_is_another_under_another_system_message(tmp_path):
-    own = ("data.train=math:x", "data.eval=['math:x']", "model.path=y")
-    of = lambda *more: warmup.warmup_fingerprint(
-        config_io.override(Config(), [*own, "conditioning.told=nothing", *more])
-    )
-    prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
-    # What the answers are, and how thinking that was cut is closed.
-    prints += [of("data.answer_column=solution"), of("data.answers=verbatim")]
-    prints += [of("data.closing_text='</think>'")]
-    told = lambda *more: of("conditioning.told=words", *more)
-    prints += [told(), told("conditioning.words='Use {budget} tokens.'")]
-    assert len(set(prints)) == 8
-    # A sentence that is not told changes nothing.
-    assert of("conditioning.words='Use {budget} tokens.'") == of()
-
-
-def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
-    identity = lambda *more: warmup.warmup_fingerprint(load(tmp_path, None, *TRADEOFF, *more))
-    plain = identity("conditioning.told=embedding")
-    # of seed, model, data.ledger and warmup, as before there were words
-    assert len(plain) == 12 and identity("conditioning.told=nothing", "budget.max=16") == plain
-    words = identity("conditioning.told=words")
-    assert words != plain and identity("conditioning.told=both") == words
-    assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({"warmup.json": '{"fingerprint": "x"}'}, "holds a warm-up with other settings"),
-        ({"warmup.json": "OWN"}, "has lost its weights"),
-        ({"warmup.json": "["}, "warmup.json: is damaged"),
-        ({"warmup.json": "OWN", "weights/10/x": ""}, None),
-        ({"progress/x": ""}, None),
-    ],
-)
-def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, files, says):
-    config = load(tmp_path, None, "warmup.steps=10", f"warmup.dir={tmp_path / 'warm'}")
-    for name, text in files.items():
-        path = tmp_path / "warm" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = json.dumps({"fingerprint": warmup.warmup_fingerprint(config)})
-        path.write_text(text.replace("OWN", own))
-    run = RunPaths(tmp_path / "run")
-    if says is None:
-        return warmup.check_warmup(config, run)
-    with pytest.raises(UserError, match=f"{tmp_path}/warm.*{says}"):
-        warmup.check_warmup(config, run)
-    # A run that has begun does without it.
-    (run.checkpoints / "3").mkdir(parents=True)
-    return warmup.check_warmup(config, run)
-
-
 def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "warm"
-    monkeypatch.setattr(warmup, "_read", lambda *_: "theirs")
-    monkeypatch.setattr(warmup.time, "sleep", lambda _: None)
+    monkeypatch.setattr(warmup, "read_warmup", lambda *_: "theirs")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     theirs, polled = lock_if_free(folder / LOCK), []
 
     def poll():
@@ -140,18 +68,6 @@ def test_a_warm_up_that_another_run_makes_is_waited_for_and_read(tmp_path, monke
     )
     assert read == "theirs" and polled == [0, 1, 2]
     assert capsys.readouterr().err == f"waiting for the run that makes the warm-up in {folder}\n"
-
-
-def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
-    config, paths = load(tmp_path, None, "warmup.steps=3"), WarmupPaths(tmp_path / "warm")
-    paths.unfinished.mkdir(parents=True)
-    theirs = Checkpoints(paths.weights, keep=1)
-    theirs.save(3, {"w": np.zeros(2, np.float32)}, {})
-    theirs.close()
-    run = SimpleNamespace(config=config, step=3, params={"w": np.ones(2, np.float32)})
-    inspect.unwrap(warmup._keep)(run, paths, {})
-    assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
-    assert json.loads(paths.identity.read_text())["steps"] == 3
 
 
 class Run(warmup.WarmUp):

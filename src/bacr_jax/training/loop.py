@@ -44,7 +44,7 @@ from bacr_jax.training.start import (
     restore_files,
     untrained_state,
 )
-from bacr_jax.training.warmup import check_warmup
+from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Poll
 
 # Evaluations that a run makes once; those in between are told apart by their step.

@@ -14,7 +14,8 @@ from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
-from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts, told_budgets
+from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts
+from bacr_jax.training.warmup_folder import told_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
 # The first steps teach the longest style alone, on easy questions where some are known to be: with

@@ -1,0 +1,103 @@
+"""Which warm-up a config asks for, and what its folder must hold before a run begins from it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
+from bacr_jax.errors import UserError
+from bacr_jax.runs.checkpoint import Checkpoints, read_part
+from bacr_jax.runs.folder import RunPaths, WarmupPaths
+from bacr_jax.training.warmup_folder import (
+    check_warmup,
+    keep_warmup,
+    told_budgets,
+    warmup_fingerprint,
+)
+from methods_world import load
+
+STYLED = ("data.ledger.variant=tradeoff", "warmup.style=at_once", "warmup.steps=10")
+
+
+@pytest.mark.parametrize(
+    ("settings", "budgets"),
+    [
+        (("conditioning.told=embedding",), None),
+        (("conditioning.told=nothing",), None),
+        (("conditioning.told=words",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (("conditioning.told=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
+        (
+            ("conditioning.told=words", "budget.prior=choices", "budget.choices=[4, 8]"),
+            [4, 8, 12],
+        ),
+    ],
+)
+def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
+    found = told_budgets(load(tmp_path, None, *settings))
+    assert (None if found is None else found.tolist()) == budgets
+
+
+def test_a_warm_up_is_another_under_another_system_message(tmp_path):
+    own = ("data.train=math:x", "data.eval=['math:x']", "model.path=y")
+    of = lambda *more: warmup_fingerprint(
+        config_io.override(Config(), [*own, "conditioning.told=nothing", *more])
+    )
+    prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
+    # What the answers are, and how thinking that was cut is closed.
+    prints += [of("data.answer_column=solution"), of("data.answers=verbatim")]
+    prints += [of("data.closing_text='</think>'")]
+    told = lambda *more: of("conditioning.told=words", *more)
+    prints += [told(), told("conditioning.words='Use {budget} tokens.'")]
+    assert len(set(prints)) == 8
+    # A sentence that is not told changes nothing.
+    assert of("conditioning.words='Use {budget} tokens.'") == of()
+
+
+def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
+    identity = lambda *more: warmup_fingerprint(load(tmp_path, None, *STYLED, *more))
+    plain = identity("conditioning.told=embedding")
+    # of seed, model, data.ledger and warmup, as before there were words
+    assert len(plain) == 12 and identity("conditioning.told=nothing", "budget.max=16") == plain
+    words = identity("conditioning.told=words")
+    assert words != plain and identity("conditioning.told=both") == words
+    assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"warmup.json": '{"fingerprint": "x"}'}, "holds a warm-up with other settings"),
+        ({"warmup.json": "OWN"}, "has lost its weights"),
+        ({"warmup.json": "["}, "warmup.json: is damaged"),
+        ({"warmup.json": "OWN", "weights/10/x": ""}, None),
+        ({"progress/x": ""}, None),
+    ],
+)
+def test_the_folder_of_a_warm_up_is_looked_at_before_a_run_begins(tmp_path, files, says):
+    config = load(tmp_path, None, "warmup.steps=10", f"warmup.dir={tmp_path / 'warm'}")
+    for name, text in files.items():
+        path = tmp_path / "warm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = json.dumps({"fingerprint": warmup_fingerprint(config)})
+        path.write_text(text.replace("OWN", own))
+    run = RunPaths(tmp_path / "run")
+    if says is None:
+        return check_warmup(config, run)
+    with pytest.raises(UserError, match=f"{tmp_path}/warm.*{says}"):
+        check_warmup(config, run)
+    # A run that has begun does without it.
+    (run.checkpoints / "3").mkdir(parents=True)
+    return check_warmup(config, run)
+
+
+def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
+    config, paths = load(tmp_path, None, "warmup.steps=3"), WarmupPaths(tmp_path / "warm")
+    paths.unfinished.mkdir(parents=True)
+    theirs = Checkpoints(paths.weights, keep=1)
+    theirs.save(3, {"w": np.zeros(2, np.float32)}, {})
+    theirs.close()
+    keep_warmup(config, paths, 3, {"w": np.ones(2, np.float32)}, {})
+    assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
+    assert json.loads(paths.identity.read_text())["steps"] == 3
