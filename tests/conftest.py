@@ -20,9 +20,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 import slices  # noqa: E402
 
+# How long an example takes depends on what else the machine does.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 # Tracing makes many small objects that live on, and nearly none that only a collection frees.
 gc.set_threshold(50_000, 20, 50)
 

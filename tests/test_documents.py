@@ -23,7 +23,7 @@ from bacr_jax.documents import keep_until, lines_until, read_lines, write_atomic
 from bacr_jax.errors import UserError, printable
 from files_world import full_disk
 
-QUICK = settings(max_examples=150, deadline=None)
+QUICK = settings(max_examples=150)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inside: st.lists(inside) | st.dictionaries(st.text(), inside),
@@ -161,7 +161,7 @@ def test_any_yaml_value_is_a_setting_or_refused(text):
         assert str(error).isprintable()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=200) | st.text(alphabet="seed: budget.max{}[]&*!\n\t 01\\u", max_size=80))
 def test_any_yaml_file_is_a_config_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("yaml") / "c.yaml"

@@ -113,7 +113,7 @@ class TestAnswers:
         assert part.tokens == [] and part.calls == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     thought=st.lists(st.integers(1, 7), min_size=10, max_size=10),
     answered=st.lists(st.integers(1, 7), min_size=6, max_size=6),

@@ -117,7 +117,7 @@ class TestPolicyLoss:
         )
         np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     # Smaller advantages times a ratio below 1 are subnormal, which XLA may take for 0.
     @given(
         st.floats(0.125, 3, width=32),
@@ -184,7 +184,7 @@ class TestAggregation:
         assert value == 0.0
         np.testing.assert_array_equal(gradient, np.zeros_like(self.X))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         hnp.arrays(np.float32, (4, 3), elements=st.floats(-5, 5, width=32)),
         hnp.arrays(np.bool_, (4, 3)),

@@ -54,7 +54,7 @@ def test_half_precision_is_summed_in_float32():
     assert masked.masked_sum(x, jnp.ones(4096)) == 4096.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     hnp.arrays(np.float32, (3, 5), elements=st.floats(-100, 100, width=32)),
     hnp.arrays(np.bool_, (3, 5)),

@@ -22,7 +22,7 @@ class TestCuts:
             cuts, [[[1024, 2048, 3072, 4096], [2, 4, 6, 7]], [[1, 1, 1, 1], [1, 2, 3, 3]]]
         )
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(st.integers(1, 100_000), st.integers(1, 12))
     def test_are_ordered_positive_and_end_at_the_budget(self, budget, num_cuts):
         cuts = np.asarray(rewards.cut_points(jnp.array([budget]), num_cuts=num_cuts))[0]
@@ -62,7 +62,7 @@ class TestCuts:
         np.testing.assert_array_equal(got, [source])
         assert isinstance(got, type(array([cuts])))
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(st.integers(1, 50), st.integers(0, 60), st.integers(1, 6))
     def test_reused_outcomes_make_no_progress(self, budget, length, num_cuts):
         cuts = rewards.cut_points(jnp.array([budget]), num_cuts=num_cuts)
@@ -118,7 +118,7 @@ class TestDenseReward:
         total = dense @ rewards.cut_weights("uniform", 4)
         np.testing.assert_allclose(total, [0.575, 0.575], rtol=1e-6)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(outcomes, st.floats(0, 2))
     def test_uniform_progress_telescopes_to_the_last_outcome(self, r, coefficient):
         cuts = r.shape[-1]
@@ -127,7 +127,7 @@ class TestDenseReward:
         want = r.mean(-1) + coefficient / cuts * r[:, -1]
         np.testing.assert_allclose(total, want, rtol=1e-5, atol=1e-6)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(outcomes, st.floats(0, 2), st.integers(0, 2**31))
     def test_with_any_weights_outcomes_enter_with_their_coefficients(self, r, coefficient, seed):
         weights = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(r.shape[-1])))

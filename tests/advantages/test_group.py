@@ -43,7 +43,7 @@ class TestGroupBaselines:
         got = advantages.rloo_advantage(jnp.array([[1.0, 0.0, 0.5]]))
         np.testing.assert_allclose(got, [[0.75, -0.75, 0.0]], atol=1e-7)
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(reward_arrays)
     def test_rloo_is_the_scaled_group_mean_form_and_the_leave_one_out_difference(self, r):
         n = r.shape[-1]
@@ -93,7 +93,7 @@ def test_other_questions_mean_by_hand():
     np.testing.assert_array_equal(advantages.other_questions_mean(rewards[:1]), [0.0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 3), st.floats(-1e6, 1e6, width=32))
 def test_no_reward_of_a_question_is_in_its_other_questions_mean(question, offset):
     rewards = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 3)), jnp.float32)

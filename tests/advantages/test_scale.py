@@ -37,7 +37,7 @@ class TestScale:
         got = advantages.normalize(jnp.zeros((2, 3, 4)), mode=mode, floor=0.1)
         np.testing.assert_array_equal(got, np.zeros((2, 3, 4)))
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(reward_arrays, st.sampled_from(["group", "batch_rms"]))
     def test_a_question_can_grow_at_most_by_the_inverse_floor(self, a, mode):
         got = np.asarray(advantages.normalize(jnp.asarray(a)[:, :, None], mode=mode, floor=0.1))

@@ -26,7 +26,7 @@ class TestSegments:
         got = jax.jit(advantages.scatter_segments, static_argnums=2)(a, self.CUTS, 8)
         np.testing.assert_array_equal(got, [[1, 1, 2, 2, 3, 3, 4, 0], [5, 7, 7, 0, 0, 0, 0, 0]])
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 40))
     def test_segment_is_the_first_cut_at_or_after_the_token(self, cuts, token):
         cuts = sorted(cuts)

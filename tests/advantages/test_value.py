@@ -16,7 +16,7 @@ reward_arrays = hnp.arrays(
 
 
 class TestValues:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(reward_arrays, st.floats(0, 2))
     def test_a_value_gives_back_the_probabilities_it_was_made_from(self, p, coefficient):
         v = rewards.dense_reward(jnp.asarray(p), coefficient=coefficient)
@@ -34,7 +34,7 @@ class TestValues:
         gradient = jax.grad(lambda v: jnp.sum(advantages.bcae_advantage(r, v) ** 2))(v)
         np.testing.assert_array_equal(gradient, np.zeros((1, 1, 2)))
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(reward_arrays)
     def test_with_the_others_mean_as_value_bcae_is_rloo(self, r):
         r = jnp.asarray(r)[..., None]

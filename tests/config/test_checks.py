@@ -279,7 +279,7 @@ def test_presets_are_those_of_the_models_room():
 
 
 @given(values_by_key())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_typed_config_is_accepted_or_refused_never_a_crash(values):
     config = Config()
     for name, value in values.items():

@@ -155,7 +155,7 @@ class TestBadInput:
         assert refused([bad, good], ["seed=2"]).startswith(f"{bad}, line 1: seed")
 
     @given(st.data())
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_known_keys_with_any_value_are_a_config_or_one_line(self, tmp_path_factory, data):
         scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
         values = st.recursive(
@@ -176,7 +176,7 @@ class TestBadInput:
 class TestWriting:
     # Words for null are no values of keys that can be null.
     @given(values_by_key(lambda v: "nan" not in repr(v) and v not in ("None", "none", "nil")))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_a_written_config_reads_back_exactly(self, tmp_path_factory, values):
         config = Config()
         for name, value in values.items():

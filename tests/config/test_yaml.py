@@ -154,13 +154,13 @@ YAML_LIKE = st.text("seedbgtmaxin01.:-_{}[]&*!|>'\"\\#%@?, \n\t~<=", max_size=60
 @example(b"<<: {seed: 1}")
 @example(b"=: 1")
 @example(b"eval: {budgets: !!omap [a: 1]}")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_entries_or_one_line(tmp_path_factory, content):
     entries_or_one_line(lambda: read(write(tmp_path_factory.getbasetemp(), content)))
 
 
 @given(st.text(max_size=40), YAML_LIKE)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_override_is_entries_or_one_line(text, value):
     for line in (text, f"eval.budgets={value}", f"{value}=1"):
         entries_or_one_line(lambda line=line: override(line))

@@ -30,7 +30,7 @@ class TestWeights:
         solved = curriculum.group_weights(jnp.ones(3), epsilon=0.0, sizes=sizes)
         np.testing.assert_allclose(solved, [0.5, 0.5, 0.0])
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(rates, st.sampled_from([0.0, 0.02, 1.0]))
     def test_are_probabilities_for_every_rate(self, rho, epsilon):
         weights = curriculum.group_weights(jnp.asarray(rho, jnp.float32), epsilon=epsilon)

@@ -38,7 +38,7 @@ class TestBudgetLocation:
         assert free[1] < 256
         np.testing.assert_array_equal(curriculum.budget_mean(rho, mu0, **PAPER), [4096, 256])
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(rates, st.floats(1, 5000))
     def test_is_finite_and_inside_for_every_rate(self, rho, mu0):
         mu = np.asarray(curriculum.budget_mean(jnp.asarray(rho, jnp.float32), mu0, **PAPER))

@@ -30,7 +30,6 @@ class TestPassAtK:
         assert pass_at_k(correct, 2).mean() == pytest.approx(5 / 6)
 
     @given(st.integers(1, 5), st.integers(1, 7), st.integers(0, 2**32 - 1), st.data())
-    @settings(deadline=None)
     def test_is_the_mean_over_all_subsets(self, problems, samples, seed, data):
         correct = np.random.default_rng(seed).integers(0, 2, (problems, samples)).astype(bool)
         k = data.draw(st.integers(1, samples))
@@ -70,7 +69,7 @@ class TestMajorityAtK:
         assert majority_at_k(answers, correct, 3).mean() == pytest.approx(1.0)
 
     @given(st.integers(1, 8), st.data())
-    @settings(deadline=None, max_examples=200)
+    @settings(max_examples=200)
     def test_is_the_mean_over_all_subsets(self, samples, data):
         answers = np.array(
             data.draw(st.lists(st.integers(-1, 4), min_size=samples, max_size=samples))

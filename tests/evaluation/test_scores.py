@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bacr_jax.errors import UserError
@@ -58,7 +58,6 @@ def test_best_of_k_is_the_mean_over_all_subsets(scores, k):
 
 
 @given(SCORES, st.lists(st.integers(-1, 2), min_size=4, max_size=4), st.integers(1, 4))
-@settings(deadline=None)
 def test_the_vote_of_k_is_the_mean_over_all_subsets(scores, answers, k):
     value = {a: np.mean([s for s, b in zip(scores, answers) if b == a]) for a in set(answers)}
     outcomes = []

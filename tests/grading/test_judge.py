@@ -68,7 +68,7 @@ _LATEX = st.text(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_LATEX, _LATEX, st.sampled_from(["strict", "lenient"]))
 def test_no_text_makes_our_own_rules_fail(pred, reference, mode):
     for text in (pred, f"\\boxed{{{pred}}}", f"<answer>{pred}</answer>"):

@@ -141,7 +141,7 @@ def test_other_words_might(words):
     assert names_what_is_counted(words, reference=words)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="The final answer is:=*#$\\text{}. 4\n", max_size=80))
 def test_what_a_lead_in_leaves_is_a_part_of_the_answer(text):
     rest = without_lead_in(text)

@@ -49,7 +49,7 @@ def branch_tokens(answered):
     return [m * A + a for m in range(M) if answered[m] for a in range(2 + answered[m])]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, T), min_size=1, max_size=20),
     st.integers(1, 200),

@@ -120,7 +120,7 @@ def test_an_unusual_but_possible_config_passes(sections):
 
 
 @given(values_by_key())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_typed_config_is_accepted_or_refused_never_a_crash(values):
     config = Config()
     for name, value in values.items():

@@ -49,7 +49,7 @@ def value_and_gradients(attend, q, k, v):
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     st.integers(1, 3),
     st.integers(1, 5),

@@ -105,7 +105,7 @@ PHASES = (memory.update_phase, memory.score_phase, memory.rollout_phase)
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shards=st.sampled_from([1, 2, 4, 8, 16]), tensor=st.sampled_from([1, 2, 4]))
 def test_more_devices_need_less_each(phase, shards, tensor):
     work = workload()
@@ -113,7 +113,7 @@ def test_more_devices_need_less_each(phase, shards, tensor):
     assert phase(work, more).peak < phase(work, fewer).peak
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(rows=st.sampled_from([8, 16, 32, 64]))
 def test_larger_micro_batches_need_more(rows):
     work = workload()
@@ -122,7 +122,7 @@ def test_larger_micro_batches_need_more(rows):
 
 
 @given(slots=st.integers(1, 62))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_more_refilled_slots_need_more(slots):
     work = workload()
     peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak

@@ -28,7 +28,7 @@ def test_the_next_larger_micro_batch_would_not_fit(gib):
 
 
 @given(gib=st.floats(30.0, 80.0))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_eight_more_slots_would_not_fit(gib):
     work = workload()
     slots = search.largest_slots(work, mesh(), Room(gib * GIB))

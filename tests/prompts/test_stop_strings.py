@@ -14,7 +14,6 @@ from bacr_jax.prompts.stop_strings import byte_automaton, compile_stop_string, m
 QWEN_VOCAB = 152_064
 many = settings(
     max_examples=200,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 # Text made of what could confuse the automaton: pieces of tags, brackets, unicode, anything.

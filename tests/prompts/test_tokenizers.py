@@ -11,7 +11,6 @@ from bacr_jax.prompts.tokenizers import answer_text, decode_ids, load_tokenizer
 
 relaxed = settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

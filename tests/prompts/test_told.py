@@ -91,7 +91,7 @@ def test_exact_text_in_the_tokenizers_own_template(qwen, style):
         assert text == rendered + style.think_open
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     budgets=st.lists(st.integers(0, 32768), min_size=1, max_size=6),
     question=st.text(min_size=1).filter(str.strip),

@@ -26,7 +26,7 @@ def run(of, asked, cursors=None):
     return found.tolist(), cursors
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([0, 1, 3]), max_size=40), st.integers(0, 3))
 def test_questions_are_of_the_group_asked_for_and_passes_are_complete(asked, seed):
     found, cursors = run(stream(seed), asked)
@@ -40,7 +40,7 @@ def test_questions_are_of_the_group_asked_for_and_passes_are_complete(asked, see
             assert len(set(one_pass)) == len(one_pass)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.lists(st.sampled_from([0, 1, 3]), max_size=30), st.integers(0, 30))
 def test_cursors_are_all_that_a_resumed_stream_needs(asked, stop):
     whole, end = run(stream(), asked)

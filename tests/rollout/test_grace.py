@@ -26,7 +26,7 @@ def roll(world):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(ROWS, st.integers(0, 10_000))
 def test_a_trace_ends_at_the_first_line_break_from_its_budget_on(roll, rows, key):
     lengths, budgets = map(np.array, zip(*rows))

@@ -40,7 +40,7 @@ from rollout_world import (
 ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS, st.integers(0, 10_000))
 def test_every_row_keeps_its_budget(world, rows, key):
     lengths, budgets = map(np.array, zip(*rows))
@@ -68,7 +68,7 @@ def test_every_row_keeps_its_budget(world, rows, key):
         assert (t.logprobs[i, : t.sampled[i]] < 0).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ROWS, st.integers(0, 10_000))
 def test_every_branch_has_one_suffix_and_hangs_at_its_cut(world, rows, key):
     lengths, budgets = map(np.array, zip(*rows))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,7 +54,6 @@ def test_pieces_on_the_host_add_up_to_the_whole(monkeypatch):
     np.testing.assert_array_equal(host_words_digest(words), whole)
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.uint32, st.integers(1, 50)), st.data())
 def test_one_changed_word_changes_both_sums(words, data):
     place = data.draw(st.integers(0, len(words) - 1))

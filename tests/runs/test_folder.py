@@ -287,9 +287,7 @@ class TestTruncation:
             assert not folder.metrics.exists()
 
     @given(cut=st.integers(0, 400), step=st.integers(-1, 9))
-    @settings(
-        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_a_file_torn_anywhere_keeps_its_whole_lines(self, tmp_path, cut, step):
         lines = [json.dumps({"step": s, "note": "ü" * s}).encode() + b"\n" for s in range(8)]
         path = tmp_path / "metrics.jsonl"

@@ -23,7 +23,7 @@ def test_the_hash_is_the_published_one():
     assert splitmix64(1234567) == 6457827717110365317
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), split=st.sampled_from(["train", "test"]))
 def test_questions_are_well_formed_and_answers_right(seed, split):
     for problem in ledger.make_problems(seed, 50, max_operand=3, split=split):

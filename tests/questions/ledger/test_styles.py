@@ -29,7 +29,7 @@ class TestTraces:
         assert ledger.render(problem, "redo", rng) == "a4+2=64+2=6b6+3=96+3=9c9+1=09+1=0"
         assert ledger.render(problem, "at_once", rng) == "4231=0"
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(problem=problems(), seed=st.integers(0, 1000))
     def test_every_style_works_the_answer_out(self, problem, seed):
         rng = np.random.default_rng(seed)

@@ -45,7 +45,7 @@ def test_saves_and_loads_in_hugging_face_form(tmp_path):
     assert vocab == ledger.ID
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from((*ledger.VOCABULARY, "x", " ", "<thi")), max_size=20).map("".join))
 def test_without_transformers_ids_and_offsets_are_its_own(ledger_tokens, text):
     options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
