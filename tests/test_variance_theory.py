@@ -13,9 +13,9 @@ import pytest
 
 from bacr_jax import advantages
 from bacr_study.variance.control_variates import (
+    before,
     history_advantage,
     history_moments,
-    history_surprise,
 )
 
 PROBS = np.array([0.2, 0.5, 0.3])
@@ -227,7 +227,7 @@ class TestHistory:
     def advantages(self, slope):
         _, _, _, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = history_surprise(r, jnp.full_like(r, 0.5))
+        surprise = before(r - 0.5)
         return history_advantage(credit, surprise, jnp.array([0.0, slope]))[0]
 
     def second_token(self, slope):
@@ -241,7 +241,7 @@ class TestHistory:
         plain, variance = self.second_token(0.0)
         _, _, probability, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = history_surprise(r, jnp.full_like(r, 0.5))
+        surprise = before(r - 0.5)
         weigh = lambda x: float(probability @ np.asarray(x)[0, :, 1])
         slope = weigh(credit * surprise) / weigh(surprise**2)
         assert slope > 0.1

@@ -63,11 +63,8 @@ def examine(
     """Does checks, those after one that broke in a fresh process; each record as soon as it's here.
 
     What broke on a GPU is done once more under the check's keys, which the record names if they
-    help.
-
-    Args:
-      most_seconds: of all checks, and of each in proportion; those that don't begin within them are
-        not done.
+    help. `most_seconds` are of all checks, and of each in proportion; those that don't begin within
+    them are not done.
     """
     waiting, end = list(checks), time.monotonic() + most_seconds
     slower, on_gpu = most_seconds / MOST_SECONDS, False

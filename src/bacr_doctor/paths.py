@@ -291,9 +291,8 @@ def _taken(
 ) -> Iterator[tuple[Any, np.ndarray, np.ndarray, bool]]:
     """What the first step from some parameters did to each leaf.
 
-    Yields:
-      Its path, its numbers before, the gradient that its first moment holds, and whether second
-      moment and step are what Adam makes of that.
+    Its path, its numbers before, the gradient that its first moment holds, and whether second
+    moment and step are what Adam makes of that.
     """
     asked, first, second = tried.config.optimizer, _moments(state, "mu"), _moments(state, "nu")
     leaves = jax.tree_util.tree_flatten_with_path(adapters.split(params)[1])[0]

@@ -31,11 +31,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Call:
-    """What an engine is asked for.
-
-    Attributes:
-      number: of the call in its part of the row.
-    """
+    """What an engine is asked for; `number`: of the call in its part of the row."""
 
     prompt: tuple[int, ...]
     max_tokens: int

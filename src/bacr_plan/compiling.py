@@ -39,11 +39,7 @@ GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of a compiled program, per device.
-
-    Attributes:
-      outputs: what it returns, without what it returns in the place of an argument.
-    """
+    """Bytes of a compiled program, per device; outputs in the place of an argument are none."""
 
     arguments: int
     outputs: int

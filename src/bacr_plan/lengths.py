@@ -22,12 +22,7 @@ SUFFIX_TOKENS = 8
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """A distribution of prompts' tokens.
-
-    Attributes:
-      shares: ascending, from 0 to 1.
-      tokens: that so many prompts have at most.
-    """
+    """A distribution: `tokens` that so large `shares` of all prompts have at most, ascending."""
 
     source: str
     shares: tuple[float, ...]
@@ -78,11 +73,7 @@ def prompt_lengths(config: Config) -> PromptLengths:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of every row of an iteration.
-
-    Attributes:
-      thinking: [rows] sampled thinking tokens, all of the budget.
-    """
+    """Tokens of every row of an iteration; thinking uses the budget up."""
 
     prompts: Int[np.ndarray, "B"]
     thinking: Int[np.ndarray, "B"]

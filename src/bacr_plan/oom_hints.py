@@ -49,7 +49,7 @@ def smaller_choice(
     tight = min(limit, planned - EXCESS * limit)
     # Else the next smaller portion there is.
     for most in (tight, min(limit, planned - 1.0)):
-        if rows := search.LARGEST[portion](work, layout, Room(most)):
+        if rows := search.largest(portion, work, layout, Room(most)):
             smaller: dict[str, Any] = {portion: rows}
             return Choice(dataclasses.replace(work, **smaller), layout, most)
     return search.suggest(work, layout.num_devices, Room(tight))

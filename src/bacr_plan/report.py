@@ -97,7 +97,7 @@ class Plan:
     def largest(self) -> dict[str, int]:
         """The most rows of each portion that fit; 0: not one a device."""
         sizes = self.work, self.layout, self.room
-        return {portion: most(*sizes) for portion, most in search.LARGEST.items()}
+        return {portion: search.largest(portion, *sizes) for portion in search.PORTIONS}
 
     @functools.cached_property
     def suggestion(self) -> Choice | None:

@@ -11,6 +11,9 @@ from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
 from bacr_plan.workload import Workload
 
+# What a run does together, by its names in a workload.
+PORTIONS = ("micro_rows", "slots", "eval_slots")
+
 
 @dataclass(frozen=True)
 class Room:
@@ -69,18 +72,23 @@ def _largest(tried: Sequence[int], fits: Callable[[int], bool]) -> int:
     return tried[count - 1] if count else 0
 
 
-def largest_micro_batch(work: Workload, layout: MeshShape, room: Room) -> int:
-    """The most rows of a micro-batch that fit, a divisor of the update's; 0: not one a device."""
-    peak = lambda rows: room.of_update(dataclasses.replace(work, micro_rows=rows), layout)
-    tried = _micro_batches(work, layout, work.update_rows)
+def largest(portion: str, work: Workload, layout: MeshShape, room: Room) -> int:
+    """The most rows of one of `PORTIONS` that fit; 0: not one a device.
+
+    A micro-batch's divide an update's; slots are at most the rows of an iteration, those of an
+    evaluation at most a call's.
+    """
+    shards, changed = layout.slot_shards, lambda rows: dataclasses.replace(work, **{portion: rows})
+    if portion == "micro_rows":
+        tried: Sequence[int] = _micro_batches(work, layout, work.update_rows)
+        peak = lambda rows: room.of_update(changed(rows), layout)
+    elif portion == "slots":
+        tried = range(shards, work.rows + 1, shards)
+        peak = lambda rows: room.of_rollout(changed(rows), layout)
+    else:
+        tried = range(shards, work.evaluation.rows + shards, shards)
+        peak = lambda rows: room.of_rollout(changed(rows).evaluation, layout)
     return _largest(tried, lambda rows: peak(rows) <= room.limit)
-
-
-def largest_slots(work: Workload, layout: MeshShape, room: Room) -> int:
-    """The most rows decoded together that fit, at most all rows of an iteration; 0 if none."""
-    peak = lambda slots: room.of_rollout(dataclasses.replace(work, slots=slots), layout)
-    tried = range(layout.slot_shards, work.rows + 1, layout.slot_shards)
-    return _largest(tried, lambda slots: peak(slots) <= room.limit)
 
 
 def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
@@ -96,22 +104,6 @@ def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
         memory.score_phase(work, layout).peak,
         decoding_peak(work, layout, room),
     )
-
-
-def largest_eval_slots(work: Workload, layout: MeshShape, room: Room) -> int:
-    """The most rows decoded together in an evaluation that fit, at most a call's; 0 if none."""
-    evaluation, shards = work.evaluation, layout.slot_shards
-    peak = lambda slots: room.of_rollout(dataclasses.replace(evaluation, slots=slots), layout)
-    tried = range(shards, evaluation.rows + shards, shards)
-    return _largest(tried, lambda slots: peak(slots) <= room.limit)
-
-
-# The largest of each portion that fits, by its name in a workload.
-LARGEST = {
-    "micro_rows": largest_micro_batch,
-    "slots": largest_slots,
-    "eval_slots": largest_eval_slots,
-}
 
 
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
@@ -135,11 +127,11 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
-        most = largest_micro_batch(work, layout, room)
+        most = largest("micro_rows", work, layout, room)
         if work.rows % layout.row_shards or not most:
             continue
         micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
-        slots = min(largest_slots(work, layout, room), work.slots)
+        slots = min(largest("slots", work, layout, room), work.slots)
         slots -= slots % layout.slot_shards
         if not slots:
             continue
@@ -159,7 +151,7 @@ def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | 
     shards, wanted = layout.slot_shards, work.evaluation.slots
     fewer = work
     if wanted % shards or decoding_peak(work, layout, room) > room.limit:
-        most = min(largest_eval_slots(work, layout, room), wanted)
+        most = min(largest("eval_slots", work, layout, room), wanted)
         fewer = dataclasses.replace(work, eval_slots=max(most // shards, 1) * shards)
     peak = peak_of(fewer, layout, room)
     return Choice(fewer, layout, peak) if peak <= room.limit else None

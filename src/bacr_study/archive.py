@@ -39,8 +39,7 @@ def _compressed(path: Path, text: str) -> None:
 def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     """Writes cells, results, figures (PNG) and tables (Markdown) of a study for keeping.
 
-    Args:
-      ids: of the study's cells; others that lie there, such as another study's, are left out.
+    Cells other than those of `ids`, such as another study's, are left out.
     """
     cells = [path for id_ in sorted(ids) if (path := cell_path(folder, id_)).exists()]
     if not cells or not (folder / "results.json").exists():
@@ -58,10 +57,8 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     _compressed(out / CELLS, "".join(f"{line}\n" for line in lines))
     _compressed(out / RESULTS, json.dumps(results, ensure_ascii=False) + "\n")
     kept = [out / CELLS, out / RESULTS]
-    for part, pattern, content in (
-        ("figures", "*.png", _small_picture),
-        ("tables", "*.md", read_file),
-    ):
+    shown = {"figures": ("*.png", _small_picture), "tables": ("*.md", read_file)}
+    for part, (pattern, content) in shown.items():
         (out / part).mkdir(exist_ok=True)
         for path in sorted((folder / part).glob(pattern)):
             write_atomically(out / part / path.name, content(path))

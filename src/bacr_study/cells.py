@@ -107,11 +107,6 @@ def ids_digest(ids: Sequence[str]) -> str:
 
 def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
     """How many samples of each problem are right, a digit each."""
-    if correct.size and int(correct.max()) >= _BASE:
-        raise UserError(
-            f"samples: found {int(correct.max())} right samples of a problem; a study keeps up to "
-            f"{_BASE - 1}"
-        )
     return "".join(np.base_repr(int(count), _BASE).lower() for count in correct)
 
 
@@ -215,9 +210,6 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
     return cells
 
 
-# --- by task, variant and seed --------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Setting:
     """What is measured, of whichever arm.
@@ -290,23 +282,18 @@ class Grid:
     def contrast(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
         """`Contrast` of a weighted sum of accuracies on the same seeds and problems.
 
-        It is of the seeds that all variants have; None: there are none, or too few.
-
-        Args:
-          terms: variant, where, and weight of each accuracy; weights sum to 0.
+        It is of the seeds that all variants have; None: there are none, or too few. `terms`:
+        variant, where, and weight of each accuracy; weights sum to 0.
         """
         tables = [self.table(variant, where) for variant, where, _ in terms]
         seeds = [s for s in self.study.seeds if all(s in table for table in tables)]
         if not seeds:
             return None
-        sizes = {len(table[seed]) for table in tables for seed in seeds}
-        values = np.zeros(())
-        for table, (*_, weight) in zip(tables, terms):
-            rows = np.stack(
-                [table[s] if len(sizes) == 1 else table[s].mean(keepdims=True) for s in seeds]
-            )
-            values = values + weight * rows
-        contrast = crossed_test(values)
+        alike = len({len(table[seed]) for table in tables for seed in seeds}) == 1
+        of = lambda rates: rates if alike else rates.mean(keepdims=True)
+        stacked = (np.stack([of(table[seed]) for seed in seeds]) for table in tables)
+        weighted = (weight * rows for (*_, weight), rows in zip(terms, stacked))
+        contrast = crossed_test(sum(weighted, np.zeros(())))
         return None if contrast is None else asdict(contrast)
 
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:

@@ -1,7 +1,7 @@
 """What happened during training, averaged over seeds: curves, times to a level, the schedule."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,8 +43,9 @@ def _binned(one: Series, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _band(x: Sequence[float | int], rows: Float[np.ndarray, "seeds n"]) -> dict[str, list[Any]]:
+def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
     """Mean and interval over seeds at every x at which all seeds have a value."""
+    rows: Float[np.ndarray, "seeds n"] = np.array(by_seed, np.float64)
     keep = np.isfinite(rows).all(0)
     estimates = [mean_interval(column.tolist()) for column in rows.T[keep]]
     return {
@@ -59,8 +60,7 @@ def _rewards(runs: Sequence[Series]) -> dict[str, list[Any]]:
     # Up to where the shortest run ends: beyond, the average would be of other seeds.
     longest = max(len(x) for x, _ in runs)
     edges = np.linspace(0.0, min(x[-1] for x, _ in runs), min(_BINS, longest) + 1)
-    rows = np.stack([_binned(one, edges) for one in runs])
-    return _band(list((edges[1:] + edges[:-1]) / 2), rows)
+    return _band((edges[1:] + edges[:-1]) / 2, [_binned(one, edges) for one in runs])
 
 
 def _accuracies(runs: Sequence[Series]) -> dict[str, list[Any]] | None:
@@ -71,7 +71,7 @@ def _accuracies(runs: Sequence[Series]) -> dict[str, list[Any]] | None:
     alike = all(np.array_equal(x, runs[0][0]) for x, _ in runs)
     points = max(len(x) for x, _ in runs)
     grid = runs[0][0] if alike else np.linspace(start, stop, points)
-    return _band(list(grid), np.stack([np.interp(grid, *one) for one in runs]))
+    return _band(grid, [np.interp(grid, *one) for one in runs])
 
 
 def convergence(grid: Grid) -> dict[str, Any]:
@@ -188,14 +188,10 @@ def schedules(grid: Grid) -> dict[str, Any]:
             steps = [steps[place] for place in chosen.round().astype(int)]
             groups = range(min(len(run[step]) for run in runs for step in steps))
             found.setdefault(task.id, {})[variant.key] = [
-                {key: _band(steps, _recorded(runs, steps, group, key)) for key in OF_GROUP}
+                {
+                    key: _band(steps, [[run[s][group].get(key) for s in steps] for run in runs])
+                    for key in OF_GROUP
+                }
                 for group in groups
             ]
     return found
-
-
-def _recorded(
-    runs: Sequence[Mapping[int, Any]], steps: Sequence[int], group: int, key: str
-) -> Float[np.ndarray, "seeds n"]:
-    """A number of a group in every run at every step; NaN where it was not recorded."""
-    return np.array([[run[step][group].get(key) for step in steps] for run in runs], np.float64)

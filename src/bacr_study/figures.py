@@ -206,7 +206,7 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     """Fig. 1a of the paper: accuracy against tokens really used, and how budgets are used."""
     looks, variants, rows = looks_of(study), study.variants(), list[list[Chart]]()
     for task in study.tasks:
-        gained, used, seen = list[Series](), list[Series](), list[Point]()
+        gained, used = list[Series](), list[Series]()
         floor = min(task.budgets) / 4
         for index, variant in enumerate(variants):
             gains, cost, thought = (
@@ -217,14 +217,14 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
                 continue
             look, tokens = looks[variant.key], [one["mean"] for one in cost.values()]
             gained.append(accuracies(look, tokens, gains.values()))
-            seen += [(t, 100 * gain["mean"]) for t, gain in zip(tokens, gains.values())]
             thought = {place: one for place, one in thought.items() if one["mean"] > 0}
             # A logarithmic axis has no room for ends at or below 0.
             ends = [(max(low, floor / 2), high) for low, high in map(ends_of, thought.values())]
             y = [one["mean"] for one in thought.values()]
             used.append(replace(look, x=list(thought), y=y, ends=ends))
-        if seen:
-            front = stepped(*zip(*pareto_front(seen)))
+        if gained:
+            points = [point for one in gained for point in zip(one.x, one.y)]
+            front = stepped(*zip(*pareto_front(points)))
             gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
         line = f"{task.label}; the line: all that is asked for"
         asked = budget_axis(task.budgets, "budget asked for (tokens)")
@@ -252,18 +252,17 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
     def chart(task: Task, budget: str, group: Sequence[Variant]) -> Chart:
         by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
         levels = sorted({int(level) for found in by_variant.values() for level in found})
-        drawn = {
-            v.key: {int(n): e["difference"] for n, e in found.items() if e["difference"]}
-            for v in group
-            if (found := by_variant.get(v.key))
-        }
-        drawn = {variant: found for variant, found in drawn.items() if found}
+        drawn = {}
+        for variant in group:
+            by_level = by_variant.get(variant.key, {}).items()
+            if known := {int(n): e["difference"] for n, e in by_level if e["difference"]}:
+                drawn[variant.key] = known
         series = []
-        for index, (variant, found) in enumerate(drawn.items()):
+        for index, (key, found) in enumerate(drawn.items()):
             shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
             points, ends = _points(found.values())
             places = [level + shift for level in found]
-            series.append(replace(looks[variant], x=places, y=points, ends=ends, line=""))
+            series.append(replace(looks[key], x=places, y=points, ends=ends, line=""))
         low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
         ticks = [(float(level), str(level)) for level in levels]
         x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)

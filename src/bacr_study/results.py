@@ -36,9 +36,8 @@ _NOTHING = Configured()
 def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> list[Path]:
     """Writes what the finished runs of a study say, whichever of them there are.
 
-    Args:
-      folder: of the study, with `cells/`; gets results.json, `tables/` (Markdown, LaTeX, CSV),
-        `figures/` (PNG, PDF) and study.html.
+    Beside `cells/` come results.json, `tables/` (Markdown, LaTeX, CSV), `figures/` (PNG, PDF) and
+    study.html.
     """
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json"]
@@ -200,19 +199,15 @@ def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
 
 def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
     """Every commit, set of versions, machine and date that occurs, and how many cells have it."""
+    joined = lambda versions: ", ".join(f"{key} {text}" for key, text in sorted(versions.items()))
+    text = lambda value: joined(value) if isinstance(value, dict) else str(value)
     found = {
-        key: collections.Counter(_text(cell.provenance.get(key, "unknown")) for cell in cells)
+        key: collections.Counter(text(cell.provenance.get(key, "unknown")) for cell in cells)
         for key in ("commit", "versions", "machine", "date")
     }
     ends = sorted(found.pop("date"))
-    lines = {key: [f"{text} ({n} cells)" for text, n in c.items()] for key, c in found.items()}
+    lines = {key: [f"{said} ({n} cells)" for said, n in c.items()] for key, c in found.items()}
     return {**lines, "date": ends if len(ends) < 2 else [f"{ends[0]} to {ends[-1]}"]}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in sorted(value.items()))
-    return str(value)
 
 
 def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError
@@ -115,16 +114,13 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
                 f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
                 "start it where they are"
             )
-        parts = _parts(gpus, devices_per_run, min(jobs or most, most))
-        return [Share(gpus=part) for part in parts]
+        each, count = devices_per_run, min(jobs or most, most)
+        return [Share(gpus=gpus[i * each : (i + 1) * each]) for i in range(count)]
     everywhere = set(range(os.cpu_count() or 1))
     cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everywhere)
     count = min(jobs or len(cores), len(cores))
-    return [Share(cores=part) for part in _parts(cores, len(cores) // count, count)]
-
-
-def _parts(units: Sequence[Any], each: int, count: int) -> list[tuple[Any, ...]]:
-    return [tuple(units[i * each : (i + 1) * each]) for i in range(count)]
+    each = len(cores) // count
+    return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
 
 
 @dataclass

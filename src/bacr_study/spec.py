@@ -266,11 +266,7 @@ class Study:
         return (cell_id(task.id, variant, seed) for task, variant, seed in every)
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
-        """The resolved settings of a run, without its seed and folder.
-
-        Args:
-          varied: keys that win over all of it.
-        """
+        """The resolved settings of a run, without its seed and folder; `varied` wins over all."""
         here, method = self.task(task), self.arm(arm)
         files = tuple(self.folder / path for path in (*here.config, *method.config))
         layers = (here.set, self.set, method.set, self.own.get(arm, {}), varied)

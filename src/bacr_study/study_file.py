@@ -122,8 +122,7 @@ _HINTS = typing.get_type_hints(Study)
 def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
     """Reads and checks a study; no run's config is resolved yet.
 
-    Args:
-      overrides: `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
+    Overrides are `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
     """
     keys, chosen = merged(path, size)
     every = [*(keys.get("arms") or {})]

@@ -8,27 +8,11 @@ from typing import Any
 
 from bacr_jax.documents import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
+from bacr_study import items
 from bacr_study.cells import COSTS
 from bacr_study.curves import AXES
 from bacr_study.figures import CONTRASTS
-from bacr_study.items import (
-    Results,
-    accuracy_item,
-    budget_phrase,
-    difference_item,
-    differs_by_mode,
-    estimate_of,
-    marks_caption,
-    mean_item,
-    p_item,
-    p_text,
-    ranked,
-    row_name,
-    row_names,
-    significance_marks,
-    tokens_item,
-    what_is_shown,
-)
+from bacr_study.items import Results
 from bacr_study.spec import MEAN, PARTS, Study, Sweep, Task, Variant
 
 _FAMILIES = {
@@ -77,7 +61,7 @@ def tables_of(results: Results, study: Study) -> list[Table]:
 def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
     """Tables 1 and 2 of the paper: arm by task and budget; the `hard` one with the tokens used."""
     variants = study.variants()
-    columns: list[list[Item]] = [[row_name(study, variant) for variant in variants]]
+    columns: list[list[Item]] = [[items.row_name(study, variant) for variant in variants]]
     header, groups = ["method"], [("", 1)]
     for task in study.tasks:
         name, budgets = task.hard if hard else task.main, list(map(str, task.budgets))
@@ -86,14 +70,14 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
             family = "hard" if hard else "anytime" if budget == MEAN else "accuracy"
             column = []
             for variant in variants:
-                marks = significance_marks(results, study, family, task, variant, budget)
-                found = estimate_of(results, task, name, variant, budget)
-                column.append(accuracy_item(found, marks))
-            columns.append(ranked(column))
+                marks = items.significance_marks(results, study, family, task, variant, budget)
+                found = items.estimate_of(results, task, name, variant, budget)
+                column.append(items.accuracy_item(found, marks))
+            columns.append(items.ranked(column))
         tokens = _TOKENS if hard else {}
         for key in tokens:
-            used = [estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
-            columns.append(list(map(tokens_item, used)))
+            used = [items.estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
+            columns.append(list(map(items.tokens_item, used)))
         header += [*map(budget_name, shown), *tokens.values()]
         groups.append((task.label, len(shown) + len(tokens)))
     what = "Budgets in thinking tokens; mean: over all budgets. Best"
@@ -107,7 +91,8 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
         header,
         list(zip(*columns)),
         groups=groups,
-        caption=f"{what_is_shown(study)} {what} in bold, second underlined.{marks_caption(study)}",
+        caption=f"{items.what_is_shown(study)} {what} in bold, second underlined."
+        + items.marks_caption(study),
         name="hard" if hard else "accuracy",
     )
 
@@ -116,8 +101,8 @@ def _ranked_accuracies(
     results: Results, task: Task, variants: Sequence[Variant], budget: str
 ) -> list[Item]:
     """A column of accuracies on the task's main set."""
-    found = [estimate_of(results, task, task.main, variant, budget) for variant in variants]
-    return ranked(list(map(accuracy_item, found)))
+    found = [items.estimate_of(results, task, task.main, variant, budget) for variant in variants]
+    return items.ranked(list(map(items.accuracy_item, found)))
 
 
 def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
@@ -128,16 +113,16 @@ def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
         for budget, found in by_budget.items():
             variants = [Variant(arm.id) for arm in study.arms]
             columns.append(_ranked_accuracies(results, task, variants, budget))
-            columns.append([difference_item(found["rows"].get(arm.id)) for arm in study.arms])
+            columns.append([items.difference_item(found["rows"].get(arm.id)) for arm in study.arms])
         checks = [[*["✓" if p in arm.parts else "" for p in PARTS], arm.mark] for arm in study.arms]
-        groups = [(budget_phrase(budget), 2) for budget in by_budget]
+        groups = [(items.budget_phrase(budget), 2) for budget in by_budget]
         yield Table(
             f"Ablation: {task.label}",
             [*PARTS, "marks", *["accuracy", "Δ"] * len(groups)],
-            [[*check, *items] for check, items in zip(checks, zip(*columns))],
+            [[*check, *row] for check, row in zip(checks, zip(*columns))],
             groups=[("", len(PARTS) + 1), *groups],
             words=len(PARTS) + 1,
-            caption=f"{what_is_shown(study)} Δ: percentage points from the row without any "
+            caption=f"{items.what_is_shown(study)} Δ: percentage points from the row without any "
             "part, with the 95 % interval over seeds and problems.",
             name=f"ablation_{task.id}",
         )
@@ -154,13 +139,13 @@ def _effects_table(by_budget: Results, task: Task) -> Table:
         row: list[Item] = [kind, part or "all"]
         for found in effects.values():
             entry = found.get((kind, part))
-            row += [difference_item(entry), p_text(entry["p"]) if entry else NONE]
+            row += [items.difference_item(entry), items.p_text(entry["p"]) if entry else NONE]
         rows.append(row)
     return Table(
         f"What each part adds: {task.label}",
         ["effect", "part", *["points", "p"] * len(effects)],
         rows,
-        groups=[("", 2), *[(budget_phrase(budget), 2) for budget in effects]],
+        groups=[("", 2), *[(items.budget_phrase(budget), 2) for budget in effects]],
         words=2,
         caption="Percentage points with 95 % intervals over seeds and problems, p not corrected. "
         "Main effect: mean over all combinations of the other parts. Alone: against no part at "
@@ -176,12 +161,12 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
         rows: list[list[Item]] = []
         rules = []
         for budget in study.focus_budgets(task):
-            columns: list[list[Item]] = [[row_name(study, Variant(arm.id)) for arm in arms]]
+            columns: list[list[Item]] = [[items.row_name(study, Variant(arm.id)) for arm in arms]]
             for value in sweep.values:
                 variants = [Variant(arm.id, value) for arm in arms]
                 columns.append(_ranked_accuracies(results, task, variants, budget))
             for row in (*zip(*columns), *_difference_rows(results, study, task, budget, sweep)):
-                rows.append([budget_phrase(budget), *row])
+                rows.append([items.budget_phrase(budget), *row])
             rules.append(len(rows) - 1)
         yield Table(
             f"{sweep.label}: {task.label}",
@@ -189,7 +174,7 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
             rows,
             groups=[("", 2), (sweep.label, len(sweep.values))],
             words=2,
-            caption=f"{what_is_shown(study)} Δ: percentage points, paired by seed and "
+            caption=f"{items.what_is_shown(study)} Δ: percentage points, paired by seed and "
             "problem, with 95 % intervals.",
             rules=rules,
             name=f"sweep_{task.id}_{sweep.file_name}",
@@ -213,7 +198,7 @@ def _difference_rows(
                 found.append(entries.get((Variant(arm.id, value).key, less.key)))
             if any(found):
                 of = f" − {study.arm(other).name}" if other else f", from {sweep.default}"
-                yield [f"Δ {arm.name}{of}", *map(difference_item, found)]
+                yield [f"Δ {arm.name}{of}", *map(items.difference_item, found)]
 
 
 def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
@@ -223,27 +208,27 @@ def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
             counts = {k: e["problems"] for found in by_variant.values() for k, e in found.items()}
             rows: list[list[Item]] = []
             for variant in study.variants():
-                row: list[Item] = [row_name(study, variant)]
+                row: list[Item] = [items.row_name(study, variant)]
                 for level in counts:
                     entry = by_variant.get(variant.key, {}).get(level, {})
-                    row.append(accuracy_item(entry.get("accuracy")))
-                    row.append(difference_item(entry.get("difference")))
+                    row.append(items.accuracy_item(entry.get("accuracy")))
+                    row.append(items.difference_item(entry.get("difference")))
                 rows.append(row)
             reference = study.arm(study.references[0]).name if study.references else "none"
             yield Table(
-                f"Accuracy by level: {task.label}, {budget_phrase(budget)}",
+                f"Accuracy by level: {task.label}, {items.budget_phrase(budget)}",
                 ["method", *["accuracy", "Δ"] * len(counts)],
                 rows,
                 groups=[("", 1), *[(f"level {k} ({n} problems)", 2) for k, n in counts.items()]],
-                caption=f"{what_is_shown(study)} Δ: percentage points from {reference}, paired "
-                "by seed and problem, with 95 % intervals; not corrected for their number.",
+                caption=f"{items.what_is_shown(study)} Δ: percentage points from {reference}, "
+                "paired by seed and problem, with 95 % intervals; not corrected for their number.",
                 name=f"difficulty_{task.id}_{budget}",
             )
 
 
 def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
     """Time until held-out accuracy reaches a share of the reference arm's gain."""
-    names = row_names(study)
+    names = items.row_names(study)
     for task in study.tasks:
         rows: dict[tuple[float, str], list[Item]] = {}
         for record in results["convergence"][task.id]["thresholds"]:
@@ -269,7 +254,7 @@ def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
 
 def _times(record: Mapping[str, Any]) -> list[Item]:
     time, ratio = record["time"], record["ratio"]
-    shown = mean_item(time, digits=1 if time and time["mean"] < 100 else 0)
+    shown = items.mean_item(time, digits=1 if time and time["mean"] < 100 else 0)
     if ratio is None:
         return [shown, NONE]
     numbers = (ratio["mean"], ratio["low"], ratio["high"])
@@ -286,7 +271,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
         row: list[Item] = [name, of, less]
         for task, budget in places:
             entry = found.get((name, task.id, budget))
-            row += [difference_item(entry), p_item(entry["p_holm"]) if entry else ""]
+            row += [items.difference_item(entry), items.p_item(entry["p_holm"]) if entry else ""]
         rows.append(row)
     heads = [text for _, budget in places for text in (budget_name(budget), "Holm p")]
     yield Table(
@@ -302,7 +287,7 @@ def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
 
 def difference_tables(results: Results, study: Study) -> Iterator[Table]:
     """Every paired comparison with its p-values, a table for each reference arm."""
-    labels = row_names(study)
+    labels = items.row_names(study)
     arms = {variant.key: variant.arm for variant in study.variants()}
     by_reference: dict[str, list[Mapping[str, Any]]] = {}
     for entry in results["comparisons"]:
@@ -313,9 +298,9 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
                 labels[e["variant"]],
                 f"{study.task(e['task']).label}{_FAMILIES[e['view']]}",
                 budget_name(e["budget"]),
-                difference_item(e),
-                p_item(e["p"]),
-                p_item(e["p_holm"]),
+                items.difference_item(e),
+                items.p_item(e["p"]),
+                items.p_item(e["p_holm"]),
                 str(e["tests"]),
                 f"{e['seeds']} × {e['problems']:,}",
             ]
@@ -346,8 +331,8 @@ def arm_tables(results: Results, study: Study) -> Iterator[Table]:
         return
     rows: list[list[Item]] = []
     for variant in study.variants():
-        items = [_arm_items(costs[task.id].get(variant.key, {})) for task in known]
-        rows.append([row_name(study, variant), *itertools.chain(*items)])
+        of_tasks = [_arm_items(costs[task.id].get(variant.key, {})) for task in known]
+        rows.append([items.row_name(study, variant), *itertools.chain(*of_tasks)])
     yield Table(
         "How the arms were trained",
         ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
@@ -374,17 +359,17 @@ def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
 
 def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
     """Differences from the references that are others greedily than sampled; none: all agree."""
-    labels = row_names(study)
+    labels = items.row_names(study)
     rows = [
         [
             labels[e["variant"]],
             labels[e["reference"]],
             study.task(e["task"]).label,
             budget_name(e["budget"]),
-            *[difference_item(e[key]) for key in ("sampled", "greedy", "change")],
+            *[items.difference_item(e[key]) for key in ("sampled", "greedy", "change")],
         ]
         for e in results["decoding"]
-        if differs_by_mode(e)
+        if items.differs_by_mode(e)
     ]
     if not rows:
         return
@@ -407,7 +392,7 @@ def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
 
 def cost_table(results: Results, study: Study) -> Table:
     """What the runs took."""
-    names, rows = row_names(study), list[list[Item]]()
+    names, rows = items.row_names(study), list[list[Item]]()
     for task in study.tasks:
         for variant, cost in results["costs"][task.id].items():
             means = [cost[key]["mean"] for key in COSTS]

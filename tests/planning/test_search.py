@@ -21,7 +21,7 @@ def update_peak(work, layout, rows):
 @pytest.mark.parametrize("gib", [22.0, 30.0, 50.0, 74.0])
 def test_the_next_larger_micro_batch_would_not_fit(gib):
     work = workload()
-    largest = search.largest_micro_batch(work, mesh(), Room(gib * GIB))
+    largest = search.largest("micro_rows", work, mesh(), Room(gib * GIB))
     larger = [rows for rows in (8, 16, 32, 64, 128, 256) if rows > largest]
     assert largest == 0 or update_peak(work, mesh(), largest) <= gib * GIB
     assert not larger or update_peak(work, mesh(), larger[0]) > gib * GIB
@@ -31,7 +31,7 @@ def test_the_next_larger_micro_batch_would_not_fit(gib):
 @settings(max_examples=10)
 def test_eight_more_slots_would_not_fit(gib):
     work = workload()
-    slots = search.largest_slots(work, mesh(), Room(gib * GIB))
+    slots = search.largest("slots", work, mesh(), Room(gib * GIB))
     peak = lambda slots: memory.rollout_phase(dataclasses.replace(work, slots=slots), mesh()).peak
     assert slots % 8 == 0
     assert slots == 0 or peak(slots) <= gib * GIB
@@ -53,8 +53,8 @@ def test_the_largest_portion_of_many_is_found_in_a_few_looks():
 
 def test_temporaries_that_the_compiler_finds_larger_leave_less_room():
     work, limit = workload(), 30.0 * GIB
-    plain = search.largest_micro_batch(work, mesh(), Room(limit))
-    assert search.largest_micro_batch(work, mesh(), Room(limit, update=2.0)) < plain
+    plain = search.largest("micro_rows", work, mesh(), Room(limit))
+    assert search.largest("micro_rows", work, mesh(), Room(limit, update=2.0)) < plain
 
 
 def test_every_layout_offered_is_one_that_training_accepts():

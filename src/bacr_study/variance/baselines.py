@@ -19,17 +19,7 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
-from bacr_study.variance.control_variates import (
-    fitted_slopes,
-    history_advantage,
-    history_moments,
-    history_surprise,
-    length_weights,
-    others_mean,
-    path_weights,
-    regressors,
-    weighted_mean,
-)
+from bacr_study.variance import control_variates as variates
 from bacr_study.variance.gradient_pool import Rollouts
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
@@ -143,8 +133,8 @@ class Arm(abc.ABC):
         return np.ones(cuts)
 
     def answer_factor(self, group: int, answers: int) -> float:
-        """The same for the gradient of the answers."""
-        return 1.0
+        """The same for the gradient of the answers; as of thinking, if an arm says nothing else."""
+        return float(self.factors(group, 1)[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,8 +209,8 @@ class ValueArm(Arm):
         thinking = bacr.make_advantages(config, state, batch, reward, values).thinking
         _, expected = bacr.baselines(config, state, batch, reward, values)
         if self.previous:
-            surprise = history_surprise(batch.outcomes, expected)
-            thinking = history_advantage(thinking, surprise, slope)
+            surprise = jnp.asarray(variates.before(batch.outcomes - expected))
+            thinking = variates.history_advantage(thinking, surprise, slope)
         if self.by_norms:
             assert groups.weighted is not None
             thinking -= jnp.asarray(groups.weighted)[:, None]
@@ -243,7 +233,8 @@ class ValueArm(Arm):
                 baseline, expected = bacr.baselines(config, state, batch, reward, values)
                 residual = advantages.bcae_advantage(reward, baseline)
                 thinking = bacr.returns_to_go(config, residual)
-                moments = history_moments(thinking, history_surprise(batch.outcomes, expected))
+                surprise = jnp.asarray(variates.before(batch.outcomes - expected))
+                moments = variates.history_moments(thinking, surprise)
                 both, square = map(blended, (both, square), moments)
             state = bacr.update(config, state, batch, reward, values)
         return state, both / jnp.maximum(square, 1e-6) if self.previous else None
@@ -259,25 +250,20 @@ class WeightedArm(Arm):
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """See `Arm`."""
         if self.weights == "length":
-            weights = reached = length_weights(groups.tokens)
+            weights = reached = variates.length_weights(groups.tokens)
         else:
-            weights = path_weights(groups.energy, groups.tokens)
+            weights = variates.path_weights(groups.energy, groups.tokens)
             # A trace that ended before a cut still has an answer there: its path as far as it goes.
             reached = np.cumsum(groups.energy, -1)
         outcomes = groups.outcomes(reading)
         returns = returns_to_go(outcomes, setting.weights)
-        return Credit(
-            jnp.asarray(returns - weighted_mean(returns, weights, loo=self.loo), jnp.float32),
-            jnp.asarray(weighted_mean(outcomes, reached, loo=self.loo), jnp.float32),
-        )
+        mean = functools.partial(variates.weighted_mean, loo=self.loo)
+        thinking, answers = returns - mean(returns, weights), mean(outcomes, reached)
+        return Credit(jnp.asarray(thinking, jnp.float32), jnp.asarray(answers, jnp.float32))
 
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
         """See `Arm`."""
-        return np.full(cuts, self.answer_factor(group, 1))
-
-    def answer_factor(self, group: int, answers: int) -> float:
-        """See `Arm`."""
-        return 1.0 if self.loo else np.nan
+        return np.full(cuts, 1.0 if self.loo else np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +286,8 @@ class SearchedArm(Arm):
     ) -> tuple[Float[np.ndarray, "R G M"], Float[np.ndarray, "R G M F"]]:
         """What the regression explains, and by what."""
         outcomes, predicted = groups.outcomes(reading), groups.values[self.value]
-        residual, given = regressors(outcomes, predicted, setting.weights, self.features)
-        return (residual - others_mean(residual) if self.loo else residual), given
+        residual, given = variates.regressors(outcomes, predicted, setting.weights, self.features)
+        return (residual - variates.others_mean(residual) if self.loo else residual), given
 
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
         """See `Arm`."""
@@ -309,13 +295,14 @@ class SearchedArm(Arm):
         explained = np.einsum("rgmf,mf->rgm", given, setting.earlier[self.reads(reading)])
         answers = groups.values[self.value]
         if self.loo:
-            answers = answers + others_mean(groups.outcomes(reading) - answers)
+            answers = answers + variates.others_mean(groups.outcomes(reading) - answers)
         return Credit(jnp.asarray(residual - explained), jnp.asarray(answers))
 
     def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
         """Slopes of the regression."""
         residual, given = self._to_explain(setting, groups, reading)
-        return fitted_slopes(given, residual, groups.surprise if self.by_norm else groups.tokens)
+        weights = groups.surprise if self.by_norm else groups.tokens
+        return variates.fitted_slopes(given, residual, weights)
 
 
 # --- the arms -------------------------------------------------------------------------------------

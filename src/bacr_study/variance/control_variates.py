@@ -19,13 +19,13 @@ PerSegment = Num[np.ndarray, "R G M"]
 # --- the previous outcome -------------------------------------------------------------------------
 
 
-def history_surprise(r: PerCut, p: PerCut) -> PerCut:
-    """What the answer before each segment revealed: x_s = r_{s-1} - p_{s-1}, x_0 = 0.
+def before(x: PerSegment | PerCut, steps: int = 1) -> PerSegment:
+    """Its entry so many cuts before the segment's own; 0 where there is none.
 
-    A segment's own tokens come after that answer's cut, so x_s may enter their baseline; p are
-    predictions of the outcomes r, made without this trace's r.
+    Of outcomes r less predictions p, made without this trace's r, it is the surprise x_s =
+    r_{s-1} - p_{s-1}. A segment's own tokens come after that cut: x_s may enter their baseline.
     """
-    return jnp.pad((r - p)[..., :-1], ((0, 0), (0, 0), (1, 0)))
+    return np.pad(x, ((0, 0), (0, 0), (steps, 0)))[..., : x.shape[-1]]
 
 
 def history_moments(credit: PerCut, surprise: PerCut) -> tuple[Float[Array, "M"], ...]:
@@ -105,11 +105,6 @@ def others_mean(x: PerSegment) -> PerSegment:
     return (x.sum(1, keepdims=True) - x) / max(x.shape[1] - 1, 1)
 
 
-def _before(x: PerSegment, steps: int) -> PerSegment:
-    """Its entry so many cuts before the segment's own; 0 where there is none."""
-    return np.pad(x, ((0, 0), (0, 0), (steps, 0)))[..., : x.shape[-1]]
-
-
 def regressors(
     outcomes: PerSegment,
     predicted: PerSegment,
@@ -133,7 +128,7 @@ def regressors(
     expected = to_go(weights * given)
     # A value head is not bound to the range of its targets.
     scaled = np.clip(expected / to_go(weights * np.ones_like(given)), 0.0, 1.0)
-    p, previous = np.clip(_before(given, 1), 0.0, 1.0), _before(surprise, 1)
+    p, previous = np.clip(before(given), 0.0, 1.0), before(surprise)
     first = np.zeros_like(surprise)
     first[..., 3:] = surprise[..., :1]
     doubt, interior, others = 4.0 * p * (1.0 - p), scaled * (1.0 - scaled), others_mean(residual)
@@ -143,7 +138,7 @@ def regressors(
         "interior": interior,
         "interior_tilt": interior * (1.0 - 2.0 * scaled),
         "previous": previous,
-        "earlier": _before(surprise, 2),
+        "earlier": before(surprise, 2),
         "first": first,
         "doubt": doubt,
         "previous_doubt": previous * doubt,

@@ -63,8 +63,7 @@ def fit_value(
 ) -> tuple[Params, LearnerSpec]:
     """Regresses dense rewards on what a head of this kind reads (Eq. 12); it, and how it reads.
 
-    Args:
-      held_out: rows left out of the fit, which choose when it stops.
+    Rows that are `held_out` of the fit choose when it stops.
     """
     settings = frozen.policy.learner.value
     assert settings is not None

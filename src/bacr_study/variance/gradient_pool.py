@@ -36,9 +36,6 @@ _SLOTS, _DRAWN_AT_ONCE, _ROWS = 512, 2048, 64
 _BUCKET = 16
 
 
-# --- the policy -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Frozen:
     """A policy and its value head as they were at a checkpoint, and all that it needs to answer."""
@@ -93,11 +90,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Drawn(Rollouts):
-    """Rollouts of rows that each have a question.
-
-    Attributes:
-      sampled: tokens of every answer.
-    """
+    """Rollouts of rows that each have a question; `sampled`: tokens of every answer."""
 
     questions: Int[np.ndarray, "B"]
     sampled: Int[np.ndarray, "B M A"]
@@ -105,8 +98,8 @@ class Drawn(Rollouts):
     @staticmethod
     def joined(parts: "Sequence[Drawn]") -> "Drawn":
         """Rows of all parts."""
-        names = [field.name for field in dataclasses.fields(Drawn)]
-        return Drawn(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+        columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
+        return Drawn(**{name: np.concatenate(column) for name, column in columns.items()})
 
     def only(self, rows: Bool[np.ndarray, "B"]) -> "Drawn":
         """Some of the rows."""

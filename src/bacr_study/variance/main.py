@@ -94,9 +94,6 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
         )
 
 
-# --- one pool with what belongs to it -------------------------------------------------------------
-
-
 def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
     """Predicted outcomes of the pool's rows, and of the calibration's second half, by value."""
     frozen, train, second = draws.frozen, draws.frozen.environment.train, draws.second

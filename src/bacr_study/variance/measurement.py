@@ -59,9 +59,6 @@ def _variants(drawn: Drawn) -> Variants:
     return variants(drawn.by_answer.shape[-1])
 
 
-# --- noise ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Measured:
     """A pool's noise at one group size.
@@ -85,11 +82,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on one pool.
-
-    Attributes:
-      right: share of right answers at the budget.
-    """
+    """What was measured on one pool; `right`: share of right answers at the budget."""
 
     seed: int
     step: int
@@ -217,16 +210,12 @@ def _answer_noise(
     return noise.measured(questions, pool.answer_gram, joined, partition, reference, factors)
 
 
-# --- values and scores ----------------------------------------------------------------------------
-
-
 def diagnostics(
     pool: Pool, values: Values, weights: Float[np.ndarray, " M"], partition: Partition
 ) -> dict[str, Any]:
     """How good the values are, and what scores say of the best constant.
 
-    Args:
-      partition: of the pool into groups: one group of every cell is a batch.
+    The partition is of the pool into groups: one group of every cell is a batch.
     """
     traces, cuts = pool.gram.shape[1:3]
     to_go = lambda x: baselines.returns_to_go(x, weights).reshape(-1, traces, cuts)

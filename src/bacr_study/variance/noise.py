@@ -127,11 +127,8 @@ class Noise:
         """1 - noise / noise of another arm: estimate, and 95 % interval over questions.
 
         The signal cancels. Questions are drawn with replacement, each with all its traces, arms
-        together.
-
-        Args:
-          costs: of a group, in any unit; noise is then compared at equal cost, an arm of half the
-            cost having twice the groups.
+        together. With costs of a group, in any unit, noise is compared at equal cost: an arm of
+        half the cost has twice the groups.
         """
         count = len(self.signal)
         even = np.full(count, 1.0 / count)
@@ -194,9 +191,6 @@ def advantage_variance(
     """Var[A] / Var[returns] over all segments with tokens: what the paper plots."""
     spread = float(np.var(returns[mask]))
     return float(np.var(advantages[mask])) / spread if spread else 0.0
-
-
-# --- diagnostics of a value -----------------------------------------------------------------------
 
 
 def squared_error(

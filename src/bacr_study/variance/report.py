@@ -214,14 +214,6 @@ def _percent(reduction: Sequence[float | None]) -> str:
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def _number(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.3g}"
-
-
-def _share(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{100 * value:.0f} %"
-
-
 def markdown(found: Mapping[str, Any]) -> str:
     """The tables of a summary."""
     settings = found["settings"]
@@ -235,7 +227,11 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 _markdown = templates(Path(__file__).parents[1] / "templates")
-_markdown.filters |= {"percent": _percent, "number": _number, "share": _share}
+_markdown.filters |= {
+    "percent": _percent,
+    "number": lambda value: _UNKNOWN if value is None else f"{value:.3g}",
+    "share": lambda value: _UNKNOWN if value is None else f"{100 * value:.0f} %",
+}
 
 
 # --- pictures -------------------------------------------------------------------------------------
