@@ -52,8 +52,6 @@ class Record:
       advice: what to write or do, where it is not all well.
       keys: of a config, that go round it.
       values: numbers and texts for the file.
-      name: of the check, which knows it.
-      seconds: what it took.
     """
 
     status: Status

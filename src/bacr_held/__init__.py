@@ -5,24 +5,18 @@ prompt ends with the thinking and the closing text. The plugin of vLLM stands on
 nothing else of ours can be installed: it needs Python only.
 """
 
-from bacr_held.calls import Answer, Answering, Call, Sampling, Thinking
-from bacr_held.fingerprint import check_manifest, fingerprint
-from bacr_held.rules import Rules, read_budget, read_folder, read_rules
-from bacr_held.server import EngineError, Refused, Server
-
-__all__ = [
-    "Answer",
-    "Answering",
-    "Call",
-    "EngineError",
-    "Refused",
-    "Rules",
-    "Sampling",
-    "Server",
-    "Thinking",
-    "check_manifest",
-    "fingerprint",
-    "read_budget",
-    "read_folder",
-    "read_rules",
-]
+from bacr_held.calls import (
+    Answer as Answer,
+    Answering as Answering,
+    Call as Call,
+    Sampling as Sampling,
+    Thinking as Thinking,
+)
+from bacr_held.fingerprint import check_manifest as check_manifest, fingerprint as fingerprint
+from bacr_held.rules import (
+    Rules as Rules,
+    read_budget as read_budget,
+    read_folder as read_folder,
+    read_rules as read_rules,
+)
+from bacr_held.server import EngineError as EngineError, Refused as Refused, Server as Server

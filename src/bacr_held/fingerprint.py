@@ -25,7 +25,10 @@ def fingerprint(folder: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for place in _places(max(size - _PIECE_BYTES, 0)):
+            # Evenly from the first byte to the last piece, both included.
+            last = max(size - _PIECE_BYTES, 0)
+            step = last / (_PIECES - 1)
+            for place in (*(int(index * step) for index in range(_PIECES - 1)), last):
                 file.seek(place)
                 digest.update(file.read(_PIECE_BYTES))
     return digest.hexdigest()[:12]
@@ -71,9 +74,3 @@ def check_manifest(folder: Path, *, weights: bool = True) -> None:
                 f"{folder / name}: is not what was written, as {MANIFEST} says; copy or export the "
                 f"folder again, or remove {MANIFEST} if you changed the file yourself"
             )
-
-
-def _places(last: int) -> list[int]:
-    """Where the pieces begin: evenly from 0 to `last`, both included."""
-    step = last / (_PIECES - 1)
-    return [*(int(index * step) for index in range(_PIECES - 1)), last]

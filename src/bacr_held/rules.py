@@ -73,7 +73,6 @@ class Rules:
       line_breaks: ids at which a cut inside the grace window may fall.
       closing: ids forced after thinking that was cut or left open.
       natural: ids forced after thinking that closed itself.
-      never: ids that are never sampled.
       cap: most thinking tokens of a row that is told no budget.
       grace: tokens for which a cut waits for a line break.
       vocab_size: ids are below it.

@@ -68,10 +68,7 @@ def _parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked: a config that is resolved, and numbers of devices and of GiB.
-
-    UserError: it can't be used, SystemExit: help was asked for.
-    """
+    """The command line, checked: a config that is resolved, and numbers of devices and of GiB."""
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")

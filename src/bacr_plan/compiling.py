@@ -52,7 +52,6 @@ class Compilation:
     """What compilers said about a run.
 
     Attributes:
-      source: who said it, in words.
       programs: an update ("train") and a chunk of decoding ("decode"); empty without a compiler.
       exact: temporaries are those of the GPU too.
     """

@@ -48,10 +48,7 @@ _ANSWER_SHARES, _ANSWER_TOKENS = (0.0, 0.5, 0.9, 0.99, 1.0), (5, 7, 12, 28, 90)
 
 
 def prompt_lengths(config: Config) -> PromptLengths:
-    """Those of the run's own training set where it can be read here, else those of MATH.
-
-    Reading needs the set, and a folder with its tokenizer.
-    """
+    """Those of the run's own training set where it and a tokenizer are here, else those of MATH."""
     from bacr_jax.prompts.environment import load_sets
     from bacr_jax.runs.setup import run_tokenizer
 

@@ -177,10 +177,7 @@ def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
-    """Sizes and mesh of a run on so many devices, without touching one.
-
-    UserError: the model's shape can't be known, or the mesh or the portions don't fit it.
-    """
+    """Sizes and mesh of a run on so many devices, without touching one."""
     shape, source = planned_shape(config)
     setup.check_positions(config, shape, longest_prompt=1)
     layout = setup.mesh_shape(config, shape, num_devices)

@@ -48,7 +48,6 @@ class Cell:
     """One finished run, evaluated.
 
     Attributes:
-      study_size: size of the study it was run for.
       departures: where the run departs from its method's publication.
       steps: of training; 0: not trained.
       wall_seconds: of training; a shared warm-up counts in the run that made it.

@@ -34,11 +34,7 @@ _NOTHING = Configured()
 
 
 def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> list[Path]:
-    """Writes what the finished runs of a study say, whichever of them there are.
-
-    Beside `cells/` come results.json, `tables/` (Markdown, LaTeX, CSV), `figures/` (PNG, PDF) and
-    study.html.
-    """
+    """Writes what the finished runs of a study say, whichever there are, beside its `cells/`."""
     results = build_results(read_cells(folder, study), study, known)
     written = [folder / "results.json"]
     write_atomically(written[0], as_text(without_times(results)))
@@ -177,10 +173,7 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
-    """What runs took, by variant, how they trained, and where they depart from their publication.
-
-    `updates` are steps times `train.minibatches`.
-    """
+    """What runs took, by variant, how they trained, and where they depart from publications."""
     found: dict[str, Any] = {}
     for variant in grid.variants(task.id):
         cells = grid.of(task.id, variant)

@@ -321,10 +321,7 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def arm_tables(results: Results, study: Study) -> Iterator[Table]:
-    """What arms differ in besides their method: updates, entropy bonus, rate and tokens.
-
-    None where no config is known.
-    """
+    """What arms differ in besides their method: updates, entropy bonus, rate and tokens."""
     costs = results["costs"]
     known = [task for task in study.tasks if any("updates" in c for c in costs[task.id].values())]
     if not known:

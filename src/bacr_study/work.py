@@ -66,10 +66,7 @@ def run_one(study: Study, run: PlannedRun) -> int:
 
 
 def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
-    """The command line of `evaluate` for a run of the study, and the folder that it names.
-
-    All arms and seeds answer the same problems, at the same budgets.
-    """
+    """The command line of `evaluate` for a run of the study, and the folder that it names."""
     how, task, arm = study.evaluation, study.task(run.task), study.arm(run.variant.arm)
     arguments = ["--run", str(run.folder), "--budgets", ",".join(map(str, task.budgets))]
     samples = study.samples_of(arm)

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,8 +94,7 @@ class Setting:
         return np.asarray(rewards.outcome_coefficients(shares, coefficient=coefficient))
 
 
-@dataclasses.dataclass(frozen=True)
-class Credit:
+class Credit(NamedTuple):
     """What an arm gives: the advantage of each segment, the baseline of each cut's answers."""
 
     thinking: Float[Array, "R G M"]
@@ -161,10 +160,7 @@ class GroupArm(Arm):
         return 1.0 - share / group
 
     def answer_factor(self, group: int, answers: int) -> float:
-        """See `Arm`: the mean of all answers at a cut holds the answer.
-
-        Of single answers it is the group's.
-        """
+        """See `Arm`: the mean of all answers at a cut, or of a group's single ones, holds it."""
         return 1.0 if self.mode == "none" else 1.0 - 1.0 / (answers if answers > 1 else group)
 
 
@@ -308,6 +304,8 @@ class SearchedArm(Arm):
 # --- the arms -------------------------------------------------------------------------------------
 
 _SHRUNK, _WEIGHTED = {"baseline": "shrink"}, {"score_weighted": True}
+_PAST, _DOUBT = ("previous", "earlier", "first"), ("previous_doubt", "doubt")
+_OTHERS = ("others", "others_previous")
 
 ARMS: tuple[Arm, ...] = (
     GroupArm("none", "no baseline", "none"),
@@ -337,15 +335,14 @@ ARMS: tuple[Arm, ...] = (
     ValueArm("oracle_history", "oracle + previous outcome", "oracle", previous=True),
     ValueArm("oracle_weighted", "oracle, weighted by score norms", "oracle", by_norms=True),
     SearchedArm("previous", "regression: previous outcome", ("previous",)),
-    SearchedArm("past", "regression: all earlier outcomes", ("previous", "earlier", "first")),
+    SearchedArm("past", "regression: all earlier outcomes", _PAST),
     SearchedArm("past_doubt", "regression: earlier outcomes, by how open they were",
-                ("previous", "earlier", "first", "previous_doubt", "doubt")),
+                (*_PAST, *_DOUBT)),
     SearchedArm("others", "regression: the others' returns", ("others",)),
     SearchedArm("others_past", "regression: others' returns and all earlier outcomes",
-                ("others", "others_previous", "previous", "earlier", "first")),
+                (*_OTHERS, *_PAST)),
     SearchedArm("everything", "regression: everything",
-                ("others", "others_previous", "previous", "earlier", "first", "previous_doubt",
-                 "doubt", "previous_others")),
+                (*_OTHERS, *_PAST, *_DOUBT, "previous_others")),
     SearchedArm("rescaled", "score-weighted regression: V", ("level", "value"), by_norm=True),
     SearchedArm("rescaled_interior", "score-weighted regression: V(1 - V), V(1 - V)(1 - 2V)",
                 ("interior", "interior_tilt"), by_norm=True),
@@ -356,8 +353,8 @@ ARMS: tuple[Arm, ...] = (
     SearchedArm("rescaled_past", "score-weighted regression: V and earlier outcomes",
                 ("level", "value", "previous", "earlier"), by_norm=True),
     SearchedArm("rescaled_everything", "score-weighted regression: everything",
-                ("level", "value", "others", "others_previous", "previous", "earlier",
-                 "previous_doubt", "doubt", "previous_others"), by_norm=True),
+                ("level", "value", *_OTHERS, "previous", "earlier", *_DOUBT, "previous_others"),
+                by_norm=True),
 )  # fmt: skip
 BY_NAME = {arm.name: arm for arm in ARMS}
 # The published method that reductions are measured against, and the arm that g is measured with.

@@ -114,7 +114,6 @@ class Pool(Drawn):
     under their own (the other regimes).
 
     Attributes:
-      gram: inner products of the segments' scores.
       with_answers: cells of which the answers' scores are known too.
       answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
     """
@@ -186,10 +185,7 @@ def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.nd
 def draw_budgets(
     config: Config, regime: Regime, grid: tuple[int, ...], questions: int, traces: int, seed: int
 ) -> Int[np.ndarray, "Q B"]:
-    """Budgets of every question's traces: each of the grid, or a draw for each trace.
-
-    The draws are from TruncNorm(mu0, sigma), or, as in training, from `budget.choices`.
-    """
+    """Budgets of every question's traces: each of the grid, or a draw for each trace (`Regime`)."""
     if regime == "common":
         return np.tile(np.repeat(np.array(grid, np.int32), traces), (questions, 1))
     key = jax.random.fold_in(jax.random.key(seed), 17)

@@ -28,10 +28,7 @@ Partition = Int[np.ndarray, "P n G"]
 
 
 def partitions(seed: Sequence[int], traces: int, group: int, count: int) -> Partition:
-    """Random partitions (P) of a pool's N traces into disjoint groups, as indices of traces.
-
-    With N not a multiple of G, some are left out of each partition.
-    """
+    """Random partitions (P) of a pool's N traces, or as many as groups hold, into groups of G."""
     rng = np.random.default_rng(seed)
     whole = traces // group
     order = np.stack([rng.permutation(traces)[: whole * group] for _ in range(count)])
