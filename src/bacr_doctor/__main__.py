@@ -12,7 +12,7 @@ import yaml
 import bacr_jax
 from bacr_doctor.children import MOST_SECONDS, examine
 from bacr_doctor.records import Record, Subject, as_object, line, overlay
-from bacr_jax import documents
+from bacr_jax import documents, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
 from bacr_jax.config.shipped import locate
@@ -63,10 +63,8 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
         raise UserError(f"--write-overlay {arguments.out}: is that of --out too; write another")
     if not whole_number(arguments.seconds, most=86400):
         raise UserError(f"--seconds: found {arguments.seconds!r}; write 1 to 86400")
-    from bacr_jax.methods.registry import problems
-
     config = config_io.load(arguments.config or ["quickstart"], arguments.overrides)
-    config_io.check(config, also=problems)
+    train.check(config)
     if arguments.device is not None:
         find(arguments.device)
     return Subject(config, bool(arguments.config), arguments.device), arguments

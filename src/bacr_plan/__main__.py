@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
@@ -82,10 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     device = find(arguments.device)
     arguments.device_memory = device.memory_gib if memory_gib is None else memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
-    # Imports JAX, which no other check needs.
-    from bacr_jax.methods.registry import problems
-
-    config_io.check(config, also=problems)
+    train.check(config)
     arguments.config = with_local_shape(config, download=arguments.download)
     return arguments
 
@@ -138,10 +136,9 @@ def answer(request: argparse.Namespace) -> "Plan":
     from bacr_plan.workload import sizes_of
 
     work, layout = sizes_of(request.config, request.devices)
-    compilation = compile_run(
-        work, num_devices=request.devices, device=request.device, compiler=request.compile
-    )
-    return Plan(work, layout, find(request.device), request.device_memory, compilation)
+    device, count = find(request.device), request.devices
+    compilation = compile_run(work, num_devices=count, device=device, compiler=request.compile)
+    return Plan(work, layout, device, request.device_memory, compilation)
 
 
 @entry_point

@@ -19,12 +19,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config
-from bacr_plan.devices import CUDNN, DEVICES, Device, target_config
+from bacr_plan.devices import CUDNN, Device, target_config
 from bacr_plan.workload import Workload
 
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -66,11 +66,11 @@ def can_compile_for_gpus() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
 
 
-def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str) -> Compilation:
+def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: str) -> Compilation:
     """Compiles the programs of a run as far as that is possible here.
 
-    `device` is a name in `DEVICES`; `compiler` is gpu (that of CPUs where its plugin is not
-    installed), cpu or none. UserError: it refused, or can't compile for so many devices.
+    `compiler` is gpu (that of CPUs where its plugin is not installed), cpu or none. UserError: it
+    refused, or can't compile for so many devices.
     """
     if compiler == "none":
         return Compilation("arithmetic only (--compile none)", {}, exact=False)
@@ -88,14 +88,9 @@ def compile_run(work: Workload, *, num_devices: int, device: str, compiler: str)
         raise UserError(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
         )
-    programs = measure(
-        described(work.config, work.model, fused_attention=work.fused_attention and exact),
-        work.model.vocab_size,
-        num_devices=num_devices,
-        device=device,
-        backend="gpu" if exact else "cpu",
-    )
-    return Compilation(source, programs, exact)
+    config = described(work.config, work.model, fused_attention=work.fused_attention and exact)
+    of = num_devices, device if exact else None
+    return Compilation(source, measure(config, work.model.vocab_size, *of), exact)
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
@@ -104,46 +99,43 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
     Biases and norms of heads are Qwen2's in every family; they weigh next to nothing.
     """
     keys = {one.name for one in dataclasses.fields(config.model)}
+    attention: Literal["cudnn", "xla"] = "cudnn" if fused_attention else "xla"
     model = dataclasses.replace(
         config.model,
         path=None,
         preset="custom",
-        attention="cudnn" if fused_attention else "xla",
+        attention=attention,
         **{key: value for key, value in vars(shape).items() if key in keys},
     )
-    asked = config.rollout.attention
-    rollout = dataclasses.replace(
-        config.rollout, attention="cudnn" if fused_attention and asked != "xla" else "xla"
-    )
+    asked = config.rollout
+    rollout = dataclasses.replace(asked, attention="xla" if asked.attention == "xla" else attention)
     return dataclasses.replace(config, model=model, rollout=rollout)
 
 
 def measure(
-    config: Config, vocab_size: int, *, num_devices: int, device: str, backend: str
+    config: Config, vocab_size: int, num_devices: int, gpu: Device | None
 ) -> dict[str, Measured]:
-    """Compiles the programs of a `described` run in another process.
+    """Compiles the programs of a `described` run in another process, for GPUs or else for CPUs.
 
-    One after the other, to spare memory. `backend` is gpu or cpu; `device`, a name in `DEVICES`,
-    only matters on gpu. UserError: the compiler refused.
+    One after the other, to spare memory. UserError: the compiler refused.
     """
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if backend == "gpu":
+    if gpu is not None:
         # The plugin would look for a driver.
         environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
     else:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
-    described_gpu = DEVICES[device] if backend == "gpu" else None
     done = subprocess.run(
         [sys.executable, "-m", "bacr_plan.compiling"],
-        input=pickle.dumps((config, vocab_size, num_devices, described_gpu)),
+        input=pickle.dumps((config, vocab_size, num_devices, gpu)),
         capture_output=True,
         env=environment,
         check=False,
     )
     if done.returncode != 0:
         said = last_exception(done.stderr.decode(errors="replace"))
-        raise UserError(f"--compile {backend}: the compiler stopped ({said})")
+        raise UserError(f"--compile {'gpu' if gpu else 'cpu'}: the compiler stopped ({said})")
     answer = json.loads(done.stdout.splitlines()[-1])
     return {name: Measured(**measured) for name, measured in answer.items()}
 

@@ -212,8 +212,9 @@ def as_object(plan: Plan) -> dict[str, Any]:
     """The plan as JSON-able values."""
     gib = lambda values: {name: round(value / GIB, 3) for name, value in values.items()}
     tenths = lambda values: {name: round(value, 1) for name, value in values.items()}
-    flops = costs.step_flops(plan.work, plan.iteration)
-    predicted, work = plan.predictions, plan.work
+    work, predicted = plan.work, plan.predictions
+    flops = costs.step_flops(work, plan.iteration)
+    evaluation = seconds.evaluation_seconds(work, plan.layout, plan.device)
     return {
         "fits": plan.fits,
         "peak_gib": round(plan.peak / GIB, 3),
@@ -224,9 +225,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "flops_by_phase": flops,
         "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
         "predicted_s_by_phase": {name: tenths(phases) for name, phases in predicted.items()},
-        "predicted_evaluation_s": round(
-            seconds.evaluation_seconds(work, plan.layout, plan.device), 1
-        ),
+        "predicted_evaluation_s": round(evaluation, 1),
         "predicted_splits_s": [
             {"learner": one.learner, "samplers": one.samplers}
             | tenths({"in_turn": one.in_turn, "ahead": one.ahead})
@@ -249,7 +248,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "max_micro_batch": plan.largest["micro_rows"],
         "max_slots": plan.largest["slots"],
         "max_eval_slots": plan.largest["eval_slots"],
-        "model": plan.work.shape_source,
+        "model": work.shape_source,
         "devices": plan.layout.num_devices,
         "device": plan.device.name,
         "device_memory_gib": plan.memory_gib,

@@ -135,9 +135,8 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
         slots -= slots % layout.slot_shards
         if not slots:
             continue
-        choice = fewer_eval_slots(
-            dataclasses.replace(work, micro_rows=micro, slots=slots), layout, room
-        )
+        asked = dataclasses.replace(work, micro_rows=micro, slots=slots)
+        choice = fewer_eval_slots(asked, layout, room)
         if choice is None:
             continue
         if slots * 8 >= work.rows:

@@ -170,9 +170,8 @@ def splits(work: Workload, layout: MeshShape, device: Device, made: Iteration) -
         updates = Iteration(made.rollout, schedule.updates(own, learners))
         taken = step_seconds(own, learners, device, updates)
         servers = decoding_mesh(config, work.model, samplers)
-        asked = dataclasses.replace(
-            work, slots=-(-work.rows // servers.slot_shards) * servers.slot_shards
-        )
+        shards = servers.slot_shards
+        asked = dataclasses.replace(work, slots=-(-work.rows // shards) * shards)
         sampled = schedule.rollout(asked, servers)
         sample = sum(rollout_seconds(asked, servers, device, sampled).values())
         learn = taken["update"] + taken["score"]

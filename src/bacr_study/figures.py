@@ -154,20 +154,17 @@ def _basis(study: Study) -> str:
 
 
 def _by_budget(
-    results: Results,
-    task: Task,
-    name: str,
-    among: Sequence[Variant],
-    at: int,
-    key: str = "accuracy",
-) -> dict[float, Estimate]:
-    """A number of a variant by budget, at places a little apart from those of other variants."""
-    apart = float(2 ** (0.3 * (at - (len(among) - 1) / 2) / max(len(among), 6)))
-    found = {
-        budget * apart: estimate_of(results, task, name, among[at], str(budget), key)
-        for budget in task.budgets
-    }
-    return {place: estimate for place, estimate in found.items() if estimate is not None}
+    results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
+) -> Iterator[dict[float, Estimate]]:
+    """A number of each variant by budget, at places a little apart from those of the others."""
+    count = len(variants)
+    for at, variant in enumerate(variants):
+        apart = float(2 ** (0.3 * (at - (count - 1) / 2) / max(count, 6)))
+        yield {
+            budget * apart: estimate
+            for budget in task.budgets
+            if (estimate := estimate_of(results, task, name, variant, str(budget), key)) is not None
+        }
 
 
 def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> Iterator[Drawn]:
@@ -177,10 +174,9 @@ def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> I
         return
 
     def chart(task: Task, group: Sequence[Variant]) -> Chart:
-        series, name = list[Series](), task.hard if hard else task.main
-        for index, variant in enumerate(group):
-            found = _by_budget(results, task, name, group, index)
-            series.append(accuracies(looks[variant.key], found, found.values()))
+        by_budget = _by_budget(results, task, task.hard if hard else task.main, group)
+        pairs = zip(group, by_budget)
+        series = [accuracies(looks[v.key], found, found.values()) for v, found in pairs]
         return Chart(task.label, series, budget_axis(task.budgets), _ACCURACY)
 
     groups = told_apart(study, looks)
@@ -208,11 +204,9 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
     for task in study.tasks:
         gained, used = list[Series](), list[Series]()
         floor = min(task.budgets) / 4
-        for index, variant in enumerate(variants):
-            gains, cost, thought = (
-                _by_budget(results, task, task.main, variants, index, key)
-                for key in ("accuracy", "mean_total_tokens", "mean_thinking_tokens")
-            )
+        keys = ("accuracy", "mean_total_tokens", "mean_thinking_tokens")
+        columns = [_by_budget(results, task, task.main, variants, key) for key in keys]
+        for variant, gains, cost, thought in zip(variants, *columns):
             if not gains:
                 continue
             look, tokens = looks[variant.key], [one["mean"] for one in cost.values()]

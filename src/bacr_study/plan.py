@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
@@ -131,8 +132,6 @@ def settings_digest(config: Config) -> str:
 
 def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
     """Every run of a study, seeds outermost: what is there early covers all arms."""
-    from bacr_jax.methods.registry import problems
-
     trained = [arm for arm in study.arms if arm.of is None]
     configs = {}
     for task, arm in itertools.product(study.tasks, trained):
@@ -141,7 +140,7 @@ def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
             try:
                 varied = sweep.settings[variant.value] if sweep else {}
                 config = study.config_of(task.id, arm.id, varied)
-                config_io.check(config, also=problems)
+                train.check(config)
                 if config.grader is not None:
                     raise UserError(
                         f"grader={config.grader}: a study counts right answers, which a score "

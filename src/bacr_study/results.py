@@ -232,8 +232,6 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
             yield f"cells come from {len(found)} {word}: {'; '.join(found)}"
 
 
-# --- the page -------------------------------------------------------------------------------------
-
 _STYLE = """
 figure { margin: 1.2rem 0; } figcaption { color: var(--soft); font-size: .87rem; }
 th.group { text-align: center; } th.group:empty { border-bottom: 0; }

@@ -6,6 +6,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_plan import compiling
+from bacr_plan.devices import DEVICES
 from bacr_plan.workload import sizes_of
 from plan_world import tiny_config, workload
 
@@ -14,13 +15,18 @@ from plan_world import tiny_config, workload
 def backends(monkeypatch):
     """A compiler that answers at once, and the backends it was asked for."""
     asked = []
-    monkeypatch.setattr(compiling, "measure", lambda *_, backend, **__: asked.append(backend) or {})
+
+    def answer(config, vocab_size, num_devices, gpu):
+        asked.append("gpu" if gpu else "cpu")
+        return {}
+
+    monkeypatch.setattr(compiling, "measure", answer)
     return asked
 
 
 def compile_seven(compiler, num_devices=8):
     return compiling.compile_run(
-        workload(), num_devices=num_devices, device="a100-80", compiler=compiler
+        workload(), num_devices=num_devices, device=DEVICES["a100-80"], compiler=compiler
     )
 
 
@@ -62,8 +68,7 @@ def test_two_devices_hold_half_of_the_state_each():
     config = tiny_config("train.micro_batch_rows=2")
     shape = sizes_of(config, 2)[0].model
     described = compiling.described(config, shape, fused_attention=False)
-    where = {"num_devices": 2, "device": "a100-80", "backend": "cpu"}
-    two = compiling.measure(described, shape.vocab_size, **where)
+    two = compiling.measure(described, shape.vocab_size, 2, None)
     assert two.keys() == {"train", "decode"}
     assert two["train"].temporaries > 0
     embed = shape.vocab_size * shape.hidden_size

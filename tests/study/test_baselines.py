@@ -25,6 +25,7 @@ from bacr_study.variance.control_variates import (
     regressors,
     weighted_mean,
 )
+from bacr_study.variance.gradient_pool import Drawn, Rollouts
 
 GROUP, CUTS = 2, 2
 CONFIG = dataclasses.replace(Config(), cuts=CutsConfig(count=CUTS))
@@ -219,9 +220,10 @@ class TestReadings:
 
     def test_tokens_of_branches(self):
         sampled = np.array([[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]])
-        given = self.GROUPS.cuts, self.GROUPS.thinking
-        np.testing.assert_array_equal(drawn_answers(*given, sampled, "one"), [[4, 5]])
-        np.testing.assert_array_equal(drawn_answers(*given, sampled, "pooled"), [[10, 26]])
+        rollouts = {name: getattr(self.GROUPS, name) for name in Rollouts.__dataclass_fields__}
+        drawn = Drawn(**rollouts, questions=np.zeros((1, 2), int), sampled=sampled)
+        np.testing.assert_array_equal(drawn_answers(drawn, "one"), [[4, 5]])
+        np.testing.assert_array_equal(drawn_answers(drawn, "pooled"), [[10, 26]])
 
 
 def test_regression_finds_the_slopes_that_are_there():

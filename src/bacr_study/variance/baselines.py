@@ -8,7 +8,7 @@ which is sum_j u_j r_j (`rewards.outcome_coefficients`): BRPO is given u as its 
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
 from bacr_study.variance import control_variates as variates
-from bacr_study.variance.gradient_pool import Rollouts
+from bacr_study.variance.gradient_pool import Drawn, Rollouts
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
 # several: the mean over A answers at each cut, as AnytimeReasoner draws them.
@@ -381,9 +381,9 @@ class Variants:
         """Those with the gradient of the answers too: where all answers of a cut are trained on."""
         return tuple(i for i, (_, reading) in enumerate(self.pairs) if reading == self.full)
 
-    def factors(self, chosen: Iterable[int], group: int, cuts: int) -> Float[np.ndarray, "_ M"]:
-        """`Arm.factors` of some of them."""
-        return np.stack([self.pairs[place][0].factors(group, cuts) for place in chosen])
+    def factors(self, group: int, cuts: int) -> Float[np.ndarray, "_ M"]:
+        """`Arm.factors` of each."""
+        return np.stack([arm.factors(group, cuts) for arm, _ in self.pairs])
 
     def place(self, arm: str) -> int:
         """Where an arm stands that reads all answers."""
@@ -403,20 +403,13 @@ def variants(answers: int) -> Variants:
     return Variants(tuple((arm, reading) for arm in ARMS for reading in readings), "several")
 
 
-def drawn_answers(
-    cuts: Int[np.ndarray, "*rows M"],
-    thinking: Int[np.ndarray, "*rows"],
-    sampled: Int[np.ndarray, "*rows M A"],
-    reading: Reading,
-) -> Int[np.ndarray, "*rows"]:
-    """Answer tokens that a trace costs under a reading; branches are counted, trunks are not.
-
-    `sampled` are tokens of every answer; "pooled" reads what "several" draws.
-    """
+def drawn_answers(drawn: Drawn, reading: Reading) -> Int[np.ndarray, "*rows"]:
+    """Answer tokens that a trace costs under a reading; branches are counted, trunks are not."""
+    # "pooled" reads what "several" draws.
     if reading != "one":
-        return sampled.sum((-1, -2))
-    own = rewards.distinct_cuts(cuts, thinking) == np.arange(cuts.shape[-1])
-    return np.where(own, sampled[..., 0], 0).sum(-1)
+        return drawn.sampled.sum((-1, -2))
+    own = rewards.distinct_cuts(drawn.cuts, drawn.thinking) == np.arange(drawn.cuts.shape[-1])
+    return np.where(own, drawn.sampled[..., 0], 0).sum(-1)
 
 
 def returns_to_go(

@@ -16,8 +16,6 @@ from bacr_jax.methods.method import PerCut
 # A number for each segment of each trace of each group, on the host.
 PerSegment = Num[np.ndarray, "R G M"]
 
-# --- the previous outcome -------------------------------------------------------------------------
-
 
 def before(x: PerSegment | PerCut, steps: int = 1) -> PerSegment:
     """Its entry so many cuts before the segment's own; 0 where there is none.
@@ -48,22 +46,19 @@ def history_advantage(credit: PerCut, surprise: PerCut, slope: Float[Array, "M"]
     return credit - slope * surprise
 
 
-# --- weighted means of a group --------------------------------------------------------------------
-#
-# They weigh traces by their lengths, or by the path of their scores. Both are the group's own
-# estimate of the best constant, E |s|^2 G / E |s|^2: OPO (arXiv 2505.23585) lets a trace's length
-# stand for the squared norm of its score, the optimal token baseline (arXiv 2602.07078) the squared
-# scores in the logits, added up to each token. As they are published the trace itself is in the
-# mean, which turns and shrinks the expected gradient in a way that no factor undoes; without it the
-# mean does not depend on the trace, and the gradient is unbiased.
-
-
 def weighted_mean(values: PerSegment, weights: PerSegment, *, loo: bool) -> PerSegment:
     """Weighted mean over each group, for each of its traces.
 
         b_i = sum_k w_k x_k / sum_k w_k,   over all k, or over k != i
 
     It is 0 where nothing has a weight. `loo`: leave the trace itself out.
+
+    Weights are lengths of traces, or paths of their scores. Both make the mean the group's own
+    estimate of the best constant, E |s|^2 G / E |s|^2: OPO (arXiv 2505.23585) lets a trace's length
+    stand for the squared norm of its score, the optimal token baseline (arXiv 2602.07078) the
+    squared scores in the logits, added up to each token. As they are published the trace itself is
+    in the mean, which turns and shrinks the expected gradient in a way that no factor undoes;
+    without it the mean does not depend on the trace, and the gradient is unbiased.
     """
     group = values.shape[1]
     # Not total minus own, whose rounding would let a trace into its own baseline.
@@ -88,8 +83,6 @@ def path_weights(energy: PerSegment, tokens: PerSegment) -> PerSegment:
     """
     return np.where(tokens > 0, np.cumsum(np.asarray(energy, np.float64), -1), 0.0)
 
-
-# --- regressions ----------------------------------------------------------------------------------
 
 # Added to the diagonal, relative to its mean: earlier answers are nearly collinear.
 _RIDGE = 1e-3

@@ -131,8 +131,8 @@ def _measured(draws: Draws) -> Result:
             setting = measurement.calibrated(
                 frozen.config, half, earlier, settings.calibration_traces, group, seed
             )
-            given = pool, of_pool, setting, partition(group), regime
-            by_group[group] = measurement.measure(*given, ranges=group == middle)
+            given = pool, of_pool, setting, partition(group)
+            by_group[group] = measurement.measure(*given, regime if group == middle else None)
             phase.update(number, group=group)
     return Result(
         seed=seed,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.advantages import score_statistics
 from bacr_jax.config import Config
 from bacr_study.variance import baselines, noise
-from bacr_study.variance.baselines import REFERENCE, Groups, Setting, Variants, variants
+from bacr_study.variance.baselines import REFERENCE, Groups, Reading, Setting, Variants, variants
 from bacr_study.variance.gradient_pool import Drawn, Pool, Rollouts
 from bacr_study.variance.noise import Noise, Partition
 from bacr_study.variance.settings import Regime
@@ -49,14 +49,10 @@ def calibrated(
     # An oracle is known for the pool's questions alone; it borrows the value's moments.
     values = {**values, "oracle": values["trace_and_cut"]}
     groups = grouped(drawn, values, traces, noise.partitions([seed, group, 3], traces, group, 4))
-    plain, pairs = Setting(config), _variants(drawn).pairs
+    plain, pairs = Setting(config), variants(drawn.by_answer.shape[-1]).pairs
     return Setting(
         config, {arm.reads(reading): arm.learned(plain, groups, reading) for arm, reading in pairs}
     )
-
-
-def _variants(drawn: Drawn) -> Variants:
-    return variants(drawn.by_answer.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -119,20 +115,14 @@ def value_ranges(
 
 
 def measure(
-    pool: Pool,
-    values: Values,
-    setting: Setting,
-    partition: Partition,
-    regime: Regime,
-    *,
-    ranges: bool,
+    pool: Pool, values: Values, setting: Setting, partition: Partition, regime: Regime | None
 ) -> Measured:
-    """Noise of every variant on the pool's groups; `ranges`: by budget and by V, too."""
-    measured, traces = _variants(pool), pool.gram.shape[1]
+    """Noise of every variant on the pool's groups; also by budget and by V if given a regime."""
+    measured, traces = variants(pool.by_answer.shape[-1]), pool.gram.shape[1]
     groups = grouped(pool, values, traces, partition)
     norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
     thinking, answers = credited(setting, groups, norms, measured)
-    factors = measured.factors(range(len(thinking)), partition.shape[-1], norms.shape[-1])
+    factors = measured.factors(partition.shape[-1], norms.shape[-1])
     reference = measured.place(REFERENCE)
 
     def noise_of(advantages: np.ndarray) -> Noise:
@@ -143,18 +133,17 @@ def measure(
     def among(rows: OfRows) -> Noise:
         return noise_of(thinking * rows.reshape(-1, traces)[:, partition][..., None])
 
-    there, drawn = groups.tokens > 0, (pool.cuts, pool.thinking, pool.sampled)
-    spread, cost = [], []
+    there, spread, cost = groups.tokens > 0, [], []
     for given, (_, reading) in zip(thinking, measured.pairs):
         returns = baselines.returns_to_go(groups.outcomes(reading), setting.weights)
         spread.append(noise.advantage_variance(given.reshape(there.shape), returns, there))
-        cost.append(pool.tokens.sum(1).mean() + baselines.drawn_answers(*drawn, reading).mean())
-    by_budget = budget_ranges(pool.budgets, regime) if ranges else {}
+        cost.append(pool.tokens.sum(1).mean() + baselines.drawn_answers(pool, reading).mean())
+    by_budget = budget_ranges(pool.budgets, regime) if regime else {}
     _, by_value = value_ranges(values["trace_and_cut"], setting.weights)
     return Measured(
         noise=noise_of(thinking),
         by_budget={name: among(rows) for name, rows in by_budget.items()},
-        by_value=[among(rows) for rows in by_value] if ranges else [],
+        by_value=[among(rows) for rows in by_value] if regime else [],
         with_answers=_answer_noise(pool, setting, thinking, answers, partition),
         spread=np.array(spread),
         cost=np.array(cost),
@@ -177,10 +166,7 @@ def credited(
 
 
 def _weighted(
-    setting: Setting,
-    groups: Groups,
-    reading: baselines.Reading,
-    norms: Float[np.ndarray, "C P n G M"],
+    setting: Setting, groups: Groups, reading: Reading, norms: Float[np.ndarray, "C P n G M"]
 ) -> Float[np.ndarray, "R M"]:
     """Error of the oracle's return weighted by norms, over a cell's traces outside each group."""
     returns = baselines.returns_to_go(
@@ -198,13 +184,14 @@ def _answer_noise(
     """Noise of thinking and answers together."""
     if not len(pool.with_answers):
         return None
-    measured, u, group = _variants(pool), setting.weights, partition.shape[-1]
-    chosen, count = list(measured.trained), pool.by_answer.shape[-1]
+    count, u, group = pool.by_answer.shape[-1], setting.weights, partition.shape[-1]
+    measured = variants(count)
+    chosen = list(measured.trained)
     a, c = (x[chosen][:, pool.with_answers] for x in (thinking, answers))
     joined = np.concatenate([a, np.broadcast_to(u, a.shape), -u * c], -1)
     compared = [measured.pairs[i][0].answer_factor(group, count) for i in chosen]
     of_answers = np.repeat(np.array(compared)[:, None], 2 * len(u), 1)
-    factors = np.concatenate([measured.factors(chosen, group, len(u)), of_answers], 1)
+    factors = np.concatenate([measured.factors(group, len(u))[chosen], of_answers], 1)
     reference = chosen.index(measured.place(REFERENCE))
     questions = pool.cell_questions[pool.with_answers]
     return noise.measured(questions, pool.answer_gram, joined, partition, reference, factors)

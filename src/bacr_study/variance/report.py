@@ -52,10 +52,8 @@ _PAIRS = (
 )
 # Left end of the picture's saved noise, in percent.
 _LEAST = -120.0
-# Of a pool's traces by V, from the lowest; as many as `pool_statistics` makes.
+# Of a pool's traces by V, from the lowest; as many as `measurement` makes.
 _THIRDS = ("lowest third of V", "middle third", "highest third")
-
-# --- variance.json --------------------------------------------------------------------------------
 
 
 def shown(measured: Variants) -> tuple[str, ...]:
@@ -120,10 +118,8 @@ class _Cell:
             "advantage_variance": np.mean([one.spread for one in self.measured], axis=0),
             "tokens_a_trace": cost,
         }
-        return {
-            arm: {name: column[i] for name, column in columns.items()}
-            for i, arm in enumerate(self.variants.names)
-        }
+        rows = zip(*columns.values())
+        return {arm: dict(zip(columns, row)) for arm, row in zip(self.variants.names, rows)}
 
     def by_budget(self) -> dict[str, dict[str, Any]]:
         """Reductions of the traces under a budget, or in a range of them."""
@@ -202,8 +198,6 @@ def summary(
     }
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
 _UNKNOWN = "can't be told"
 
 
@@ -232,9 +226,6 @@ _markdown.filters |= {
     "number": lambda value: _UNKNOWN if value is None else f"{value:.3g}",
     "share": lambda value: _UNKNOWN if value is None else f"{100 * value:.0f} %",
 }
-
-
-# --- pictures -------------------------------------------------------------------------------------
 
 
 def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
