@@ -309,9 +309,7 @@ def _taken(
 def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Record:
     """The gradient of each leaf, phi's too, against slopes of the reference; Adam's step by it.
 
-    Args:
-      dtype: None: the run's, with a long row.
-      rank: of adapters on a frozen base; None: all weights are trained.
+    Without a type it is the run's, with a long row; `rank` is of adapters on a frozen base.
     """
     keys = {"adapter.rank": rank} if rank else {}
     tried = long_trial(subject) if dtype is None else trial(subject, dtype, **keys)

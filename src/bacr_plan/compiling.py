@@ -75,15 +75,13 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
     if compiler == "none":
         return Compilation("arithmetic only (--compile none)", {}, exact=False)
     exact = compiler == "gpu" and can_compile_for_gpus()
+    by_cpus = "arguments compiled by XLA for CPUs, temporaries by arithmetic"
     if exact:
         source = "compiled for this GPU by XLA; scoring and branches by arithmetic"
     elif compiler == "gpu":
-        source = (
-            "arguments compiled by XLA for CPUs, temporaries by arithmetic; the GPU compiler is "
-            'not here (pip install -e ".[plan]" in a clone)'
-        )
+        source = f'{by_cpus}; the GPU compiler is not here (pip install -e ".[plan]" in a clone)'
     else:
-        source = "arguments compiled by XLA for CPUs, temporaries by arithmetic (--compile cpu)"
+        source = f"{by_cpus} (--compile cpu)"
     if exact and num_devices > PER_HOST and num_devices % PER_HOST:
         raise UserError(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"

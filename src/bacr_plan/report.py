@@ -104,8 +104,7 @@ class Plan:
         """What would fit on these devices, if the config does not."""
         if self.fits:
             return None
-        smaller = search.fewer_eval_slots(self.work, self.layout, self.room)
-        if smaller is not None:
+        if smaller := search.fewer_eval_slots(self.work, self.layout, self.room):
             return smaller
         choice = search.suggest(self.work, self.layout.num_devices, self.room)
         if choice is None:
@@ -128,12 +127,10 @@ class Plan:
         """The known device with the least memory on as many of which it would fit, likewise."""
         if self.fits or self.suggestion is not None:
             return None
-        for name, device in sorted(DEVICES.items(), key=lambda item: item[1].memory_gib):
-            if device.memory_gib <= self.memory_gib:
-                continue
+        larger = [one for one in DEVICES.items() if one[1].memory_gib > self.memory_gib]
+        for name, device in sorted(larger, key=lambda one: one[1].memory_gib):
             room = dataclasses.replace(self.room, limit=device.memory_gib * GIB * MEMORY_FRACTION)
-            choice = search.suggest(self.work, self.layout.num_devices, room)
-            if choice is not None:
+            if choice := search.suggest(self.work, self.layout.num_devices, room):
                 return name, choice
         return None
 
@@ -344,14 +341,13 @@ def as_text(plan: Plan) -> str:
             "with the adapters merged in"
         )
     flops = costs.step_flops(work, plan.iteration)
+    by_phase = ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
     share = schedule.real_share(work, plan.iteration.updates)
     lines += [
         "",
-        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ("
-        + ", ".join(f"{name} {value:.2g}" for name, value in flops.items())
-        + ")",
+        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ({by_phase})",
         f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
-        + work.lengths.source,
+        f"{work.lengths.source}",
         "",
     ]
     together = sum(plan.predictions[plan.device_name].values())

@@ -38,9 +38,7 @@ class Share:
     def environment(self, given: Mapping[str, str], compiled: Path) -> dict[str, str]:
         """The environment of a process that keeps to its share.
 
-        Args:
-          given: the environment so far; what it says of the cache stays.
-          compiled: folder of compiled programs, which runs share.
+        Runs share the folder of compiled programs, unless what is given says another.
         """
         made = {**given, _PARENT: str(os.getpid())}
         made.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
@@ -203,9 +201,7 @@ def run_all(
 ) -> None:
     """Runs what waits, says which have ended, and shows all of it in a line with the time to go.
 
-    Args:
-      everything: all runs of the study, for the progress.
-      poll: called all the time; it may raise, and runs go on until `Scheduler.stop`.
+    `poll` is called all the time; it may raise, and runs go on until `Scheduler.stop`.
     """
     longest = max((run.tokens or 0 for run in everything), default=0)
     around = max(int(_AROUND_TRAINING * longest), 1)

@@ -208,13 +208,9 @@ def draw_budgets(
 
 
 def _score_rows(
-    frozen: Frozen,
-    drawn: Drawn,
-    rollout: Rollout,
-    with_answers: Bool[np.ndarray, "B"],
-    sketch: sketches.CountSketch,
+    frozen: Frozen, drawn: Drawn, rollout: Rollout, answered: int, sketch: sketches.CountSketch
 ) -> tuple[Float[np.ndarray, "B M k"], Float[np.ndarray, "H V k"]]:
-    """Sketches of the segments' scores of all rows, and those of answers of some."""
+    """Sketches of the segments' scores of all rows, and those of answers of the first rows."""
     spec = dataclasses.replace(frozen.policy.learner, remat="none")
     batch = _batch(frozen, drawn, rollout)
     allowed = frozen.environment.rules.allowed_tokens
@@ -234,12 +230,12 @@ def _score_rows(
     found = np.zeros((rows, cuts, sketch.width), np.float32)
     order = np.argsort(most, kind="stable")
     found[order] = in_portions(lambda i: scores(plain, i, segments[i], none), order, _ROWS)
-    chosen = np.flatnonzero(with_answers)
-    if not len(chosen):
+    if not answered:
         return found, np.zeros((0, 2 * cuts, sketch.width), np.float32)
     weights = sketches.answer_weights(batch, drawn.by_answer)
     nothing = np.zeros((_ROWS, 2 * cuts, width), np.float32)
-    return found, in_portions(lambda i: scores(batch, i, nothing, weights[i]), chosen, _ROWS)
+    first = np.arange(rows)[:answered]
+    return found, in_portions(lambda i: scores(batch, i, nothing, weights[i]), first, _ROWS)
 
 
 def _batch(frozen: Frozen, drawn: Drawn, rollout: Rollout) -> Batch:
@@ -379,11 +375,10 @@ class Draws:
         sketch = sketches.count_sketch(self.seed, frozen.params, settings.sketch)
         parts, grams, answer_grams = list[Drawn](), list[np.ndarray](), list[np.ndarray]()
         for drawn, rollout in self._portions("pool", asked, key, unit=each):
-            places = len(grams) * traces + np.arange(len(drawn.questions))
-            scored = places < settings.answer_questions * each
+            scored = max(settings.answer_questions * each - len(grams) * traces, 0)
             found, of_answers = _score_rows(frozen, drawn, rollout, scored, sketch)
             grams += map(_products, found.reshape(-1, traces, *found.shape[1:]))
-            both = np.concatenate([found[scored], of_answers], 1)
+            both = np.concatenate([found[:scored], of_answers], 1)
             answer_grams += map(_products, both.reshape(-1, traces, *both.shape[1:]))
             parts.append(drawn)
         vectors = (traces, 3 * frozen.config.cuts.count)
