@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bacr_grading.errors import UserError, printable
@@ -35,10 +36,19 @@ class Parser(argparse.ArgumentParser):
     ):
         super().__init__(*args, **settings)
         self.advice = advice
+        for kind, convert in ((None, str), (Path, Path)):
+            self.register("type", kind, functools.partial(_written, convert))
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
+
+
+def _written(convert: Callable[[str], Any], text: str) -> Any:
+    """The value of a word; an empty one, as of a variable without one, is no choice."""
+    if not text:
+        raise argparse.ArgumentTypeError("found nothing; write a value, or leave it out")
+    return convert(text)
 
 
 def refusal(error: UserError | OSError) -> int:

@@ -26,6 +26,16 @@ def test_an_error_of_the_command_line_is_one_of_the_user():
         parser(advice="write x").parse_args(["--oops"])
 
 
+@pytest.mark.parametrize("kind", [None, Path])
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="], ["--out", "a", ""]])
+def test_an_empty_value_is_not_taken_for_one_left_out(kind, words):
+    made = parser()
+    made.add_argument("--out", type=kind)
+    made.add_argument("more", nargs="*", type=kind)
+    with pytest.raises(UserError, match=r"argument (--out|more): found nothing; write a value"):
+        made.parse_intermixed_args(words)
+
+
 @pytest.mark.parametrize(
     ("words", "step"), [([], None), (["--step", "007"], 7), (["--step", "best"], "best")]
 )
