@@ -51,7 +51,7 @@ class TestFormats:
         put(tmp_path / "test/algebra/0.json", json.dumps({"question": "held out"}))
         assert read(tmp_path) == ROWS
 
-    @pytest.mark.parametrize(("suffix", "comma"), [("csv", ","), ("tsv", "\t")])
+    @pytest.mark.parametrize(("suffix", "comma"), [("csv", ","), ("csv", ", "), ("tsv", "\t")])
     def test_csv_with_quotes_and_line_breaks_in_a_field(self, tmp_path, suffix, comma):
         text = f'question{comma}answer\r\n"1+1, ""quoted""\nand broken?"{comma}2\r\né{comma}x\r\n'
         assert read(put(tmp_path / f"a.{suffix}", text)) == ROWS

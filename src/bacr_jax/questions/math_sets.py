@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,7 +175,7 @@ def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name
         if column in found:
             return column
     near = difflib.get_close_matches(wanted[0], found, n=1)
-    advice = f"data.{kind}_column={near[0] if near else 'NAME'}"
+    advice = f"data.{kind}_column={shlex.quote(near[0]) if near else 'NAME'}"
     advice = f"write {advice}" if name in TABLES else f"write jsonl:PATH with {advice}"
     raise UserError(
         f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "

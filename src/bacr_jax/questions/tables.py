@@ -197,7 +197,8 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     csv.field_size_limit(LARGEST_TABLE)
     # Not splitlines: a field may hold the other characters that it takes for line ends.
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    lines = io.StringIO(text, newline="")
+    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         rows = list(reader)
     except csv.Error as error:
