@@ -15,6 +15,11 @@ from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.spec import Study, Variant, cell_id, cell_path
 
+_NOT_IN_STUDIES = {
+    "grader": "a study counts right answers, which a score between 0 and 1 is not",
+    "warmup.dir": "a study keeps its warm-ups in --out, where its runs share them",
+}
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -141,11 +146,9 @@ def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
                 varied = sweep.settings[variant.value] if sweep else {}
                 config = study.config_of(task.id, arm.id, varied)
                 train.check(config)
-                if config.grader is not None:
-                    raise UserError(
-                        f"grader={config.grader}: a study counts right answers, which a score "
-                        "between 0 and 1 is not; write null"
-                    )
+                for key, why in _NOT_IN_STUDIES.items():
+                    if (value := config_io.flatten(config)[key]) is not None:
+                        raise UserError(f"{key}={value}: {why}; write null")
             except UserError as error:
                 raise UserError(f"{task.id}, {variant.key}: {error}") from None
             configs[task.id, variant] = config

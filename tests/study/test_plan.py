@@ -59,6 +59,12 @@ def test_equal_settings_are_one_run_whatever_the_arm_is_called(tmp_path):
     assert others[1].folder != bacr.folder
 
 
+def test_what_a_study_would_not_honour_is_refused(tmp_path):
+    for key in ("warmup.dir=shared", "grader=mine.py:score"):
+        with pytest.raises(UserError, match=rf"^plain, grpo: {key}: .*; write null$"):
+            planned(tmp_path, key)
+
+
 def test_a_run_knows_what_is_there(tmp_path):
     _, (run, *_), _ = planned(tmp_path)
     assert not run.warmed_up and not run.trained
