@@ -181,6 +181,7 @@ class TestResuming:
             open_run(tmp_path, longer, allowed=["train.steps"])
         assert "--allow-change KEY" in str(refused.value)
         assert config_io.load([tmp_path / "config.yaml"]) == Config()
+        (tmp_path / "changes.jsonl").write_text('{"before": {"se')  # as a full disk leaves it
         for _ in range(2):
             with open_run(tmp_path, longer, allowed=["train.steps", "seed"]) as folder:
                 folder.keep_config()

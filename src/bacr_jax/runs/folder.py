@@ -15,7 +15,6 @@ from typing import Any, Literal, TextIO
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import (
-    append_line,
     is_left_over,
     keep_until,
     read_lines,
@@ -169,7 +168,8 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         if differing := _differing(self.config, self.config_now):
             before = {key: there for key, (there, _) in differing.items()}
             now = {key: here for key, (_, here) in differing.items()}
-            append_line(self.changes, {"before": before, "now": now})
+            change = {"before": before, "now": now}
+            write_lines(self.changes, [*read_lines(self.changes), change])
             write_config(self.config, self.config_now)
         self.config_now = None
 
