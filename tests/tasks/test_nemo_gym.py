@@ -73,6 +73,22 @@ def test_a_server_scores_answers_once_and_what_is_no_reward_is_counted(spec):
     assert "gives no number as reward" in said and said.isprintable()
 
 
+def test_what_a_server_scores_is_the_row_that_was_asked(tmp_path):
+    """A grader is given a question and its answer: rows that share both have one reward."""
+
+    def of(name, *rules):
+        rows = [{"responses_create_params": {"input": "Write."}, "rule": rule} for rule in rules]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+        spec = f"nemo_gym:{tmp_path / name}?verify=http://[::1]:8000/verify"
+        return load_questions(spec, DATA, 0, "train")
+
+    one = of("one", "short", "long", "short")
+    assert one.ids == ["one-train-1", "one-train-3"]
+    open_graders(Config(), [one])[one.graded_by].close()
+    with pytest.raises(UserError, match="'two-train-1' of .* what 'one-train-1' asks, with"):
+        open_graders(Config(), [one, of("two", "long")])
+
+
 def test_a_mark_at_the_start_and_line_ends_inside_a_text_are_read(tmp_path):
     row = {"responses_create_params": {"input": "a\u2028b"}}
     path = tmp_path / "rows.jsonl"

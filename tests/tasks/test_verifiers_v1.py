@@ -51,7 +51,7 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch):
 
 
 def test_tasks_are_split_by_their_text_and_say_where_they_stand(installed):
-    installed([Task(n) for n in range(60)])
+    installed([Task(n) for n in [*range(60), *range(60)]])
     train, test = (load_questions("verifiers:doubles", DATA, 0, s) for s in ("train", "test"))
     assert len(train) + len(test) == 60 and 5 < len(test) < 30
     assert set(train.questions).isdisjoint(test.questions)

@@ -18,7 +18,7 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import CORRECT, reward_shares
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
-from bacr_jax.questions.loaders import SCORERS
+from bacr_jax.questions.loaders import REPEATING
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES
 from bacr_jax.types import Branches, Trunks
@@ -155,11 +155,11 @@ def _packed_rows(asked: Sequence[Any], score: str) -> dict[tuple[str, str], str]
         key = source.render(row), row.answer or ""
         rows[key] = packed(dataclasses.asdict(row))
         known = first.setdefault(key, row)
-        # The sets of packages may repeat a question, and nobody could change theirs.
-        if score not in SCORERS and known is not row and not _alike(known.metadata, row.metadata):
+        other = known is not row and not _alike(known.metadata, row.metadata)
+        if other and score != REPEATING:
             raise UserError(
-                f"data: {row.id!r} of {score} asks what another row asks, with other metadata; "
-                "make the questions differ"
+                f"data: {row.id!r} of {source.name} asks what {known.id!r} asks, with other "
+                "metadata; make the questions differ"
             )
     return rows
 

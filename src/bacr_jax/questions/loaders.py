@@ -23,7 +23,8 @@ from bacr_tasks import gym, nemo_gym, verifiers_v1
 LEDGER_TEST_SIZE = 2000
 # Packages beside the library that make questions, by what stands before the colon of a set.
 _PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": verifiers_v1}
-SCORERS = {package.SCORER for package in _PACKAGES.values()}
+# Its items repeat and differ in their place alone: one is scored as the other.
+REPEATING = gym.SCORER
 
 
 def _ledger(path: str, config: DataConfig, seed: int) -> Source:
@@ -71,9 +72,17 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
     }
     made = _refused(lambda: _PACKAGES[package].source(path, **options.get(package, {})))
     questions = made.questions
-    made.questions = lambda split: _refused(lambda: questions(split))
+    told_apart = list if made.SCORE == REPEATING else _told_apart
+    made.questions = lambda split: told_apart(_refused(lambda: questions(split)))
     name = f"{package}:{path.partition('?')[0]}"
     return _source_of(made, name, made.SCORE, whole=package == "gym")
+
+
+def _told_apart(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows but those that ask what one before them asks, and are scored by other metadata."""
+    first: dict[Any, Mapping[str, Any]] = {}
+    asked = lambda row: first.setdefault((row["question"], row["answer"]), row)
+    return [row for row in rows if asked(row)["metadata"] == row["metadata"]]
 
 
 def own_source(spec: str, key: str = "data") -> Source:
