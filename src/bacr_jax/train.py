@@ -256,17 +256,30 @@ def train(
 def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
     """A Hugging Face folder of this step in exports/, if export.every is due or the run ends."""
     every, out = trainer.config.export.every, trainer.folder.exports / str(step)
-    if every is None or step == 0 or out.exists() or (step % every and not last):
+    if every is None or step == 0 or (step % every and not last):
+        return
+    from bacr_jax.export.from_run import export
+    from bacr_jax.parallel import processes
+
+    if processes.text_from_first("there" if out.exists() else ""):
         return
     trainer.save(state, step)
     trainer.checkpoints.wait()
+    if trainer.poll is not None:
+        trainer.poll()
+    trainer.tell_phase("export", step)
+    refused = ""
     if trainer.writes:
-        from bacr_jax.export.from_run import export
-
         for left in trainer.folder.exports.glob(".*"):
             shutil.rmtree(left, ignore_errors=True)  # by a kill
-        export(trainer.folder.path, out, step=step)
-        trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
+        try:
+            export(trainer.folder.path, out, step=step)
+        except UserError as error:
+            refused = str(error)
+    # The others wait here, where no phase of theirs seems stuck.
+    if refused := processes.text_from_first(refused):
+        raise UserError(refused)
+    trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
 
 
 def _started(trainer: Any, folder: RunFolder) -> Any:
