@@ -22,8 +22,9 @@ BAD_INPUT, FAILED = 2, 1
 STOPPED = 75
 # What a shell says of a command that SIGINT ended, and of one that SIGPIPE did.
 INTERRUPTED, UNREAD = 130, 141
-# Room or rights are missing, not the file or its folder.
-_MENDED = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+# Room is missing, of which a write says no file; or rights.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MENDED = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS)
 # The words of a command line; None: those of the process.
 Arguments = Sequence[str] | None
 
@@ -54,7 +55,7 @@ def _written(convert: Callable[[str], Any], text: str) -> Any:
 def refusal(error: UserError | OSError) -> int:
     """Writes an error, a line a mistake; the exit code. Raises an OSError of no file or disk."""
     if isinstance(error, OSError):
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno not in _FULL:
             raise error
         named = error.filename or "the output, or a file"
         made = "make room or rights, or " if error.errno in _MENDED else ""
@@ -103,6 +104,9 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(argv: Arguments = None) -> int:
+        for name in ("stdin", "stdout", "stderr"):
+            if getattr(sys, name) is None:  # Closed by whoever started it.
+                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # For what a terminal can't show.
         try:

@@ -1,6 +1,7 @@
 """Command lines: what is refused, and how a command ends."""
 
 import argparse
+import errno
 import os
 import signal
 import subprocess
@@ -101,6 +102,10 @@ def test_bad_input_is_one_line_and_code_2(capsys):
     assert ending(bad, capsys) == (2, "error: found word\\n; write another\n")
     code, line = ending(missing, capsys)
     assert code == 2 and line.startswith("error: /no/such: No such file or directory; write")
+    for full in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        assert cli.refusal(OSError(full, "said")) == 2
+        line = "error: the output, or a file: said; make room or rights, or write another path\n"
+        assert capsys.readouterr().err == line
 
 
 def test_a_reader_who_has_seen_enough_is_no_mistake():
@@ -120,6 +125,17 @@ sys.exit(entry_point(main)([]))"""
         process.stdin.close()
         assert process.stderr.read() == b"" and process.wait() == 141
         process.stderr.close()
+
+
+def test_a_command_whose_streams_are_closed_does_its_work(monkeypatch):
+    """As of a service: Python has None for them."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+
+    def main(argv):
+        return len(sys.stdin.read()) + sys.stdout.write("2") + sys.stderr.write("3")
+
+    assert cli.entry_point(main)([]) == 2
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(capsys):

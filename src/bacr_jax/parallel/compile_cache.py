@@ -82,7 +82,7 @@ def keep_programs(setting: str | None) -> Kept:
     except (OSError, RuntimeError) as error:
         _use(None)
         reason = getattr(error, "strerror", None) or str(error)
-        path = getattr(error, "filename", None) or base
+        path = getattr(error, "filename", None) or base or "in the home folder"
         return Kept(
             None,
             f"WARNING, {key}: can't be written ({path}: {reason}), so that every start compiles "
