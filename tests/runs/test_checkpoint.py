@@ -15,7 +15,7 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_jax.runs import checkpoint
-from bacr_jax.runs.checkpoint import Checkpoints, read_part
+from bacr_jax.runs.checkpoint import Checkpoints, check_policy, read_part
 from bacr_jax.runs.digest import DigestMismatch, digests
 
 # Where one array fails, Orbax drops its reads of the others half-way, and Python says so of each
@@ -116,7 +116,9 @@ def test_a_folder_may_have_any_name(tmp_path, name):
     assert (at, sorted(path.name for path in folder.iterdir())) == (1, ["1"])
     assert_is(found, 1)
     np.testing.assert_array_equal(read_part(folder / "1" / "state", "params")["w"][0, 0], 1)
+    checkpoints.save(2, {"train": {"policy": state(2)}}, {"step": 2})
     checkpoints.close()
+    check_policy(folder / "2" / "state")
 
 
 def spoiled_once_written(monkeypatch, folder, step):

@@ -141,6 +141,17 @@ def read_part(state: Path, *path: str) -> Any:
     return found
 
 
+def check_policy(state: Path) -> None:
+    """UserError if a policy in a saved state would be refused at once, without reading a value."""
+    try:
+        with _plainly_named(state.parent) as step:
+            found = ocp.PyTreeCheckpointer().metadata(step / state.name)
+        found.item_metadata.tree["train"]["policy"]
+    # A missing or damaged metadata file shows as a missing attribute or key.
+    except (AttributeError, KeyError, TypeError, ValueError, OSError):
+        raise damaged_policy(state, "no description of a policy in it") from None
+
+
 def read_meta(state: Path) -> dict[str, Any]:
     """What was saved beside a state (folder `state` of a checkpoint); UserError: it is damaged."""
     try:

@@ -71,20 +71,6 @@ def _state_folder(folder: Path, step: int) -> Path:
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
-def check_checkpoint(folder: Path, step: int) -> None:
-    """UserError if `read_params` would refuse the checkpoint at once, without reading a value."""
-    import orbax.checkpoint as ocp
-
-    from bacr_jax.runs.checkpoint import damaged_policy
-
-    state = _state_folder(folder, step)
-    try:
-        ocp.PyTreeCheckpointer().metadata(state).item_metadata.tree["train"]["policy"]
-    # A missing or damaged metadata file shows as a missing attribute or key.
-    except (AttributeError, KeyError, TypeError, ValueError, OSError):
-        raise damaged_policy(state, "no description of a policy in it") from None
-
-
 @dataclass(frozen=True)
 class SavedPolicy:
     """A policy on disk, not read yet.
@@ -123,7 +109,9 @@ class SavedPolicy:
     def check(self) -> None:
         """UserError if its files can't be used, as far as that shows without a value read."""
         if self.step is not None:
-            return check_checkpoint(self.folder, self.step)
+            from bacr_jax.runs.checkpoint import check_policy
+
+            return check_policy(_state_folder(self.folder, self.step))
         from bacr_jax.model.hf.reading import check_folder
 
         return check_folder(self.folder)
