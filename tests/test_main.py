@@ -1,5 +1,6 @@
 """`bacr COMMAND ...` is `python -m bacr_jax.COMMAND ...`."""
 
+import signal
 import subprocess
 import sys
 
@@ -29,6 +30,16 @@ def test_an_unknown_command_is_one_line(capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("error: no command 'trian'; write train")
     assert captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_an_interrupt_while_a_command_is_imported_waits_and_is_one_line(monkeypatch, capsys):
+    def imported(name):
+        signal.raise_signal(signal.SIGINT)
+        return pytest.fail  # whose main does not exist, and isn't asked for
+
+    monkeypatch.setattr(__main__.importlib, "import_module", imported)
+    assert __main__.main(["plan"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 # Each costs a tenth of a second or more, and no help needs one.

@@ -5,6 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from bacr_jax.config.cli import entry_point, uninterrupted
+
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
     "data": ("bacr_jax.data", "show what a set of questions holds"),
@@ -20,7 +22,8 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
     """Hands the rest of the line to a command; exit code 2 for an unknown one."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -38,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = near[0] if near else f"one of {', '.join(COMMANDS)}"
         print(f"error: no command {name!r}; write {known}", file=sys.stderr)
         return 2
-    command = importlib.import_module(COMMANDS[name][0])
+    with uninterrupted():
+        command = importlib.import_module(COMMANDS[name][0])
     return int(command.main(rest) or 0)
 
 

@@ -5,7 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import BEST, Parser, checkpoint_step, entry_point, quieten_orbax
+from bacr_jax.config.cli import (
+    BEST,
+    Parser,
+    checkpoint_step,
+    entry_point,
+    quieten_orbax,
+    uninterrupted,
+)
 
 # Types that weights are stored in.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -64,11 +71,12 @@ def main(argv: Sequence[str] | None) -> None:
     quieten_orbax()
     arguments = parse(argv)
     # Imports JAX, which --help does not need.
-    from bacr_jax.export.from_run import export, trained_style
-    from bacr_jax.model.hf import hub
-    from bacr_jax.model.hf.hf_config import WORDS
-    from bacr_jax.prompts.told import budget_words
-    from bacr_jax.runs.open import read_config
+    with uninterrupted():
+        from bacr_jax.export.from_run import export, trained_style
+        from bacr_jax.model.hf import hub
+        from bacr_jax.model.hf.hf_config import WORDS
+        from bacr_jax.prompts.told import budget_words
+        from bacr_jax.runs.open import read_config
 
     if arguments.push is not None:
         hub.check_push(arguments.push)

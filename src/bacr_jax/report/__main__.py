@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.cli import Parser, entry_point, uninterrupted
 from bacr_jax.errors import UserError
 
 
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None) -> None:
     )
     arguments = parser.parse_args(argv)
     # Imports JAX, which --help does not need.
-    from bacr_jax.report.page import write_comparison, write_report
+    with uninterrupted():
+        from bacr_jax.report.page import write_comparison, write_report
 
     if len(arguments.run) > 1:
         print(write_comparison(arguments.run, arguments.label, arguments.out))
