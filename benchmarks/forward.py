@@ -74,7 +74,7 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
     from bacr_jax.model import qwen2
     from bacr_jax.model.compute import Compute
     from bacr_jax.model.hf import reading
-    from bacr_jax.model.logprobs import token_logprobs
+    from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens
 
     config, params = reading.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
@@ -86,7 +86,9 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)
         lm_head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
         # One chunk, as the other side has it: model.logprob_chunk trades memory for time.
-        return -token_logprobs(hidden, lm_head, targets, chunk=len(targets))[0].mean()
+        return -of_tokens(logprob_and_entropy, hidden, lm_head, targets, chunk=len(targets))[
+            0
+        ].mean()
 
     forward = jax.jit(lambda params: qwen2.logits(params, states(params)))
     gradient = jax.jit(jax.value_and_grad(loss))

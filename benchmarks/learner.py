@@ -114,8 +114,12 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: An
             axis=1,
         )
         states = hidden[:, at - 1].reshape(-1, hidden.shape[-1])
-        logp, _ = logprobs.token_logprobs(
-            states, qwen2.output_head(params), tokens[:, at].reshape(-1), chunk=states.shape[0]
+        logp, _ = logprobs.of_tokens(
+            logprobs.logprob_and_entropy,
+            states,
+            qwen2.output_head(params),
+            tokens[:, at].reshape(-1),
+            chunk=states.shape[0],
         )
         loss -= (advantages * logp.reshape(advantages.shape)).sum() / normalizers.tokens
         start = cut
@@ -194,7 +198,9 @@ def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: 
     )
 
     def temporaries(chunk: int) -> int:
-        total = lambda h, w, ids: logprobs.token_logprobs(h, w, ids, chunk=chunk)[0].sum()
+        total = lambda h, w, ids: logprobs.of_tokens(
+            logprobs.logprob_and_entropy, h, w, ids, chunk=chunk
+        )[0].sum()
         program = jax.jit(jax.grad(total, (0, 1))).lower(*arguments).compile()
         return program.memory_analysis().temp_size_in_bytes
 

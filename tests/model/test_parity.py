@@ -15,7 +15,7 @@ from bacr_jax.learner.optimizer import policy_optimizer
 from bacr_jax.model import qwen2
 from bacr_jax.model.hf import names, reading
 from bacr_jax.model.hf.archive import stored
-from bacr_jax.model.logprobs import token_logprobs
+from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens
 
 torch = pytest.importorskip(
     "torch", reason="live parity needs torch: pip install -e '.[parity]' (golden files do without)"
@@ -126,7 +126,9 @@ def gradient(params, config):
     def loss(params):
         hidden = qwen2.forward(params, jnp.asarray(TOKENS), config=config)[:, :-1]
         flat, targets = hidden.reshape(-1, hidden.shape[-1]), TOKENS[:, 1:].reshape(-1)
-        return -token_logprobs(flat, qwen2.output_head(params), jnp.asarray(targets))[0].mean()
+        return -of_tokens(
+            logprob_and_entropy, flat, qwen2.output_head(params), jnp.asarray(targets)
+        )[0].mean()
 
     return jax.grad(loss)(params)
 

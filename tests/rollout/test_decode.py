@@ -19,7 +19,7 @@ ALL = np.ones(VOCAB, bool)
 @jax.jit
 def draw_closing(keys, logits, active, matched, rules):
     draws = Draws(keys[0], rules, sampling_params(1.0))
-    return draw_tokens(keys, logits, active, matched, rules.think_close, draws)
+    return draw_tokens(keys, logits, active, matched, rules.think_close, draws, jnp.zeros(3, int))
 
 
 def draw(tokens, *, active=(True, True, True), matched=(0, 0, 0), rules=None, logits=None):

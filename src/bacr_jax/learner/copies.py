@@ -13,12 +13,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bacr_jax.learner.spec import LearnerSpec
-from bacr_jax.parallel import constrain, constrain_rows, shardings
+from bacr_jax.parallel import constrain, constrain_rows, row_shards, shardings
 
 
 def num_copies(spec: LearnerSpec) -> int:
     """Copies, each of which accumulates gradients of its own."""
-    return 1 if spec.mesh is None else int(spec.mesh.shape["data"])
+    return row_shards(spec.mesh, over=("data",))
 
 
 def split(rows: Any, spec: LearnerSpec) -> Any:

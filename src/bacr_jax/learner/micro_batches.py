@@ -79,12 +79,10 @@ class Part:
 
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
     """Indices m A + a of each row's branch tokens, one branch after the other, then -1."""
-    real = np.arange(longest) < lengths[:, :, None]
-    packed = np.full((len(lengths), positions), -1, np.int32)
-    for row, flags in enumerate(real.reshape(len(lengths), -1)):
-        found = np.flatnonzero(flags)
-        packed[row, : len(found)] = found
-    return packed
+    real = (np.arange(longest) < lengths[:, :, None]).reshape(len(lengths), -1)
+    real_first = np.argsort(~real, axis=1, kind="stable")[:, :positions]
+    is_real = np.arange(positions) < real.sum(1)[:, None]
+    return np.where(is_real, real_first, -1).astype(np.int32)
 
 
 def padded_rows(batch: Batch, part: Part) -> Batch:

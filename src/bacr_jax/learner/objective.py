@@ -89,21 +89,14 @@ def chunked_logprobs(
         cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
         copy = whole(constrain(cast, spec.mesh)["lm_head"])
     lm_head = whole(lm_head)
-    shards = 1 if spec.mesh is None else row_shards(spec.mesh, spec.row_axes)
-    width = min(max(spec.chunk * shards // b, 1), t)
+    width = min(max(spec.chunk * row_shards(spec.mesh, spec.row_axes) // b, 1), t)
 
     def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         states, ids = constrain_rows(inputs, spec.mesh, over=spec.row_axes)
-        scores = logprobs.token_logprobs(
-            states.reshape(b * width, -1),
-            lm_head,
-            ids.reshape(-1),
-            allowed_tokens=allowed_tokens,
-            temperature=spec.temperature,
-            chunk=b * width,
-            copy=copy,
-        )
-        return jax.tree.map(lambda x: x.reshape(b, width), scores)
+        rows = states.reshape(b * width, -1)
+        scores = logprobs.masked_logits(rows, lm_head, allowed_tokens, spec.temperature, copy)
+        found = logprobs.logprob_and_entropy(scores, ids.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(b, width), found)
 
     return logprobs.by_chunks(of_chunk, (states, targets), width, axis=1)
 
@@ -319,7 +312,8 @@ def head_features(
     kind = spec.value.input
     phi = phi_of(policy, value.phi_budgets(budgets, cuts, kind=kind).reshape(-1), spec)
     if phi is not None:
-        phi = value.shared_phi(phi).reshape(*cuts.shape, -1)
+        # One for each row: the mean over layers where each has its own.
+        phi = (phi if phi.ndim == 2 else phi.mean(0)).reshape(*cuts.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
     codes = jnp.maximum(budgets, 0), cuts

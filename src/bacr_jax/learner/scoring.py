@@ -38,13 +38,13 @@ def response_logprobs(
     Returns:
       Nats; 0 outside of the responses.
     """
-    of_tokens = lambda *given, **how: logprobs.token_logprobs(*given, **how)[0]
+    of_scores = lambda scores, ids: logprobs.logprob_and_entropy(scores, ids)[0]
     rows = tokens, prompt_lengths, lengths, budgets
-    return _scored(of_tokens, params, *rows, allowed_tokens, spec=spec)
+    return _scored(of_scores, params, *rows, allowed_tokens, spec=spec)
 
 
 def _scored(
-    of_tokens: Callable[..., Float[Array, "R"]],
+    of_scores: Callable[[Array, Array], Float[Array, "R"]],
     params: Params,
     tokens: Int[Array, "B T"],
     prompt_lengths: Int[Array, "B"],
@@ -67,7 +67,8 @@ def _scored(
     )
     rows, width = tokens.shape
     before = hidden[:, :-1].reshape(rows * (width - 1), -1)
-    found = of_tokens(
+    found = logprobs.of_tokens(
+        of_scores,
         before if spec.products is None else before.astype(spec.products),
         qwen2.output_head(params),
         tokens[:, 1:].reshape(-1),
@@ -79,7 +80,7 @@ def _scored(
     return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))
 
 
-_energies = jax.jit(functools.partial(_scored, logprobs.token_energies), static_argnames="spec")
+_energies = jax.jit(functools.partial(_scored, logprobs.score_energy), static_argnames="spec")
 
 
 def in_portions(

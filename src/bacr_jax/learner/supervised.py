@@ -61,8 +61,7 @@ def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Arr
 
 def _filled(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
     """Rows split over the mesh, filled up to a number that it divides with zeros (no target)."""
-    shards = 1 if mesh is None else row_shards(mesh)
-    pad = -rows[0].shape[0] % shards
+    pad = -rows[0].shape[0] % row_shards(mesh)
     return constrain_rows(tuple(jnp.pad(x, ((0, pad), (0, 0))) for x in rows), mesh)
 
 

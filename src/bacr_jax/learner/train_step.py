@@ -142,16 +142,14 @@ def apply_update(
     Without a token in the loss, which is counted too, the value head alone learns: Adam would move
     the policy by its moments.
     """
-    policy, value_head = copies.summed((grads.policy, grads.head), spec)
-    grads = Gradients(policy, value_head, grads.metrics)
-    norm = optax.global_norm(grads.policy)
-    head_norm = optax.global_norm(grads.head) if grads.head is not None else jnp.float32(0.0)
-    finite = jnp.isfinite(norm) & jnp.isfinite(head_norm)
+    of_policy, of_head = copies.summed((grads.policy, grads.head), spec)
+    norm = optax.global_norm(of_policy)
+    finite = jnp.isfinite(norm) & jnp.isfinite(optax.global_norm(of_head))
     moves = finite & update_policy & has_tokens
-    policy, policy_opt = _apply(policy_tx, grads.policy, state.policy_opt, state.policy, moves)
+    policy, policy_opt = _apply(policy_tx, of_policy, state.policy_opt, state.policy, moves)
     value_head, head_opt = state.head, state.head_opt
-    if value_head is not None and grads.head is not None:
-        value_head, head_opt = _apply(head_tx, grads.head, head_opt, value_head, finite)
+    if value_head is not None:
+        value_head, head_opt = _apply(head_tx, of_head, head_opt, value_head, finite)
     new = TrainState(
         policy=policy,
         head=value_head,

@@ -20,15 +20,14 @@ from bacr_jax.config import TrainConfig
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.micro_batches import Shapes, empty_micro_batches, micro_batches
 from bacr_jax.learner.objective import (
-    LearnerSpec,
     LossNormalizers,
     Metrics,
     Minibatch,
-    Params,
     TokenScores,
     loss_normalizers,
 )
 from bacr_jax.learner.padding_free import Allowance, filled, padding_free
+from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.learner.train_step import (
     Gradients,
     TrainState,
@@ -40,6 +39,7 @@ from bacr_jax.learner.train_step import (
 )
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
+from bacr_jax.types import Params
 
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
 
@@ -125,7 +125,7 @@ class Updates:
         variants: list[Params | None] = [policy] if self._num_scored() else []
         variants += [None] if self._num_scored() < self.config.minibatches else []
         with phase_memory("learner", **self._sizes(part)):
-            forms = [*itertools.product(self._empty_micro_batches(part), variants)]
+            forms = [*itertools.product(self._micro_batches(part, empty=True), variants)]
             for done, (micro, sampled_by) in enumerate(forms):
                 say(done, len(forms))
                 scored = self._scored(micro, sampled_by, reference)
@@ -181,7 +181,6 @@ class Updates:
         size = part.trunk.shape[0]
         micro = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, micro)
-
         how = {"micro_batches": micro, **self._optimizers()}
         return lambda state, update_policy: train_step(
             state, minibatch, self.allowed_tokens, frozen, update_policy=update_policy, **how
@@ -195,11 +194,7 @@ class Updates:
         frozen: Params | None,
     ) -> Step:
         normalizers = _normalizers(part, spec=self.spec)
-        allowance = self._allowance()
-        if allowance is None:
-            micro = micro_batches(part, self._shapes())
-        else:
-            micro = padding_free(part, allowance)
+        micro = self._micro_batches(part)
         parts = [self._scored(one, sampled_by, reference) for one in micro]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
@@ -209,24 +204,18 @@ class Updates:
 
         return step
 
-    def _allowance(self) -> Allowance | None:
-        """Of micro-batches without padding, if that is what they are."""
-        tokens, conditioning = self.config.micro_batch_tokens, self.spec.conditioning
-        if not self.config.padding_free or tokens is None:
-            return None
-        return Allowance(tokens, conditioning is None or conditioning.positions == "response")
-
-    def _empty_micro_batches(self, part: Batch) -> Iterable[Batch]:
-        """One of each shape."""
-        allowance = self._allowance()
-        if allowance is None:
-            return empty_micro_batches(part, self._shapes())
-        return [filled(part, np.zeros(0, int), allowance.rows(part), allowance)]
-
-    def _shapes(self) -> Shapes:
-        tokens, mesh = self.config.micro_batch_tokens, self.spec.mesh
-        assert tokens is not None
-        return Shapes(tokens, self.config.length_buckets, 1 if mesh is None else row_shards(mesh))
+    def _micro_batches(self, part: Batch, *, empty: bool = False) -> Iterable[Batch]:
+        """Micro-batches of so many tokens; `empty`: one without rows of each shape instead."""
+        config, conditioning = self.config, self.spec.conditioning
+        assert (tokens := config.micro_batch_tokens) is not None
+        if config.padding_free:
+            told = conditioning is not None and conditioning.positions != "response"
+            allowance = Allowance(tokens, shares_prompts=not told)
+            if empty:
+                return [filled(part, np.zeros(0, int), allowance.rows(part), allowance)]
+            return padding_free(part, allowance)
+        shapes = Shapes(tokens, config.length_buckets, row_shards(self.spec.mesh))
+        return empty_micro_batches(part, shapes) if empty else micro_batches(part, shapes)
 
     def _add_up(
         self,

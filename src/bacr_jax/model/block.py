@@ -127,15 +127,6 @@ def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Arr
     return out + matmul(matmul(y, down), up)
 
 
-def rotate_normed(
-    q: Array, k: Array, rotary: Rotary, q_norm: Array, k_norm: Array, eps: float
-) -> tuple[Array, Array]:
-    """Queries and keys that are normed head by head before they are rotated."""
-    # The norms' backward pass reads the products themselves: those are kept.
-    q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
-    return rotate(rms_norm(q, q_norm, eps), rotary), rotate(rms_norm(k, k_norm, eps), rotary)
-
-
 class Block(nn.Module):
     """A decoder layer: grouped-query attention and a gated MLP on normed residual streams."""
 
@@ -189,8 +180,10 @@ class Block(nn.Module):
             k = project(y, "k", c.num_kv_heads)
             v = project(y, "v", c.num_kv_heads)
         if c.qk_norm:
-            norms = weight("q_norm", _ONES, h), weight("k_norm", _ONES, h)
-            q, k = rotate_normed(q, k, rotary, *norms, c.rms_norm_eps)
+            # The norms' backward pass reads the products themselves: those are kept.
+            q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
+            q = rotate(rms_norm(q, weight("q_norm", _ONES, h), c.rms_norm_eps), rotary)
+            k = rotate(rms_norm(k, weight("k_norm", _ONES, h), c.rms_norm_eps), rotary)
         else:
             q = checkpoint_name(rotate(q, rotary), "query")
             k = checkpoint_name(rotate(k, rotary), "key")

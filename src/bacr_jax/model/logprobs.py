@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of given tokens, without ever forming [B, T, V]."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -50,18 +51,17 @@ def masked_logits(
     hidden: Float[Array, "R D"],
     lm_head: Float[Array, "V D"],
     allowed_tokens: Bool[Array, "V"] | None,
-    temperature: float = 1.0,
-    copy: Float[Array, "V D"] | None = None,
+    temperature: float,
+    copy: Float[Array, "V D"] | None,
 ) -> Float[Array, "R V"]:
     """Logits / temperature in fp32, ids that may never be sampled pushed to the bottom.
 
     In fp32 all products are fp32; in 16-bit types those of the backward pass are 16-bit too, with
-    fp32 sums. `copy` is `head_copy` of the head, if there is one already.
+    fp32 sums, and `copy` is `head_copy` of the head.
     """
-    if hidden.dtype == jnp.float32:
+    if copy is None:
         scores = products.times_transposed(hidden, lm_head.astype(hidden.dtype))
     else:
-        copy = head_copy(lm_head, hidden.dtype) if copy is None else copy
         scores = _rounded_product(hidden, copy, lm_head)
     scores = scores / temperature
     return scores if allowed_tokens is None else jnp.where(allowed_tokens, scores, _IMPOSSIBLE)
@@ -107,7 +107,18 @@ def _logprob_and_entropy_gradient(kept: Any, upstream: tuple[Array, Array]) -> t
 logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
 
 
-def token_logprobs(
+def score_energy(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
+    """Squared norm of each token's score in its logits: 1 - 2 p(id) + sum_v p(v)^2, fp32.
+
+    From 0, where the token was certain, to 2.
+    """
+    p = jax.nn.softmax(scores, axis=-1)
+    chosen = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
+    return 1.0 - 2.0 * chosen + jnp.square(p).sum(-1)
+
+
+def of_tokens(
+    of_scores: Callable[[Array, Array], Any],
     hidden: Float[Array, "R D"],
     lm_head: Float[Array, "V D"],
     targets: Int[Array, "R"],
@@ -115,25 +126,22 @@ def token_logprobs(
     allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
     chunk: int = 512,
-    copy: Float[Array, "V D"] | None = None,
-) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """Log p(target) and the entropy of p at each row, nats in fp32, computed chunk by chunk.
+) -> Any:
+    """What is made of each row's scores and target, computed chunk by chunk.
 
     Of several chunks, each is recomputed in the backward pass, so peak memory is of the order of
     chunk x V, whatever R is.
 
     Args:
+      of_scores: from scores [R, V] and ids [R], such as `logprob_and_entropy`.
       hidden: final states of the rows that predict a token.
-      copy: `head_copy` of the head in the states' type, if there is one already.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
-    if copy is None and hidden.dtype != jnp.float32:
-        copy = head_copy(lm_head, hidden.dtype)
+    copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
 
-    def of_chunk(inputs: Any) -> tuple[Array, Array]:
+    def of_chunk(inputs: Any) -> Any:
         states, ids = inputs
-        scores = masked_logits(states, lm_head, allowed_tokens, temperature, copy)
-        return logprob_and_entropy(scores, ids)
+        return of_scores(masked_logits(states, lm_head, allowed_tokens, temperature, copy), ids)
 
     return by_chunks(of_chunk, (hidden, targets), chunk)
 
@@ -153,27 +161,3 @@ def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int 
     found = jax.lax.map(recomputed, jax.tree.map(split, inputs))
     join = lambda x: jnp.moveaxis(x, 0, axis).reshape(*x.shape[1 : axis + 1], -1)[..., :length]
     return jax.tree.map(join, found)
-
-
-def token_energies(
-    hidden: Float[Array, "R D"],
-    lm_head: Float[Array, "V D"],
-    targets: Int[Array, "R"],
-    *,
-    allowed_tokens: Bool[Array, "V"] | None = None,
-    temperature: float = 1.0,
-    chunk: int = 512,
-) -> Float[Array, "R"]:
-    """Squared norm of each token's score in its logits: 1 - 2 p(target) + sum_v p(v)^2, fp32.
-
-    From 0, where the token was certain, to 2.
-    """
-    chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
-
-    def of_chunk(inputs: Any) -> Array:
-        states, ids = inputs
-        p = jax.nn.softmax(masked_logits(states, lm_head, allowed_tokens, temperature), axis=-1)
-        chosen = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
-        return 1.0 - 2.0 * chosen + jnp.square(p).sum(-1)
-
-    return by_chunks(of_chunk, (hidden, targets), chunk)

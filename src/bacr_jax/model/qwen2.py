@@ -16,13 +16,13 @@ A frozen base may be of another type and have low-rank adapters beside it (`adap
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import adapters, attention, budget
@@ -89,7 +89,7 @@ def _layer_inputs(params: Params, conditioned: Conditioned | None) -> Params:
 
 def run_layers(
     params: Params,
-    x: Float[Array, "B T D"],
+    tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
     attend: Callable[[Array, Array, Array], Array],
     *,
@@ -98,12 +98,14 @@ def run_layers(
     length: int | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """All layers and the final norm.
+    """Embedding, all layers and the final norm.
 
     Args:
       conditioned: the rows' budgets; None gives exactly the plain model.
       length: bound of positions that are known at run time only (`rotation`).
     """
+    x = params["embed"][tokens].astype(compute.dtype)
+    x = constrain_embedded(x, compute.mesh, over=compute.row_axes)
     rotary = rotation(positions, config, length=length)
     per_layer = _layer_inputs(params, conditioned)
 
@@ -133,11 +135,6 @@ def run_layers(
             x, _ = body(x, inputs)
     x = constrain_rows(x, compute.mesh, over=compute.row_axes)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)
-
-
-def embed_tokens(params: Params, tokens: Int[Array, "*B"], dtype: Any) -> Float[Array, "*B D"]:
-    """Rows of the embedding, in the compute type."""
-    return params["embed"][tokens].astype(dtype)
 
 
 def output_head(params: Params) -> Float[Array, "V D"]:
@@ -170,7 +167,7 @@ def forward(
     )
     return run_layers(
         params,
-        embed_tokens(params, tokens, compute.dtype),
+        tokens,
         jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
         attend,
         config=config,
@@ -203,10 +200,8 @@ class Tree(NamedTuple):
         return None if self.packing is None else self.packing // self.branches.shape[2]
 
 
-def _tree_rows(
-    tree: Tree, trunk_mask: Bool[Array, "B S"] | None
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Bool[Array, "B T"] | None]:
-    """Tokens, positions and mask of trunks and their branches as one row each, T = S + M A."""
+def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """Tokens and positions of trunks and their branches as one row each, T = S + M A."""
     trunk, branches, context, packing, _ = tree
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
     b, s = trunk.shape
@@ -218,11 +213,7 @@ def _tree_rows(
         branch_tokens, branch_positions = pick(branch_tokens), pick(branch_positions)
     tokens = jnp.concatenate([trunk, branch_tokens], axis=1)
     trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
-    positions = jnp.concatenate([trunk_positions, branch_positions], axis=1)
-    if trunk_mask is None:
-        return tokens, positions, None
-    branch_mask = jnp.ones(branch_tokens.shape, bool)
-    return tokens, positions, jnp.concatenate([trunk_mask, branch_mask], axis=1)
+    return tokens, jnp.concatenate([trunk_positions, branch_positions], axis=1)
 
 
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
@@ -231,13 +222,6 @@ def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Condition
     index = jax.nn.one_hot(real.row, real.slot.shape[0])[None]
     phi = jnp.expand_dims(conditioned.phi, -3)
     return dataclasses.replace(conditioned, phi=phi, mask=mask, index=index)
-
-
-def _attend_listed(
-    attend: Callable[..., Array], real: RealTokens, q: Array, k: Array, v: Array
-) -> Array:
-    """Attention of rows, whose queries, keys and values come as a list of tokens."""
-    return real.listed(attend(*map(real.spread, (q, k, v))))
 
 
 def tree_states(
@@ -256,10 +240,12 @@ def tree_states(
         list.
     """
     s, branches = tree.trunk.shape[1], tree.branches
-    tokens, positions, mask = _tree_rows(tree, None if conditioned is None else conditioned.mask)
-    if conditioned is not None:
+    tokens, positions = _tree_rows(tree)
+    if conditioned is not None and conditioned.mask is not None:
+        of_branches = ((0, 0), (0, tokens.shape[1] - s))
+        mask = jnp.pad(conditioned.mask, of_branches, constant_values=True)
         conditioned = dataclasses.replace(conditioned, mask=mask)
-    attend: Callable[..., Array] = functools.partial(
+    of_rows = functools.partial(
         attention.tree_attention,
         context=tree.context,
         trunk_length=s,
@@ -267,6 +253,7 @@ def tree_states(
         implementation=compute.implementation,
         lengths=tree.lengths,
     )
+    attend: Callable[..., Array] = of_rows
     if real is not None:
         tokens, positions = real.listed(tokens), real.listed(positions)
         conditioned = conditioned and _listed_conditioned(conditioned, real)
@@ -276,11 +263,10 @@ def tree_states(
             visible = real.visible(tree.context, s)[None]
             attend = functools.partial(attention.masked_attention, visible=visible)
         else:
-            attend = functools.partial(_attend_listed, attend, real)
-    embedded = embed_tokens(params, tokens, compute.dtype)
+            attend = lambda *listed: real.listed(of_rows(*map(real.spread, listed)))
     return run_layers(
         params,
-        constrain_embedded(embedded, compute.mesh, over=compute.row_axes),
+        tokens,
         positions,
         attend,
         config=config,

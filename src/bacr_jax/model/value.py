@@ -1,5 +1,6 @@
 """The value head V(q, b) (paper Eq. 11): what reward a question will bring under a budget."""
 
+import functools
 from typing import Literal
 
 import chex
@@ -79,11 +80,7 @@ def value_features(
         conditioning.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
-
-    def code(x: Int[Array, "B M"]) -> Float[Array, "B M F"]:
-        flat = sinusoids(x.reshape(-1), width=32, scale="log", b_max=b_max)
-        return flat.reshape(*x.shape, -1)
-
+    code = functools.partial(sinusoids, width=32, scale="log", b_max=b_max)
     parts = [jnp.broadcast_to(h_q[:, None], (*cuts.shape, h_q.shape[-1]))]
     parts += [] if phi is None else [phi]
     parts += [code(phi_budgets(budgets, cuts, kind=kind))]
@@ -113,8 +110,3 @@ def with_bias(params: Params, bias: Float[Array, ""]) -> Params:
 def num_features(hidden_size: int, *, conditioned: bool, kind: ValueInput) -> int:
     """Width of `value_features`."""
     return hidden_size * (1 + conditioned) + 32 * (1 + (kind == "trace_and_cut"))
-
-
-def shared_phi(phi: Float[Array, "B D"] | Float[Array, "L B D"]) -> Float[Array, "B D"]:
-    """One embedding per row for the head: the mean over layers where each has its own."""
-    return phi if phi.ndim == 2 else jnp.mean(phi, axis=0)

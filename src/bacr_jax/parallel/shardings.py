@@ -122,9 +122,9 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, _canonical(mesh, [ROW_AXES]))
 
 
-def row_shards(mesh: AnyMesh, over: Sequence[str] = ROW_AXES) -> int:
+def row_shards(mesh: AnyMesh | None, over: Sequence[str] = ROW_AXES) -> int:
     """Parts that rows are split into; their number must be a multiple of it."""
-    return math.prod(mesh.shape[axis] for axis in over)
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in over)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:
@@ -134,9 +134,6 @@ def replicated(mesh: AnyMesh) -> NamedSharding:
 
 def place(tree: Any, sharding: Any) -> Any:
     """Host arrays (equal in all processes) as global ones, by one sharding or a tree of them."""
-    if isinstance(sharding, NamedSharding):
-        one = sharding
-        sharding = jax.tree.map(lambda _: one, tree)
 
     def put(leaf: Any, where: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array):
@@ -149,7 +146,7 @@ def place(tree: Any, sharding: Any) -> Any:
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
         return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
-    return jax.tree.map(put, tree, sharding)
+    return jax.tree.map(put, tree, jax.tree.broadcast(sharding, tree))
 
 
 def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
@@ -170,7 +167,7 @@ def constrain_rows(
     if mesh is None or mesh.size == 1:
         return tree
     where = NamedSharding(mesh, _canonical(mesh, [*[None] * axis, tuple(over)]))
-    return jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: where, tree))
+    return jax.lax.with_sharding_constraint(tree, where)
 
 
 def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str]) -> jax.Array:

@@ -231,14 +231,14 @@ def branch_step(
     cut_keys = [
         row_keys(draws.key, state.ids, state.sampled[:, j], first_cut + 1 + j) for j in range(m)
     ]
-    sampling = draws.sampling.for_rows(jnp.repeat(state.ids.stream, m))
     drawn = draw_tokens(
         jnp.stack(cut_keys, axis=1).reshape(b * m),
         logits,
         ~state.ended & (at + 1 >= state.forced),
         state.matched,
         draws.rules.answer_close,
-        dataclasses.replace(draws, sampling=sampling),
+        draws,
+        jnp.repeat(state.ids.stream, m),
         spec.mesh,
     )
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)

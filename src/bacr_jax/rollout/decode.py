@@ -54,8 +54,6 @@ class Drawn:
 
 def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
     """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide."""
-    if mesh is None or mesh.size == 1:
-        return state
     split = lambda leaf: parallel.constrain_rows(leaf, mesh)
     phi = state.phi
     if phi is not None:
@@ -132,6 +130,7 @@ def draw_tokens(
     matched: Int[Array, "..."],
     closing: Automaton,
     draws: Draws,
+    streams: Int[Array, "R"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Drawn:
     """Draws a token for every row and follows its closing tag.
@@ -140,9 +139,9 @@ def draw_tokens(
       logits: scores of each row's next token, fp32.
       active: rows that are to get a token; R in all.
     """
-    rules = draws.rules
+    rules, sampling = draws.rules, draws.sampling.for_rows(streams)
     token, logprob = sample_tokens(
-        keys, logits, sampling=draws.sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
+        keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
     )
     token, logprob = token.reshape(active.shape), logprob.reshape(active.shape)
     broken = active & ~jnp.isfinite(logprob)

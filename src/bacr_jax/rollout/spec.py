@@ -115,7 +115,7 @@ class RolloutSpec(DecodeSpec):
     @property
     def row_shards(self) -> int:
         """Devices over which slots are spread; copies of the model, where several share one."""
-        return 1 if self.mesh is None else parallel.row_shards(self.mesh)
+        return parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:
         """Numbers of rows that are prefilled or answered at once, ascending."""

@@ -155,8 +155,7 @@ def insert_rows(
       sources: prefilled prompt of each row; by default there is one for each.
     """
     chex.assert_equal_shape([budgets, ids.row, slots])
-    put = lambda old, new: old.at[slots].set(new.astype(old.dtype), mode="drop")
-    fill = lambda old, value: old.at[slots].set(value, mode="drop")
+    put = lambda old, new: old.at[slots].set(jnp.asarray(new, old.dtype), mode="drop")
     widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
     put_layer = lambda old, new: kv_cache.put_rows(old, new, slots)
     if sources is not None:
@@ -171,14 +170,14 @@ def insert_rows(
         logits=put(state.logits, prefilled.logits),
         tokens=put(state.tokens, widen(prompts.tokens, state.tokens)),
         prompt_lengths=put(state.prompt_lengths, prompts.lengths),
-        sampled=fill(state.sampled, 0),
+        sampled=put(state.sampled, 0),
         budgets=put(state.budgets, budgets),
-        matched=fill(state.matched, 0),
-        tag_start=fill(state.tag_start, 0),
-        close=fill(state.close, CLOSED_BY_BUDGET),
+        matched=put(state.matched, 0),
+        tag_start=put(state.tag_start, 0),
+        close=put(state.close, CLOSED_BY_BUDGET),
         ended=put(state.ended, budgets <= 0),
-        broken=fill(state.broken, False),
-        logprobs=fill(state.logprobs, 0.0),
+        broken=put(state.broken, False),
+        logprobs=put(state.logprobs, 0.0),
         ids=jax.tree.map(put, state.ids, ids),
         phi=phi,
     )
@@ -247,14 +246,15 @@ def trunk_step(
     a grace window of g tokens the cut comes at the first line break from the b-th token on, and at
     b + g at the latest; a budget of 0 has no grace.
     """
-    rules, sampling = draws.rules, draws.sampling.for_rows(state.ids.stream)
+    rules = draws.rules
     drawn = draw_tokens(
         row_keys(draws.key, state.ids, state.sampled, 0),
         state.logits,
         ~state.ended,
         state.matched,
         rules.think_close,
-        dataclasses.replace(draws, sampling=sampling),
+        draws,
+        state.ids.stream,
         spec.mesh,
     )
     opens = rules.think_close.opens[state.matched, drawn.token]
