@@ -107,7 +107,9 @@ class World:
         """Shapes of a rollout of this policy."""
         from bacr_jax.rollout import RolloutSpec
 
-        return RolloutSpec(self.shape, None, dtype=self.dtype, products=self.products, **settings)
+        return RolloutSpec(
+            self.shape, None, dtype=self.dtype, product_dtype=self.products, **settings
+        )
 
     def engine(self, prompts, spec):
         """Slots for a rollout that is driven by hand."""
@@ -164,7 +166,9 @@ def cpu_world(arguments, folder):
         params = qwen2.init(jax.random.key(0), shape)
         save_policy(folder, params, config=shape)
     products = jnp.dtype(arguments.products) if arguments.products else None
-    decode = kv_cache.decode_params(params, dtype=jnp.float32, conditioned=False, products=products)
+    decode = kv_cache.decode_params(
+        params, dtype=jnp.float32, conditioned=False, product_dtype=products
+    )
     return World(shape, decode, jnp.float32, products)
 
 

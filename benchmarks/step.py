@@ -99,7 +99,7 @@ class Step:
         self.rollout = RolloutSpec(
             shape,
             None,
-            products=products,
+            product_dtype=products,
             max_thinking=self.new,
             answer_tokens=ANSWER,
             slots=self.rows,
@@ -114,7 +114,7 @@ class Step:
             b_max=self.new,
             scan=self.is_large,
             remat="full" if self.is_large else "none",
-            products=products,
+            product_dtype=products,
             chunk=2048,
         )
         settings = OptimizerConfig(learning_rate=1e-5, warmup_steps=0, schedule="constant")
@@ -134,7 +134,7 @@ class Step:
         )
         self.decode = jax.jit(
             lambda p: kv_cache.decode_params(
-                p, dtype=jnp.float32, conditioned=False, products=products
+                p, dtype=jnp.float32, conditioned=False, product_dtype=products
             )
         )
         self.steps = 0

@@ -78,13 +78,13 @@ def test_rows_without_branches_can_be_scored():
 @functools.cache
 def rolled(world=WORLD, products=None, told=None):
     """Rollouts of the policy itself; the second row's cuts lie at one token of thinking."""
-    types = {"dtype": jnp.float32, "products": products}
+    types = {"dtype": jnp.float32, "product_dtype": products}
     decode = kv_cache.decode_params(world.params, conditioned=True, **types)
     limits = np.array([12, 1, 7, 4])
     budgets = limits if told is None else np.array(told)
     cuts = np.ceil(limits[:, None] * np.arange(1, 3) / 2).astype(int)
     prompts = make_prompts([3, 5, 2, 4], 5)
-    spec = world.spec(4, products=products)
+    spec = world.spec(4, product_dtype=products)
     sampler = Sampler(spec, RULES, sampling_params(1.0), world.phi_of)
     rows = Rows(budgets, cuts, limits=limits)
     rollout = generate(decode, prompts, rows, jax.random.key(5), sampler)
@@ -123,7 +123,7 @@ def test_it_does_so_where_every_layer_has_its_own_phi():
 def test_sampler_and_learner_round_the_same_products():
     """To bfloat16, whose last place is 2^-8 of a number; the order of their sums differs."""
     rows = rolled(products=jnp.bfloat16)
-    rounded = dataclasses.replace(SPEC, products=jnp.bfloat16)
+    rounded = dataclasses.replace(SPEC, product_dtype=jnp.bfloat16)
     apart = {
         name: gaps_of(score_batch(WORLD.params, rows, RULES.allowed_tokens, spec=spec), rows)
         for name, spec in (("rounded", rounded), ("exact", SPEC))

@@ -11,7 +11,7 @@ from bacr_jax.model.sizes import Qwen2Config
 from rollout_world import init
 
 decode_params = jax.jit(
-    kv_cache.decode_params, static_argnames=("dtype", "conditioned", "products")
+    kv_cache.decode_params, static_argnames=("dtype", "conditioned", "product_dtype")
 )
 SHAPE = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
 
@@ -88,14 +88,14 @@ def test_decode_params_are_cast_and_cut_by_layer(tied):
 def test_matrices_alone_may_be_of_another_type():
     shape = Qwen2Config(13, 8, 16, 2, 2, 1, 4, tie_embeddings=True)
     params = init(jax.random.key(0), shape)
-    types = {"dtype": jnp.float32, "products": jnp.bfloat16}
+    types = {"dtype": jnp.float32, "product_dtype": jnp.bfloat16}
     decode = decode_params(params, conditioned=False, **types)
     found = {name: leaf.dtype for name, leaf in decode.layers[0].items()}
     assert {name for name, dtype in found.items() if dtype == jnp.bfloat16} == {
-        "qkv_turned",
-        "o_turned",
-        "gate_up_turned",
-        "down_turned",
+        "qkv_transposed",
+        "o_transposed",
+        "gate_up_transposed",
+        "down_transposed",
     }
     # Read row by row the embedding is as it was; as the output matrix it is rounded.
     assert (decode.embed.dtype, decode.head.dtype) == (jnp.float32, jnp.bfloat16)
@@ -137,7 +137,9 @@ def test_a_joined_layer_computes_what_its_parts_compute(shards, rounded):
     x = jnp.asarray(rng.standard_normal((2, 3, 8), np.float32))
     rotary = block.rotation(jnp.arange(6).reshape(2, 3), shape)
     seen = lambda q, k, v: (q + jnp.repeat(k - v, 2, axis=2), (q, k, v))
-    run = lambda layer: block.apply_block(layer, x, rotary, seen, config=shape, rounded=rounded)
+    run = lambda layer: block.apply_block(
+        layer, x, rotary, seen, config=shape, product_dtype=rounded
+    )
 
     def as_copied(layer):
         copy = kv_cache.join_products(layer, shards)
@@ -145,7 +147,7 @@ def test_a_joined_layer_computes_what_its_parts_compute(shards, rounded):
             return copy
         is_matrix = lambda name: name.endswith("_kernel")
         copy = {n: x.astype(rounded) if is_matrix(n) else x for n, x in copy.items()}
-        return kv_cache.turn_products(copy)
+        return kv_cache.transpose_products(copy)
 
     apart, joined = jax.jit(run)(layer), jax.jit(lambda layer: run(as_copied(layer)))(layer)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), apart, joined)

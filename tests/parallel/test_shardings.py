@@ -73,12 +73,12 @@ def decode_copy(**types):
     return specs(jax.eval_shape(make, PARAMS), rules=DECODE)
 
 
-def test_matrices_that_are_turned_are_split_over_the_same_columns():
-    found = decode_copy(dtype=jnp.float32, products=jnp.bfloat16)
-    assert found[".layers[3]['qkv_turned']"] == P("tensor")
-    assert found[".layers[3]['gate_up_turned']"] == P("tensor")
-    assert found[".layers[3]['o_turned']"] == P(None, "tensor")
-    assert found[".layers[3]['down_turned']"] == P(None, "tensor")
+def test_matrices_that_are_transposed_are_split_over_the_same_columns():
+    found = decode_copy(dtype=jnp.float32, product_dtype=jnp.bfloat16)
+    assert found[".layers[3]['qkv_transposed']"] == P("tensor")
+    assert found[".layers[3]['gate_up_transposed']"] == P("tensor")
+    assert found[".layers[3]['o_transposed']"] == P(None, "tensor")
+    assert found[".layers[3]['down_transposed']"] == P(None, "tensor")
 
 
 def test_the_decode_copy_is_split_over_tensor_only():

@@ -80,7 +80,7 @@ def chunked_logprobs(
     recomputed in the backward pass.
     """
     b, t, _ = states.shape
-    states = states if spec.products is None else states.astype(spec.products)
+    states = states if spec.product_dtype is None else states.astype(spec.product_dtype)
     # Cast and gathered once, not once per chunk; of the masters no value is read then.
     whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
     copy = None

@@ -69,7 +69,7 @@ def _scored(
     before = hidden[:, :-1].reshape(rows * (width - 1), -1)
     found = logprobs.of_tokens(
         of_scores,
-        before if spec.products is None else before.astype(spec.products),
+        before if spec.product_dtype is None else before.astype(spec.product_dtype),
         qwen2.output_head(params),
         tokens[:, 1:].reshape(-1),
         allowed_tokens=allowed_tokens,

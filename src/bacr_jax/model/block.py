@@ -71,9 +71,9 @@ def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"
 def matmul(
     x: Float[Array, "*B D"],
     weight: Float[Array, "D E"] | Float[Array, "E D"],
-    rounded: Any = None,
+    product_dtype: Any = None,
     *,
-    turned: bool = False,
+    transposed: bool = False,
 ) -> Float[Array, "*B E"]:
     """One product of [rows, D] with [D, E], whatever the leading axes of x.
 
@@ -81,16 +81,16 @@ def matmul(
     gradient and takes half as long again.
 
     Args:
-      rounded: type that both are rounded to (`Compute.products`); None: theirs.
-      turned: the matrix is [E, D] (`kv_cache.turn_products`), and rounded already.
+      product_dtype: type that both are rounded to (`Compute`); None: theirs.
+      transposed: the matrix is [E, D] (`kv_cache.transpose_products`), and rounded already.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if turned:
-        rows = products.times_transposed(rows.astype(rounded), weight)
-    elif rounded is None:
+    if transposed:
+        rows = products.times_transposed(rows.astype(product_dtype), weight)
+    elif product_dtype is None:
         rows = products.times(rows, weight)
     else:
-        rows = products.rounded_times(rows, weight, rounded)
+        rows = products.rounded_times(rows, weight, product_dtype)
     return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
@@ -100,13 +100,13 @@ def joined_products(
     """Several products of one input, whose matrices a decode copy has joined.
 
     Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`), or
-    [shards, columns, D] where they are turned; `widths` are those of each, all shards together.
+    [shards, columns, D] where they are transposed; `widths` are those of each, all shards together.
     """
     bias: Array | None = block.get_variable("params", f"{name}_bias")
-    turned: Array | None = block.get_variable("params", f"{name}_turned")
-    if turned is not None:
-        shards = turned.shape[0]
-        out = matmul(y, turned.reshape(-1, y.shape[-1]), block.products, turned=True)
+    transposed: Array | None = block.get_variable("params", f"{name}_transposed")
+    if transposed is not None:
+        shards = transposed.shape[0]
+        out = matmul(y, transposed.reshape(-1, y.shape[-1]), block.product_dtype, transposed=True)
     else:
         kernel: Array = block.get_variable("params", f"{name}_kernel")
         shards = kernel.shape[1]
@@ -132,7 +132,7 @@ class Block(nn.Module):
 
     config: Qwen2Config
     dtype: Any = jnp.float32
-    products: Any = None
+    product_dtype: Any = None
 
     @nn.compact
     def __call__(
@@ -156,12 +156,12 @@ class Block(nn.Module):
             return self.param(name, init, shape, jnp.float32).astype(self.dtype)
 
         def product(y: Array, name: str, width: int) -> Array:
-            turned: Array | None = self.get_variable("params", f"{name}_turned")
-            if turned is not None:
-                return matmul(y, turned, self.products, turned=True)
+            transposed: Array | None = self.get_variable("params", f"{name}_transposed")
+            if transposed is not None:
+                return matmul(y, transposed, self.product_dtype, transposed=True)
             kernel = self.param(f"{name}_kernel", _NORMAL, (y.shape[-1], width), jnp.float32)
-            kernel = kernel if self.products is not None else kernel.astype(self.dtype)
-            out = matmul(y, kernel, self.products)
+            kernel = kernel if self.product_dtype is not None else kernel.astype(self.dtype)
+            out = matmul(y, kernel, self.product_dtype)
             return add_low_rank(out, y, adapter, name)
 
         def project(y: Array, name: str, heads: int) -> Array:
@@ -170,7 +170,7 @@ class Block(nn.Module):
             return out.reshape(*y.shape[:-1], heads, h)
 
         joined = functools.partial(joined_products, self)
-        is_joined = any(self.has_variable("params", f"qkv_{x}") for x in ("kernel", "turned"))
+        is_joined = any(self.has_variable("params", f"qkv_{x}") for x in ("kernel", "transposed"))
         y = rms_norm(x, weight("attention_norm", _ONES, d), c.rms_norm_eps)
         if is_joined:
             widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
@@ -239,11 +239,11 @@ def apply_block(
     config: Qwen2Config,
     conditioned: budget.Conditioned | None = None,
     adapter: Params | None = None,
-    rounded: Any = None,
+    product_dtype: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """One layer with its budget gate; without `conditioned` no budget code is traced at all."""
     condition = None
     if conditioned is not None:
         condition = functools.partial(budget.add_gated, conditioned=conditioned)
-    block = Block(config, x.dtype, rounded)
+    block = Block(config, x.dtype, product_dtype)
     return block.apply({"params": layer}, x, rotary, attend, condition, adapter)

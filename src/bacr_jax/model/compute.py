@@ -17,8 +17,8 @@ class Compute:
     """Static settings of a forward pass and its gradient; none of them changes the model.
 
     Attributes:
-      products: 16-bit type that operands of weight matrices' products are rounded to, where all
-        else is fp32; None: `dtype`.
+      product_dtype: 16-bit type that operands of weight matrices' products are rounded to, where
+        all else is fp32; None: `dtype`.
       implementation: of a sequence's (or trunk's) causal attention.
       scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
       remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
@@ -29,7 +29,7 @@ class Compute:
     """
 
     dtype: Any = jnp.float32
-    products: Any = None
+    product_dtype: Any = None
     implementation: Implementation = "xla"
     scan: bool = True
     remat: Remat = "full"

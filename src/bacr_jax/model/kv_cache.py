@@ -78,18 +78,18 @@ def join_products(layer: Params, shards: int) -> Params:
     return {name: x for name, x in layer.items() if name not in apart} | joined
 
 
-def turn_products(layer: Params) -> Params:
+def transpose_products(layer: Params) -> Params:
     """A joined layer whose matrices are held [E, D], as x W^T takes them.
 
     XLA's CPU backend rearranges a 16-bit matrix for every product with it, and takes three quarters
-    of the time for one that is turned.
+    of the time for one that is transposed.
     """
-    turn = lambda name, x: (name.replace("_kernel", "_turned"), jnp.moveaxis(x, 0, -1))
-    return dict(turn(*one) if one[0].endswith("_kernel") else one for one in layer.items())
+    transpose = lambda name, x: (name.replace("_kernel", "_transposed"), jnp.moveaxis(x, 0, -1))
+    return dict(transpose(*one) if one[0].endswith("_kernel") else one for one in layer.items())
 
 
 def decode_params(
-    params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, products: Any = None
+    params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, product_dtype: Any = None
 ) -> DecodeParams:
     """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
 
@@ -97,12 +97,12 @@ def decode_params(
     product with the residual stream is taken in fp32.
 
     Args:
-      products: type of the matrices, if it is another one (`Compute.products`); the copy then
-        holds them turned.
+      product_dtype: type of the matrices, if it is another one (`Compute`); the copy then holds
+        them transposed.
     """
     layers, adapter = params["layers"], scaled(params)
     each = range(layers["o_kernel"].shape[0])
-    matrices = dtype if products is None else products
+    matrices = dtype if product_dtype is None else product_dtype
 
     def cast(tree: Any, to: Any = dtype) -> Any:
         return jax.tree.map(lambda x: x if x.dtype == to else x.astype(to), tree)
@@ -114,8 +114,8 @@ def decode_params(
     slice_of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
     merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
     made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
-    if products is not None:
-        made = tuple(map(turn_products, made))
+    if product_dtype is not None:
+        made = tuple(map(transpose_products, made))
     gates = tuple(params["budget"]["gate"][i] for i in each) if conditioned else None
     embed, tied = cast(params["embed"]), "lm_head" not in params
     output = params["embed" if tied else "lm_head"]

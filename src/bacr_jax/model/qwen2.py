@@ -121,7 +121,7 @@ def run_layers(
             config=config,
             conditioned=own,
             adapter=inputs.get("adapter"),
-            rounded=compute.products,
+            product_dtype=compute.product_dtype,
         )
         return x, None
 

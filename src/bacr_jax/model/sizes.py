@@ -39,7 +39,7 @@ class Qwen2Config:
       tie_embeddings: the output head is the embedding itself.
       max_positions: longest sequence the model was made for.
       qkv_bias: queries, keys and values have a bias.
-      qk_norm: each head of queries and keys is normed before it is turned.
+      qk_norm: each head of queries and keys is normed before it is rotated.
       rope_scaling: None: rotary frequencies as they are.
     """
 

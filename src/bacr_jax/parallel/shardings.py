@@ -53,11 +53,11 @@ AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     "qkv_kernel": ("layers", "embed", "heads", None),
     "qkv_bias": ("layers", "heads", None),
     "gate_up_kernel": ("layers", "embed", "mlp", None),
-    # The same turned (`kv_cache.turn_products`).
-    "qkv_turned": ("layers", "heads", None, "embed"),
-    "gate_up_turned": ("layers", "mlp", None, "embed"),
-    "o_turned": ("layers", "embed", "heads"),
-    "down_turned": ("layers", "embed", "mlp"),
+    # The same transposed (`kv_cache.transpose_products`).
+    "qkv_transposed": ("layers", "heads", None, "embed"),
+    "gate_up_transposed": ("layers", "mlp", None, "embed"),
+    "o_transposed": ("layers", "embed", "heads"),
+    "down_transposed": ("layers", "embed", "mlp"),
     # The budget module: small, but its moments are fp32 squares of the width.
     **dict.fromkeys(("w1", "w2"), ("layers", None, "embed")),
     **dict.fromkeys(("gate", "gates"), ("layers", None)),

@@ -99,7 +99,7 @@ def run_blocks(
             attend_layer,
             config=config,
             conditioned=layer["conditioned"],
-            rounded=spec.products,
+            product_dtype=spec.product_dtype,
         )
 
     cache = []

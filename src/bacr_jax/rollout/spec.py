@@ -26,7 +26,7 @@ class DecodeSpec:
 
     Attributes:
       conditioning: how phi joins the stream; None for the plain model.
-      products: type of the decode copy's matrices, if it is another one (`Compute.products`).
+      product_dtype: type of the decode copy's matrices, if it is another one (`Compute`).
       implementation: attention of the prefill.
       attention: of decoded tokens over trunks; "cudnn" reads each row's own keys
         (`cudnn_decoding`).
@@ -37,7 +37,7 @@ class DecodeSpec:
     config: Qwen2Config
     conditioning: ConditioningConfig | None = None
     dtype: Any = jnp.float32
-    products: Any = None
+    product_dtype: Any = None
     implementation: Implementation = "xla"
     attention: Implementation = "xla"
     mesh: parallel.AnyMesh | None = None

@@ -215,7 +215,7 @@ def feed_tokens(
         if spec.attention == "cudnn":
             return attend_rows(q, written, lengths, spec.mesh), written
         keys, values, transposed = written.k, written.v, written.transposed
-        if spec.products is not None:
+        if spec.product_dtype is not None:
             # 1.4 times as fast on two CPU cores. Its last bits differ, as those of the products do.
             out = attention.token_attention(q, keys, values, visible, transposed=transposed)
             return out, written

@@ -232,7 +232,7 @@ class Policy:
         `plain`: of the model without its budget module, if it has one.
         """
         conditioned = self.learner.conditioning is not None and not plain
-        types = {"dtype": self.learner.dtype, "products": self.learner.products}
+        types = {"dtype": self.learner.dtype, "product_dtype": self.learner.product_dtype}
         return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
@@ -243,12 +243,12 @@ class Policy:
         return lambda budgets: _phi_of(module, budgets, self.learner, self.rollout.mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), static_argnames=("dtype", "products"))
+@functools.partial(jax.jit, static_argnums=(1, 2), static_argnames=("dtype", "product_dtype"))
 def _decode_params(
-    params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, products: Any
+    params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, product_dtype: Any
 ) -> DecodeParams:
     shards = 1 if mesh is None else mesh.shape["tensor"]
-    types = {"dtype": dtype, "products": products}
+    types = {"dtype": dtype, "product_dtype": product_dtype}
     copy = kv_cache.decode_params(params, conditioned=conditioned, shards=shards, **types)
     return parallel.constrain(copy, mesh, rules=parallel.DECODE)
 
@@ -295,7 +295,7 @@ def make_policy(
         b_max=config.budget.max,
         temperature=config.rollout.temperature,
         dtype=jnp.dtype(config.model.compute_dtype),
-        products=rounded if rounded is None else jnp.dtype(rounded),
+        product_dtype=rounded if rounded is None else jnp.dtype(rounded),
         implementation=attention(config.model.attention),
         scan=config.model.scan_layers,
         remat=config.model.remat,
@@ -313,7 +313,7 @@ def make_policy(
         windows=config.rollout.windows,
         refill=config.rollout.refill,
         dtype=learner.dtype,
-        products=learner.products,
+        product_dtype=learner.product_dtype,
         implementation=learner.implementation,
         attention=attention(config.rollout.attention),
         answers=method.answers,
