@@ -22,8 +22,7 @@ class TokenScores:
     """The policy's view of the sampled tokens.
 
     Attributes:
-      thinking_entropy: entropy at each thinking token, nats.
-      answers_entropy: entropy at each answer token, nats.
+      thinking_entropy, answers_entropy: at each token, nats.
       question: pooled question states h_q, fp32.
     """
 

@@ -17,7 +17,11 @@ from bacr_jax.types import Params, Trunks
 _ROWS = 8
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+def _logprob(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
+    return logprobs.logprob_and_entropy(scores, ids)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "of_scores"))
 def response_logprobs(
     params: Params,
     tokens: Int[Array, "B T"],
@@ -27,6 +31,7 @@ def response_logprobs(
     allowed_tokens: Bool[Array, "V"],
     *,
     spec: LearnerSpec,
+    of_scores: Callable[[Array, Array], Float[Array, "R"]] = _logprob,
 ) -> Float[Array, "B T"]:
     """Log pi(token t | tokens before it, budget) under the distribution that is sampled from.
 
@@ -34,27 +39,11 @@ def response_logprobs(
       tokens: prompt and response of each row, padded on the right.
       budgets: that the policy is told; a negative number: none.
       allowed_tokens: ids that can be drawn; all others have probability 0 (about -1e30).
+      of_scores: another number of each token (`logprobs.of_tokens`).
 
     Returns:
       Nats; 0 outside of the responses.
     """
-    of_scores = lambda scores, ids: logprobs.logprob_and_entropy(scores, ids)[0]
-    rows = tokens, prompt_lengths, lengths, budgets
-    return _scored(of_scores, params, *rows, allowed_tokens, spec=spec)
-
-
-def _scored(
-    of_scores: Callable[[Array, Array], Float[Array, "R"]],
-    params: Params,
-    tokens: Int[Array, "B T"],
-    prompt_lengths: Int[Array, "B"],
-    lengths: Int[Array, "B"],
-    budgets: Int[Array, "B"],
-    allowed_tokens: Bool[Array, "V"],
-    *,
-    spec: LearnerSpec,
-) -> Float[Array, "B T"]:
-    """A number for every token of the responses, from the state before it; 0 outside of them."""
     at = jnp.arange(tokens.shape[1])
     response = at >= prompt_lengths[:, None]
     hidden = qwen2.forward(
@@ -80,9 +69,6 @@ def _scored(
     return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))
 
 
-_energies = jax.jit(functools.partial(_scored, logprobs.score_energy), static_argnames="spec")
-
-
 def in_portions(
     of_rows: Callable[[np.ndarray], Array], rows: Int[np.ndarray, "n"], size: int
 ) -> Float[np.ndarray, "n ..."]:
@@ -106,7 +92,8 @@ def thinking_energies(
 
     def of_rows(index: np.ndarray) -> Array:
         given = (jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets))
-        return _energies(params, *given, allowed_tokens, spec=spec)
+        energy = logprobs.score_energy
+        return response_logprobs(params, *given, allowed_tokens, spec=spec, of_scores=energy)
 
     energies = in_portions(of_rows, np.arange(len(tokens)), min(_ROWS, len(tokens)))
     place = np.arange(trunks.logprobs.shape[1])

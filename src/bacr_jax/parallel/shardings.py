@@ -97,9 +97,8 @@ def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> Par
 
 def _name(path: tuple[Any, ...]) -> str:
     """The last name on the way to a leaf: `q_kernel` of params.layers[3]["q_kernel"]."""
-    names = [getattr(part, "key", getattr(part, "name", None)) for part in path]
-    texts = [name for name in names if isinstance(name, str)]
-    return texts[-1] if texts else ""
+    names = (getattr(part, "key", getattr(part, "name", None)) for part in reversed(path))
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:

@@ -32,8 +32,7 @@ class Rollout:
     """Result of `generate`, on the host, in the order of the prompts.
 
     Attributes:
-      trunks: sampled thinking.
-      branches: sampled answers, one per cut; branch m A + a is the a-th of A answers at cut m.
+      branches: answers, one per cut; branch m A + a is the a-th of A answers at cut m.
       counters: what it took:
         row_steps: decoding steps of slots and answer lanes; tokens: sampled tokens (thinking and
         distinct answers), one a step; wasted_share: 1 - tokens / row_steps; occupancy: steps of

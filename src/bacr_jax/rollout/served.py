@@ -93,7 +93,11 @@ class Asking:
         told = extras(asked.budget, len(asked.prompt))
         await thinking.finish(lambda call: complete(call, asked.sampling, 0, told))
         kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
-        ends = [min(cut, kept) for cut in self._cuts(asked, kept) for _ in range(self.answers)]
+        cuts = asked.cuts
+        if self.own_cuts:
+            given = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
+            cuts = cuts_of_trace(*given)[0].tolist()
+        ends = [min(cut, kept) for cut in cuts for _ in range(self.answers)]
         source = [ends.index(end) if self.answers == 1 else at for at, end in enumerate(ends)]
         made = dict[int, Answering]()
         for at in sorted(set(source)):
@@ -101,12 +105,6 @@ class Asking:
             made[at] = thinking.answering() if whole else thinking.answering_at(ends[at])
             await made[at].finish(lambda call: complete(call, asked.sampling, len(made), told))
         return AnsweredRow(thinking, kept, [made[at] for at in source], source)
-
-    def _cuts(self, asked: AskedRow, kept: int) -> Sequence[int]:
-        if not self.own_cuts:
-            return asked.cuts
-        cuts, ends, limits = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
-        return cuts_of_trace(cuts, ends, limits)[0].tolist()
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:

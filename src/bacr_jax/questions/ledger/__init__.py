@@ -36,8 +36,6 @@ from bacr_jax.questions.ledger.styles import (
 from bacr_jax.questions.ledger.supervised import (
     PRACTICE as PRACTICE,
     WARMUP as WARMUP,
-    Stage as Stage,
-    Variant as Variant,
     short_traces as short_traces,
     warmup_batch as warmup_batch,
 )
