@@ -266,7 +266,7 @@ class TestSteepWeights:
     @pytest.mark.parametrize(
         ("override", "says"),
         [
-            ("cuts.weights=final_heavy", "at most 0.167"),
+            ("cuts.weights=final_heavy", "at most 0.166,"),
             ("cuts.weights=own_budget", "reward.coefficient"),
             ("cuts.weights=[.1, .1, .1, .7]", r"\.12, \.12, \.16, \.6"),
         ],
@@ -278,7 +278,7 @@ class TestSteepWeights:
     @pytest.mark.parametrize(
         "overrides",
         [
-            ["cuts.weights=final_heavy", "reward.coefficient=0.16"],
+            ["cuts.weights=final_heavy", "reward.coefficient=0.166"],
             ["cuts.weights=final_heavy", "reward.dense=false"],
             ["cuts.weights=own_budget", "cuts.count=1"],
         ],

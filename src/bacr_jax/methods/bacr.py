@@ -162,12 +162,13 @@ def _steep_weights(config: Config) -> Iterator[str]:
         return
     u = rewards.outcome_coefficients(weights, coefficient=reward.coefficient)
     for j in np.flatnonzero(u < -1e-6)[:1]:
-        most = weights[j] / (weights[j + 1] - weights[j])
+        # Rounded down: what is to be written must be taken.
+        most = math.floor(1e3 * weights[j] / (weights[j + 1] - weights[j])) / 1e3
         yield (
             f"cuts.weights={written(cuts.weights)}: with reward.coefficient="
             f"{written(reward.coefficient)} a right answer at cut {j + 1} would be punished, "
             f"since losing it pays for progress at cut {j + 2}; write reward.coefficient of at "
-            f"most {most:.3g}, reward.dense=false, or flatter weights such as "
+            f"most {most:g}, reward.dense=false, or flatter weights such as "
             "[.12, .12, .16, .6]"
         )
 
