@@ -30,9 +30,9 @@ _AXIS_NAMES = {"step": "steps", "tokens": "generated tokens"}
 # What is drawn: key, its axis, and what a number of it is multiplied by.
 _CURVES = (("reward", "mean reward", 1.0), ("accuracy", "held-out accuracy (%)", 100.0))
 _SCHEDULE = (
-    ("mean_budget", "mean sampled budget", "tokens", 1.0),
+    ("mean_budget", "median sampled budget", "tokens", 1.0),
     ("weight", "share of sampled questions", "%", 100.0),
-    ("mu", "scheduled mean budget", "tokens", 1.0),
+    ("mu", "scheduled location of budgets", "tokens", 1.0),
     ("pass_rate", "pass rate", "%", 100.0),
 )
 _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")

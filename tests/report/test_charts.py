@@ -15,4 +15,4 @@ def test_ticks_are_round():
     assert doublings(20.5, 21.5) == [20.5]
     assert number(1234.0) == "1,234" and number(0.25) == "0.25" and number(3e-9) == "3e-09"
     assert [shade(i, 3) for i in range(3)] == [0.0, 0.5, 1.0] and shade(0, 1) == 0.0
-    assert number(1.5e6) == "1.5M"
+    assert number(1.5e6) == "1.5M" and number(999.6) == "1,000"

@@ -107,7 +107,7 @@ def test_everything_that_was_measured_has_a_chart(whole):
     ):
         assert {f"{title}, {mode}" for mode in ("greedy", "sampled")} <= set(titles)
     assert {"Reward", "Sampler and learner", "Value calibration", "Pace"} <= set(titles)
-    assert {"Time of a step by phase", "Scheduled mean budget"} <= set(titles)
+    assert {"Time of a step by phase", "Scheduled location of budgets"} <= set(titles)
     assert "Sampled budgets, difficulty group 2" in titles
 
 

@@ -76,9 +76,9 @@ class TestPlainLines:
     def test_numbers_follow_their_names(self, clock):
         world = World(clock)
         with world.progress.phase("training", 2) as phase:
-            phase.update(1, reward=0.51234, by_cut="0.10/0.90", tokens_per_s=12345.6, kl=-0.5)
+            phase.update(1, reward=0.51234, by_cut="0.10/0.90", tokens_per_s=999.6, kl=-0.5)
         assert world.lines == [
-            "training  1/2  0s  reward 0.512  by cut 0.10/0.90  tokens/s 12,346  kl -0.5"
+            "training  1/2  0s  reward 0.512  by cut 0.10/0.90  tokens/s 1,000  kl -0.5"
         ]
 
     def test_the_pace_leaves_out_the_first_step_which_compiles(self, clock):

@@ -79,11 +79,9 @@ class CurriculumConfig:
     alpha: float = key(0.6, "how much a high pass rate shortens the budget (Eq. 5)", "[0, 1]")
     beta: float = key(0.3, "how much a low pass rate lengthens it (Eq. 5)", "[0, 1]")
     mu0: float | tuple[float, ...] = key(
-        1500.0, "initial mean budget, one or one per group", "(0, inf)"
+        1500.0, "initial location of budgets mu(0), one or one per group", "(0, inf)"
     )
-    sigma: float = key(
-        512.0, "standard deviation of the budget distribution, in tokens", "(0, inf)"
-    )
+    sigma: float = key(512.0, "scale of the truncated normal of budgets, in tokens", "(0, inf)")
     clip_mu: bool = key(True, "keep mu inside [budget.min, budget.max]")
     pass_rate: Literal["ema", "epoch"] = key(
         "ema", "running estimate, or each period's plain rate (paper)"

@@ -50,7 +50,7 @@ def length_reward(
         linear:  correct: 1 - x if x < 1; 0 up to 1.1; then max(floor, -(x - 1.1))
                  wrong: 0 up to 1.1; then max(-1, -(x - 1.1))
 
-    0 where there is no history. The floor keeps a long right answer above every wrong one.
+    0 where there is no history. At weight 1 the floor keeps long right answers above wrong ones.
 
     Args:
       history: shortest correct length per question in tokens, broadcast against the rollouts.

@@ -151,7 +151,7 @@ def number(value: float) -> str:
         return f"{value:g}"
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g}M"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

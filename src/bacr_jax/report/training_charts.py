@@ -112,7 +112,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
             _STEP,
             Axis("nats a token", low=0.0),
         ),
-        Chart("Scheduled mean budget", groups("curriculum/mu_"), _STEP, tokens, note=drawn),
+        Chart("Scheduled location of budgets", groups("curriculum/mu_"), _STEP, tokens, note=drawn),
         Chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
     ]
 

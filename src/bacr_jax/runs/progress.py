@@ -32,7 +32,7 @@ def _number(value: Any) -> str:
     if isinstance(value, str):
         return value
     # Small numbers are rates and losses, large ones counts.
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 class Phase:
