@@ -51,11 +51,11 @@ def state_of(folder, step):
     return reader.restore(path, restore_args=arguments)
 
 
-def assert_same_run(one, other, step):
+def assert_same_run(one, other, step, *, also=("best.json",)):
     """Parameters, optimizer, curriculum, method state, metrics, evaluations, rollouts."""
     assert without_timings(one / "metrics.jsonl") == without_timings(other / "metrics.jsonl")
     jax.tree.map(np.testing.assert_array_equal, state_of(one, step), state_of(other, step))
     files = lambda folder: sorted(path.name for path in (folder / "rollouts").iterdir())
     assert files(one) == files(other)
-    for name in ("eval.jsonl", "best.json", *(f"rollouts/{name}" for name in files(one))):
+    for name in ("eval.jsonl", *also, *(f"rollouts/{name}" for name in files(one))):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
