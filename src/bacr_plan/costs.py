@@ -8,6 +8,7 @@ Memory is in `memory`, seconds are in `seconds`.
 
 import math
 
+from bacr_jax.model import value
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_plan.schedule import Chunk, Iteration, Padded
@@ -44,10 +45,11 @@ def trained_parameters(work: Workload) -> int:
 
 
 def head_parameters(work: Workload) -> int:
-    """Numbers of the value head: [h_q, phi, two codes of 32] to one hidden layer to one value."""
+    """Numbers of the value head: what it reads to one hidden layer to one value."""
     if not work.value_hidden:
         return 0
-    features = work.model.hidden_size * (1 + work.conditioned) + 64
+    width, kind = work.model.hidden_size, work.config.value.input
+    features = value.num_features(width, conditioned=work.conditioned, kind=kind)
     return work.value_hidden * (features + 2) + 1
 
 

@@ -45,13 +45,14 @@ def test_the_budget_modules_count_is_that_of_its_arrays():
     assert arrays == shape.num_parameters + 2 * 256 + 48
 
 
-def test_the_value_heads_count_is_that_of_its_arrays():
+@pytest.mark.parametrize("kind", ["cut", "trace_and_cut"])
+def test_the_value_heads_count_is_that_of_its_arrays(kind):
     from bacr_jax.model import value
 
-    features = value.num_features(3584, conditioned=True, kind="trace_and_cut")
+    features = value.num_features(3584, conditioned=True, kind=kind)
     make = lambda: value.init(jax.random.key(0), num_features=features, hidden_size=1024)
     arrays = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(make)))
-    assert costs.head_parameters(workload()) == arrays
+    assert costs.head_parameters(workload(f"value.input={kind}")) == arrays
     assert costs.head_parameters(workload(value_hidden=0)) == 0
 
 

@@ -67,7 +67,7 @@ def test_it_says_by_how_much_a_run_does_not_fit_and_what_would():
     plan = planned(gib=40, layout=mesh(fsdp=4))
     answers, text = as_object(plan), as_text(plan)
     assert not plan.fits and plan.suggestion is None
-    assert f"{answers['peak_gib'] - answers['limit_gib']:.1f} GiB too much" in text
+    assert f"{(plan.peak - plan.limit) / GIB:.1f} GiB too much" in text
     assert answers["more_devices"]["devices"] == 8
     assert answers["more_devices"]["overrides"] in text
 
