@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from bacr_jax.config import Config, derived
 from bacr_jax.config.derived import param_dtype
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.samples import dense_settings, eval_settings
 from bacr_jax.learner.micro_batches import Shapes
 from bacr_jax.learner.updates import num_scored
 from bacr_jax.methods import load_method
@@ -25,6 +26,7 @@ from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
+from bacr_jax.types import NO_BUDGET
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 
 # Problems of the public test sets; others are not read, and taken to have 500.
@@ -163,17 +165,14 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
 
 def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces."""
-    asked, cells = config.eval, []
-    limits = [*asked.budgets, *([derived.cap(config)] if asked.no_budget else [])]
+    asked, calls = config.eval, []
+    limit = lambda budget: derived.cap(config) if budget == NO_BUDGET else budget
     for spec in config.data.eval:
         there = _PROBLEMS.get(spec.partition(":")[0], 500)
         problems = min(asked.size or there, there)
-        greedy = [(problems, limit) for limit in limits]
-        samples = derived.samples_of(asked, spec)
-        sampled = [(problems * samples, limit) for limit in limits if samples]
-        cells += [(*greedy, *sampled)] if limits else []
-        cells += [((problems, max(limits)),)] if asked.dense and limits else []
-    return tuple(cells)
+        for call in ([[one] for one in eval_settings(asked, spec)], dense_settings(asked, spec)):
+            calls.append(tuple((problems * one.samples, limit(one.budget)) for one, *_ in call))
+    return tuple(filter(None, calls))
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:

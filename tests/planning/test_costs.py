@@ -230,6 +230,9 @@ def test_an_evaluation_is_the_sum_of_its_calls():
     # Four sets, each at four budgets, greedily and sampled four times.
     of_set = tuple((n, b) for n in (16, 64) for b in (512, 1024, 2048, 4096))
     assert work.evaluated == (of_set,) * 4
+    # And the traces of a dense curve, greedy ones and sampled ones.
+    dense = workload("eval.size=16", "rollout.slots=16", "eval.dense=512")
+    assert dense.evaluated == (of_set, ((16, 4096), (64, 4096))) * 4
     # So many answers of each set: AIME has 30 problems, here 16, and GSM8K is asked greedily.
     each = "{math500: 4, gsm8k: 0, aime24: 8, minerva_math: 4}"
     own = workload("eval.size=16", "rollout.slots=16", f"eval.samples={each}")
