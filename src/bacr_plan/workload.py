@@ -164,13 +164,19 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
 
 
 def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces."""
+    """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces.
+
+    Held-out questions that select are a set too, all asked, and greedily.
+    """
     asked, calls = config.eval, []
     limit = lambda budget: derived.cap(config) if budget == NO_BUDGET else budget
-    for spec in config.data.eval:
-        there = _PROBLEMS.get(spec.partition(":")[0], 500)
-        problems = min(asked.size or there, there)
-        for call in ([[one] for one in eval_settings(asked, spec)], dense_settings(asked, spec)):
+    there = [(spec, asked, _PROBLEMS.get(spec.partition(":")[0], 500)) for spec in config.data.eval]
+    if derived.selection_set(config) == derived.HOLDOUT:
+        own = dataclasses.replace(asked, size=None, samples=0)
+        there.append((derived.HOLDOUT, own, asked.holdout))
+    for spec, how, problems in there:
+        problems = min(how.size or problems, problems)
+        for call in ([[one] for one in eval_settings(how, spec)], dense_settings(how, spec)):
             calls.append(tuple((problems * one.samples, limit(one.budget)) for one, *_ in call))
     return tuple(filter(None, calls))
 

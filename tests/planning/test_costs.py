@@ -227,19 +227,23 @@ def test_an_evaluation_is_the_sum_of_its_calls():
     # Slots that one part leaves empty are filled from the next.
     odd = (24, 512)
     assert price((odd, (8, 512))) < 0.8 * price((odd,), ((8, 512),))
-    # Four sets, each at four budgets, greedily and sampled four times.
+    # Four sets at four budgets, greedily and sampled four times; held-out questions, greedily.
     of_set = tuple((n, b) for n in (16, 64) for b in (512, 1024, 2048, 4096))
-    assert work.evaluated == (of_set,) * 4
+    held_out = tuple((256, b) for b in (512, 1024, 2048, 4096))
+    assert work.evaluated == ((of_set,) * 4 + (held_out,))
     # And the traces of a dense curve, greedy ones and sampled ones.
     dense = workload("eval.size=16", "rollout.slots=16", "eval.dense=512")
-    assert dense.evaluated == (of_set, ((16, 4096), (64, 4096))) * 4
+    curve = (of_set, ((16, 4096), (64, 4096))) * 4
+    assert dense.evaluated == (*curve, held_out, ((256, 4096),))
+    # Without evaluations on the way held-out questions choose nothing.
+    assert workload("eval.size=16", "eval.every=null").evaluated == (of_set,) * 4
     # So many answers of each set: AIME has 30 problems, here 16, and GSM8K is asked greedily.
     each = "{math500: 4, gsm8k: 0, aime24: 8, minerva_math: 4}"
     own = workload("eval.size=16", "rollout.slots=16", f"eval.samples={each}")
     of = lambda samples: tuple((16 * n, b) for n in (1, *samples) for b in (512, 1024, 2048, 4096))
     expected = {"math500": of([4]), "gsm8k": of([]), "aime24": of([8]), "minerva_math": of([4])}
     sets = [spec.partition(":")[0] for spec in own.config.data.eval]
-    assert own.evaluated == tuple(expected[name] for name in sets)
+    assert own.evaluated == (*(expected[name] for name in sets), held_out)
     of_own = seconds.evaluation_seconds(own, mesh(), DEVICES["a100-80"])
     assert of_own == pytest.approx(price(*own.evaluated)) != price(*work.evaluated)
 

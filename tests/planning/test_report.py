@@ -98,7 +98,7 @@ def test_an_evaluation_that_alone_does_not_fit_gets_slots_of_its_own():
     assert plan.suggestion.work.slots == 512 and 0 < plan.suggestion.work.eval_slots < 512
     again = plan.suggestion.overrides().split()
     assert planned(*again, gib=gib, layout=plan.suggestion.layout).fits
-    assert "evaluation" not in planned("data.eval=[]").phases
+    assert "evaluation" not in planned("data.eval=[]", "eval.every=null").phases
 
 
 def test_a_card_too_small_is_told_what_to_change_in_order():
