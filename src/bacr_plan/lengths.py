@@ -7,12 +7,14 @@ memory does). Rows are drawn once, with a fixed seed, so that equal settings giv
 import dataclasses
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
 from bacr_jax.config import Config, derived
 from bacr_jax.config.values import written
-from bacr_jax.curriculum.truncnorm import truncnorm_ppf
+from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
@@ -91,10 +93,14 @@ def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
 
 
 def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
-    """Budgets of the prior, all used up; a curriculum's groups come up equally often."""
-    budget, curriculum = config.budget, config.curriculum
-    if budget.prior == "fixed" or not load_method(config).follows_prior:
+    """Budgets of the prior, or the method's own; all used up, groups come up equally often."""
+    budget, curriculum, method = config.budget, config.curriculum, load_method(config)
+    if not method.held:
         return np.full(rows, budget.max)
+    if budget.prior == "fixed" or not method.follows_prior:
+        state = init_curriculum(config.data.num_groups, mu0=curriculum.mu0)
+        groups = jnp.arange(config.rollout.questions) % config.data.num_groups
+        return np.asarray(method.sample_budgets(jax.random.key(0), state, groups)).reshape(-1)
     if budget.prior == "uniform":
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":

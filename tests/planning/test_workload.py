@@ -106,6 +106,7 @@ def test_slots_for_every_device_are_asked_for():
         (("budget.prior=uniform",), (256 + 4096) / 2),
         (("budget.prior=choices", "budget.choices=[512,1024]"), 768),
         (("method=grpo",), 4096),
+        (("method=elastic",), 1024),
         (("curriculum.mu0=[500,1000,2000,4000]",), 1875),
     ],
 )
