@@ -265,8 +265,7 @@ def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> N
         return
     trainer.save(state, step)
     trainer.checkpoints.wait()
-    if trainer.poll is not None:
-        trainer.poll()
+    trainer.poll()
     trainer.tell_phase("export", step)
     refused = ""
     if trainer.writes:

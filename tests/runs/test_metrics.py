@@ -14,7 +14,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import open_run
-from bacr_jax.runs.metrics import MetricsWriter, Rows, as_json, without_timings
+from bacr_jax.runs.metrics import MetricsWriter, as_json, without_timings
 
 QUIET = config_io.override(Config(), ["output.tensorboard=false"])
 
@@ -35,7 +35,7 @@ def shown(tmp_path):
     return {
         "numbers": {"eval/ledger/greedy/8": 0.25},
         "pictures": {"training": picture},
-        "traces": Rows(["step", "text"], [[2, "a | b\nc"]]),
+        "traces": [{"step": 2, "text": "a | b\nc"}],
     }
 
 
@@ -89,7 +89,8 @@ class TestMetricsWriter:
 
         writer = MetricsWriter(folder, Config())
         writer.write(2, {"a/b": 0.5})
-        writer.show(2, **shown)
+        for kind, found in shown.items():
+            writer.show(2, kind, found)
         writer.close()
         (path,) = folder.tensorboard.iterdir()
         events = [Event.FromString(payload) for payload in records(path.read_bytes())]
@@ -105,7 +106,8 @@ class TestMetricsWriter:
     def test_what_can_not_be_shown_is_a_warning(self, folder, shown, capsys):
         writer = MetricsWriter(folder, Config())
         shown["pictures"]["training"].write_bytes(b"no picture")
-        writer.show(2, **shown)
+        for kind, found in shown.items():
+            writer.show(2, kind, found)
         writer.close()
         said = capsys.readouterr().err
         assert said.startswith("warning: TensorBoard: pictures can't be shown")
@@ -119,7 +121,8 @@ class TestMetricsWriter:
         full, flush = [True], EventsWriter.flush
 
         def failing(events):
-            if full:
+            # The package's own thread may flush before it is stopped.
+            if full and threading.current_thread() is writing:
                 full.clear()
                 raise OSError(errno.ENOSPC, "No space left on device")
             flush(events)
@@ -153,7 +156,7 @@ class TestMetricsWriter:
         assert begun() == [7]
         # The metrics of the step of an evaluation were written before it.
         writer = MetricsWriter(folder, Config())
-        writer.show(7, numbers=shown["numbers"])
+        writer.show(7, "numbers", shown["numbers"])
         writer.close()
         assert begun() == [8]
 
@@ -198,7 +201,8 @@ class TestWandb:
         monkeypatch.setenv("WANDB_MODE", "offline")
         writer = MetricsWriter(folder, self.CONFIG)
         writer.write(2, {"a/b": 0.5})
-        writer.show(2, **shown)
+        for kind, found in shown.items():
+            writer.show(2, kind, found)
         writer.close()
         (content,) = self.offline_runs(folder)
         for expected in (b"eval/ledger/greedy/8", b"pictures/training", b"traces"):

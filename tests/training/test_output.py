@@ -33,8 +33,8 @@ class Recorder(MetricsWriter):
     def __init__(self):
         self.given, self.closed = [], False
 
-    def show(self, step, **what):
-        self.given.append((step, what))
+    def show(self, step, kind, found):
+        self.given.append((step, {kind: found}))
 
     def close(self):
         self.closed = True
@@ -56,8 +56,7 @@ def test_accuracies_are_named_by_set_decoding_and_budget():
 
 
 def test_a_row_has_the_last_answer_and_its_verdict():
-    table = trace_rows([{**TRACE, "gold": None}, TRACE])
-    without, new = [dict(zip(table.columns, row)) for row in table.rows]
+    without, new = trace_rows([{**TRACE, "gold": None}, TRACE])
     assert new["right"] is True and new["outcomes"] == 1.0 and new["decided_by"] == "symbolic"
     assert (new["level"], new["told"], new["segment_advantages"]) == (2, 8, "[0.75, -0.125]")
     # What is not known leaves its place empty.
@@ -69,7 +68,7 @@ def test_boards_get_the_pictures_and_the_traces_of_a_finished_run_once(tmp_path)
     folder = make_whole_run(tmp_path / "run")
     (first, pictures), (last, traces) = shown(folder)
     assert first == last == 12 and "training" in pictures["pictures"]
-    assert len(traces["traces"].rows) == 96
+    assert len(traces["traces"]) == 96
     assert (folder / "report.html").exists()
     assert shown(folder, again=True) == []
 

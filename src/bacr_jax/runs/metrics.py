@@ -1,14 +1,12 @@
 """A run's numbers: a line of metrics.jsonl per step, and TensorBoard and Weights & Biases."""
 
-import functools
 import importlib.util
 import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
@@ -16,13 +14,8 @@ from bacr_jax.documents import append_line, check_regular, read_lines, write_ato
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.runs.folder import RunFolder
 
-
-@dataclass(frozen=True)
-class Rows:
-    """A table of traces: names of columns, and for each row a text or a number in each."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+# A table of traces: in each row a text or a number by the name of its column.
+Rows = Sequence[Mapping[str, Any]]
 
 
 class TensorBoard:
@@ -50,12 +43,14 @@ class TensorBoard:
             self._writer.add_text("config", "".join(f"    {x}\n" for x in text.splitlines()), first)
         return self._writer
 
-    def numbers(self, step: int, values: Mapping[str, float], *, repeats: bool = True) -> None:
-        """Numbers of a step by name.
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """`numbers` of a step; what was written of it before the run was resumed is forgotten."""
+        self._at(step)
+        self.numbers(step, values)
 
-        If it `repeats`, what was written of this step before the run was resumed is forgotten.
-        """
-        writer = self._at(step if repeats else step + 1)
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers by name, after the metrics of their step."""
+        writer = self._at(step + 1)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -73,8 +68,8 @@ class TensorBoard:
         """A table in Markdown."""
         cell = lambda value: " ".join(str(value).split()).replace("|", "\\|")
         line = lambda cells: f"| {' | '.join(map(cell, cells))} |\n"
-        rule = line(["---"] * len(table.columns))
-        text = line(table.columns) + rule + "".join(map(line, table.rows))
+        rule = line(["---"] * len(table[0]))
+        text = line(table[0]) + rule + "".join(line(row.values()) for row in table)
         self._at(step + 1).add_text("traces", text, step)
 
     def close(self) -> None:
@@ -127,9 +122,11 @@ class Wandb:
         folder.wandb.mkdir(exist_ok=True)
         write_atomically(kept, f"{identity}\n")
 
-    def numbers(self, step: int, values: Mapping[str, float], *, repeats: bool = True) -> None:
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step; those that a resumed run repeats are there already, and dropped."""
         self._run.log(dict(values), step=step)
+
+    metrics = numbers
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
         """PNGs by name."""
@@ -142,8 +139,8 @@ class Wandb:
         """A table."""
         import wandb
 
-        rows = [list(row) for row in table.rows]
-        shown = wandb.Table(list(table.columns), rows, allow_mixed_types=True)
+        rows = [list(row.values()) for row in table]
+        shown = wandb.Table(list(table[0]), rows, allow_mixed_types=True)
         self._run.log({"traces": shown}, step=step)
 
     def close(self) -> None:
@@ -187,29 +184,17 @@ class MetricsWriter:
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
         for board in self._boards:
-            attempt(f"{type(board).__name__}: a step can't be shown", board.numbers, step, values)
+            attempt(f"{type(board).__name__}: a step can't be shown", board.metrics, step, values)
 
-    def show(
-        self,
-        step: int,
-        *,
-        numbers: Mapping[str, float] | None = None,
-        pictures: Mapping[str, Path] | None = None,
-        traces: Rows | None = None,
-    ) -> None:
+    def show(self, step: int, kind: Literal["numbers", "pictures", "traces"], found: Any) -> None:
         """What the boards get beside the metrics; one that fails says so, and nothing is lost.
 
-        The step's metrics were written before. Numbers are an evaluation's, pictures PNGs, by name.
+        The step's metrics were written before. Numbers are an evaluation's and pictures PNGs, both
+        by name; traces are `Rows`.
         """
-        for board in self._boards:
-            where = type(board).__name__
-            if numbers:
-                number = functools.partial(board.numbers, repeats=False)
-                attempt(f"{where}: an evaluation can't be shown", number, step, numbers)
-            if pictures:
-                attempt(f"{where}: pictures can't be shown", board.pictures, step, pictures)
-            if traces is not None and traces.rows:
-                attempt(f"{where}: traces can't be shown", board.traces, step, traces)
+        for board in self._boards if found else ():
+            name = type(board).__name__
+            attempt(f"{name}: {kind} can't be shown", getattr(board, kind), step, found)
 
     def close(self) -> None:
         """Flushes what the boards hold back, and ends them."""

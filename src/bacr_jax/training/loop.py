@@ -68,7 +68,7 @@ class Trainer:
         tell_phase: TellPhase | None = None,
     ):
         """Builds data, model settings and the iteration; trains nothing yet."""
-        self.config, self.folder, self.poll = config, folder, poll
+        self.config, self.folder, self.poll = config, folder, poll or (lambda: None)
         self.tell_phase = tell_phase or (lambda phase, step: None)
         self.started, self.earlier_seconds = time.monotonic(), 0.0
         # Digests of what the run began with.
@@ -211,8 +211,7 @@ class Trainer:
         compiling: dict[str, Phase] = {}
 
         def tell(what: str, done: int, total: int) -> None:
-            if self.poll is not None:
-                self.poll()
+            self.poll()
             if what not in compiling:
                 compiling[what] = Phase(self.progress, f"compiling {what}", total)
             compiling[what].update(done)
@@ -266,8 +265,7 @@ class Trainer:
 
     def maintain(self, state: RunState, step: int) -> None:
         """Evaluation and checkpoint on their own cadences, and a look at whether to go on."""
-        if self.poll is not None:
-            self.poll()
+        self.poll()
         self.checkpoints.confirm()
         self._check_head(state, step)
         if step == 0 or self.finished(state, step):
@@ -385,13 +383,12 @@ class Trainer:
             verify(self.policy.decode_params(params), used)
         sets = {name: result["by_budget"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets}
-        for part in ("anytime", "near_duplicates"):
+        dense = () if self.config.eval.dense is None else ("dense",)
+        for part in ("anytime", "near_duplicates", *dense):
             record[part] = {name: result[part] for name, result in found.items()}
-        if self.config.eval.dense is not None:
-            record["dense"] = {name: result["dense"] for name, result in found.items()}
         if self.writes:
             append_line(self.folder.evaluations, record)
-            self.metrics.show(step, numbers=evaluation_numbers(sets))
+            self.metrics.show(step, "numbers", evaluation_numbers(sets))
         self._note_evaluation(record)
         self._keep_best()
         for line in evaluation_notes(self.config, self.environment.failures(counted), record):

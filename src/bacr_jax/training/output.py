@@ -206,7 +206,7 @@ def trace_rows(traces: Sequence[Trace]) -> Rows:
         # A column has values of one kind.
         return value if type(value) in (int, float, bool) else _text(value)
 
-    return Rows(_COLUMNS, [[cell(trace, name) for name in _COLUMNS] for trace in traces])
+    return [{name: cell(trace, name) for name in _COLUMNS} for trace in traces]
 
 
 def _text(value: Any) -> str:
@@ -227,6 +227,6 @@ def publish(
     if not again:
         pictures = lambda: {path.stem: path for path in sorted(folder.path.glob("*.png"))}
         traces = lambda: trace_rows(shown_traces(read_traces(folder.rollouts)))
-        attempt("pictures can't be shown", lambda: metrics.show(step, pictures=pictures()))
-        attempt("traces can't be shown", lambda: metrics.show(step, traces=traces()))
+        attempt("pictures can't be shown", lambda: metrics.show(step, "pictures", pictures()))
+        attempt("traces can't be shown", lambda: metrics.show(step, "traces", traces()))
     metrics.close()
