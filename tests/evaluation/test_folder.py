@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
@@ -15,7 +14,6 @@ from bacr_jax.evaluation.folder import (
     default_folder,
     find_evaluation,
     finished_evaluations,
-    flat,
     open_evaluation,
     read_samples,
     read_settings,
@@ -248,8 +246,3 @@ class TestPlaces:
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(UserError, match=f"--compare {tmp_path}: holds no evaluation"):
             find_evaluation(tmp_path)
-
-
-def test_flat_names_every_leaf_by_its_way():
-    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "d": [2]}
-    np.testing.assert_equal(flat({1: {"x": None}}), {"1.x": None})

@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Int
 
 from bacr_jax import documents
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
-from bacr_jax.runs.folder import LOCK, RunPaths, drop_left_over, lock_folder, usable
+from bacr_jax.runs.folder import (
+    LOCK,
+    RunPaths,
+    drop_left_over,
+    is_begun,
+    lock_folder,
+    usable,
+)
 
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 # What people read.
@@ -136,16 +144,6 @@ def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
     return sample
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested dicts by dotted name."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    leaves: dict[str, Any] = {}
-    for name, inside in value.items():
-        leaves |= flat(inside, f"{prefix}.{name}" if prefix else str(name))
-    return leaves
-
-
 @contextlib.contextmanager
 def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
     """Makes the folder of an evaluation, or opens the one that the same settings made before.
@@ -175,20 +173,10 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> None:
-    if not path.exists():
+    if not is_begun(path, where, SETTINGS, "evaluation"):
         return
-    if not path.is_dir():
-        raise UserError(f"{where}: is a file; write the name of a folder")
-    names = (entry.name for entry in path.iterdir())
-    entries = sorted(name for name in names if name != LOCK and not documents.is_left_over(name))
-    if not entries:
-        return
-    if SETTINGS not in entries:
-        raise UserError(
-            f"{where}: is not empty and holds no evaluation (found {entries[0]!r}); write another "
-            "folder"
-        )
-    there, now = flat(read_settings(path)), flat(json.loads(json.dumps(settings)))
+    both = read_settings(path), json.loads(json.dumps(settings))
+    there, now = (flatten_dict(one, sep=".") for one in both)
     differing = [
         f"{name} ({there.get(name)} there, {now.get(name)} now)"
         for name in {**now, **there}

@@ -213,27 +213,36 @@ def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
+    """Whether a folder holds a run (or `what` else), by its file `marker`; if not it is empty.
+
+    UserError: it is a file, or something else lies in it.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{where}: is a file; write the name of a folder")
+    # What was killed while it made its folder leaves a lock and what it was writing.
+    names = (entry.name for entry in (path.iterdir() if path.exists() else ()))
+    entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
+    if entries and marker not in entries:
+        raise UserError(
+            f"{where}: is not empty and holds no {what} (found {entries[0]!r}); write another "
+            "folder"
+        )
+    return bool(entries)
+
+
 def _refuse_unless_ours(
     path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
 ) -> None:
     """Raises a UserError unless the folder is new, empty, or holds a run that may go on."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{where}: is a file; write the name of a folder")
-    inside = path.iterdir() if path.exists() else ()
-    # A run killed while it made its folder leaves a lock and what it was writing.
-    names = (entry.name for entry in inside)
-    entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
-    if resume == "required" and _CONFIG not in entries:
+    begun = is_begun(path, where, _CONFIG, "run")
+    if resume == "required" and not begun:
         raise UserError(
             f"{where}: holds no run to go on with; write the folder of one, or leave out "
             "--resume required"
         )
-    if not entries:
+    if not begun:
         return
-    if _CONFIG not in entries:
-        raise UserError(
-            f"{where}: is not empty and holds no run (found {entries[0]!r}); write another folder"
-        )
     if resume == "never":
         raise UserError(
             f"{where}: holds a run already; write another folder, or leave out --resume never"
