@@ -36,17 +36,22 @@ def checkpoint_step(text: str) -> int | str:
     return number
 
 
-def add_saved_policy(parser: argparse.ArgumentParser) -> None:
-    """Options that name a policy: --run with --step, or --model with --download."""
-    add = parser.add_argument
-    add("--run", type=Path, metavar="DIR", help="run folder")
-    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder or name, instead of --run")
-    add(
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Option --step."""
+    parser.add_argument(
         "--step",
         type=checkpoint_step,
         metavar="N",
         help=f"checkpoint of the run, or `{BEST}`; the newest by default",
     )
+
+
+def add_saved_policy(parser: argparse.ArgumentParser) -> None:
+    """Options that name a policy: --run with --step, or --model with --download."""
+    add = parser.add_argument
+    add("--run", type=Path, metavar="DIR", help="run folder")
+    add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder or name, instead of --run")
+    add_step(parser)
     add(
         "--download",
         action="store_true",

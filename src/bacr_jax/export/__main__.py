@@ -5,14 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import (
-    BEST,
-    Parser,
-    checkpoint_step,
-    entry_point,
-    quieten_orbax,
-    uninterrupted,
-)
+from bacr_jax.config.cli import Parser, add_step, entry_point, quieten_orbax, uninterrupted
 
 # Types that weights are stored in.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,12 +25,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
-    parser.add_argument(
-        "--step",
-        type=checkpoint_step,
-        metavar="N",
-        help=f"checkpoint, or `{BEST}`; the newest by default",
-    )
+    add_step(parser)
     parser.add_argument(
         "--merge-told-words",
         action="store_true",
