@@ -186,7 +186,6 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     shape, source = planned_shape(config)
     setup.check_positions(config, shape, longest_prompt=1)
     layout = setup.mesh_shape(config, shape, num_devices)
-    setup.check_slots(config, layout)
     model, rollout, train, adapter = config.model, config.rollout, config.train, config.adapter
     method = load_method(config)
     rows, cuts = rollout.questions * rollout.group_size, method.num_cuts * method.answers

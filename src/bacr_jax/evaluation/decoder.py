@@ -167,17 +167,11 @@ def open_decoder(
 
 
 def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
-    """The policy on so many devices, whatever the portions of its training were."""
-    method = load_method(config)
-    if num_devices == 1:
-        return setup.make_policy(config, method, vocab_size)
-    mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
-    free = dataclasses.replace(
-        config,
-        rollout=dataclasses.replace(config.rollout, slots=None),
-        eval=dataclasses.replace(config.eval, slots=None),
-    )
-    return setup.make_policy(free, method, vocab_size, mesh)
+    """The policy on so many devices, which only decode."""
+    mesh = None
+    if num_devices > 1:
+        mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
+    return setup.make_policy(config, load_method(config), vocab_size, mesh)
 
 
 def declaration(

@@ -174,6 +174,13 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
             f"train.micro_batch_rows={micro}: can't be split evenly over {devices}; write "
             f"train.micro_batch_rows={nearest}"
         )
+    for name, slots in (("rollout.slots", rollout.slots), ("eval.slots", config.eval.slots)):
+        if slots is not None and slots % layout.slot_shards:
+            raise UserError(
+                f"{name}={slots}: can't be split evenly over the {layout.slot_shards} devices that "
+                f"decode rows of their own; write {name}="
+                f"{max(slots // layout.slot_shards, 1) * layout.slot_shards}"
+            )
     return layout
 
 
@@ -258,33 +265,20 @@ def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | 
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
-def check_slots(config: Config, mesh: MeshShape) -> None:
-    """Refuses slots that can't be dealt out evenly."""
-    shards = mesh.slot_shards
-    for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
-        if slots is not None and slots % shards:
-            raise UserError(
-                f"{name}={slots}: can't be split evenly over the {shards} devices that decode "
-                f"rows of their own; write {name}={max(slots // shards, 1) * shards}"
-            )
-
-
-def _meshes(config: Config, mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
+def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
     """Devices of the learner, and the same laid out for the decode copy."""
     if mesh is None:
         return None, None
-    check_slots(config, mesh)
     learner = parallel.make_mesh(mesh)
-    if learner is None or mesh.num_devices == 1:
-        return learner, None
-    return learner, parallel.decode_mesh(learner, mesh.decode_tensor)
+    several = mesh.num_devices > 1
+    return learner, parallel.decode_mesh(learner, mesh.decode_tensor) if several else None
 
 
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
     """Collects the settings of a run under a method."""
-    learner_mesh, decode_mesh = _meshes(config, mesh)
+    learner_mesh, decode_mesh = _meshes(mesh)
     rounded, shape = config.model.product_dtype, model_shape(config, vocab_size)
     attention = functools.partial(attention_for, config, shape.head_dim, jax.default_backend())
     learner = LearnerSpec(
