@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from bacr_jax.config import Config
-from bacr_jax.config.checks import PRESETS, check, check_ranges, problems
+from bacr_jax.config.budget_checks import PRESETS
+from bacr_jax.config.checks import check, check_ranges, problems
 from bacr_jax.config.fields import inside, range_text
 from bacr_jax.config.values import FrozenMap, written
 from bacr_jax.errors import UserError

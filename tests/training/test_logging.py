@@ -7,7 +7,6 @@ import pytest
 from bacr_jax.curriculum import init_curriculum
 from bacr_jax.training.logging import (
     Clock,
-    GraderTotals,
     budgets_by_group,
     grader_metrics,
     host_metrics,
@@ -42,7 +41,7 @@ def test_a_hosts_own_work_is_drawing_and_its_share_of_grading(monkeypatch):
     )
     clock = Clock()
     clock.laps |= {"time/plan": 0.5, "time/verify": 9.0}
-    before, after = GraderTotals({"graded": 1}, 2.0), GraderTotals({"graded": 4}, 3.25)
+    before, after = ({"graded": 1}, 2.0), ({"graded": 4}, 3.25)
     assert host_metrics(clock, before, after) == {"grader/graded": 3}
     # A batch that was drawn an iteration ahead has no lap of its own.
     host_metrics(Clock(), before, after)

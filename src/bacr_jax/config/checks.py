@@ -28,8 +28,6 @@ from bacr_jax.config.schema import Config, WarmupConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
-__all__ = ["NUM_LEVELS", "PRESETS", "check", "check_ranges", "problems"]
-
 # Sets that are any table, whose columns are named by data.question_column and so on.
 TABLES = ("jsonl", "json", "csv", "parquet")
 # Difficulty levels of the ledger and of MATH, from which groups are made.

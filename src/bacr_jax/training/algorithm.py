@@ -18,8 +18,8 @@ from bacr_jax.training.ahead import Upcoming, begin
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round, choose, sample_rounds
 from bacr_jax.training.logging import (
     Clock,
-    GraderTotals,
     Iteration,
+    grader_totals,
     host_metrics,
     iteration_metrics,
 )
@@ -41,7 +41,7 @@ def iterate(
     `poll` is called while sampling and grading; it may raise, and `state` is whole then.
     `reference`: parameters of the reference policy, for a KL term.
     """
-    clock, graded = Clock(step, tell_phase), GraderTotals.of(run.environment)
+    clock, graded = Clock(step, tell_phase), grader_totals(run.environment)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
     rounds, cursors = sample_rounds(
         lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
@@ -82,7 +82,7 @@ def iterate(
         new = with_upcoming(new, upcoming, clock)
     metrics = {**learned, **advantage_metrics}
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
-    metrics |= host_metrics(clock, graded, GraderTotals.of(run.environment))
+    metrics |= host_metrics(clock, graded, grader_totals(run.environment))
     metrics = clock.timed(metrics, chosen.tokens)
     return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
 

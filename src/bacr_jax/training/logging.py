@@ -176,24 +176,17 @@ class Clock:
         return time.perf_counter() - self._start
 
 
-@dataclass(frozen=True)
-class GraderTotals:
-    """What the graders of all processes have done so far, and seconds of this one's share.
+# Counters of the graders of all processes, and seconds of this one's share; 0: it grades alone.
+GraderTotals = tuple[Mapping[str, int], float]
 
-    The seconds are 0 where it grades alone.
-    """
 
-    counters: Mapping[str, int]
-    own_seconds: float
-
-    @classmethod
-    def of(cls, environment: Environment) -> "GraderTotals":
-        """As of now; all processes must ask at the same places."""
-        return cls(environment.counters(), environment.own_seconds)
+def grader_totals(environment: Environment) -> GraderTotals:
+    """What the graders have done so far; all processes must ask at the same places."""
+    return environment.counters(), environment.own_seconds
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
     """What the grader did in an iteration, and whose host took longest to draw and grade."""
-    drawing = clock.laps.get("time/plan", 0.0)
-    slowest = processes.slowest(drawing + after.own_seconds - before.own_seconds)
-    return grader_metrics(before.counters, after.counters) | slowest
+    (counters, seconds), (counters_now, seconds_now) = before, after
+    slowest = processes.slowest(clock.laps.get("time/plan", 0.0) + seconds_now - seconds)
+    return grader_metrics(counters, counters_now) | slowest

@@ -202,13 +202,9 @@ def _nothing_in_hand(run: Run) -> InHand:
     """Of the shapes of a batch in hand."""
     questions, group_size = run.config.rollout.questions, run.config.rollout.group_size
     rows, cuts, spec = questions * group_size, run.method.num_cuts, run.policy.rollout
-    whole = lambda *shape: np.zeros(shape, np.int32)
-    plan: dict[str, Any] = {
-        "questions": whole(questions),
-        "groups": whole(questions),
-        "budgets": whole(questions, group_size),
-        "cuts": whole(questions, group_size, cuts),
-    }
+    whole: Any = lambda *shape: np.zeros(shape, np.int32)
+    budgets, placed = whole(questions, group_size), whole(questions, group_size, cuts)
+    plan = BatchPlan(whole(questions), whole(questions), budgets, placed)
     width = _widest_prompts(run).tokens.shape[1] + spec.max_sampled
     trunks = Trunks.empty(rows, width=width, sampled=spec.max_sampled)
     branches = Branches.empty(
@@ -217,8 +213,7 @@ def _nothing_in_hand(run: Run) -> InHand:
         width=run.environment.rules.suffix_length + spec.answer_tokens,
         sampled=spec.answer_tokens,
     )
-    there: Any = np.array(False)
-    return InHand(there, BatchPlan(**plan), trunks, branches)
+    return InHand(np.array(False), plan, trunks, branches)
 
 
 def precompile(

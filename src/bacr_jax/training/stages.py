@@ -177,6 +177,7 @@ def observe(
 
 
 _segment_surprise = jax.jit(advantages.segment_surprise)
+_score_statistics = jax.jit(advantages.score_statistics)
 _keep = jax.jit(
     lambda group_batch, method: method.dynamic_sampling.keep(group_batch),
     static_argnames=("method",),
@@ -263,9 +264,9 @@ class TokenAdvantages:
 
 def advantages_of(
     run: Run, state: RunState, chosen: Round, paid: GroupBatch, values: Float[Array, "Q G M"] | None
-) -> tuple["TokenAdvantages", dict[str, Array]]:
+) -> tuple[TokenAdvantages, dict[str, Array]]:
     """Lines 11 and 12: rewards and advantages, with their metrics; `paid` is what is credited."""
-    advantages, metrics = token_advantages(
+    given, metrics = token_advantages(
         state.method_state,
         paid,
         values,
@@ -273,8 +274,9 @@ def advantages_of(
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
     )
-    scores = score_metrics(advantages.returns, chosen.group_batch.surprise)
-    return advantages, metrics | scores
+    # What weighing returns by scores would change.
+    scores = _score_statistics(given.returns, chosen.group_batch.surprise)
+    return given, metrics | {f"score/{name}": value for name, value in scores.items()}
 
 
 @functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
@@ -318,15 +320,6 @@ def token_advantages(
         keep=found.keep,
     )
     return tokens, metrics
-
-
-@jax.jit
-def score_metrics(
-    returns: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
-) -> dict[str, Array]:
-    """What weighing returns by scores would change (`advantages.score_statistics`)."""
-    found = advantages.score_statistics(returns, surprise)
-    return {f"score/{name}": value for name, value in found.items()}
 
 
 def learner_batch(run: Run, chosen: Round, advantages: TokenAdvantages) -> Batch:
