@@ -223,23 +223,21 @@ def fingerprint(config: Config, *sections: str) -> str:
 def help_text(width: int = 100) -> str:
     """Every key by section: its default, meaning and what can be written; 80 columns or more."""
     settings = {name: key for name, key in schema().items() if not key.is_section}
-    defaults = {name: written(key.value) for name, key in settings.items()}
     # One long name or default would push every meaning to the right.
     name_width, default_width = 30, 14
     margin = 2 + name_width + default_width
     lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (what can be written)"]
     heading = ""
     # Keys outside any section come first.
-    for name in sorted(settings, key=lambda name: "." in name):
+    for name, key in sorted(settings.items(), key=lambda item: "." in item[0]):
         section = name.rpartition(".")[0]
         if section != heading:
             lines += ["", f"{section}: {schema()[section].meaning}"]
             heading = section
-        start = f"  {name:{name_width - 1}} {defaults[name]:{default_width - 1}} "
+        start = f"  {name:{name_width - 1}} {written(key.value):{default_width - 1}} "
         if len(start) > margin:
             lines.append(start.rstrip())
             start = " " * margin
-        key = settings[name]
         possible = [describe(key.hint), *map(range_text, filter(None, [key.bounds]))]
         lines += textwrap.wrap(
             f"{key.meaning} ({', '.join(possible)})",

@@ -124,8 +124,9 @@ class Misfit(ValueError):
 def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
     """A value of YAML in a type, without changing what it means; Misfit: it is none of that type.
 
-    Types are int, float, bool, str, None, Literal, tuple, Mapping, or a union of these. `text` is
-    what was typed, if a str may also be made of something that YAML reads as a number.
+    Types are int, float, bool, str, None, Literal, tuple of any length, Mapping, or a union of
+    these. `text` is what was typed, if a str may also be made of something that YAML reads as a
+    number.
     """
     members = alternatives(hint)
     for member in members if not _means_null(members, value) else ():
@@ -142,12 +143,8 @@ def _means_null(members: Sequence[Any], value: Any) -> bool:
 
 def _convert_one(hint: Any, value: Any, text: str | None) -> Any:
     if _is_list(hint) and isinstance(value, list):
-        members = typing.get_args(hint)
-        if members[-1] is Ellipsis:
-            members = (members[0],) * len(value)
-        if len(members) == len(value):
-            return tuple(convert(member, item) for member, item in zip(members, value))
-        raise Misfit
+        member = typing.get_args(hint)[0]
+        return tuple(convert(member, item) for item in value)
     if _is_map(hint) and isinstance(value, dict) and all(isinstance(name, str) for name in value):
         member = typing.get_args(hint)[1]
         return FrozenMap({name: convert(member, item) for name, item in value.items()})

@@ -73,30 +73,28 @@ class Parsed:
 
     Attributes:
       node: root of the document; None for an empty one.
-      prefix: dotted name of the root, with its dot.
-      lines: whether line numbers mean anything.
+      prefix: key of an override, with a dot behind it; "": a file, whose lines have numbers.
     """
 
     node: yaml.Node | None
     loader: yaml.SafeLoader
     source: str
     prefix: str = ""
-    lines: bool = True
 
     def where(self, node: yaml.Node) -> str:
         """File and line of a node."""
-        return f"{self.source}, line {node.start_mark.line + 1}" if self.lines else self.source
+        return self.source if self.prefix else f"{self.source}, line {node.start_mark.line + 1}"
 
 
-def _document(text: str, source: str, prefix: str = "", *, lines: bool = True) -> Parsed:
+def _document(text: str, source: str, prefix: str = "") -> Parsed:
     try:
         loader = _Loader(text)
-        return Parsed(loader.get_single_node(), loader, source, prefix, lines)
+        return Parsed(loader.get_single_node(), loader, source, prefix)
     # Besides its own errors, the YAML library lets out whatever odd input makes it stumble over: a
     # RecursionError for deep nesting, a ValueError for an escape that is no character.
     except Exception as error:
         problem, line = _problem(error, text)
-    if not lines:
+    if prefix:
         raise UserError(
             f"{source}: {prefix[:-1]}: not valid YAML ({problem}); put the value in quotes"
         )
@@ -162,7 +160,7 @@ def parse_override(override: str) -> Parsed:
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
         raise UserError(f"command line: found {shown(override)}; write key=value, such as seed=1")
-    return _document(value, "command line", f"{key.strip()}.", lines=False)
+    return _document(value, "command line", f"{key.strip()}.")
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -202,7 +200,7 @@ def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
 
     `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing.
     """
-    if not parsed.lines:
+    if parsed.prefix:
         # An override: the whole document belongs to one key, an empty one being null.
         node = parsed.node or yaml.ScalarNode("tag:yaml.org,2002:null", "")
         yield from _under(parsed, parsed.prefix[:-1], node, sections, {})
@@ -229,7 +227,7 @@ def _under(
                 raise UserError(f"{where}: {name}: already given in {first}; write it once")
             seen[dotted] = where
             yield from _under(parsed, dotted, child, sections, seen)
-    elif not (inside and _is_null(node) and parsed.lines):
+    elif parsed.prefix or not (inside and _is_null(node)):
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         yield Entry(
             key=key,
@@ -237,7 +235,7 @@ def _under(
             text=_text(parsed, node),
             raw=node.value if plain else None,
             where=parsed.where(node),
-            lenient=plain and not parsed.lines,
+            lenient=plain and bool(parsed.prefix),
         )
 
 
