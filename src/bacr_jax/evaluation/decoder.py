@@ -87,7 +87,7 @@ class Decoder:
         # Keys take numbers from 0 on.
         keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
-        config, on_rows = drawing.config, drawing.on_rows
+        config = drawing.config
         rollout = (self.sample or generate)(
             self.params,
             stacked(prompts),
@@ -108,9 +108,7 @@ class Decoder:
                 ),
                 self.phi_of,
             ),
-            Listeners(
-                drawing.poll, None if on_rows is None else lambda rows, *_: on_rows(len(rows))
-            ),
+            Listeners(drawing.poll, lambda rows, *_: drawing.on_rows(len(rows))),
         )
         drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum([0, *counts])

@@ -106,10 +106,7 @@ class Work:
 
     def batches(self) -> list[folder.SampleBatch]:
         """Everything to be drawn, in order."""
-        ids = {
-            name: [self.sets[name].set.ids[place] for place in places]
-            for name, places in self.chosen.items()
-        }
+        ids = {name: self.sets[name].set.take(at).ids for name, at in self.chosen.items()}
         most = self.settings["decoding"]["batch_rows"]
         return folder.sample_batches(ids, self.eval_settings, most)
 

@@ -244,5 +244,5 @@ class Drawing:
     environment: Environment
     key: jax.Array
     config: EvalConfig
-    poll: Poll = None
-    on_rows: Callable[[int], None] | None = None
+    poll: Poll
+    on_rows: Callable[[int], None]

@@ -214,7 +214,7 @@ def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
-    """Whether a folder holds a run (or `what` else), by its file `marker`; if not it is empty.
+    """Whether a folder holds `what` its file `marker` stands for; if not, it is new or empty.
 
     UserError: it is a file, or something else lies in it.
     """

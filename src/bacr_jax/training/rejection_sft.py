@@ -57,12 +57,8 @@ def answer_once(
         Listeners(poll),
         temperature=config.rollout.temperature,
     )
-    right = plain.verify(
-        rollout.branches,
-        [plain.train.set.answers[i] for i in asked],
-        poll,
-        questions=[plain.train.set.questions[i] for i in asked],
-    )[:, 0]
+    of = plain.train.set.take(asked)
+    right = plain.verify(rollout.branches, of.answers, poll, questions=of.questions)[:, 0]
     correct, lengths = np.zeros(total, np.int64), np.zeros(total, np.int64)
     correct[asked] = right > 0.5
     lengths[asked] = (
