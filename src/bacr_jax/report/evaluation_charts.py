@@ -173,16 +173,10 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
         series = []
         for place, budget in enumerate(budgets):
             rows = [(step, s[mode][budget]) for step, s in evaluations if budget in s.get(mode, {})]
-            series.append(
-                Series(
-                    f"{budget_name(budget)} tokens",
-                    [float(step) for step, _ in rows],
-                    [_percent(entry["accuracy"]) for _, entry in rows],
-                    shade(place, len(budgets)),
-                    [_ends(entry, "ci95") for _, entry in rows],
-                    marker=marker(place),
-                )
-            )
+            x, y = [float(step) for step, _ in rows], [_percent(e["accuracy"]) for _, e in rows]
+            ends, shown = [_ends(entry, "ci95") for _, entry in rows], shade(place, len(budgets))
+            label = f"{budget_name(budget)} tokens"
+            series.append(Series(label, x, y, shown, ends, marker=marker(place)))
         axis = _accuracy_axis(summary for _, summary in evaluations)
         made.append(Chart(f"Accuracy during training, {mode}", series, _STEP, axis))
     return made

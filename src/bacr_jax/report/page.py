@@ -56,15 +56,13 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     if tokens is None and records:
         tokens = int(float(records[-1].get("rollout/tokens_total", 0)))
     state = "finished" if summary else "not finished"
-    model = config.model.path or (
-        config.model.preset
-        if config.model.preset != "custom"
-        else f"random, {config.model.num_layers} layers of width {config.model.hidden_size}"
-    )
+    model = config.model
+    random = f"random, {model.num_layers} layers of width {model.hidden_size}"
+    shape = random if model.preset == "custom" else model.preset
     rows = [
         ("state", f"{state}, {steps:,} steps"),
         ("method", run.method),
-        ("model", model),
+        ("model", model.path or shape),
         ("trained on", ", ".join(set_title(name) for _, name in mixture(config.data.train))),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
         ("seed", str(config.seed)),

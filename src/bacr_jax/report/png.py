@@ -126,11 +126,8 @@ def _legend(made: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
         more = 0.2 * -(-len(found) // columns) + 0.17 * len(lines)
         made.set_figheight(made.get_figheight() + more)
         style = {"loc": "outside lower left", "ncols": columns, "frameon": False, "fontsize": 8.5}
-        style |= {
-            "title": "\n".join(map(_plain, lines)),
-            "title_fontsize": 8.5,
-            "alignment": "left",
-        }
+        title = "\n".join(map(_plain, lines))
+        style |= {"title": title, "title_fontsize": 8.5, "alignment": "left"}
         made.legend(found.values(), found.keys(), **style)
 
 

@@ -20,7 +20,7 @@ from bacr_jax.report.charts import (
 )
 from bacr_jax.report.run_data import RunData
 
-_STEP = Axis("step", whole=True)
+_STEP, _NATS = Axis("step", whole=True), Axis("nats a token", low=0.0)
 
 
 def _of_shares(label: str) -> Axis:
@@ -36,7 +36,7 @@ _COMPARED = (
     ("Thinking tokens", "rollout/thinking_mean", Axis("tokens", low=0.0)),
     ("Budget", "budget/mean", Axis("tokens", low=0.0)),
     ("Completion in training", "rollout/completion_rate", _of_shares("share")),
-    ("Entropy", "policy/entropy", Axis("nats a token", low=0.0)),
+    ("Entropy", "policy/entropy", _NATS),
     ("Gradient norm", "policy/grad_norm", Axis("norm", low=0.0)),
     ("Loss of the value head", "value/loss", Axis("loss", low=0.0)),
 )
@@ -106,12 +106,7 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         Chart("Reward", reward, _STEP, Axis("mean reward")),
         Chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
         Chart("Budget and thinking", lengths, _STEP, tokens),
-        Chart(
-            "Entropy",
-            _series(curves, "policy/entropy", "", "s3"),
-            _STEP,
-            Axis("nats a token", low=0.0),
-        ),
+        Chart("Entropy", _series(curves, "policy/entropy", "", "s3"), _STEP, _NATS),
         Chart("Scheduled location of budgets", groups("curriculum/mu_"), _STEP, tokens, note=drawn),
         Chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
     ]
@@ -239,16 +234,10 @@ def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
     for place, (label, rows) in enumerate(traces.items()):
         # A head that has just begun says little of the one that the run ended with.
         found = calibrated(value_points(rows[len(rows) // 2 :]))
-        series.append(
-            Series(
-                label if len(traces) > 1 else "",
-                [value for value, _, _ in found],
-                [reward for _, reward, _ in found],
-                colour(place + 1),
-                [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in found],
-                marker="o",
-            )
-        )
+        values, rewards = [value for value, _, _ in found], [reward for _, reward, _ in found]
+        ends = [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in found]
+        name = label if len(traces) > 1 else ""
+        series.append(Series(name, values, rewards, colour(place + 1), ends, marker="o"))
     return Chart(
         "Value calibration",
         series,
