@@ -97,10 +97,6 @@ class TestMajorityAtK:
         singles = np.arange(64)[None]
         assert majority_at_k(singles, singles == 0, 32)[0] == pytest.approx(1 / 64)
 
-    def test_one_answer_with_two_verdicts_is_refused(self):
-        with pytest.raises(ValueError, match="both right and wrong"):
-            majority_at_k(np.zeros((1, 2), int), np.array([[True, False]]), 1)
-
 
 def anytime(budgets, accuracies):
     """Mean and area."""

@@ -39,35 +39,31 @@ def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
 
 
 @functools.lru_cache(maxsize=65536)
-def _vote_of_k(counts: tuple[int, ...], right: tuple[bool, ...], blank: int, k: int) -> float:
-    """Probability that the vote of k samples drawn without replacement is right.
+def _wins_at_k(own: int, others: tuple[int, ...], blank: int, k: int) -> float:
+    """Probability that an answer which `own` samples give wins the vote of k, drawn without return.
 
-    For every number v of votes that can win, and every answer in turn, `ways[t, u, d]` counts the
-    ways to draw d samples such that no answer has more than v, t have v, and u of these are right.
+    For every number v of its votes, and every other answer in turn, `ways[t, d]` counts the ways to
+    draw d of the other samples such that no answer has more than v, and t have v; of a tie of t + 1
+    it wins that share.
     """
-    total = math.comb(blank + sum(counts), k)
     share = 0.0
-    for v in range(1, min(max(counts, default=0), k) + 1):
-        tied = min(sum(c >= v for c in counts), k // v)
-        tied_right = min(sum(c >= v and r for c, r in zip(counts, right)), tied)
-        ways = np.zeros((tied + 1, tied_right + 1, k + 1))
-        for d in range(min(blank, k) + 1):
-            ways[0, 0, d] = math.comb(blank, d)
-        for count, is_right in zip(counts, right):
+    for v in range(1, min(own, k) + 1):
+        rest, tied = k - v, min(sum(c >= v for c in others), k // v - 1)
+        ways = np.zeros((tied + 1, rest + 1))
+        for d in range(min(blank, rest) + 1):
+            ways[0, d] = math.comb(blank, d)
+        for count in others:
             new = np.zeros_like(ways)
-            for j in range(min(count, v, k) + 1):
-                drawn = math.comb(count, j) * ways[..., : k + 1 - j]
+            for j in range(min(count, v, rest) + 1):
+                drawn = math.comb(count, j) * ways[:, : rest + 1 - j]
                 if j < v:
-                    new[..., j:] += drawn
-                elif is_right:
-                    new[1:, 1:, j:] += drawn[:-1, :-1]
+                    new[:, j:] += drawn
                 else:
-                    new[1:, :, j:] += drawn[:-1]
+                    new[1:, j:] += drawn[:-1]
             ways = new
-        t = np.arange(1, tied + 1)[:, None]
-        u = np.arange(tied_right + 1)[None, :]
-        share += float((ways[1:, :, k] * (u / t)).sum()) / total
-    return share
+        won = float((ways[:, rest] / np.arange(1, tied + 2)).sum())
+        share += math.comb(own, v) * won
+    return share / math.comb(own + sum(others) + blank, k)
 
 
 def majority_at_k(
@@ -85,34 +81,22 @@ def majority_at_k(
     Args:
       answers: number of the answer each sample gives, equal answers having equal numbers (within a
         problem); -1 for no answer.
-      correct: verdicts, equal for equal answers; or scores.
+      correct: verdicts or scores.
     """
     samples = answers.shape[1]
     if not 1 <= k <= samples:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
-    shares = []
-    for row, verdicts in zip(answers, correct):
-        given = np.unique(row[row >= 0])
-        votes, blank = [int((row == answer).sum()) for answer in given], int((row < 0).sum())
-        if correct.dtype != bool:
-            expected = 0.0
-            for answer in given:
-                # The vote is "right" when this answer wins it.
-                wins = _share_right(votes, [bool(other == answer) for other in given], blank, k)
-                expected += wins * float(verdicts[row == answer].mean())
-            shares.append(expected)
-            continue
-        right = [bool(verdicts[row == answer][0]) for answer in given]
-        if any((verdicts[row == a] != r).any() for a, r in zip(given, right)):
-            raise ValueError("one answer is both right and wrong; write equal verdicts for it")
-        shares.append(_share_right(votes, right, blank, k))
-    return np.array(shares, np.float64)
-
-
-def _share_right(votes: Sequence[int], right: Sequence[bool], blank: int, k: int) -> float:
-    """`_vote_of_k`, in an order in which problems whose votes fall alike are found again."""
-    ballot = sorted(zip(votes, right), reverse=True)
-    return _vote_of_k(tuple(n for n, _ in ballot), tuple(r for _, r in ballot), blank, k)
+    shares = np.zeros(len(answers))
+    for place, (row, verdicts) in enumerate(zip(answers, correct)):
+        given, counts = np.unique(row[row >= 0], return_counts=True)
+        votes = counts.tolist()
+        for index, answer in enumerate(given):
+            # In an order in which problems whose votes fall alike are found again.
+            others = tuple(sorted(votes[:index] + votes[index + 1 :]))
+            if score := float(verdicts[row == answer].mean()):
+                blank = samples - sum(votes)
+                shares[place] += score * _wins_at_k(votes[index], others, blank, k)
+    return shares
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
