@@ -162,8 +162,8 @@ def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "
     rows = []
     for row in answers:
         texts = [None if text is None else " ".join(text.split()) for text in row]
-        names = {text: i for i, text in enumerate(dict.fromkeys(t for t in texts if t is not None))}
-        rows.append([-1 if text is None else names[text] for text in texts])
+        names: dict[str | None, int] = {None: -1}
+        rows.append([names.setdefault(text, len(names) - 1) for text in texts])
     return np.array(rows, np.int64)
 
 
