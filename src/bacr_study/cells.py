@@ -56,7 +56,8 @@ class Cell:
       samples: per problem, by decoding.
       problems_digest: of the problems' ids, by set.
       levels_of: a digit per problem, by set.
-      curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`.
+      curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`, and from training
+        `closed_answers`, `forced_share` and `entropy` (missing in older cells).
       schedule: records of `step` and `groups`; empty without a curriculum.
       evaluation: `Study.asked`; empty in cells made before it was kept.
     """

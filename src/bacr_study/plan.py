@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bacr_jax import train
-from bacr_jax.config import Config
+from bacr_jax.config import Config, derived
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
@@ -118,7 +118,8 @@ def _placed(config: Config, root: Path, seed: int) -> Config:
     warmup = config.warmup
     if warmup.steps:
         # Settings of the warm-up are in its name, so that equal ones are one.
-        folder = root / "warmups" / f"{seed}-{warmup_fingerprint(config)}"
+        warmup_seed = derived.warmup_config(config).seed
+        folder = root / "warmups" / f"{warmup_seed}-{warmup_fingerprint(config)}"
         warmup = dataclasses.replace(warmup, dir=str(folder))
     return dataclasses.replace(config, output=output, warmup=warmup)
 

@@ -153,8 +153,21 @@ def sets_of(drawn: Drawn, task: Task) -> dict[str, Any]:
     return found
 
 
+# Metrics that show whether a policy is being ruined, by their names in a cell's curve.
+_HEALTH = {
+    "closed_answers": "rollout/closed_answers",
+    "forced_share": "rollout/forced_share",
+    "entropy": "policy/entropy",
+}
+
+
 def curve(folder: RunPaths) -> list[dict[str, Any]]:
-    """Training step by step: tokens and seconds so far, reward, and held-out accuracy."""
+    """Returns a record per training step.
+
+    A record holds tokens and seconds so far, the step's reward, held-out accuracy (None if the step
+    was not evaluated), and the shares of closed answers and of cut traces and the policy's entropy
+    if the run recorded them.
+    """
     evaluated = {
         record["step"]: record["anytime"][HOLDOUT][GREEDY]["mean"]
         for record in read_lines(folder.evaluations)
@@ -173,6 +186,7 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
                 "seconds": round(seconds, 3),
                 "reward": record["reward/mean"],
                 "accuracy": evaluated.get(record["step"]),
+                **{name: record[key] for name, key in _HEALTH.items() if key in record},
             }
         )
     return points

@@ -172,6 +172,17 @@ def test_seconds_of_a_step_count_what_passed_beside_others_once(tmp_path):
     assert [point["seconds"] for point in curve(RunPaths(tmp_path))] == [4.5]
 
 
+def test_a_curve_shows_how_healthy_the_policy_was(tmp_path):
+    record = {"step": 1, "rollout/tokens_total": 9, "reward/mean": 0.5, "time/rollout": 1.0}
+    health = {"rollout/closed_answers": 0.75, "rollout/forced_share": 0.5, "policy/entropy": 0.125}
+    append_line(RunPaths(tmp_path).metrics, {**record, **health})
+    append_line(RunPaths(tmp_path).metrics, {**record, "step": 2})
+    first, second = curve(RunPaths(tmp_path))
+    names = ("closed_answers", "forced_share", "entropy")
+    assert [first[name] for name in names] == [0.75, 0.5, 0.125]
+    assert not set(names) & set(second)
+
+
 def command(folder):
     return [sys.executable, "-m", "bacr_jax.study", *study(folder, "--jobs", "2", "seeds=[0]")]
 

@@ -46,6 +46,13 @@ def test_arms_of_one_seed_share_a_warmup_and_other_seeds_and_models_do_not(tmp_p
     assert runs[0].warmup == grpo and runs[2].warmup not in (grpo, other)
 
 
+def test_seeds_share_the_warmup_of_warmup_seed(tmp_path):
+    _, runs, _ = planned(tmp_path, "warmup.seed=5")
+    assert len({run.warmup for run in runs}) == 1
+    assert runs[0].warmup.name.startswith("5-")
+    assert len({run.folder for run in runs}) == 4
+
+
 def test_equal_settings_are_one_run_whatever_the_arm_is_called(tmp_path):
     twin = "  twin: {label: again, set: {loss.entropy_coef: 0.0}}\nsizes:"
     _, runs, _ = planned(tmp_path, "seeds=[0]", text=STUDY.replace("sizes:", twin, 1))

@@ -74,6 +74,7 @@ def warm(monkeypatch):
     def warm_up(config, policy, place, *, accuracy_of, **rest):
         plain = qwen2.init(jax.random.key(9), policy.learner.model)
         seen.update(place=place, plain=plain, accuracy=accuracy_of(plain))
+        seen.update(warmup_config=config, first_batch=rest["batches"](0, False))
         return plain
 
     def evaluate(decoder, environment, questions, key, **options):
@@ -106,6 +107,24 @@ def test_a_warm_up_is_measured_greedily_at_the_largest_budget_without_telling_it
     assert warm["accuracy"] == 0.25
     assert (warm["config"].budgets, warm["config"].samples) == ((12,), 0)
     assert warm["phi_of"] is warm["gates"] is warm["spec"].conditioning is None
+
+
+def test_the_seed_of_a_warm_up_decides_its_batches_and_its_measurement(world, folder, warm):
+    run, _ = world
+
+    def begun(seed, warmup_seed):
+        of = changed(run, warmup={"steps": 5, "seed": warmup_seed})
+        of = dataclasses.replace(of, config=dataclasses.replace(of.config, seed=seed))
+        _, state = initial_state(of, folder, Progress(enabled=False))
+        return warm["warmup_config"], warm["seed"], warm["first_batch"], state
+
+    config, measured, batch, state = begun(7, None)
+    same_config, same_measured, same_batch, other_state = begun(8, 7)
+    assert (config, measured) == (same_config, same_measured)
+    assert same(batch, same_batch) and not same(begun(8, None)[2], batch)
+    # What is random in the policy beside the warm-up is of the run's own seed.
+    fresh = lambda state: state.train.policy["budget"]["w1"]
+    assert not same(fresh(state), fresh(other_state))
 
 
 def test_methods_can_share_the_folder_of_a_warm_up(world, folder, warm, tmp_path):

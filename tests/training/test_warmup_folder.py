@@ -65,6 +65,13 @@ def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
     assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
 
 
+def test_runs_of_several_seeds_share_the_warm_up_of_warmup_seed(tmp_path):
+    of = lambda *more: warmup_fingerprint(load(tmp_path, None, *STYLED, *more))
+    own = of("seed=5")
+    assert of("seed=5", "warmup.seed=5") == of("seed=6", "warmup.seed=5") == own
+    assert of("seed=5", "warmup.seed=6") == of("seed=6") != own
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [

@@ -1,5 +1,6 @@
 """Values that follow from several keys: budgets, the checkpoint that counts, adapters' matrices."""
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,6 +21,13 @@ def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
         match = _WEIGHED.fullmatch(name)
         found.append((float(match[1]), match[2].strip()) if match else (1.0, name))
     return found
+
+
+def warmup_config(config: Config) -> Config:
+    """Returns the config of a run's warm-up: `warmup.seed`, if it is set, is its seed."""
+    seed = config.seed if config.warmup.seed is None else config.warmup.seed
+    warmup = dataclasses.replace(config.warmup, seed=None)
+    return dataclasses.replace(config, seed=seed, warmup=warmup)
 
 
 def own_tokens(data: DataConfig) -> str | None:

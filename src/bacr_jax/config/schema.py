@@ -210,6 +210,12 @@ class WarmupConfig:
     dir: str | None = key(
         None, "folder to share: the first run makes it, others wait; null: output.dir/warmup"
     )
+    seed: int | None = key(
+        None,
+        "seed of the warm-up and of its training traces, so that runs of several seeds can start "
+        "from one warm-up; null: seed",
+        "[0, 4294967295]",
+    )
     # The longest supervised examples are padded to 80 tokens.
     batch_tokens: int = key(3000, "tokens per step, padding included", "[80, inf)")
     learning_rate: float = key(

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config
+from bacr_jax.config import Config, derived
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.methods import Method, load_method
@@ -179,7 +179,8 @@ def check_inputs(config: Config) -> None:
     try:
         _, environment = open_inputs(config)
         if config.warmup.steps and config.data.train != "ledger":
-            TraceLessons(config, shared_format_environment(config, environment))
+            own = derived.warmup_config(config)
+            TraceLessons(own, _warmup_environment(config, environment))
         environment.close()
     except UserError as error:
         data, seed = config.data, config.seed
@@ -250,14 +251,23 @@ def shared_format_environment(config: Config, here: Environment) -> Environment:
     return build_environment(config, here.tokenizer, here.vocab_size, style=shared)
 
 
+def _warmup_environment(config: Config, here: Environment) -> Environment:
+    """Returns the environment of a run's warm-up: its seed's questions in the shared format."""
+    own = derived.warmup_config(config)
+    if own.seed == config.seed:
+        return shared_format_environment(config, here)
+    return build_environment(own, here.tokenizer, here.vocab_size, style=format_for(own))
+
+
 def _warmed_up(
     run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll
 ) -> Params:
     """Weights after the supervised warm-up, with a fresh budget module."""
-    config = run.config
+    config = derived.warmup_config(run.config)
+    measured_run = dataclasses.replace(run, config=config)
     place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Several runs may share a warm-up, whatever they are graded by.
-    environment = shared_format_environment(config, run.environment).exactly_graded()
+    environment = _warmup_environment(run.config, run.environment).exactly_graded()
     goes_ahead = can_go_ahead(run) and not WarmupPaths(place).identity.exists()
 
     def poll_and_begin() -> None:
@@ -283,7 +293,7 @@ def _warmed_up(
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:
-            return _accuracy(run, environment, params, key, poll)
+            return _accuracy(measured_run, environment, params, key, poll)
         prompts, references = opened(style)
         # Minutes, with a large model.
         with progress.phase(f"warm-up, {style}", len(references)) as phase:
@@ -295,7 +305,7 @@ def _warmed_up(
 
             listeners = Listeners(poll, on_rows)
             rollout = plain_rollout(
-                run, environment, params, prompts, key, listeners, temperature=0.0
+                measured_run, environment, params, prompts, key, listeners, temperature=0.0
             )
             return float(environment.verify(rollout.branches, references, poll).mean())
 

@@ -51,7 +51,8 @@ def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
 
 
 def warmup_fingerprint(config: Config) -> str:
-    """Identifies the warm-up that a config asks for."""
+    """Returns what identifies the warm-up of a config: a hash of all settings that change it."""
+    config = derived.warmup_config(config)
     if config.data.train == "ledger":
         of_ledger = ("variant", "max_operand", "train_size")
         task = tuple(f"data.ledger.{name}" for name in of_ledger)
