@@ -81,6 +81,27 @@ def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
     return mean_item(estimate, scale=100, marks=marks)
 
 
+def failed_item(rate: Mapping[str, Any] | None) -> Item:
+    """Returns the number of failed runs, such as `1 of 6`; a dash for None."""
+    if rate is None:
+        return NONE
+    return Shown(f"{rate['failed']} of {rate['runs']}", (rate["failed"],))
+
+
+def failure_share_item(rate: Mapping[str, Any]) -> Item:
+    """Returns the share of failed runs in %, such as `16.7 [0.4, 64.1]`."""
+    shares = (rate["failed"] / rate["runs"], rate["low"], rate["high"])
+    share, low, high = (100 * number for number in shares)
+    return Shown(f"{share:.1f} [{low:.1f}, {high:.1f}]", (share, low, high))
+
+
+def loss_text(change: Mapping[str, Any]) -> str:
+    """Returns a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
+    before, after = (100 * change[key] for key in ("before", "after"))
+    budget = budget_name(change["budget"])
+    return f"{before:.1f} to {after:.1f} at {budget}, seed {change['seed']}"
+
+
 def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
     """`1,234.5`: mean tokens."""
     if estimate is None:

@@ -18,6 +18,7 @@ from bacr_jax.report.table import Table
 from bacr_study import curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
+from bacr_study.failures import failure_rates
 from bacr_study.figures import Drawn, draw_figures
 from bacr_study.items import budget_phrase, difference_text, estimate_of, row_names
 from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Study, Task
@@ -61,9 +62,9 @@ def build_results(
     Returns:
       study, missing (ids of cells that are not there), warnings, provenance, cells (without
       verdicts, curves and schedules), problems (rows and distinct ones by task, set and level,
-      where known), means (by task, set, decoding, variant and budget), costs (by task and variant),
-      comparisons, decoding; and difficulty, ablation, convergence and curriculum if the study shows
-      them.
+      where known), means (by task, set, decoding, variant and budget), failures and costs (by task
+      and variant), comparisons, decoding; and difficulty, ablation, convergence and curriculum if
+      the study shows them.
     """
     counts: dict[str, Any] = {}
     for (task, name), found in known.problems.items():
@@ -77,6 +78,7 @@ def build_results(
         "cells": {id_: _without(vars(cell), _LONG) for id_, cell in cells.items()},
         "problems": counts,
         "means": {task.id: _means(grid, task) for task in study.tasks},
+        "failures": {task.id: failure_rates(grid, task) for task in study.tasks},
         "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
         "comparisons": effects.comparisons(grid),
         "decoding": effects.decoding(grid),

@@ -175,6 +175,8 @@ class Study:
       sweep: what is varied within every arm; None: nothing.
       reference: arms that the others are tested against; the first is also the one of the views
         `convergence` and `difficulty`.
+      before: the arm that is the policy before training; failed runs are counted against it. Empty:
+        they are not counted.
       focus: budgets of views that show one or two; empty: each task's second smallest.
       contrasts: pairs of arms by name, `{entropy: [with, without]}`, of the view `contrasts`.
       tokens_per_second: pace for a prediction, measured or planned, of one run.
@@ -193,6 +195,7 @@ class Study:
     evaluation: Evaluation = Evaluation()
     sweep: Sweep | None = None
     reference: tuple[str, ...] = ()
+    before: str = ""
     views: tuple[View, ...] = ("accuracy",)
     focus: tuple[int, ...] = ()
     contrasts: Mapping[str, Any] = field(default_factory=dict)

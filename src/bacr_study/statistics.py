@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtr, stdtrit
+from scipy.special import betaincinv, stdtr, stdtrit
 
 OVER_SEEDS = "seeds"
 OVER_PROBLEMS = "problems"
@@ -64,6 +64,23 @@ def mean_interval(values: Sequence[float | int]) -> Estimate:
         return Estimate(mean, None, None, 1, NO_SPREAD)
     half = float(stdtrit(seeds - 1, 0.975) * array.std(ddof=1)) / math.sqrt(seeds)
     return Estimate(mean, mean - half, mean + half, seeds)
+
+
+def clopper_pearson_interval(events: int, trials: int) -> tuple[float, float]:
+    """Returns the exact 95 % interval of a probability (Clopper and Pearson 1934).
+
+    The ends are quantiles of beta distributions. With k events in n trials:
+
+        low  = B(.025; k, n - k + 1), and 0 if k = 0
+        high = B(.975; k + 1, n - k), and 1 if k = n
+
+    Args:
+      events: k, from 0 to `trials`.
+      trials: n, at least 1.
+    """
+    low = float(betaincinv(events, trials - events + 1, 0.025)) if events else 0.0
+    high = float(betaincinv(events + 1, trials - events, 0.975)) if events < trials else 1.0
+    return low, high
 
 
 def variance_parts(values: Float[np.ndarray, "s n"]) -> tuple[float, float, float]:

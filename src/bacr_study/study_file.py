@@ -214,6 +214,8 @@ def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any,
     yield from _given_elsewhere(study)
     for name in study.reference:
         yield name in every, "reference", name, any_of(every)
+    fits = not study.before or study.before in every
+    yield fits, "before", study.before, any_of(every)
     yield study.contrasts or "contrasts" not in views, "contrasts", None, "pairs of arms by name"
     arms = {arm.id: arm for arm in study.arms}
     single = [arm.id for arm in study.arms if study.sweep_of(arm) is None]

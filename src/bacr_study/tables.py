@@ -49,6 +49,7 @@ def tables_of(results: Results, study: Study) -> list[Table]:
     first, *rest = [list(make(results, study)) for make in made] or [[]]
     return [
         *first,
+        *failure_tables(results, study),
         # Beside the numbers, since it says what else they may come from.
         *arm_tables(results, study),
         *itertools.chain(*rest),
@@ -74,13 +75,19 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
                 found = items.estimate_of(results, task, name, variant, budget)
                 column.append(items.accuracy_item(found, marks))
             columns.append(items.ranked(column))
+        failures = {} if hard else results["failures"][task.id]
+        if failures:
+            columns.append([items.failed_item(failures.get(v.key)) for v in variants])
         tokens = _TOKENS if hard else {}
         for key in tokens:
             used = [items.estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
             columns.append(list(map(items.tokens_item, used)))
-        header += [*map(budget_name, shown), *tokens.values()]
-        groups.append((task.label, len(shown) + len(tokens)))
-    what = "Budgets in thinking tokens; mean: over all budgets. Best"
+        header += [*map(budget_name, shown), *(["failed"] if failures else []), *tokens.values()]
+        groups.append((task.label, len(shown) + bool(failures) + len(tokens)))
+    what = "Budgets in thinking tokens; mean: over all budgets. "
+    if not hard and any(results["failures"].values()):
+        what += "Failed: runs that ended worse than they began (table of failed runs). "
+    what += "Best"
     if hard:
         what = (
             "Tokens are means at the largest budget; total counts thinking, forced tokens and "
@@ -94,6 +101,29 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
         caption=f"{items.what_is_shown(study)} {what} in bold, second underlined."
         + items.marks_caption(study),
         name="hard" if hard else "accuracy",
+    )
+
+
+def failure_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Yields the table of failed runs of every arm, if the study counts any."""
+    names, rows = items.row_names(study), list[list[Item]]()
+    for task in study.tasks:
+        for variant, rate in results["failures"][task.id].items():
+            counts = [items.failed_item(rate), items.failure_share_item(rate)]
+            rows.append([names[variant], task.label, *counts, items.loss_text(rate["worst"])])
+    if not rows:
+        return
+    yield Table(
+        "Failed runs",
+        ["method", "task", "failed", "share that fails", "largest loss"],
+        rows,
+        words=2,
+        caption="A run has failed if, for greedy answers at some budget, its accuracy is below the "
+        f"95 % Wilson interval of the accuracy before training ({study.arm(study.before).name}), "
+        "or less than 95 % of its answers are closed and this share is below the interval of the "
+        "share before. Share: in %, with its 95 % Clopper-Pearson interval. Largest loss: the "
+        "budget and run that lost most, accuracy in % before and after.",
+        name="failures",
     )
 
 

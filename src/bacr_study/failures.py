@@ -1,0 +1,117 @@
+"""Counts the runs of a study that ended worse than they began.
+
+A mean over seeds hides a training run that ruined its policy. `results` counts such runs for every
+arm, and `tables` shows the counts. This module compares a run with the policy that it started from;
+it does not compare arms with each other.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bacr_jax.evaluation.intervals import wilson_interval
+from bacr_jax.evaluation.samples import GREEDY
+from bacr_study.cells import Cell, Grid
+from bacr_study.spec import Task, Variant
+from bacr_study.statistics import clopper_pearson_interval
+
+# A run that closes at least this share of its answers has not failed by its answers.
+CLOSED_ANSWERS = 0.95
+ACCURACY, CLOSED = "accuracy", "closed answers"
+
+
+class Change(NamedTuple):
+    """A share at one budget, before and after a training run.
+
+    Attributes:
+      budget: thinking budget in tokens, as a key of a cell.
+      measure: `ACCURACY` or `CLOSED`, the share of answers that were closed.
+      before: the share of the policy that the run started from, in [0, 1].
+      after: the share of the trained policy, in [0, 1].
+      failed: True if `after` counts as a failure of the run.
+    """
+
+    budget: str
+    measure: str
+    before: float
+    after: float
+    failed: bool
+
+
+def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Iterator[Change]:
+    """Compares a run with the policy that it started from, budget by budget.
+
+    Accuracy fails below the 95 % Wilson interval of the accuracy before. The share of closed
+    answers fails if it is both below `CLOSED_ANSWERS` and below the 95 % Wilson interval of the
+    share before.
+
+    Args:
+      cell: the trained run.
+      before: the untrained policy on the same problems.
+      name: the evaluation set.
+      mode: the decoding; budgets that one of the two cells lacks are left out.
+    """
+    for budget, after in cell.sets.get(name, {}).get(mode, {}).items():
+        entry, verdicts = before.entry(name, mode, budget), before.rates(name, mode, budget)
+        if entry is None or verdicts is None:
+            continue
+        problems = len(verdicts)
+        accuracy = entry["accuracy"]
+        lowest_accuracy, _ = wilson_interval(accuracy * problems, problems)
+        worse = after["accuracy"] < lowest_accuracy
+        yield Change(budget, ACCURACY, accuracy, after["accuracy"], worse)
+
+        closed_before = 1.0 - entry["no_answer_share"]
+        closed_after = 1.0 - after["no_answer_share"]
+        lowest_closed, _ = wilson_interval(closed_before * problems, problems)
+        unclosed = closed_after < min(CLOSED_ANSWERS, lowest_closed)
+        yield Change(budget, CLOSED, closed_before, closed_after, unclosed)
+
+
+def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
+    """Counts the failed runs of every arm of a task.
+
+    Returns:
+      A record for every variant that has a run whose `before` cell (`Study.before`) is known: the
+      number of `runs`, the number that `failed`, the Clopper-Pearson interval `low` to `high` of
+      the share that fails, the `failures` (seed, budget, measure, before, after), and the `worst`
+      change of accuracy of all runs and budgets. An empty dict if the study has no `before`.
+    """
+    rates: dict[str, Any] = {}
+    if not grid.study.before:
+        return rates
+    untrained = {cell.seed: cell for cell in grid.of(task.id, Variant(grid.study.before))}
+    for variant in grid.variants(task.id):
+        trained = [cell for cell in grid.of(task.id, variant) if cell.steps > 0]
+        runs = [cell for cell in trained if cell.seed in untrained]
+        changes = [
+            (cell.seed, change)
+            for cell in runs
+            for change in changes_of(cell, untrained[cell.seed], task.main)
+        ]
+        if not changes:
+            continue
+        failures = [(seed, change) for seed, change in changes if change.failed]
+        failed = len({seed for seed, _ in failures})
+        low, high = clopper_pearson_interval(failed, len(runs))
+        accuracies = [pair for pair in changes if pair[1].measure == ACCURACY]
+        worst = min(accuracies, key=lambda pair: pair[1].after - pair[1].before)
+        rates[variant.key] = {
+            "runs": len(runs),
+            "failed": failed,
+            "low": low,
+            "high": high,
+            "failures": [_record(*pair) for pair in failures],
+            "worst": _record(*worst),
+        }
+    return rates
+
+
+def _record(seed: int, change: Change) -> dict[str, Any]:
+    """Returns a change as fields of results.json."""
+    return {
+        "seed": seed,
+        "budget": change.budget,
+        "measure": change.measure,
+        "before": change.before,
+        "after": change.after,
+    }

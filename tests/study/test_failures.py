@@ -1,0 +1,124 @@
+"""Failed runs are counted against the policy that they started from."""
+
+import dataclasses
+
+import pytest
+from scipy.stats import binom
+
+from bacr_study.cells import Grid, correct_digits
+from bacr_study.failures import ACCURACY, CLOSED, changes_of, failure_rates
+from bacr_study.results import build_results
+from bacr_study.spec import Arm, Variant
+from bacr_study.statistics import clopper_pearson_interval
+from bacr_study.tables import tables_of
+from cells_world import made_task, main_study, make_cell
+
+STUDY = main_study(
+    tasks=(made_task("ledger", "Ledger"),),
+    arms=(Arm("cot", "After the warm-up"), Arm("anytime", "Anytime"), Arm("bacr_paper", "BACR")),
+    seeds=(0, 1),
+    reference=("anytime",),
+    before="cot",
+    views=("accuracy",),
+)
+PROBLEMS = 100
+
+
+def cell(arm, seed, *, right=50, unanswered=0.0, at_16=None):
+    """A cell with as many right answers of 100 at every budget, or others at budget 16."""
+    made = make_cell(STUDY, "ledger", Variant(arm), seed, problems=PROBLEMS, samples=1, steps=10)
+    for modes in made.sets.values():
+        for budgets in modes.values():
+            for budget, entry in budgets.items():
+                count = at_16 if at_16 is not None and budget == "16" else right
+                entry["accuracy"] = count / PROBLEMS
+                entry["correct"] = correct_digits([1] * count + [0] * (PROBLEMS - count))
+                entry["no_answer_share"] = unanswered
+    return made
+
+
+def failures(after, before):
+    return [
+        (change.budget, change.measure)
+        for change in changes_of(after, before, "test")
+        if change.failed
+    ]
+
+
+def test_an_accuracy_fails_below_the_interval_of_before():
+    # Wilson's 95 % interval of 50 in 100 is [.4038, .5962].
+    before = cell("cot", 0)
+    assert failures(cell("anytime", 0, right=41), before) == []
+    assert failures(cell("anytime", 0, at_16=40), before) == [("16", ACCURACY)]
+    assert failures(cell("anytime", 0, right=100), before) == []
+
+
+def test_closed_answers_fail_below_95_percent_unless_they_were_so_before():
+    complete = cell("cot", 0)
+    assert failures(cell("anytime", 0, unanswered=0.05), complete) == []
+    after = cell("anytime", 0, unanswered=0.06)
+    assert failures(after, complete) == [
+        (budget, CLOSED) for budget in after.sets["test"]["greedy"]
+    ]
+    # Wilson's 95 % interval of 90 in 100 is [.8256, .9448].
+    incomplete = cell("cot", 0, unanswered=0.10)
+    assert failures(cell("anytime", 0, unanswered=0.17), incomplete) == []
+    assert len(failures(cell("anytime", 0, unanswered=0.18), incomplete)) == 5
+
+
+def grid(*cells):
+    return Grid(STUDY, {one.id: one for one in cells})
+
+
+def test_runs_count_once_however_many_budgets_fail():
+    made = grid(
+        *(cell("cot", seed) for seed in (0, 1)),
+        *(cell("anytime", seed) for seed in (0, 1)),
+        cell("bacr_paper", 0, right=60, at_16=0),
+        cell("bacr_paper", 1, right=30),
+    )
+    rates = failure_rates(made, STUDY.tasks[0])
+    assert set(rates) == {"anytime", "bacr_paper"}
+    assert (rates["anytime"]["failed"], rates["anytime"]["runs"]) == (0, 2)
+    bacr = rates["bacr_paper"]
+    assert (bacr["failed"], bacr["runs"], len(bacr["failures"])) == (2, 2, 1 + 5)
+    worst = {"seed": 0, "budget": "16", "measure": ACCURACY, "before": 0.5, "after": 0.0}
+    assert bacr["worst"] == worst
+
+
+def test_a_run_whose_start_is_unknown_is_not_counted():
+    made = grid(cell("cot", 0), cell("anytime", 0), cell("anytime", 1, right=0))
+    assert failure_rates(made, STUDY.tasks[0])["anytime"]["runs"] == 1
+    without = dataclasses.replace(STUDY, before="")
+    assert failure_rates(dataclasses.replace(made, study=without), STUDY.tasks[0]) == {}
+    alone = grid(cell("anytime", 0))
+    assert failure_rates(alone, STUDY.tasks[0]) == {}
+
+
+def test_tables_show_failures_beside_the_means():
+    cells = [cell("cot", 0), cell("anytime", 0), cell("bacr_paper", 0, at_16=0)]
+    results = build_results({one.id: one for one in cells}, STUDY)
+    tables = {table.name: table.markdown() for table in tables_of(results, STUDY)}
+    assert "50.0 to 0.0 at 16, seed 0" in tables["failures"]
+    assert "1 of 1 | 100.0 [2.5, 100.0]" in tables["failures"]
+    accuracy = tables["accuracy"].splitlines()
+    assert any("BACR" in line and "1 of 1" in line for line in accuracy)
+    assert any("After the warm-up" in line and " - |" in line for line in accuracy)
+
+
+@pytest.mark.parametrize(("events", "trials"), [(0, 20), (2, 11), (6, 6), (1, 1)])
+def test_the_ends_of_clopper_pearson_leave_a_fortieth_on_each_side(events, trials):
+    low, high = clopper_pearson_interval(events, trials)
+    if events:
+        assert binom.sf(events - 1, trials, low) == pytest.approx(0.025)
+    else:
+        assert low == 0.0
+    if events < trials:
+        assert binom.cdf(events, trials, high) == pytest.approx(0.025)
+    else:
+        assert high == 1.0
+
+
+def test_clopper_pearson_of_no_failure_in_twenty():
+    # 1 - .025^(1/20)
+    assert clopper_pearson_interval(0, 20)[1] == pytest.approx(0.16843, abs=1e-5)
