@@ -8,15 +8,16 @@ it does not compare arms with each other.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bacr_jax.evaluation.intervals import wilson_interval
+from bacr_jax.evaluation.decline import (
+    ACCURACY,
+    CLOSED,
+    accuracy_declined,
+    closed_answers_declined,
+)
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Cell, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import clopper_pearson_interval
-
-# A run that closes at least this share of its answers has not failed by its answers.
-CLOSED_ANSWERS = 0.95
-ACCURACY, CLOSED = "accuracy", "closed answers"
 
 
 class Change(NamedTuple):
@@ -40,9 +41,7 @@ class Change(NamedTuple):
 def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Iterator[Change]:
     """Compares a run with the policy that it started from, budget by budget.
 
-    Accuracy fails below the 95 % Wilson interval of the accuracy before. The share of closed
-    answers fails if it is both below `CLOSED_ANSWERS` and below the 95 % Wilson interval of the
-    share before.
+    What counts as a failure is the rule of `bacr_jax.evaluation.decline`.
 
     Args:
       cell: the trained run.
@@ -55,16 +54,11 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
         if entry is None or verdicts is None:
             continue
         problems = len(verdicts)
-        accuracy = entry["accuracy"]
-        lowest_accuracy, _ = wilson_interval(accuracy * problems, problems)
-        worse = after["accuracy"] < lowest_accuracy
-        yield Change(budget, ACCURACY, accuracy, after["accuracy"], worse)
+        shares = entry["accuracy"], after["accuracy"]
+        yield Change(budget, ACCURACY, *shares, accuracy_declined(*shares, problems))
 
-        closed_before = 1.0 - entry["no_answer_share"]
-        closed_after = 1.0 - after["no_answer_share"]
-        lowest_closed, _ = wilson_interval(closed_before * problems, problems)
-        unclosed = closed_after < min(CLOSED_ANSWERS, lowest_closed)
-        yield Change(budget, CLOSED, closed_before, closed_after, unclosed)
+        closed = 1.0 - entry["no_answer_share"], 1.0 - after["no_answer_share"]
+        yield Change(budget, CLOSED, *closed, closed_answers_declined(*closed, problems))
 
 
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:

@@ -119,8 +119,17 @@ def test_the_first_screen_says_what_came_out(run):
     assert f"{said} at 16 went from 9.0 to 9.0." in first
     assert "20.0 [10.0, 30.0],\n9.0 tok" in first and "45.0 [35.0, 55.0],\n9.0 tok" in first
     assert first.index("<table>") < first.index("Accuracy by budget, greedy</figcaption>")
+    assert "Worse than before training" not in first
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2)])
     assert "nothing to compare with yet" in page(run)
+
+
+def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
+    worse = evaluation(3, "after", 0.45)
+    worse["sets"]["ledger"]["greedy"]["16"]["accuracy"] = 0.0
+    lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), worse])
+    said = "Worse than before training: greedy at 16: accuracy 30.0 to 0.0 %. Accuracy rose"
+    assert said in page(run)
 
 
 def test_departures_are_folded_to_their_number(run):

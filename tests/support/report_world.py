@@ -53,6 +53,7 @@ def entry(accuracy, budget):
         "mean_total_tokens": 0.75 * budget + 3,
         "completion_rate": 0.5,
         "completion_ci95": [0.4, 0.6],
+        "problems": 100,
         "closed_rate": 1.0,
         "closed_ci95": [0.9, 1.0],
         "accuracy_if_complete": accuracy,

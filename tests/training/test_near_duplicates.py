@@ -30,14 +30,20 @@ def test_training_reports_both_figures(tmp_path, capsys):
         state, step = trainer.start()
         trainer.evaluate(state, step, "before")
         trainer.evaluate(state, step, "after")
-        trainer.finish(state, step)
+        # As if the policy had been right everywhere before training.
+        for entry in trainer.evaluations["before"]["ledger"]["greedy"].values():
+            entry["accuracy"] = 1.0
+        summary = trainer.finish(state, step)
     record = json.loads((run / "eval.jsonl").read_text().splitlines()[0])
     count = record["near_duplicates"]["ledger"]["count"]
     entry = record["sets"]["ledger"]["greedy"]["8"]
     assert 0 < count < 6
     assert entry["without_near_duplicates"]["problems"] == 6 - count
     title = f"Ledger without {count} near-duplicates of training questions ({6 - count} problems)"
-    assert title in " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
+    assert title in output
     assert title in (run / "report.html").read_text()
+    assert [one["budget"] for one in summary["declines"]["ledger"]] == ["8"]
+    assert output.rindex("WARNING, worse than before training on Ledger") > output.rindex(title)
     saved = json.loads((run / "summary.json").read_bytes())["sets"]["after"]["ledger"]
     assert saved["greedy"]["8"]["without_near_duplicates"]["problems"] == 6 - count

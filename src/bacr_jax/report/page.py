@@ -11,6 +11,7 @@ from bacr_jax import documents
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import mixture
 from bacr_jax.errors import UserError, attempt
+from bacr_jax.evaluation.decline import declines
 from bacr_jax.evaluation.folder import finished_evaluations
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
@@ -24,7 +25,7 @@ from bacr_jax.report.evaluation_charts import (
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
 from bacr_jax.report.run_data import ODD, RunData, labels_of, odd_refused, read_run
-from bacr_jax.report.table import NONE, Table, budget_name, by_size, set_title
+from bacr_jax.report.table import NONE, Table, budget_name, by_size, decline_text, set_title
 from bacr_jax.report.traces import read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
     budget_charts,
@@ -108,10 +109,14 @@ def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
     above = lambda b, one, other: one[b]["ci95"][0] > other[b]["ci95"][1]
     named = lambda *two: ", ".join(budget_name(b) for b in both if above(b, *two)) or "no budget"
     name, (before, after) = both[-1], (x[both[-1]]["mean_thinking_tokens"] for x in (first, last))
-    return (
+    sentence = (
         f"Accuracy rose at {named(last, first)} and fell at {named(first, last)} (intervals apart, "
         f"{mode}); thinking tokens at {budget_name(name)} went from {before:,.1f} to {after:,.1f}."
     )
+    worse = list(declines({mode: first}, {mode: last}))
+    if worse:
+        return f"Worse than before training: {decline_text(worse)}. {sentence}"
+    return sentence
 
 
 def _table(shown: Table, style: str | None = None) -> Part:

@@ -13,6 +13,7 @@ from bacr_jax.config import Config, derived
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.documents import append_line, read_lines, write_json
 from bacr_jax.errors import UserError
+from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.evaluation.summary import Summary, anytime_score
 from bacr_jax.methods.published import departures
@@ -410,6 +411,7 @@ class Trainer:
         self.leave(state, step, finished=True)
         first = next(iter(self.environment.eval))
         seconds = self.took or self.wall_seconds
+        worse = self._declines_by_set()
         summary = {
             "method": self.method.name,
             "departures": self.departures,
@@ -418,6 +420,9 @@ class Trainer:
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
             "best": self.best,
+            "declines": {
+                name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
+            },
             "eval": {when: sets[first] for when, sets in self.evaluations.items()},
             "sets": self.evaluations,
         }
@@ -439,4 +444,15 @@ class Trainer:
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"
         )
+        for name, of_set in worse.items():
+            self.progress.say(
+                f"WARNING, worse than before training on {table.set_title(name)}: "
+                f"{table.decline_text(of_set)}"
+            )
         return summary
+
+    def _declines_by_set(self) -> dict[str, list[Decline]]:
+        """Returns what is worse than before training, for the sets on which anything is."""
+        before, after = self.evaluations["before"], self.evaluations["after"]
+        by_set = {name: list(declines(before[name], after[name])) for name in after}
+        return {name: of_set for name, of_set in by_set.items() if of_set}

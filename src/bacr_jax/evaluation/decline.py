@@ -1,0 +1,72 @@
+"""Compares a policy after training with the same policy before, budget by budget.
+
+A mean over budgets hides a budget at which the policy was ruined. The training loop, reports and
+studies use this rule; it compares two policies on one evaluation set and does not test which of two
+methods is better.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bacr_jax.evaluation.intervals import wilson_interval
+from bacr_jax.evaluation.summary import Summary
+
+# A policy that closes at least this share of its answers has not declined by its answers.
+CLOSED_ANSWERS = 0.95
+ACCURACY, CLOSED = "accuracy", "closed answers"
+
+
+class Decline(NamedTuple):
+    """A share that is lower after training than chance explains.
+
+    Attributes:
+      mode: the decoding, greedy or sampled.
+      budget: thinking budget in tokens, as a key of a summary.
+      measure: `ACCURACY` or `CLOSED`, the share of answers that were closed.
+      before: the share before training, in [0, 1].
+      after: the share after training, in [0, 1].
+    """
+
+    mode: str
+    budget: str
+    measure: str
+    before: float
+    after: float
+
+
+def accuracy_declined(before: float, after: float, problems: int) -> bool:
+    """True if `after` is below the 95 % Wilson interval of `before` over so many problems."""
+    lowest, _ = wilson_interval(before * problems, problems)
+    return after < lowest
+
+
+def closed_answers_declined(before: float, after: float, problems: int) -> bool:
+    """True if `after` is below both `CLOSED_ANSWERS` and the 95 % Wilson interval of `before`."""
+    return after < CLOSED_ANSWERS and accuracy_declined(before, after, problems)
+
+
+def declines(before: Summary, after: Summary) -> Iterator[Decline]:
+    """Yields what is worse after training, in the order of `after`.
+
+    Args:
+      before: accuracy by decoding and budget before training.
+      after: the same after training. Budgets that `before` lacks, or for which it does not have the
+        number of problems, are left out.
+    """
+    for mode, budgets in after.items():
+        for budget, entry in budgets.items():
+            start = before.get(mode, {}).get(budget)
+            if start is not None and "problems" in start:
+                yield from _declines_of(mode, budget, start, entry)
+
+
+def _declines_of(
+    mode: str, budget: str, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Decline]:
+    problems = int(before["problems"])
+    if accuracy_declined(before["accuracy"], after["accuracy"], problems):
+        yield Decline(mode, budget, ACCURACY, before["accuracy"], after["accuracy"])
+    if "closed_rate" not in before or "closed_rate" not in after:
+        return
+    if closed_answers_declined(before["closed_rate"], after["closed_rate"], problems):
+        yield Decline(mode, budget, CLOSED, before["closed_rate"], after["closed_rate"])
