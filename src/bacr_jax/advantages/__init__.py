@@ -14,6 +14,7 @@ and the group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on
 Advantages are constants to the policy gradient: gradients into rewards and values are stopped.
 """
 
+from bacr_jax.advantages.batch import same_budget_mean as same_budget_mean
 from bacr_jax.advantages.group import (
     advantage_scale as advantage_scale,
     group_advantage as group_advantage,

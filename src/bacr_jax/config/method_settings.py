@@ -133,13 +133,21 @@ class RewardConfig:
 class AdvantageConfig:
     """Budget-conditioned advantage estimation (paper Eq. 10-14)."""
 
-    baseline: Literal["value", "group", "residual_loo", "shrink", "constant", "optimal_token"] = (
-        key(
-            "value",
-            "value: V(q,b) (paper); group: mean of the group; residual_loo, shrink: value with a "
-            "leave-one-out part; constant: one running number per cut, without a value head; "
-            "optimal_token: arXiv 2602.07078, per group and position",
-        )
+    baseline: Literal[
+        "value",
+        "group",
+        "residual_loo",
+        "shrink",
+        "constant",
+        "optimal_token",
+        "batch",
+        "same_budget",
+    ] = key(
+        "value",
+        "value: V(q,b) (paper); group: mean of the group; residual_loo, shrink: value with a "
+        "leave-one-out part; constant: one running number per cut, without a value head; "
+        "optimal_token: arXiv 2602.07078, per group and position; batch: mean of the batch's other "
+        "traces; same_budget: mean of those with the same budget",
     )
     credit: Literal["to_go", "answer_literal", "trajectory", "segment"] = key(
         "to_go",

@@ -30,7 +30,7 @@ _MOMENT_DECAY = 0.9
 # Baselines that compare the rollouts of a question.
 _OF_THE_GROUP = ("group", "residual_loo", "shrink", "optimal_token")
 # Baselines without a value head.
-_WITHOUT_VALUE = ("group", "constant", "optimal_token")
+_WITHOUT_VALUE = ("group", "constant", "optimal_token", "batch", "same_budget")
 
 # The letter of the paper, where it says something (configs/methods/bacr-paper.yaml).
 PUBLISHED = {
@@ -201,6 +201,12 @@ def baselines(
         weights = _path_at_cuts(batch)
         mean = lambda x: jnp.broadcast_to(advantages.token_baseline(x, weights), x.shape)
         return mean(reward), mean(batch.outcomes)
+    if kind in ("batch", "same_budget"):
+        budgets = batch.budgets if kind == "same_budget" else jnp.zeros_like(batch.budgets)
+        return (
+            advantages.same_budget_mean(reward, budgets),
+            advantages.same_budget_mean(batch.outcomes, budgets),
+        )
     if kind == "constant":
         values = _running_mean(config, state, batch, reward)
     assert values is not None
