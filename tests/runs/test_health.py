@@ -2,10 +2,12 @@
 
 import pytest
 
-from bacr_jax.runs.health import PATIENCE, RunHealth
+from bacr_jax.runs.health import PATIENCE, SHORT_PATIENCE, RunHealth
 
 HEALTHY = {"reward/cut_1": 0.4, "reward/cut_2": 0.6, "policy/clipped_share": 0.02,
-           "policy/ratio": 1.0, "mismatch/k3": 1e-8, "mismatch/absolute": 0.02,
+           "rollout/closed_answers": 0.97, "rollout/repetition": 0.02,
+           "advantage/mean": 0.1, "advantage/std": 1.0, "policy/ratio": 1.0,
+           "mismatch/k3": 1e-8, "mismatch/absolute": 0.02,
            "grader/graded": 100.0, "process/grader_timeouts": 1.0}  # fmt: skip
 OFF_CENTRE = {"advantage/score_offset": -0.1, "advantage/mean": 0.6, "advantage/std": 1.0}
 
@@ -39,6 +41,43 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
     assert messages(*[bad] * (PATIENCE - 1), HEALTHY, *[bad] * (PATIENCE - 1)) == []
     (message,) = messages(*[bad] * 5 * PATIENCE)
     assert says in message
+
+
+@pytest.mark.parametrize(
+    ("trouble", "patience", "says"),
+    [
+        ({"rollout/closed_answers": 0.86}, SHORT_PATIENCE, "fewer answers are closed"),
+        ({"rollout/repetition": 0.13}, SHORT_PATIENCE, "more traces repeat themselves"),
+        ({"advantage/mean": -0.6}, 2, "mean advantage was more than half of its deviation below 0"),
+        (
+            {"advantage/mean": -0.1, "advantage/std": 0.0},
+            2,
+            "more than half of its deviation below",
+        ),
+    ],
+)
+def test_signs_of_a_ruined_policy_are_told_within_three_steps(trouble, patience, says):
+    bad = HEALTHY | trouble
+    assert messages(HEALTHY, *[bad] * (patience - 1), HEALTHY) == []
+    (message,) = messages(HEALTHY, *[bad] * 20)
+    assert says in message
+    # A policy that was so at its first step has not been ruined in training.
+    if "rollout" in str(trouble):
+        assert messages(*[bad] * 20) == []
+
+
+def test_the_run_that_lost_its_largest_budget_would_have_been_warned_at_steps_6_and_13():
+    """Metrics of a run of recipes/smollm2.sh whose accuracy at 48 tokens went from 56 to 0 %."""
+    closed = [1, 1, 1, 1, 1, 0.92, 1, 1, 1, 1, 0.7, 0.77, 0.73, 0.8]
+    mean = [0, 0.12, 0.57, 0.03, -0.84, -0.73, 0.28, 0.54, 0.16, -0.16, 0, 0.22, 0.26, -0.22]
+    deviation = [1, 0.99, 0.91, 1, 0.61, 0, 1, 0.91, 0.99, 0.97, 0.99, 1, 0.99, 0.9]
+    health, warned = RunHealth(), {}
+    for step, values in enumerate(zip(closed, mean, deviation), 1):
+        names = ("rollout/closed_answers", "advantage/mean", "advantage/std")
+        for message in health.warnings(HEALTHY | dict(zip(names, values))):
+            warned[step] = message
+    assert list(warned) == [6, 13]
+    assert "mean advantage" in warned[6] and "closed" in warned[13]
 
 
 def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():

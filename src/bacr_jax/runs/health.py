@@ -1,6 +1,7 @@
-"""Loud warnings about a run that goes wrong without failing: each is given once, with its cause.
+"""Warns about a run that goes wrong without failing: once per symptom, with its likely cause.
 
-Thresholds are ours, chosen so that a healthy run never meets them; they change nothing in the run.
+The training loop passes every iteration's metrics to `RunHealth`. The thresholds are ours, chosen
+so that a healthy run does not meet them. Warnings change nothing in the run.
 """
 
 import collections
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 
 Metrics = Mapping[str, float]
 
-# Iterations in a row that must look wrong before anything is said.
-PATIENCE = 10
+# Iterations in a row that must show a symptom before the warning: usually, and for signs that a
+# policy is being ruined, which takes a few iterations.
+PATIENCE, SHORT_PATIENCE = 10, 3
 # A mean reward that was once above the first share and has fallen below this part of its best.
 WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
 CLIPPED = 0.5
@@ -23,8 +25,24 @@ SLOW_HOST = 3.0
 MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
+# Answers that a healthy policy closes, and how much lower a share of the traces must be than at the
+# first iteration, or how much higher: twice the standard error of a share in 64 traces.
+CLOSED, SHARE_CHANGE = 0.95, 0.1
 # Importance ratio minus 1, and nats per token, that are rounding in float32.
 SAME_POLICY = 1e-6
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an iteration is compared with.
+
+    Attributes:
+      first: metrics of the run's first iteration, whose traces the starting policy sampled.
+      best_accuracy: highest smoothed share of right answers so far, in [0, 1].
+    """
+
+    first: Metrics
+    best_accuracy: float
 
 
 @dataclass(frozen=True)
@@ -32,12 +50,12 @@ class Symptom:
     """One thing that can go wrong.
 
     Attributes:
-      is_wrong: whether an iteration's metrics show it; given the smoothed reward's best so far.
+      is_wrong: True if an iteration's metrics show it.
       message: what it is, its likely causes, and the keys to change.
       patience: iterations in a row that must show it.
     """
 
-    is_wrong: Callable[[Metrics, float], bool]
+    is_wrong: Callable[[Metrics, Earlier], bool]
     message: str
     patience: int = PATIENCE
 
@@ -56,6 +74,28 @@ def _off_centre(metrics: Metrics) -> bool:
     apart = max(abs(metrics["policy/ratio"] - 1), metrics["mismatch/k3"])
     shift = abs(metrics["advantage/mean"])
     return shift > OFF_CENTRE * metrics["advantage/std"] and apart > SAME_POLICY
+
+
+def _one_sided(metrics: Metrics, _: Earlier) -> bool:
+    """True if nearly all advantages of an iteration have one sign."""
+    mean, deviation = metrics.get("advantage/mean", 0.0), metrics.get("advantage/std", 1.0)
+    return mean < -OFF_CENTRE * deviation
+
+
+def _closes_less(metrics: Metrics, earlier: Earlier) -> bool:
+    """True if fewer answers are closed than at the first iteration, and fewer than is healthy."""
+    name = "rollout/closed_answers"
+    if name not in metrics or name not in earlier.first:
+        return False
+    return metrics[name] < min(CLOSED, earlier.first[name] - SHARE_CHANGE)
+
+
+def _repeats_more(metrics: Metrics, earlier: Earlier) -> bool:
+    """True if more traces repeat themselves at their end than at the first iteration."""
+    name = "rollout/repetition"
+    if name not in metrics or name not in earlier.first:
+        return False
+    return metrics[name] > earlier.first[name] + SHARE_CHANGE
 
 
 def _accuracy(metrics: Metrics) -> float:
@@ -77,10 +117,37 @@ SYMPTOMS = {
         "harder questions (data.train) or smaller budgets (budget.max)",
     ),
     "collapse": Symptom(
-        lambda m, best: best > WORTH_LOSING and _accuracy(m) < COLLAPSED_TO * best,
+        lambda m, earlier: (
+            earlier.best_accuracy > WORTH_LOSING
+            and _accuracy(m) < COLLAPSED_TO * earlier.best_accuracy
+        ),
         "the share of right answers has collapsed. Likely the updates are too large: lower "
         "optimizer.learning_rate, or hold the policy with loss.kl_coef; checkpoints/ has the best "
         "one so far (best.json)",
+    ),
+    "closed_answers": Symptom(
+        _closes_less,
+        f"fewer answers are closed than at the first step (rollout/closed_answers), for "
+        f"{SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at rollouts/; "
+        "go back to a checkpoint, and write a lower optimizer.learning_rate and "
+        "optimizer.conditioning_learning_rate, or advantage.score_by_budget=true",
+        SHORT_PATIENCE,
+    ),
+    "repetition": Symptom(
+        _repeats_more,
+        "more traces repeat themselves at their end than at the first step (rollout/repetition), "
+        f"for {SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at "
+        "rollouts/; go back to a checkpoint, and write a lower optimizer.learning_rate and "
+        "optimizer.conditioning_learning_rate, or advantage.score_by_budget=true",
+        SHORT_PATIENCE,
+    ),
+    "one_sided": Symptom(
+        _one_sided,
+        "the mean advantage was more than half of its deviation below 0 in two steps in a row: the "
+        "updates mostly lower the probability of what was sampled, which ruins a policy that can "
+        "do the task. Write advantage.baseline=same_budget and advantage.score_weighted=false, or "
+        "more rollout.questions",
+        2,
     ),
     "clipped": Symptom(
         lambda m, _: m.get("policy/clipped_share", 0.0) > CLIPPED,
@@ -119,21 +186,29 @@ SYMPTOMS = {
 
 
 class RunHealth:
-    """Watches the metrics of a run, iteration by iteration."""
+    """Watches the metrics of a run, iteration by iteration.
+
+    A run that goes on passes the metrics of its earlier iterations again, so that its warnings come
+    as they would have come without the stop.
+    """
 
     def __init__(self) -> None:
+        self._first: Metrics | None = None
         self._in_a_row: collections.Counter[str] = collections.Counter()
         self._given: set[str] = set()
         self._smoothed: float | None = None
         self._best = 0.0
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
-        """Messages of the symptoms that have lasted, as of this iteration; each comes once."""
+        """Yields the messages of the symptoms that have lasted, as of this iteration, once each."""
+        if self._first is None:
+            self._first = dict(metrics)
         now = _accuracy(metrics)
         self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
         self._best = max(self._best, self._smoothed)
+        earlier = Earlier(self._first, self._best)
         for name, symptom in SYMPTOMS.items():
-            wrong = symptom.is_wrong(metrics, self._best)
+            wrong = symptom.is_wrong(metrics, earlier)
             self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
             if self._in_a_row[name] == symptom.patience and name not in self._given:
                 self._given.add(name)

@@ -18,6 +18,7 @@ from bacr_jax.methods.budget_prior import budget_locations
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Environment
+from bacr_jax.rollout.repetition import ends_in_repetition
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.run import Run, RunState, RunStateAhead
@@ -77,6 +78,9 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
     trunks, branches = first.rollout.trunks, first.rollout.branches
     cuts = np.asarray(first.group_batch.outcomes).mean((0, 1))
     rewards = first.group_batch.by_reward
+    repeated = ends_in_repetition(
+        *map(np.asarray, (trunks.tokens, trunks.prompt_lengths, trunks.sampled))
+    )
     return {
         **{f"reward/cut_{j + 1}": value for j, value in enumerate(cuts)},
         "rollout/thinking_mean": float(np.mean(trunks.thinking)),
@@ -84,6 +88,7 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
         "rollout/forced_share": float(np.mean(np.asarray(trunks.close) == CLOSED_BY_BUDGET)),
         "rollout/completion_rate": float(np.mean(np.asarray(trunks.close) != CLOSED_BY_BUDGET)),
         "rollout/closed_answers": float(np.mean(branches.finished)),
+        "rollout/repetition": float(np.mean(repeated)),
         "rollout/forced_tokens_mean": float(np.mean(branches.forced)),
         "rollout/answer_tokens_mean": float(np.mean(branches.sampled)),
         "rollout/excess_mean": counters["excess_mean"],

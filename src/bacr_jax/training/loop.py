@@ -144,6 +144,9 @@ class Trainer:
                 self.folder.forget_last_evaluation()
                 self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
+            for metrics in read_lines(self.folder.metrics):
+                # Their warnings were given before the stop.
+                list(self.health.warnings(metrics))
         there = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self._note_evaluation(record, kept=record["step"] in there)
@@ -398,6 +401,16 @@ class Trainer:
             for name, summary in sets.items():
                 shown = table.set_title(name)
                 self.progress.say(f"step {step}, {shown}: {table.in_one_line(summary)}")
+                self._warn_of_declines(name, summary, step)
+
+    def _warn_of_declines(self, name: str, summary: Summary, step: int) -> None:
+        """Warns of budgets that are worse than before training, if that was evaluated."""
+        before = self.evaluations.get("before", {}).get(name, {})
+        if worse := list(declines(before, summary)):
+            self.progress.say(
+                f"WARNING, step {step}: worse than before training on {table.set_title(name)}: "
+                f"{table.decline_text(worse)}"
+            )
 
     def _keep_best(self) -> None:
         """Writes best.json, or takes away that of steps which are no more."""
