@@ -26,10 +26,6 @@ def cells(name):
     return [json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines()]
 
 
-def evaluation(run, when, mode, budget):
-    return run["summary"]["eval"][when][mode][budget]
-
-
 def with_interval(entry):
     low, high = entry["ci95"]
     return f"{100 * entry['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
@@ -37,34 +33,40 @@ def with_interval(entry):
 
 @pytest.fixture(scope="module")
 def quickstart():
-    """Evaluations of the quickstart's policies, by seed: (after the warm-up, BACR, GRPO)."""
-    runs = {run["id"]: run for run in cells("quickstart-cpu")}
+    """Evaluations of the quickstart by seed: after the warm-up, after BACR, after GRPO."""
+    runs = {run["id"]: run["summary"]["eval"] for run in cells("quickstart-cpu")}
     return {
-        seed: lambda mode, budget, seed=seed: (
-            evaluation(runs[f"bacr-{seed}"], "before", mode, budget),
-            evaluation(runs[f"bacr-{seed}"], "after", mode, budget),
-            evaluation(runs[f"grpo-{seed}"], "after", mode, budget),
+        seed: (
+            runs[f"bacr-{seed}"]["before"],
+            runs[f"bacr-{seed}"]["after"],
+            runs[f"grpo-{seed}"]["after"],
         )
         for seed in range(3)
     }
 
 
+def greedy_by_policy(quickstart, budget):
+    """Greedy entries at a budget: for each policy, one entry a seed."""
+    by_seed = [
+        [evaluation["greedy"][budget] for evaluation in evaluations]
+        for evaluations in quickstart.values()
+    ]
+    return list(zip(*by_seed))
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_quickstart_page_has_every_seed(quickstart, budget):
     page = (ROOT / "docs" / "quickstart.md").read_text()
-    for seed, policies in quickstart.items():
-        row = [
-            f"{with_interval(entry)}, {entry['mean_thinking_tokens']:.1f}"
-            for entry in policies("greedy", budget)
-        ]
+    for seed, evaluations in quickstart.items():
+        entries = [evaluation["greedy"][budget] for evaluation in evaluations]
+        row = [f"{with_interval(one)}, {one['mean_thinking_tokens']:.1f}" for one in entries]
         assert f"| {seed} | {budget} | {' | '.join(row)} |" in page
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_readme_has_the_quickstarts_mean_over_seeds_and_its_range(quickstart, budget):
-    by_policy = zip(*(policies("greedy", budget) for policies in quickstart.values()))
     row = []
-    for entries in by_policy:
+    for entries in greedy_by_policy(quickstart, budget):
         accuracy = [100 * entry["accuracy"] for entry in entries]
         spread = f" [{min(accuracy):.1f}, {max(accuracy):.1f}]" if min(accuracy) < 100 else ""
         row.append(f"{np.mean(accuracy):.1f}{spread}")
@@ -73,8 +75,10 @@ def test_readme_has_the_quickstarts_mean_over_seeds_and_its_range(quickstart, bu
 
 @pytest.mark.parametrize("budget", ["32", "64"])
 def test_readme_has_the_quickstarts_thinking_tokens(quickstart, budget):
-    by_policy = zip(*(policies("greedy", budget) for policies in quickstart.values()))
-    row = [f"{np.mean([e['mean_thinking_tokens'] for e in entries]):.1f}" for entries in by_policy]
+    row = []
+    for entries in greedy_by_policy(quickstart, budget):
+        thinking = [entry["mean_thinking_tokens"] for entry in entries]
+        row.append(f"{np.mean(thinking):.1f}")
     assert f"| thinking tokens at {budget} | {' | '.join(row)} |" in README
 
 
@@ -133,7 +137,8 @@ def test_the_recipes_page_has_the_run_that_failed(when, label):
     (run,) = cells("smollm2-recipe-cpu")
     page = (ROOT / "docs" / "recipes.md").read_text().split("### A run that failed")[1]
     row = re.search(rf"^\| {label} \| (.*) \|$", page, re.MULTILINE)[1].replace("*", "")
-    entries = [evaluation(run, when, "greedy", budget) for budget in ("12", "20", "28", "48")]
+    greedy = run["summary"]["eval"][when]["greedy"]
+    entries = [greedy[budget] for budget in ("12", "20", "28", "48")]
     expected = [f"{with_interval(e)}, {e['mean_thinking_tokens']:.1f}" for e in entries]
     assert row.replace("[0.0, .8]", "[0.0, 0.8]").split(" | ") == expected
 
