@@ -19,6 +19,8 @@ from rich.console import Console
 from bacr_jax.report import figures, table
 from bacr_jax.runs.folder import RunPaths
 
+# Of an evaluation, in tokens: what the tables and the figure show.
+LENGTHS = ("mean_thinking_tokens", "mean_total_tokens")
 GRPO = Path(__file__).parents[1] / "configs" / "methods" / "grpo.yaml"
 
 
@@ -37,7 +39,7 @@ def run(configs: list[str | Path], folder: Path, *overrides: str) -> dict:
 
 
 def mean_of(summaries: list[dict]) -> dict:
-    """Mean over seeds of accuracies and lengths; the interval is the range over seeds."""
+    """Averages accuracies and lengths over seeds; the interval is the range over seeds."""
     first = summaries[0]
     result: dict = {}
     for mode, budgets in first.items():
@@ -45,12 +47,11 @@ def mean_of(summaries: list[dict]) -> dict:
         for budget in budgets:
             entries = [summary[mode][budget] for summary in summaries]
             accuracy = [entry["accuracy"] for entry in entries]
+            means = {key: float(np.mean([entry[key] for entry in entries])) for key in LENGTHS}
             result[mode][budget] = {
                 "accuracy": float(np.mean(accuracy)),
                 "ci95": [min(accuracy), max(accuracy)],
-                "mean_thinking_tokens": float(
-                    np.mean([entry["mean_thinking_tokens"] for entry in entries])
-                ),
+                **means,
             }
     return result
 

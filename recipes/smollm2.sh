@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A pretrained language model on two CPU cores: SmolLM2-135M-Instruct, read from the GGUF file of a
-# package, learns by bacr-robust to fit its reasoning about sums into a budget. From nothing to the
-# table, the report, and an exported folder that answers in plain transformers; no GPU.
+# package, learns by bacr-robust a shorter style of reasoning about sums. From nothing to the table,
+# the report, and an exported folder that answers in plain transformers; no GPU. One of five known
+# runs ended with no right answer at its largest budget: docs/recipes.md, "A run that failed".
 #
 #   recipes/smollm2.sh [--dry-run] [--no-install] [--out DIR] [key.sub=value ...]
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A task where it pays to know the budget: bacr-robust, and GRPO as published from the same warm-up, from
+# A task where short thinking costs accuracy: bacr-robust, and GRPO as published from the same warm-up, from
 # nothing to two tables and one page that compares them; no download, no GPU.
 #
 #   recipes/tradeoff.sh [--dry-run] [--out DIR] [key.sub=value ...]

@@ -1,4 +1,4 @@
-"""Tasks that others wrote, behind the protocol of question sources: no JAX, nothing of ours.
+"""Questions of other packages as sources, with prompts and traces of ours for eight generators.
 
 Each module makes what a source file of one's own is: an object with `questions(split)`, rows as
 mappings, and perhaps `render(row)`, `trace(row, style)`, `STYLES`; `SCORE` is the file whose

@@ -1,0 +1,190 @@
+"""Numbers of pages are those of the committed cells of their runs."""
+
+import importlib.util
+import json
+import lzma
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import stdtrit
+
+from bacr_jax.report import figures
+from bacr_study.statistics import crossed_test
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BUDGETS = ("8", "16", "32", "64")
+
+
+def cells(name):
+    """Reads the packed cells or runs of a folder of docs/results."""
+    path = ROOT / "docs" / "results" / name / "cells.jsonl.xz"
+    return [json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines()]
+
+
+def with_interval(entry):
+    low, high = entry["ci95"]
+    return f"{100 * entry['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    """Evaluations of the quickstart by seed: after the warm-up, after BACR, after GRPO."""
+    runs = {run["id"]: run["summary"]["eval"] for run in cells("quickstart-cpu")}
+    return {
+        seed: (
+            runs[f"bacr-{seed}"]["before"],
+            runs[f"bacr-{seed}"]["after"],
+            runs[f"grpo-{seed}"]["after"],
+        )
+        for seed in range(3)
+    }
+
+
+def greedy_by_policy(quickstart, budget):
+    """Greedy entries at a budget: for each policy, one entry a seed."""
+    by_seed = [
+        [evaluation["greedy"][budget] for evaluation in evaluations]
+        for evaluations in quickstart.values()
+    ]
+    return list(zip(*by_seed))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_quickstart_page_has_every_seed(quickstart, budget):
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    for seed, evaluations in quickstart.items():
+        entries = [evaluation["greedy"][budget] for evaluation in evaluations]
+        row = [f"{with_interval(one)}, {one['mean_thinking_tokens']:.1f}" for one in entries]
+        assert f"| {seed} | {budget} | {' | '.join(row)} |" in page
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_readme_has_the_quickstarts_mean_over_seeds_and_its_range(quickstart, budget):
+    row = []
+    for entries in greedy_by_policy(quickstart, budget):
+        accuracy = [100 * entry["accuracy"] for entry in entries]
+        spread = f" [{min(accuracy):.1f}, {max(accuracy):.1f}]" if min(accuracy) < 100 else ""
+        row.append(f"{np.mean(accuracy):.1f}{spread}")
+    assert f"| {budget} | {' | '.join(row)} |" in README
+
+
+@pytest.mark.parametrize("budget", ["32", "64"])
+def test_readme_has_the_quickstarts_thinking_tokens(quickstart, budget):
+    row = []
+    for entries in greedy_by_policy(quickstart, budget):
+        thinking = [entry["mean_thinking_tokens"] for entry in entries]
+        row.append(f"{np.mean(thinking):.1f}")
+    assert f"| thinking tokens at {budget} | {' | '.join(row)} |" in README
+
+
+def verdicts(arm, mode, budget):
+    """Shares of right samples of SmolLM2's study, seed by problem."""
+    of_arm = sorted(
+        (cell for cell in cells("smollm2-cpu") if cell["arm"] == arm), key=lambda cell: cell["seed"]
+    )
+    entries = [next(iter(cell["sets"].values()))[mode][budget] for cell in of_arm]
+    return np.array([[int(digit) for digit in entry["correct"]] for entry in entries], float)
+
+
+def lead(arm, mode, level):
+    """bacr-robust's lead at 20 tokens in points, as README writes it."""
+    contrast = crossed_test(verdicts("bacr-robust", mode, "20") - verdicts(arm, mode, "20"))
+    half = float(stdtrit(contrast.df, 0.5 + level / 2)) * contrast.standard_error
+    low, high = contrast.difference - half, contrast.difference + half
+    return f"{100 * contrast.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+@pytest.mark.parametrize("mode", ["sampled", "greedy"])
+def test_readme_has_smollm2s_leads_for_both_decodings(mode):
+    arms = ("bacr-robust", "anytime-one", "grpo")
+    means = [f"{100 * verdicts(arm, mode, '20').mean():.0f} %" for arm in arms]
+    leads = [lead(arm, mode, 0.975) for arm in arms[1:]]
+    assert f"| {mode} | {' | '.join(means + leads)} |" in README
+
+
+def test_a_greedy_lead_over_anytimereasoner_is_not_shown():
+    assert lead("anytime-one", "greedy", 0.975) == "+23.7 [-8.3, +55.7]"
+    difference = verdicts("bacr-robust", "greedy", "20") - verdicts("anytime-one", "greedy", "20")
+    assert (difference.mean(1) < 0).sum() == 1
+
+
+RIVALS = ("bacr-robust", "s_grpo", "l1_exact", "l1_max", "dler", "elastic", "effort")
+
+
+@pytest.mark.parametrize(
+    ("task", "label"),
+    [
+        ("redundant", "redundant ledger, 300,000 tokens"),
+        ("tradeoff", "trade-off, 600,000 tokens"),
+    ],
+)
+def test_readme_has_the_rivals_updates(task, label):
+    runs = [cell for cell in cells("rivals-cpu") if cell["task"] == task]
+    updates = [np.mean([run["steps"] for run in runs if run["arm"] == arm]) for arm in RIVALS]
+    assert f"| {label} | {' | '.join(f'{mean:.0f}' for mean in updates)} |" in README
+
+
+@pytest.mark.parametrize(
+    ("when", "label"),
+    [("before", "seed 2: after the warm-up"), ("after", "BACR, 30 steps")],
+)
+def test_the_recipes_page_has_the_run_that_failed(when, label):
+    (run,) = cells("smollm2-recipe-cpu")
+    page = (ROOT / "docs" / "recipes.md").read_text().split("### A run that failed")[1]
+    row = re.search(rf"^\| {label} \| (.*) \|$", page, re.MULTILINE)[1].replace("*", "")
+    greedy = run["summary"]["eval"][when]["greedy"]
+    entries = [greedy[budget] for budget in ("12", "20", "28", "48")]
+    expected = [f"{with_interval(e)}, {e['mean_thinking_tokens']:.1f}" for e in entries]
+    assert row.replace("[0.0, .8]", "[0.0, 0.8]").split(" | ") == expected
+
+
+def test_the_failed_run_stopped_closing_its_answers():
+    (run,) = cells("smollm2-recipe-cpu")
+    closed = [line["rollout/closed_answers"] for line in run["metrics"]]
+    assert min(closed[:10]) > 0.9 and max(closed[10:]) < 0.85
+    assert round(min(closed), 2) == 0.61
+    largest = [trace for trace in run["rollouts"] if trace["step"] > 20 and trace["told"] == 48]
+    assert len(largest) == 8
+    assert all(trace["thinking"].startswith("Step\n\n\n") for trace in largest)
+
+
+def test_the_quickstarts_figure_is_drawn_from_its_runs(quickstart, tmp_path):
+    path = ROOT / "benchmarks" / "quickstart.py"
+    specification = importlib.util.spec_from_file_location("quickstart_benchmark", path)
+    benchmark = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(benchmark)
+    runs = [run for run in cells("quickstart-cpu") if run["id"].startswith("bacr")]
+    means = benchmark.mean_of([run["summary"]["eval"]["after"] for run in runs])
+    figures.accuracy_picture(tmp_path / "accuracy.png", {"BACR": means}, "ledger")
+    assert (tmp_path / "accuracy.png").exists()
+
+
+def test_packed_runs_are_the_same_bytes_and_have_no_path_of_a_machine(tmp_path):
+    run = tmp_path / "runs" / "one"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"# a digest\noutput:\n  dir: {run}\n")
+    (run / "summary.json").write_text('{"steps": 2}')
+    (run / "eval.jsonl").write_text('{"step": 0}\n')
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    (run / "rollouts" / "000001.jsonl").write_text('{"row": 0}\n')
+    script = ROOT / "benchmarks" / "pack_runs.py"
+    contents = []
+    for out in (tmp_path / "first", tmp_path / "second"):
+        words = [run, "--out", out, "--rollouts", "--about", "commit=abc"]
+        subprocess.run([sys.executable, script, *map(str, words)], check=True)
+        contents.append((out / "cells.jsonl.xz").read_bytes())
+    assert contents[0] == contents[1]
+    assert json.loads(lzma.decompress(contents[0])) == {
+        "id": "one",
+        "about": {"commit": "abc"},
+        "config": "output:\n  dir: one\n",
+        "summary": {"steps": 2},
+        "eval": [{"step": 0}],
+        "metrics": [{"step": 1}, {"step": 2}],
+        "rollouts": [{"row": 0}],
+    }
