@@ -1,5 +1,6 @@
 """Settings that must stand before JAX starts, and fixtures shared by rooms."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -10,6 +11,11 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests work in folders of their own, where a relative path would name something else.
+for variable in ("BACR_SHARED_DATA", "JAX_COMPILATION_CACHE_DIR", "PYTHONPATH"):
+    if os.environ.get(variable):
+        paths = os.environ[variable].split(os.pathsep)
+        os.environ[variable] = os.pathsep.join(os.path.abspath(path) for path in paths)
 # Compiling is most of the work of these tests, and many compile the same: one cache for the test
 # session, its workers and the commands they start. A cache from before is never read.
 OWN_CACHE = None
@@ -23,6 +29,7 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 import slices  # noqa: E402
+from repository_files import changed_files, repository_files  # noqa: E402
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("suite", deadline=None)
@@ -35,7 +42,9 @@ def pytest_addoption(parser):
     parser.addoption("--slice", metavar="K/N", help="run slice K of N of the slow tests")
     parser.addoption("--soak-steps", type=int, default=4000, help="steps of the soak's two runs")
     parser.addoption("--soak-every", type=float, default=120.0, help="seconds between its mishaps")
-    parser.addoption("--soak-out", metavar="DIR", help="where its pictures and figures go")
+    parser.addoption(
+        "--soak-out", metavar="DIR", type=os.path.abspath, help="where its pictures and figures go"
+    )
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -45,6 +54,49 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     slices.keep_slice(config, items)
+
+
+FILES_BEFORE = pytest.StashKey()
+FILES_CHANGED = pytest.StashKey()
+
+
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[FILES_BEFORE] = repository_files()
+
+
+def pytest_sessionfinish(session):
+    """Fails a session that changed the repository; workers of xdist leave that to their parent."""
+    before = session.config.stash.get(FILES_BEFORE, None)
+    if before is None:
+        return
+    changed = changed_files(before, repository_files())
+    session.config.stash[FILES_CHANGED] = changed
+    if changed and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    changed = config.stash.get(FILES_CHANGED, [])
+    if changed:
+        terminalreporter.section("the repository changed while its tests ran")
+        terminalreporter.line("Tests write to tmp_path only. If you edited these, run them again:")
+        for path in changed:
+            terminalreporter.line(f"  {path}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_folder(tmp_path_factory):
+    """The working directory of fixtures that several tests share."""
+    with contextlib.chdir(tmp_path_factory.mktemp("session")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path):
+    """Every test, and every process that it starts, works in the test's own empty folder."""
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
 
 
 OLD_FUSIONS = "xla_cpu_use_fusion_emitters"

@@ -19,7 +19,7 @@ from bacr_jax.parallel.preemption import EXIT_CODE, Preempted
 from bacr_jax.questions.ledger import ledger_tokenizer
 
 LEDGER = Qwen2Config(27, 16, 24, 2, 2, 1, 8, rope_theta=1e4, tie_embeddings=True, max_positions=64)
-SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
+SHARED = Path(os.environ.get("BACR_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OPTIONS = ["--data", "ledger", "--budgets", "4,8", "--size", "6", "--slots", "6"]
 KEYS = ["rollout.answer_tokens=3"]
 SAMPLED = ["--samples", "4", "--greedy", "--temperature", "1.0"]

@@ -59,7 +59,7 @@ def model(shared_data, tmp_path_factory):
 
 def command(module, *arguments):
     line = [sys.executable, "-m", f"bacr_jax.{module}", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, cwd=PROJECT)
+    return subprocess.run(line, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_the_7b_config_trains_evaluates_saves_and_exports(
     run = tmp_path / "run"
     trained = command(
         "train",
-        "--config=configs/qwen2.5-7b-math.yaml",
+        f"--config={PROJECT / 'configs/qwen2.5-7b-math.yaml'}",
         f"output.dir={run}",
         f"model.path={model}",
         f"data.dir={shared_data}",

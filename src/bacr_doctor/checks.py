@@ -1,6 +1,6 @@
 """The lines of the page."""
 
-from bacr_doctor import machine, paths, rates
+from bacr_doctor import draws, machine, paths, rates
 from bacr_doctor.children import Check
 
 _LEARNER, _SAMPLER = {"model.attention": "xla"}, {"rollout.attention": "xla"}
@@ -19,6 +19,7 @@ CHECKS = (
     Check("chat template", machine.template, advice="write the folder of an Instruct model"),
     Check("forward", paths.forward, ("float32",), advice=_REPORT),
     Check("decode", paths.decode, ("float32",), advice=_REPORT),
+    Check("draws", draws.draws, advice=_REPORT),
     Check("update", paths.update, ("float32",), _REMAT, _REPORT),
     Check("LoRA", paths.update, ("float32", 4), _REMAT, _REPORT),
     Check("checkpoint", paths.checkpoint, advice=_FOLDER),

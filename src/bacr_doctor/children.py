@@ -19,8 +19,10 @@ from bacr_jax.errors import UserError, reason_of
 
 # Seconds of all checks and of one; of the first in its process, which must import what it needs.
 MOST_SECONDS, CHECK_SECONDS, FIRST_SECONDS = 600.0, 120.0, 210.0
-# The record of a check that is being done, which is waited for until then.
-Next = Callable[["Check", float], Record]
+# Processes that wait for a core, per core, from which on a machine counts as busy.
+_BUSY_LOAD = 1.5
+# Waits until then for the record of the check that is being done; None if it has not ended.
+Next = Callable[["Check", float], Record | None]
 
 
 @dataclass(frozen=True)
@@ -63,32 +65,58 @@ def examine(
     """Does checks, those after one that broke in a fresh process; each record as soon as it's here.
 
     What broke on a GPU is done once more under the check's keys, which the record names if they
-    help. `most_seconds` are of all checks, and of each in proportion; those that don't begin within
-    them are not done.
+    help. `most_seconds` are of all checks, and of each in proportion. A check that does not end is
+    broken if it had its full time on a machine that is not busy, and not finished otherwise; those
+    that don't begin within `most_seconds` are not done.
     """
     waiting, end = list(checks), time.monotonic() + most_seconds
     slower, on_gpu = most_seconds / MOST_SECONDS, False
     until = lambda allowed: min(time.monotonic() + allowed * slower, end)
     while waiting and time.monotonic() < end:
         allowed = FIRST_SECONDS
+        stopped: Record | None = None
         with working(waiting, subject) as following:
-            while waiting:
+            while waiting and stopped is None:
                 check = waiting.pop(0)
+                started = time.monotonic()
                 record = following(check, until(allowed))
-                if record.status == "broken":
-                    break
-                on_gpu |= record.values.get("platform") == "gpu"
-                allowed = CHECK_SECONDS
-                yield record
-        if record.status == "broken":
-            record = dataclasses.replace(record, advice=record.advice or check.advice)
+                if record is None:
+                    stopped = overdue(check, time.monotonic() - started, allowed)
+                elif record.status == "broken":
+                    stopped = record
+                else:
+                    on_gpu |= record.values.get("platform") == "gpu"
+                    allowed = CHECK_SECONDS
+                    yield record
+        if stopped is not None and stopped.status == "broken":
+            stopped = dataclasses.replace(stopped, advice=stopped.advice or check.advice)
             if on_gpu and check.keys:
                 with working([check], subject.under(check.keys)) as following:
-                    if following(check, until(FIRST_SECONDS)).status != "broken":
-                        record = dataclasses.replace(record, keys=check.keys)
-            yield record
+                    again = following(check, until(FIRST_SECONDS))
+                if again is not None and again.status != "broken":
+                    stopped = dataclasses.replace(stopped, keys=check.keys)
+        if stopped is not None:
+            yield stopped
     for check in waiting:
         yield Record("warn", f"not done: the {most_seconds:g} s were over", name=check.name)
+
+
+def overdue(check: Check, seconds: float, allowed: float) -> Record:
+    """Makes the record of a check that has not ended after some seconds.
+
+    Args:
+      allowed: seconds after which a check on an idle machine hangs.
+    """
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy = load > _BUSY_LOAD * cores
+    if seconds >= allowed and not busy:
+        return check.broken(f"has not ended after {seconds:.0f} s")
+    why = f"not finished after {seconds:.0f} s"
+    advice = "write a larger --seconds"
+    if busy:
+        why += f", on a busy machine (load {load:.1f}, {cores} cores)"
+        advice = f"stop other processes, or {advice}"
+    return Record("warn", why, advice, name=check.name)
 
 
 @contextlib.contextmanager
@@ -103,10 +131,9 @@ def working(checks: Sequence[Check], subject: Subject) -> Iterator[Next]:
         pid = process.pid
         assert pid is not None
 
-        def following(check: Check, until: float) -> Record:
-            started = time.monotonic()
-            if not ours.poll(max(until - started, 0.0)):
-                return check.broken(f"has not ended after {time.monotonic() - started:.0f} s")
+        def following(check: Check, until: float) -> Record | None:
+            if not ours.poll(max(until - time.monotonic(), 0.0)):
+                return None
             with contextlib.suppress(EOFError, OSError):
                 return ours.recv()
             process.join()

@@ -363,12 +363,15 @@ def two_processes(subject: Subject) -> Record:
         both = [opened.enter_context(working([one], subject)) for one in halves]
         until = time.monotonic() + MOST_SECONDS
         found = [following(one, until) for one, following in zip(halves, both)]
-    if broken := [one.measured for one in found if one.status == "broken"]:
+    records = [one for one in found if one is not None]
+    if len(records) < len(found):
+        raise TimeoutError("a process has not ended")
+    if broken := [one.measured for one in records if one.status == "broken"]:
         raise RuntimeError(broken[0])
-    off = [one.values[name] / float(metrics[name]) - 1 for one in found for name in one.values]
+    off = [one.values[name] / float(metrics[name]) - 1 for one in records for name in one.values]
     most = float(np.abs(off).max())
     seen = f"two {'GPUs' if gpus else 'CPU processes'}: loss and gradient off by {most:.1e}"
-    return held(seen, [] if most < 1e-3 else ["not the update of one process"], found[0].values)
+    return held(seen, [] if most < 1e-3 else ["not the update of one process"], records[0].values)
 
 
 def half(subject: Subject, batch: Batch, address: str, index: int, gpus: bool) -> Record:

@@ -82,8 +82,8 @@ def refused_settings(module, options):
     return ""
 
 
-def test_every_command_is_understood(stops_when_parsed, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_every_command_is_understood(stops_when_parsed, capsys, tmp_path):
+    _prepare(tmp_path)
     refused = {one: refusal_of(one.text, capsys) for one in commands()}
     wrong = [f"{one.page}: {one.text}\n  {said}" for one, said in refused.items() if said]
     assert wrong == [], "\n".join(["correct these commands:", *wrong])
@@ -101,10 +101,7 @@ RECIPES = [p for p in sorted((ROOT / "recipes").glob("*.sh")) if p.stem != "step
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_shows_commands_that_are_understood(
-    recipe, tmp_path, stops_when_parsed, capsys, monkeypatch
-):
-    monkeypatch.chdir(ROOT)
+def test_a_recipe_shows_commands_that_are_understood(recipe, tmp_path, stops_when_parsed, capsys):
     told = ["--out", str(tmp_path / "out"), *TOLD.get(recipe.stem, [])]
     done = subprocess.run(
         ["bash", recipe, "--dry-run", *told], capture_output=True, text=True, check=True

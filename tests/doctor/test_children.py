@@ -14,6 +14,8 @@ KEYS = {"rollout.attention": "xla"}
 @pytest.fixture
 def found(monkeypatch):
     monkeypatch.setattr(children, "CHECK_SECONDS", 0.5)
+    # An idle machine.
+    monkeypatch.setattr(children.os, "getloadavg", lambda: (0.1, 0.1, 0.1))
 
     def examined(*names, **how):
         checks = [Check(n, getattr(faulty_doctor, n), keys=KEYS, advice="x") for n in names]
@@ -45,6 +47,24 @@ def test_on_a_gpu_the_keys_are_named_that_were_seen_to_go_round_it(found):
 def test_what_there_is_no_time_for_is_said(found):
     (late,) = found("well", most_seconds=0.0)
     assert late.status == "warn" and "not done" in late.measured and late.keys == {}
+
+
+def test_a_check_without_its_full_time_is_not_finished(found):
+    # Half of the usual time of all checks, and so half of a second's half for each.
+    one, hung, last = found("well", "hangs", "well", most_seconds=300.0)
+    assert (one.status, hung.status, last.status) == ("ok", "warn", "ok")
+    assert hung.measured == "not finished after 0 s"
+    assert hung.advice == "write a larger --seconds"
+
+
+def test_a_check_that_does_not_end_on_a_busy_machine_is_not_finished(found, monkeypatch):
+    load = 3.0 * len(children.os.sched_getaffinity(0))
+    monkeypatch.setattr(children.os, "getloadavg", lambda: (load, load, load))
+    _, hung, last = found("well", "hangs", "well")
+    assert (hung.status, last.status) == ("warn", "ok")
+    assert "not finished after" in hung.measured
+    assert f"on a busy machine (load {load:.1f}" in hung.measured
+    assert "stop other processes" in hung.advice
 
 
 def test_whatever_a_check_raises_is_a_record():

@@ -180,11 +180,11 @@ def test_the_quickstart_repeats_bit_for_bit(device, tmp_path):
         "JAX_PLATFORMS": "cuda" if on_gpu else "cpu",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    command = [sys.executable, "-m", "bacr_jax.train", "--config", "configs/quickstart.yaml"]
+    quickstart = PROJECT / "configs" / "quickstart.yaml"
+    command = [sys.executable, "-m", "bacr_jax.train", "--config", str(quickstart)]
     running = [
         subprocess.Popen(
             [*command, *SHORT, f"output.dir={tmp_path / name}"],
-            cwd=PROJECT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -18,7 +18,7 @@ from bacr_jax.documents import read_lines
 
 pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("BACR_SHARED_DATA", "../shared/data"))
+SHARED = Path(os.environ.get("BACR_SHARED_DATA", ROOT.parent / "shared" / "data"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.optimized,
@@ -39,7 +39,6 @@ def rehearsed(tmp_path_factory):
     done = subprocess.run(
         ["bash", ROOT / "recipes" / "rehearsal.sh", "--out", out, *data],
         env=os.environ | {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"},
-        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -24,9 +24,8 @@ def test_the_shipped_study_has_every_size(size):
     assert len(settings.budgets) >= 4
 
 
-def test_the_training_regime_is_that_of_the_controls(monkeypatch, tmp_path):
+def test_the_training_regime_is_that_of_the_controls(tmp_path):
     """What bacr-weighted trains with there, at the budgets that it draws, on seeds of its own."""
-    monkeypatch.chdir(SHIPPED.parents[2])
     settings = read_settings(TRAINING, "cpu")
     config = run_config(settings, settings.seeds[0], tmp_path)
     controls = read_study(STUDIES / "controls.yaml", size="cpu")
@@ -94,8 +93,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
         ("budget.max=8", "is over the run's budget.max=8"),
     ],
 )
-def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, monkeypatch, key, line):
-    monkeypatch.chdir(SHIPPED.parents[2])
+def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, key, line):
     settings = read_settings(SHIPPED, "cpu")
     settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
     with pytest.raises(UserError) as refused:
@@ -110,8 +108,7 @@ def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, monkeypatch, key, l
         ("cuts.count=2", "answers=1: the run has cuts.count=2"),
     ],
 )
-def test_the_training_regime_needs_a_list_of_budgets_and_one_cut(tmp_path, monkeypatch, key, line):
-    monkeypatch.chdir(SHIPPED.parents[2])
+def test_the_training_regime_needs_a_list_of_budgets_and_one_cut(tmp_path, key, line):
     settings = read_settings(TRAINING, "cpu")
     settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
     with pytest.raises(UserError) as refused:
