@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bacr_jax import train
+from bacr_jax.config import atomics
 from bacr_jax.config.atomics import FLAG, allow_fast_additions
 
 INSTALLED = "jax-cuda12-pjrt"
@@ -84,6 +85,16 @@ def test_a_run_on_cpus_is_left_alone(monkeypatch, driver, platforms, flags):
 def test_flags_of_the_user_stay(monkeypatch, driver, given, after):
     install(monkeypatch, "0.10.2")
     assert flags_after({"XLA_FLAGS": given}, driver) == after
+
+
+def test_a_process_that_has_used_its_gpus_is_warned(monkeypatch, driver, capsys):
+    install(monkeypatch, "0.11.0")
+    monkeypatch.setattr(atomics, "gpus_in_use", lambda: True)
+    assert flags_after({}, driver) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: jax-cuda12-pjrt 0.11.0 computes gradients") and FLAG in line
+    assert flags_after({"XLA_FLAGS": FLAG}, driver) == FLAG
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_allows_it_before_jax_is_imported(monkeypatch):

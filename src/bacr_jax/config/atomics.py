@@ -9,10 +9,11 @@ rounds sums below 1e-38 to zero. `train` and the doctor call this; it needs no J
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from bacr_jax.config.reproducible import VARIABLE
+from bacr_jax.config.reproducible import VARIABLE, gpus_in_use
 
 OPTIONS = "xla_backend_extra_options"
 FLAG = f"--{OPTIONS}=-nvptx-allow-ftz-atomics"
@@ -49,10 +50,19 @@ def allow_fast_additions(
       driver: a file that NVIDIA's driver makes.
     """
     here = os.environ if environment is None else environment
+    compiler = slow_compiler()
     platforms = here.get("JAX_PLATFORMS", "cuda")
-    if not driver.exists() or not re.search("cuda|gpu", platforms) or slow_compiler() is None:
+    if not driver.exists() or not re.search("cuda|gpu", platforms) or compiler is None:
         return
     flags = here.get(VARIABLE, "").strip()
     is_file = flags and not flags.startswith("-")
-    if not is_file and OPTIONS not in flags:
-        here[VARIABLE] = f"{flags} {FLAG}".strip()
+    if is_file or OPTIONS in flags:
+        return
+    if gpus_in_use():
+        print(
+            f"warning: {compiler} computes gradients of the embedding slowly, and this process has "
+            f"used its GPUs already; set {VARIABLE}='{FLAG}' before",
+            file=sys.stderr,
+        )
+        return
+    here[VARIABLE] = f"{flags} {FLAG}".strip()
