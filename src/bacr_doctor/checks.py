@@ -9,6 +9,7 @@ _REPORT = "report it with this page's JSON file; no run can be trusted on this m
 _EXACT = "write model.compute_dtype=float32"
 _SHORTER = f"{_EXACT}, or smaller data.max_prompt_tokens and budget.max"
 _FOLDER = "write output.dir=FOLDER on another file system"
+_ADDITIONS = "install jax 0.11.2 or newer, on Python 3.12 or newer"
 # In the order of the page; a name, what does it, and what to do where it breaks.
 CHECKS = (
     Check("versions", machine.versions),
@@ -32,5 +33,6 @@ CHECKS = (
     Check("collectives", rates.collectives, advice="NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO"),
     Check("two processes", paths.two_processes, advice="NCCL_DEBUG=INFO, one process a box"),
     Check("rates", rates.rates),
+    Check("additions", rates.additions, advice=_ADDITIONS),
     Check("plan", rates.plan),
 )

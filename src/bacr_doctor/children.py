@@ -15,6 +15,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from bacr_doctor.records import Record, Subject
+from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.errors import UserError, reason_of
 
 # Seconds of all checks and of one; of the first in its process, which must import what it needs.
@@ -161,6 +162,8 @@ def _work(checks: Sequence[Check], subject: Subject, records: Connection, said: 
             os.dup2(file.fileno(), stream)
     # Memory is left for the processes that a check starts itself.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    # As a run does.
+    allow_fast_additions()
     for check in checks:
         records.send(check.do(subject))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from bacr_doctor.children import MOST_SECONDS, Check, working
 from bacr_doctor.paths import run_dtype, trial
 from bacr_doctor.records import Record, Subject, held
+from bacr_jax.config.atomics import FLAG
 from bacr_plan import schedule, seconds
 from bacr_plan.devices import DEVICES, Device, find
 from bacr_plan.lengths import Lengths
@@ -24,6 +25,11 @@ from bacr_plan.workload import planned_shape, sizes_of
 _LAYERS = 4
 # What is said to be slow: below this share of what a plan assumes.
 _SLOW = 0.75
+# Rows that are added, their width, and rows of the array: tokens of a micro-batch, most of them one
+# of a few. xla issue 46225 took 1 ms for all of them in one row, and 500 ms by compare-and-swap.
+_ADDED, _WIDTH, _ROWS = 40_960, 128, 399
+# Times the seconds in which memory could be read once, between 40 and 20,000 in that issue.
+_MOST_ADDING = 1000.0
 
 
 def _best_of(run: Callable[[], Any]) -> float:
@@ -143,6 +149,36 @@ def rates(subject: Subject) -> Record:
         "low clocks or a power limit; else believe the seconds below, not plan's"
     )
     return Record("warn", seen, advice, values=values)
+
+
+def additions(subject: Subject) -> Record:
+    """How fast a GPU adds rows into an array by index, as the embedding's gradient does."""
+    if jax.default_backend() != "gpu":
+        return Record("ok", "no GPU: nothing is added by several at once")
+    rows, array = jnp.ones((_ADDED, _WIDTH), jnp.float32), jnp.zeros((_ROWS, _WIDTH), jnp.float32)
+    add = jax.jit(lambda array, places, rows: array.at[places].add(rows))
+    spread = jnp.arange(_ADDED) % _ROWS
+    taken = {
+        "one_row": _best_of(lambda: add(array, jnp.zeros_like(spread), rows)),
+        "all_rows": _best_of(lambda: add(array, spread, rows)),
+    }
+    _, moved = bare(run_dtype(subject))
+    times = max(taken.values()) * moved / rows.nbytes
+    return added(taken, times)
+
+
+def added(taken: Mapping[str, float], times: float) -> Record:
+    """The record of seconds of additions; `times`: the longest over one read of the memory."""
+    one, every = (f"{1e3 * taken[name]:.3g} ms" for name in ("one_row", "all_rows"))
+    seen = (
+        f"{_ADDED:,} rows of {_WIDTH} added into one row in {one}, into {_ROWS} rows in {every}: "
+        f"{times:,.0f} times one read of the memory"
+    )
+    if times <= _MOST_ADDING:
+        return Record("ok", seen, values=dict(taken))
+    advice = "gradients of the embedding are slow on jaxlib 0.10.2 to 0.11.0: install jax 0.11.2 "
+    advice += f"or newer, on Python 3.12 or newer, or set XLA_FLAGS={FLAG}"
+    return Record("warn", seen, advice, values=dict(taken))
 
 
 def plan(subject: Subject) -> Record:

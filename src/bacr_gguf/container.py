@@ -21,6 +21,8 @@ KINDS = {GGMLQuantizationType[name].value: GGMLQuantizationType[name] for name i
 # Vocabularies of 250,000 tokens make headers of about 15 MB; as Python's objects ten times that.
 LARGEST_HEADER = 32 << 20
 MOST_ENTRIES = 1 << 16
+# GGML_MAX_DIMS of ggml.
+MOST_AXES = 4
 # GGUF's numbers of the types of settings; of scalars with struct's codes.
 _TEXT, _ARRAY = 8, 9
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))
@@ -90,13 +92,16 @@ class _Cursor:
 
     def tensor(self) -> Tensor:
         """The next tensor, its start counted from the end of the header."""
-        name, (rank,) = self.text(), self.take("I")
+        name = self.text()
+        (rank,) = self.take("I")
+        if not 1 <= rank <= MOST_AXES:
+            raise Unusable(f"{shown(name)} has {rank:,} axes, not 1 to {MOST_AXES}")
         *axes, number, start = self.take(f"{rank}QIQ")
         if number not in KINDS:
             found = {kind.value: kind.name for kind in GGMLQuantizationType}.get(number, number)
             raise Unusable(f"{shown(name)} is stored as {found}, not as one of {', '.join(_READ)}")
         block, width = GGML_QUANT_SIZES[KINDS[number]]
-        if not axes or 0 in axes or axes[0] % block:
+        if 0 in axes or axes[0] % block:
             raise Unusable(f"{shown(name)} has axes {axes}, impossible in {KINDS[number].name}")
         size = math.prod(axes) // block * width
         return Tensor(name, tuple(axes[::-1]), KINDS[number], start, size)

@@ -29,6 +29,12 @@ _SHAPE = {
 }
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _THETA, _EPS = "rope.freq_base", "attention.layer_norm_rms_epsilon"
+_CAUSAL, _VOCAB = "attention.causal", "vocab_size"
+_READ = {*_SHAPE.values(), *_HEAD, _THETA, _EPS, _CAUSAL, _VOCAB}
+# Values of other keys with which llama.cpp computes as without the key.
+_NEUTRAL = (0, "", "none")
+# Keys whose neutral value is 1: what they multiply or divide.
+_FACTORS = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
 # What llama.cpp calls the places of tensors.
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -49,16 +55,26 @@ def _source(entry: Entry) -> str:
     return f"{'' if entry.layer is None else f'blk.{entry.layer}.'}{_NAMES[place]}.{part}"
 
 
+def _check_settings(file: GgufFile, kind: str) -> None:
+    """Refuses a file whose settings ask for another computation than the plain model's."""
+    prefix = f"{kind}."
+    for key, value in file.settings.items():
+        name = key.removeprefix(prefix)
+        if name == key or name in _READ:
+            continue
+        neutral = (*_NEUTRAL, 1) if name in _FACTORS else _NEUTRAL
+        if value not in neutral:
+            raise Unusable(f"{shown(key)} is {shown(value)}, which is not supported")
+    if not file.setting(prefix + _CAUSAL, bool, True):
+        raise Unusable(f"{prefix + _CAUSAL} is false, which is not supported; only true is")
+
+
 def hf_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json says of the shape; Unusable: it is not that of a plain model."""
+    """Returns the shape of a plain model, as config.json has it; Unusable: it is another model."""
     kind = file.setting("general.architecture", str)
     if kind not in CLASSES:
         raise Unusable(f"general.architecture is {shown(kind)}, not one of {', '.join(CLASSES)}")
-    for key, value in file.settings.items():
-        own = key.removeprefix(f"{kind}.")
-        known = (*_SHAPE.values(), *_HEAD, _THETA, _EPS, "vocab_size")
-        if own not in (key, *known) and value not in (0, "", "none"):
-            raise Unusable(f"{shown(key)} is {shown(value)}, which is not supported")
+    _check_settings(file, kind)
 
     def number(key: str, default: float | None = None, of: type = int) -> Any:
         value = file.setting(f"{kind}.{key}", of, default)
@@ -70,15 +86,19 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     shape = {name: number(key, heads if "_kv" in key else None) for name, key in _SHAPE.items()}
     size, *others = (number(key, shape["hidden_size"] // heads) for key in _HEAD)
     if {size} != {*others} or size % 2 or heads % shape["num_key_value_heads"]:
-        raise Unusable(f"heads of width {size}, {others} don't fit together, or into {shape}")
+        groups = f"{heads} heads and {shape['num_key_value_heads']} of keys"
+        raise Unusable(f"heads of width {size}, {others} don't fit together, or {groups} don't")
     if shape["num_hidden_layers"] > len(file.tensors) or "token_embd.weight" not in file.tensors:
         raise Unusable("it has fewer tensors than its layers need")
+    rows = file.tensors["token_embd.weight"].shape[0]
+    if (vocabulary := file.setting(f"{kind}.{_VOCAB}", int, rows)) != rows:
+        raise Unusable(f"{kind}.{_VOCAB} is {vocabulary}, but its embedding has {rows:,} rows")
     return {
         "architectures": [CLASSES[kind]],
         "model_type": kind,
         **shape,
         "head_dim": size,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": rows,
         "rope_theta": number(_THETA, 10000.0, float),
         # The shortest number that is this float32: 1e-05, not 9.999999747378752e-06.
         "rms_norm_eps": float(str(np.float32(number(_EPS, of=float)))),

@@ -24,8 +24,14 @@ def main(argv: Sequence[str] | None) -> None:
     """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
     parser = Parser(prog="bacr grade", description=__doc__)
     add = parser.add_argument
-    add("--cases", required=True, metavar="FILE", help="JSONL with the fields pred and gold")
-    add("--out", metavar="FILE", help="where the verdicts go (default: stdout)")
+    add(
+        "--cases",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSONL with the fields pred and gold",
+    )
+    add("--out", type=Path, metavar="FILE", help="where the verdicts go (default: stdout)")
     mode_help = "strict: only a closed answer tag or box counts; lenient (default): any text"
     add("--mode", choices=MODES, default=LENIENT, help=mode_help)
     own_help = "verifier of your own, FILE.py:function; cases need the field question too"
@@ -36,7 +42,7 @@ def main(argv: Sequence[str] | None) -> None:
     inputs = filter(None, (options.cases, (options.grader or "").rpartition(":")[0]))
     if options.out and os.path.realpath(options.out) in map(os.path.realpath, inputs):
         raise UserError(f"--out {options.out}: this command reads that file; write another path")
-    rows = _read(Path(options.cases), own=options.grader is not None)
+    rows = _read(options.cases, own=options.grader is not None)
     with _opened(options) as grader:
         lines = _grade(grader, rows, options.mode)
         if options.out is None:
@@ -47,7 +53,7 @@ def main(argv: Sequence[str] | None) -> None:
                 out.writelines(lines)
         else:
             try:
-                documents.replace_file(Path(options.out), lines)
+                documents.replace_file(options.out, lines)
             except OSError as error:
                 raise UserError(
                     f"--out {options.out}: can't be written ({error.strerror}); write another path"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bacr_grading.documents import expand_home
 from bacr_grading.errors import UserError, printable
 
 # Exit codes: input that can't be used (argparse's own), and a machine that could not do the work.
@@ -30,19 +31,26 @@ Arguments = Sequence[str] | None
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are `UserError`s."""
+    """An argument parser whose errors are `UserError`s, and whose paths may begin with ~."""
 
     def __init__(
         self, *args: Any, advice: str = "--help shows what can be written", **settings: Any
     ):
         super().__init__(*args, **settings)
         self.advice = advice
-        for kind, convert in ((None, str), (Path, Path)):
-            self.register("type", kind, functools.partial(_written, convert))
+        self.register("type", None, functools.partial(_written, str))
+        self.register("type", Path, functools.partial(_written, _path))
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
+
+
+def _path(text: str) -> Path:
+    try:
+        return expand_home(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def _written(convert: Callable[[str], Any], text: str) -> Any:

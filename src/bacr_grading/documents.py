@@ -43,6 +43,18 @@ class Repeated(NotJson):
     """A key or column that stands twice in a table, of which readers see the last one only."""
 
 
+def expand_home(path: str | Path) -> Path:
+    """Returns a path with a leading ~ or ~USER replaced by the home folder.
+
+    Raises:
+      ValueError: there is no such user.
+    """
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ValueError("found no such home folder; write the path in full")
+    return Path(expanded)
+
+
 def nearest(path: Path, otherwise: str) -> str:
     """What may be meant by the path of nothing: the name most like it there, else `otherwise`."""
     try:

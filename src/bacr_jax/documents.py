@@ -12,6 +12,7 @@ from bacr_grading.documents import (
     LARGEST_TABLE as LARGEST_TABLE,
     NotJson as NotJson,
     check_regular as check_regular,
+    expand_home as expand_home,
     is_left_over as is_left_over,
     nearest as nearest,
     parse_json as parse_json,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
+from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError, faults_of
@@ -302,6 +303,7 @@ def main(argv: Sequence[str] | None) -> int:
     """Entry point; see EPILOG for the exit codes."""
     config, resume, allowed = parse(argv)
     # XLA reads its flags once, when the first device is used.
+    allow_fast_additions()
     make_reproducible(config)
     with joint_run(config, resume, allowed) as folder:
         return _train(config, folder)
@@ -367,6 +369,7 @@ def run(
     config = config_io.override(config, overrides)
     check(config, allow_change)
     config = with_sets_that_are_there(with_local_model(config, download=False))
+    allow_fast_additions()
     make_reproducible(config)
     quieten_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:

@@ -84,17 +84,27 @@ def scored_tokens(work: Workload, made: Padded) -> float:
     return min(work.thinking, made.trunk) + made.branches - suffixes
 
 
-def _row_flops(work: Workload, made: Padded) -> tuple[float, float]:
-    """The learner's forward pass over a row of a micro-batch: layers, and output head."""
-    positions = made.trunk + made.branches
-    layers = positions * forward_flops_per_token(work.model) + attention_flops(work, made)
-    return layers, scored_tokens(work, made) * output_flops_per_token(work.model)
+def _parts_flops(work: Workload, made: Padded) -> tuple[float, float]:
+    """The learner's forward pass over a micro-batch: layers, and output head.
+
+    Of real tokens attention alone is computed on padded rows, or between all of the tokens where
+    these are fewer pairs and the kernel takes masks.
+    """
+    attention = made.rows * attention_flops(work, made)
+    scored = made.rows * scored_tokens(work, made)
+    if made.tokens is not None:
+        scored = made.tokens
+        pairs = 4 * work.model.num_layers * work.model.num_heads * work.model.head_dim
+        if not work.fused_attention:
+            attention = min(attention, pairs * made.tokens**2)
+    layers = made.positions * forward_flops_per_token(work.model) + attention
+    return layers, scored * output_flops_per_token(work.model)
 
 
 def forward_flops(work: Workload, made: Padded) -> float:
     """The learner's forward pass over a micro-batch."""
-    layers, head = _row_flops(work, made)
-    return made.rows * (layers + head)
+    layers, head = _parts_flops(work, made)
+    return layers + head
 
 
 def train_flops(work: Workload, made: Padded) -> float:
@@ -104,10 +114,10 @@ def train_flops(work: Workload, made: Padded) -> float:
     gradient of its own: one of the two backward products is left out, and the adapters' are small
     beside it.
     """
-    layers, head = _row_flops(work, made)
+    layers, head = _parts_flops(work, made)
     weights = 0 if work.adapters else 1
     recomputed = 1 if work.remat == "full" else 0
-    return made.rows * (layers * (2 + weights + recomputed) + head * (3 + weights))
+    return layers * (2 + weights + recomputed) + head * (3 + weights)
 
 
 def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:

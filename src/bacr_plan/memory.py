@@ -69,11 +69,18 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """One fp32 array of scores, one layer: of all branches over their trunks, and of the trunks.
 
-    A fused kernel never makes those of the trunks.
+    A fused kernel never makes those of the trunks. Under train.padding_free the tokens of `rows`
+    full rows come from up to twice as many, and attention is between all of the tokens where
+    these are fewer pairs and the kernel takes masks.
     """
     heads = work.model.num_heads / layout.tensor
-    trunks = 0.0 if work.fused_attention else rows * heads * work.trunk**2 * FP32
-    return rows * heads * work.cuts * work.branch * work.trunk * FP32 + trunks
+    real = work.config.train.padding_free
+    padded = 2 * rows if real else rows
+    trunks = 0.0 if work.fused_attention else padded * heads * work.trunk**2 * FP32
+    scores = padded * heads * work.cuts * work.branch * work.trunk * FP32 + trunks
+    if real and not work.fused_attention:
+        scores = min(scores, heads * (rows * work.row_tokens) ** 2 * FP32)
+    return scores
 
 
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
@@ -154,6 +161,24 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     )
     kept += saved_activations(work, layout, rows)
     return MemoryPhase(state_bytes(work, layout), kept + alive)
+
+
+def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
+    """The supervised warm-up before the first iteration: a step, and its accuracy measured.
+
+    Its state is all weights in fp32 with two moments. Where a style decides its end, a copy of the
+    state is trained beside it. Empty without a warm-up.
+    """
+    warmup = work.warmup
+    if warmup is None:
+        return {}
+    copies = 1 if work.config.warmup.style is None else 2
+    state = copies * state_bytes(warmup, layout)
+    phases = {"warmup": dataclasses.replace(update_phase(warmup, layout), resident=state)}
+    if work.evaluated:
+        measured = rollout_phase(work.evaluation, layout)
+        phases["warmup_accuracy"] = dataclasses.replace(measured, resident=state)
+    return phases
 
 
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:

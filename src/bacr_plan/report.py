@@ -5,6 +5,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from bacr_jax.config.values import shown
 from bacr_jax.model.compute import Remat
 from bacr_jax.parallel import MeshShape
 from bacr_plan import costs, memory, schedule, search, seconds
@@ -70,6 +71,12 @@ class Plan:
             evaluation = memory.rollout_phase(work.evaluation, layout)
             of_evaluation = of_rollout / rollout.temporaries * evaluation.temporaries
             phases["evaluation"] = MemoryPhase(state, of_evaluation, evaluation.own)
+        # A warm-up has programs of its own, which are not compiled: only their factors are taken.
+        factors = {"warmup": of_update / update.temporaries}
+        factors["warmup_accuracy"] = of_rollout / rollout.temporaries
+        for name, phase in memory.warmup_phases(work, layout).items():
+            temporaries = factors[name] * phase.temporaries
+            phases[name] = dataclasses.replace(phase, temporaries=temporaries)
         return phases
 
     @functools.cached_property
@@ -157,6 +164,41 @@ class Plan:
         return remat, taken["update"]
 
     @functools.cached_property
+    def less_padding(self) -> tuple[dict[str, Any], float] | None:
+        """The keys with which the learner computes less padding, and seconds of updates with them.
+
+        Micro-batches by tokens, on one device without padding: of as many tokens as the config's
+        micro-batches have, or as fit. None if that is not worth a line.
+        """
+        train, layout = self.work.config.train, self.layout
+        if not self.fits or train.padding_free:
+            return None
+        alone = layout.row_shards * layout.tensor == 1
+        if not alone and self.work.by_tokens:
+            return None
+        rows = max(self.work.micro_rows, layout.row_shards)
+        asked = train.micro_batch_tokens or rows * self.work.row_tokens
+        found = []
+        for tokens in (asked, self.largest["micro_rows"] * self.work.row_tokens):
+            tokens = max(tokens, self.work.row_tokens)
+            less = self.work.by_real_tokens(tokens, padding_free=alone)
+            if self.room.of_update(less, layout) > self.limit:
+                continue
+            made = Iteration(self.iteration.rollout, schedule.updates(less, layout))
+            taken = seconds.step_seconds(less, layout, self.device, made)["update"]
+            found.append((taken, tokens))
+        taken, tokens = min(found, default=(float("inf"), asked))
+        now = self.predictions[self.device_name]["update"]
+        if taken >= _WORTH * now:
+            return None
+        keys: dict[str, Any] = {}
+        if tokens != train.micro_batch_tokens:
+            keys["train.micro_batch_tokens"] = tokens
+        if alone:
+            keys["train.padding_free"] = True
+        return keys, taken
+
+    @functools.cached_property
     def iteration(self) -> Iteration:
         """What an iteration runs."""
         return schedule.iteration(self.work, self.layout)
@@ -223,6 +265,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
         "predicted_s_by_phase": {name: tenths(phases) for name, phases in predicted.items()},
         "predicted_evaluation_s": round(evaluation, 1),
+        "predicted_warmup_s": round(seconds.warmup_seconds(work, plan.layout, plan.device), 1),
         "predicted_splits_s": [
             {"learner": one.learner, "samplers": one.samplers}
             | tenths({"in_turn": one.in_turn, "ahead": one.ahead})
@@ -242,6 +285,8 @@ def as_object(plan: Plan) -> dict[str, Any]:
         },
         "less_remat": plan.remat
         and {"model.remat": plan.remat[0], "update_s": round(plan.remat[1], 1)},
+        "less_padding": plan.less_padding
+        and {**plan.less_padding[0], "update_s": round(plan.less_padding[1], 1)},
         "max_micro_batch": plan.largest["micro_rows"],
         "max_slots": plan.largest["slots"],
         "max_eval_slots": plan.largest["eval_slots"],
@@ -265,6 +310,8 @@ _PHASE_NAMES = {
     "score": "scoring (state, temporaries)",
     "update": "update (state, gradients, activations)",
     "evaluation": "evaluation (state, decode copy, cache, temporaries)",
+    "warmup": "warm-up (all weights, fp32; gradients, activations)",
+    "warmup_accuracy": "warm-up, accuracy (its state, decode copy, cache)",
 }
 
 
@@ -291,6 +338,12 @@ def _verdict(plan: Plan) -> list[str]:
         lines += _shown(f"What would fit on as many {name}", choice)
     if plan.larger is None and plan.card is None:
         lines.append("No more, and no larger known GPUs would do.")
+    fewest = search.fewer_warmup_tokens(plan.work, plan.layout, plan.room)
+    if plan.room.of_warmup_step(fewest, plan.layout) > plan.limit:
+        lines.append(
+            "The warm-up alone is too large: make it once where it fits, and name its folder in "
+            "warmup.dir."
+        )
     return lines
 
 
@@ -378,8 +431,20 @@ def _seconds(plan: Plan) -> list[str]:
     if plan.remat is not None:
         remat, taken = plan.remat
         ways.append(f"model.remat={remat} (updates in {taken:.3g} s)")
+    if plan.less_padding is not None:
+        keys, taken = plan.less_padding
+        written = " ".join(f"{key}={shown(value)}" for key, value in keys.items())
+        ways.append(f"{written} (updates in {taken:.3g} s)")
     if ways:
         lines.append(f"Faster here, and it fits: {', '.join(ways)}")
+    if work.warmup is not None:
+        warmup = work.config.warmup
+        minutes = seconds.warmup_seconds(work, plan.layout, plan.device) / 60
+        lines.append(
+            f"Warm-up before the first iteration: {warmup.steps:,} steps of {work.warmup_tokens:,} "
+            f"tokens, {minutes:.3g} minutes; up to {warmup.max_hold} rounds more, and measuring "
+            "its accuracy, are left out"
+        )
     if work.evaluated:
         minutes = seconds.evaluation_seconds(work, plan.layout, plan.device) / 60
         lines.append(

@@ -14,8 +14,9 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Int
 
 from bacr_jax import parallel
-from bacr_jax.learner.batch import empty_batch
+from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes, planned_parts
+from bacr_jax.learner.padding_free import Allowance, planned_rows
 from bacr_jax.parallel import MeshShape
 from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
 from bacr_jax.rollout.engine import Engine, prompt_widths
@@ -179,11 +180,21 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
 
 @dataclass(frozen=True)
 class Padded:
-    """A micro-batch: rows, empty ones included, positions of a trunk and of a row's branches."""
+    """A micro-batch: rows, empty ones included, positions of a trunk and of a row's branches.
+
+    Attributes:
+      tokens: real tokens, on which all but attention is computed; None: on every position.
+    """
 
     rows: int
     trunk: int
     branches: int
+    tokens: int | None = None
+
+    @property
+    def positions(self) -> int:
+        """Positions that everything but attention is computed on."""
+        return self.rows * (self.trunk + self.branches) if self.tokens is None else self.tokens
 
 
 def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
@@ -211,10 +222,28 @@ def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
             "forced": np.full_like(answered, SUFFIX_TOKENS - 1),
             "answered": answered,
         }
-        parts = planned_parts(dataclasses.replace(widths, **lengths), shapes)
+        batch = dataclasses.replace(widths, **lengths)
+        if train.padding_free:
+            return _without_padding(work, batch, part)
+        parts = planned_parts(batch, shapes)
         return [Padded(one.rows, one.width, one.branches) for one in parts]
 
     return [micro_batches(slice(start, start + size)) for start in range(0, work.rows, size)]
+
+
+def _without_padding(work: Workload, batch: Batch, part: slice) -> list[Padded]:
+    """Micro-batches of some rows under train.padding_free, as the run's own maker makes them."""
+    config = work.config
+    tokens = config.train.micro_batch_tokens
+    assert tokens is not None
+    told = work.conditioned and config.conditioning.positions != "response"
+    # Rows of a question have one prompt; of its tokens only that they are the same is read.
+    question = np.arange(work.rows)[part] // config.rollout.group_size
+    trunk: Any = np.broadcast_to(question[:, None], (len(question), work.trunk))
+    batch = dataclasses.replace(batch, trunk=trunk)
+    allowance = Allowance(tokens, shares_prompts=not told)
+    one = Padded(allowance.rows(batch), work.trunk, work.cuts * work.branch, tokens)
+    return [one] * len(planned_rows(batch, allowance))
 
 
 @dataclass(frozen=True)
@@ -231,9 +260,9 @@ def iteration(work: Workload, layout: MeshShape) -> Iteration:
 
 
 def real_share(work: Workload, parts: list[list[Padded]]) -> float:
-    """Share of the learner's positions that hold a token."""
+    """Share of the learner's positions that hold a token; above 1 where rows share prompts."""
     rows = work.lengths
     branches = rows.answers + SUFFIX_TOKENS - 1
     real = rows.prompts.sum() + rows.thinking.sum() + branches.sum()
-    computed = sum(one.rows * (one.trunk + one.branches) for update in parts for one in update)
+    computed = sum(one.positions for update in parts for one in update)
     return int(real) / computed

@@ -36,6 +36,17 @@ class Room:
         """Bytes of a rollout at its worst moment."""
         return memory.rollout_phase(work, layout).peak_with(self.rollout)
 
+    def of_evaluation(self, work: Workload, layout: MeshShape) -> float:
+        """Bytes of an evaluation at its worst moment, in training or in the warm-up."""
+        peak = self.of_rollout(work.evaluation, layout)
+        measured = memory.warmup_phases(work, layout).get("warmup_accuracy")
+        return peak if measured is None else max(peak, measured.peak_with(self.rollout))
+
+    def of_warmup_step(self, work: Workload, layout: MeshShape) -> float:
+        """Bytes of a step of the warm-up at its worst moment; 0 without one."""
+        phase = memory.warmup_phases(work, layout).get("warmup")
+        return 0.0 if phase is None else phase.peak_with(self.update)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -53,6 +64,7 @@ class Choice:
             **work.micro_batch(work.micro_rows),
             "rollout.slots": work.slots,
             **({"eval.slots": work.eval_slots} if work.eval_slots else {}),
+            **({"warmup.batch_tokens": work.warmup_tokens} if work.warmup_tokens else {}),
         }
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
@@ -87,14 +99,14 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: Room) -> int:
         peak = lambda rows: room.of_rollout(changed(rows), layout)
     else:
         tried = range(shards, work.evaluation.rows + shards, shards)
-        peak = lambda rows: room.of_rollout(changed(rows).evaluation, layout)
+        peak = lambda rows: room.of_evaluation(changed(rows), layout)
     return _largest(tried, lambda rows: peak(rows) <= room.limit)
 
 
 def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
     """Bytes on one device at the worst moment of decoding, in training and in evaluations."""
-    parts = [work, work.evaluation] if work.evaluated else [work]
-    return max(room.of_rollout(one, layout) for one in parts)
+    training = room.of_rollout(work, layout)
+    return max(training, room.of_evaluation(work, layout)) if work.evaluated else training
 
 
 def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
@@ -103,6 +115,7 @@ def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
         room.of_update(work, layout),
         memory.score_phase(work, layout).peak,
         decoding_peak(work, layout, room),
+        room.of_warmup_step(work, layout),
     )
 
 
@@ -145,13 +158,29 @@ def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
     return max(fitting, key=lambda choice: choice.work.slots, default=None)
 
 
+def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: Room) -> Workload:
+    """The run with fewer tokens in a step of its warm-up, halved until it fits or holds one row."""
+    warmup = work.warmup
+    while warmup is not None and warmup.rows > 1:
+        if room.of_warmup_step(work, layout) <= room.limit:
+            break
+        tokens = max(work.warmup_tokens // 2, warmup.thinking)
+        work = dataclasses.replace(work, warmup_tokens=tokens)
+        warmup = work.warmup
+    return work
+
+
 def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | None:
-    """The run with fewer slots of evaluations if its own are too many; None: more is too large."""
+    """The run with smaller evaluations and warm-up if they are too large; None: more is too large.
+
+    Evaluations get fewer slots, a warm-up gets fewer tokens.
+    """
     shards, wanted = layout.slot_shards, work.evaluation.slots
     fewer = work
     if wanted % shards or decoding_peak(work, layout, room) > room.limit:
         most = min(largest("eval_slots", work, layout, room), wanted)
         fewer = dataclasses.replace(work, eval_slots=max(most // shards, 1) * shards)
+    fewer = fewer_warmup_tokens(fewer, layout, room)
     peak = peak_of(fewer, layout, room)
     return Choice(fewer, layout, peak) if peak <= room.limit else None
 

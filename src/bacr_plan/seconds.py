@@ -18,7 +18,7 @@ from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import costs, schedule
 from bacr_plan.devices import Device
 from bacr_plan.lengths import Lengths
-from bacr_plan.schedule import Iteration, Schedule
+from bacr_plan.schedule import Iteration, Padded, Schedule
 from bacr_plan.workload import Workload, sizes_of
 
 
@@ -97,6 +97,16 @@ def step_seconds(
         "score": work.scored * sum(forward),
         **rollout_seconds(work, layout, device, made.rollout),
     }
+
+
+def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
+    """Seconds of `warmup.steps` supervised steps; measuring and further rounds left out."""
+    warmup = work.warmup
+    if warmup is None:
+        return 0.0
+    batch = Padded(warmup.micro_rows, warmup.thinking, 0)
+    one = step_seconds(warmup, layout, device, Iteration(Schedule(), [[batch]]))
+    return work.config.warmup.steps * one["update"]
 
 
 def _products_a_second(work: Workload, layout: MeshShape, device: Device) -> float:

@@ -29,6 +29,9 @@ from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 
+# Tokens to which the longest supervised examples of the ledger are padded.
+_LEDGER_EXAMPLE = 80
+_FP32 = 4
 # Problems of the public test sets; others are not read, and taken to have 500.
 _PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
 
@@ -51,6 +54,7 @@ class Workload:
       eval_slots: rows decoded together in an evaluation; 0: as many as in training.
       fused_attention: the trunk's attention never stores its scores (cuDNN).
       adapters: numbers in low-rank adapters; 0: all weights are trained.
+      warmup_tokens: of a step of the supervised warm-up, padding included; 0 without a warm-up.
     """
 
     config: Config
@@ -75,6 +79,7 @@ class Workload:
     adapters: int
     frozen_bytes: int
     moment_bytes: int
+    warmup_tokens: int = 0
 
     @property
     def branch(self) -> int:
@@ -111,6 +116,50 @@ class Workload:
     def update_rows(self) -> int:
         """Rows of one update."""
         return self.rows // self.config.train.minibatches
+
+    @property
+    def warmup(self) -> "Workload | None":
+        """Sizes of a step of the supervised warm-up; None without one.
+
+        It trains all weights of the plain model in fp32, whatever the run trains afterwards. A
+        batch is one micro-batch, of rows as long as the longest example.
+        """
+        if not self.warmup_tokens:
+            return None
+        of_ledger = self.config.data.train == "ledger"
+        longest = _LEDGER_EXAMPLE if of_ledger else self.trunk + self.branch
+        width = min(longest, self.warmup_tokens)
+        rows = self.warmup_tokens // width
+        train = dataclasses.replace(
+            self.config.train, micro_batch_tokens=None, padding_free=False, minibatches=1
+        )
+        loss = dataclasses.replace(self.config.loss, kl_coef=0.0)
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, train=train, loss=loss),
+            conditioned=False,
+            value_hidden=0,
+            rows=rows,
+            micro_rows=rows,
+            scored=0.0,
+            prompt=0,
+            thinking=width,
+            cuts=0,
+            adapters=0,
+            frozen_bytes=0,
+            moment_bytes=_FP32,
+        )
+
+    def by_real_tokens(self, tokens: int, *, padding_free: bool) -> "Workload":
+        """Returns the run with micro-batches of so many tokens, without padding if asked."""
+        train = dataclasses.replace(
+            self.config.train,
+            micro_batch_rows=None,
+            micro_batch_tokens=tokens,
+            padding_free=padding_free,
+        )
+        config = dataclasses.replace(self.config, train=train)
+        return dataclasses.replace(self, config=config, micro_rows=tokens // self.row_tokens)
 
     @property
     def evaluation(self) -> "Workload":
@@ -215,6 +264,7 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         adapters=adapters.num_parameters(shape, adapter),
         frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if adapter.rank else 0,
         moment_bytes=jnp.dtype(config.optimizer.moment_dtype).itemsize,
+        warmup_tokens=config.warmup.batch_tokens if config.warmup.steps else 0,
     )
     if train.micro_batch_tokens is not None:
         shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)

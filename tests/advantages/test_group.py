@@ -15,13 +15,16 @@ reward_arrays = hnp.arrays(
 )
 
 
+BASELINES = (advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage)
+
+
 class TestGroupBaselines:
     R = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0])
 
     def test_grpo_by_hand(self):
         # mean 1/2, unbiased deviation sqrt(2/7)
         want = np.where(self.R == 1, 1, -1) * 0.5 / np.sqrt(2 / 7)
-        np.testing.assert_allclose(advantages.grpo_advantage(self.R), want, rtol=1e-5)
+        np.testing.assert_allclose(advantages.grpo_advantage(self.R, axis=0), want, rtol=1e-5)
 
     def test_rewards_apart_are_normalised_in_their_group_and_then_in_the_batch(self):
         # Columns: correct, brief. In units of deviations: group 1 has (1, -1) / sqrt(2) in both,
@@ -37,7 +40,7 @@ class TestGroupBaselines:
         np.testing.assert_allclose(abs(summed), np.full((2, 2), 1 / np.sqrt(2)), rtol=1e-3)
 
     def test_the_group_mean_form_by_hand(self):
-        np.testing.assert_allclose(advantages.group_advantage(self.R), self.R - 0.5)
+        np.testing.assert_allclose(advantages.group_advantage(self.R, axis=0), self.R - 0.5)
 
     def test_rloo_by_hand(self):
         got = advantages.rloo_advantage(jnp.array([[1.0, 0.0, 0.5]]))
@@ -56,31 +59,37 @@ class TestGroupBaselines:
     @pytest.mark.parametrize("size", [2, 3, 6, 7])
     def test_equal_rewards_give_exactly_zero(self, size):
         r = jnp.full((3, size), 0.1)
-        for advantage in (
-            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
-        ):  # fmt: skip
+        for advantage in BASELINES:
             np.testing.assert_array_equal(advantage(r), np.zeros((3, size)))
 
-    def test_groups_of_one(self):
-        r = jnp.array([[0.7]])
-        np.testing.assert_allclose(advantages.grpo_advantage(r), [[0.7]])
-        np.testing.assert_array_equal(advantages.rloo_advantage(r), [[0.0]])
+    @pytest.mark.parametrize("advantage", BASELINES)
+    @pytest.mark.parametrize(
+        ("shape", "axis"), [((3, 1), 1), ((3, 1, 4), 1), ((3, 0), 1), ((1,), 0)]
+    )
+    def test_groups_of_one_are_refused_when_they_are_traced(self, advantage, shape, axis):
+        rewards = jnp.full(shape, 0.7)
+        with pytest.raises(ValueError, match=f"axis {axis} is a group of [01]: .* at least two"):
+            jax.eval_shape(lambda r: advantage(r, axis=axis), rewards)
 
-    def test_the_group_axis_can_be_any(self):
+    @pytest.mark.parametrize("advantage", BASELINES)
+    def test_rewards_without_an_axis_of_groups_are_refused(self, advantage):
+        with pytest.raises(ValueError, match=r"shape \(8,\), without the axis 1 .* write axis="):
+            advantage(self.R)
+
+    @pytest.mark.parametrize("advantage", BASELINES)
+    def test_the_group_is_the_second_axis_unless_it_is_named(self, advantage):
+        """As in the library's rewards [Q, G, M]: one question and cut after another, by loops."""
         r = jax.random.uniform(jax.random.key(0), (2, 5, 3))
-        for advantage in (
-            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
-        ):  # fmt: skip
-            np.testing.assert_allclose(
-                advantage(r, axis=1), jnp.swapaxes(advantage(jnp.swapaxes(r, 1, 2)), 1, 2),
-                atol=1e-6,
-            )  # fmt: skip
+        by_cut = [[advantage(r[q, :, m], axis=0) for m in range(3)] for q in range(2)]
+        expected = np.moveaxis(np.array(by_cut), 1, 2)
+        np.testing.assert_allclose(advantage(r), expected, atol=1e-6)
+        np.testing.assert_allclose(advantage(r, axis=-2), expected, atol=1e-6)
+        turned = advantage(jnp.swapaxes(r, 1, 2), axis=2)
+        np.testing.assert_allclose(jnp.swapaxes(turned, 1, 2), expected, atol=1e-6)
 
     def test_gradients_into_rewards_are_stopped(self):
-        for advantage in (
-            advantages.grpo_advantage, advantages.rloo_advantage, advantages.group_advantage
-        ):  # fmt: skip
-            gradient = jax.grad(lambda r, f=advantage: jnp.sum(f(r) ** 2))(self.R)
+        for advantage in BASELINES:
+            gradient = jax.grad(lambda r, f=advantage: jnp.sum(f(r, axis=0) ** 2))(self.R)
             np.testing.assert_array_equal(gradient, np.zeros(8))
 
 

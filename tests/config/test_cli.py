@@ -37,6 +37,19 @@ def test_an_empty_value_is_not_taken_for_one_left_out(kind, words):
         made.parse_intermixed_args(words)
 
 
+@pytest.mark.parametrize("words", [["--out", "~/x"], ["--out=~/x"]])
+def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = parser()
+    made.add_argument("--out", type=Path)
+    assert made.parse_args(words).out == tmp_path / "x"
+    assert made.parse_args(["--run", "~/r"]).run == tmp_path / "r"
+    # A folder of this name, which is nobody's home.
+    assert made.parse_args(["--out", "./~/x"]).out == Path("~/x")
+    with pytest.raises(UserError, match="argument --out: ~nobody-here/x: found no such home"):
+        made.parse_args(["--out", "~nobody-here/x"])
+
+
 @pytest.mark.parametrize(
     ("words", "step"), [([], None), (["--step", "007"], 7), (["--step", "best"], "best")]
 )

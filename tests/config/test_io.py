@@ -28,6 +28,27 @@ class TestLoading:
         assert (config.budget.min, config.budget.max) == (8, 32)
         assert (config.seed, config.cuts.count) == (4, 2)
 
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
+            *("output.dir", "rollout.weights_dir"),
+        ],
+    )
+    def test_folders_and_files_may_begin_with_the_home_folder(self, tmp_path, monkeypatch, key):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        write(tmp_path, f"{key}: ~/from-file\n", "home.yaml")
+        config = config_io.load(["~/home.yaml"])
+        assert config_io.flatten(config)[key] == str(tmp_path / "from-file")
+        config = config_io.load([], [f"{key}=~/x"])
+        assert config_io.flatten(config)[key] == str(tmp_path / "x")
+        with pytest.raises(UserError, match=f"{key}=~nobody-here/x: found no such home folder"):
+            config_io.load([], [f"{key}=~nobody-here/x"])
+
+    def test_a_config_in_the_home_folder_of_nobody_is_refused(self):
+        with pytest.raises(UserError, match="^~nobody-here/c.yaml: found no such home folder"):
+            config_io.load(["~nobody-here/c.yaml"])
+
     def test_whole_numbers_and_1e_6_are_floats_and_lists_are_tuples(self, tmp_path):
         text = "optimizer: {learning_rate: 1e-6, grad_clip: 2}\neval: {budgets: [1, 2]}\n"
         config = config_io.load([write(tmp_path, text)], ["curriculum.mu0=[1, 2.5, 3e2, 4]"])

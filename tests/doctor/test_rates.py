@@ -35,3 +35,16 @@ def test_plan_takes_the_measured_shares(monkeypatch):
     found = rates.plan(subject).values
     # Half of both shares: twice the seconds.
     assert sum(found["measured"].values()) == 2 * sum(found["assumed"].values())
+
+
+def test_slow_additions_are_warned_of_with_the_version_that_is_fast():
+    """The numbers of xla issue 46225, on a card that reads 21 MB in 28 us."""
+    fast = rates.added({"one_row": 1e-3, "all_rows": 2e-4}, times=1e-3 / 28e-6)
+    assert fast.status == "ok" and "into one row in 1 ms, into 399 rows in 0.2 ms" in fast.measured
+    slow = rates.added({"one_row": 0.5, "all_rows": 2e-3}, times=0.5 / 28e-6)
+    assert slow.status == "warn" and "17,857 times one read of the memory" in slow.measured
+    assert "install jax 0.11.2 or newer, on Python 3.12" in slow.advice
+
+
+def test_additions_are_measured_on_gpus_alone():
+    assert rates.additions(read_subject([])[0]).measured.startswith("no GPU")

@@ -1,6 +1,8 @@
 """The PyTorch model that an export brings along: the same policy, told the same budgets."""
 
+import importlib
 import shutil
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,21 @@ def of_torch(model, **how):
         return model(torch.tensor(TOKENS), **how).logits.numpy()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_modules(tmp_path_factory):
+    """Code that transformers copies before it runs it, kept out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        modules = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        patch.syspath_prepend(modules)
+        yield
+
+
+def reloaded(folder):
+    auto = transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, trust_remote_code=True).eval()
+
+
 @pytest.fixture(scope="module", params=CONDITIONINGS)
 def told(request, tmp_path_factory):
     """The exported PyTorch model with a budget module that does something, and ours."""
@@ -64,13 +81,7 @@ def told(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("told") / "out"
     told = policy_folder.BudgetInput(hf_config.BudgetModule(how, 4096), levels={"low": 512})
     policy_folder.save_policy(out, params, config=config, budget=told)
-    with pytest.MonkeyPatch.context() as patch:
-        # The class is cached by module path: keep it out of the user's cache.
-        modules = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
-        patch.syspath_prepend(modules)
-        model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
-    return model.eval(), params, config, how, out
+    return reloaded(out), params, config, how, out
 
 
 @pytest.mark.parametrize("b", [256, 1000, 4096])
@@ -125,6 +136,53 @@ def test_the_exported_model_generates_what_we_generate(told, monkeypatch):
 def test_a_folder_that_does_not_say_how_a_budget_is_held_does_not_generate(told):
     with pytest.raises(ValueError, match="^config.json: found no section thinking; export the f"):
         told[0].generate(torch.tensor(TOKENS), budget=512)
+
+
+def agree(model, other, how):
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    told_logits = of_torch(model, budget=512, **extra)
+    np.testing.assert_array_equal(of_torch(other, budget=512, **extra), told_logits)
+
+
+def test_a_folder_that_transformers_saved_again_is_the_same_policy(told, tmp_path):
+    """Twice over, as trainers save a model that they loaded."""
+    model, _, _, how, _ = told
+    for name in ("once", "twice"):
+        model.save_pretrained(tmp_path / name)
+        assert (tmp_path / name / "modeling_bacr.py").is_file()
+        model = reloaded(tmp_path / name)
+        agree(told[0], model, how)
+        assert hf_config.read_levels(tmp_path / name) == {"low": 512}
+    _, params = reading.load_policy(tmp_path / "twice")
+    hf_world.same(params, told[1])
+
+
+def test_the_code_goes_along_however_its_class_was_loaded(told, tmp_path, monkeypatch):
+    """By an import of the modelling file too, without transformers' Auto classes."""
+    _, _, _, how, out = told
+    shutil.copytree(out, tmp_path / "imported_folder")
+    (tmp_path / "imported_folder" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = type(told[0]).__name__
+    monkeypatch.delitem(sys.modules, "imported_folder", raising=False)
+    monkeypatch.delitem(sys.modules, "imported_folder.modeling_bacr", raising=False)
+    module = importlib.import_module("imported_folder.modeling_bacr")
+    getattr(module, name).from_pretrained(out).save_pretrained(tmp_path / "again")
+    files = {path.name for path in (tmp_path / "again").iterdir()}
+    assert {"modeling_bacr.py", "budget_generation.py"} <= files
+    agree(told[0], reloaded(tmp_path / "again"), how)
+
+
+def test_a_folder_that_was_saved_as_the_plain_model_is_it_with_the_code_beside_it(told, tmp_path):
+    """As TRL saves a folder that it loaded without trust_remote_code: without budget tensors."""
+    _, _, _, how, out = told
+    plain = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    plain.save_pretrained(tmp_path / "plain")
+    for name in ("modeling_bacr.py", "budget_generation.py"):
+        shutil.copy(out / name, tmp_path / "plain" / name)
+    agree_with = reloaded(tmp_path / "plain")
+    extra = {"budget_mask": torch.ones(3, 14)} if how.positions == "response" else {}
+    np.testing.assert_array_equal(of_torch(agree_with, budget=512, **extra), of_torch(plain))
 
 
 def test_a_flipped_exponent_bit_in_either_weight_file_is_refused(told, tmp_path):

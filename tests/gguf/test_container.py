@@ -74,6 +74,9 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         (lambda whole: after(whole, "token_embd.weight") + 20, b"\x14", "stored as IQ4_NL, not as"),
         (lambda whole: after(whole, "token_embd.weight") + 20, b"\xee", "stored as 238, not as"),
         (lambda whole: after(whole, "token_embd.weight") + 4, b"\x21", r"axes \[33, .* in Q4_1"),
+        (lambda whole: after(whole, "token_embd.weight"), b"\0", "has 0 axes, not 1 to 4"),
+        (lambda whole: after(whole, "token_embd.weight"), b"\5", "has 5 axes, not 1 to 4"),
+        (lambda whole: after(whole, "token_embd.weight"), b"\xff" * 4, "has 4,294,967,295 axes"),
         (lambda whole: after(whole, "general.nam"), b"\xff", "utf-8"),
         (lambda whole: after(whole, "blk.0.attn_k.weigh") - 7, b"v", "there twice"),
         # Two tensors in one place: together they are more than there is.
@@ -111,6 +114,21 @@ def test_a_header_that_never_ends_is_not_read_whole(tmp_path):
         file.truncate(2 * size)
     with pytest.raises(Unusable, match=f"does not end within {container.LARGEST_HEADER:,} bytes"):
         container.read(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "\n" * 300, "a\x1b[2Jb\r\n" * 50])
+@pytest.mark.parametrize("rank", [3, 4_000_000])
+def test_a_message_is_a_line_whatever_the_file_holds(tmp_path, name, rank):
+    """A tensor of a foreign type, and one of more axes than the header has room for."""
+    text = name.encode()
+    path = tmp_path / "name.gguf"
+    with path.open("wb") as file:
+        file.write(struct.pack(f"<4sIQQQ{len(text)}sI", b"GGUF", 3, 1, 0, len(text), text, rank))
+        file.write(b"\x20\0\0\0\0\0\0\0" * min(rank, 10))
+        file.truncate(8 * rank + len(text) + 100)
+    with pytest.raises(Unusable) as caught:
+        container.read(path)
+    assert len(str(caught.value)) < 250 and str(caught.value).isprintable()
 
 
 def test_arrays_of_every_type_are_read(tmp_path):

@@ -29,6 +29,13 @@ def test_it_says_what_was_written_and_how_to_use_it(tmp_path, capsys):
     assert {one.name for one in out.iterdir()} == FILES
 
 
+def test_its_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gguf_world.write(tmp_path / "m.gguf")
+    assert main(["import", "--gguf=~/m.gguf", "--out", "~/out"]) == 0
+    assert {one.name for one in (tmp_path / "out").iterdir()} == FILES
+
+
 def test_a_package_can_hold_the_file(tmp_path, monkeypatch):
     info = tmp_path / "held-1.dist-info"
     info.mkdir()

@@ -87,6 +87,13 @@ def test_config_says_the_shape(tmp_path):
         ("llama.rope.dimension_count", ("uint32", 8), "heads of width 16"),
         ("llama.rope.scaling.type", ("string", "yarn"), "'yarn', which is not supported"),
         ("llama.expert_count", ("uint32", 8), "8, which is not supported"),
+        ("llama.attention.causal", ("bool", False), "causal is false, .* only true is"),
+        ("llama.attention.causal", ("uint32", 1), "causal is 1, not of type bool"),
+        ("llama.vocab_size", ("uint32", 7), "vocab_size is 7, but its embedding has [0-9]+ rows"),
+        ("llama.vocab_size", ("string", "7"), "vocab_size is '7', not of type int"),
+        ("llama.rope.scaling.factor", ("float32", 4.0), "factor' is 4.0, which is not supported"),
+        ("llama.logit_scale", ("float32", 1.5), "logit_scale' is 1.5, which is not supported"),
+        ("llama.attention.sliding_window", ("uint32", 8), "window' is 8, which is not supported"),
         ("llama.embedding_length", ("uint32", 128), "don't fit|has axes"),
         ("llama.feed_forward_length", ("uint32", 64), r"has axes \(64, 96\), .* model \(64, 64\)"),
     ],
@@ -101,7 +108,13 @@ def test_another_model_or_shape_is_refused(tmp_path, key, value, words):
 
 
 def test_nothing_said_is_fine(tmp_path):
-    settings = {"llama.expert_count": ("uint32", 0), "llama.rope.scaling.type": ("string", "none")}
+    settings = {
+        "llama.expert_count": ("uint32", 0),
+        "llama.rope.scaling.type": ("string", "none"),
+        "llama.rope.scaling.factor": ("float32", 1.0),
+        "llama.attention.causal": ("bool", True),
+        "llama.vocab_size": ("uint32", len(gguf_world.TOKENS)),
+    }
     assert read(gguf_world.write(tmp_path / "m.gguf", settings=settings))
 
 

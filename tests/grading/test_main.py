@@ -30,6 +30,13 @@ def test_the_command_writes_one_verdict_for_each_row(tmp_path, capsys):
     }
 
 
+def test_its_files_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "cases.jsonl").write_text('{"pred": "3", "gold": "3"}\n')
+    assert main(["--cases=~/cases.jsonl", "--out=~/verdicts.jsonl"]) == 0
+    assert json.loads((tmp_path / "verdicts.jsonl").read_text())["correct"] is True
+
+
 def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
     cases, out = tmp_path / "cases.jsonl", tmp_path / "verdicts.jsonl"
     cases.write_text('{"pred": "\\\\boxed{\\ud83d4}", "gold": "4"}\n')

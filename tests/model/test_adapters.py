@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,23 @@ def test_a_folder_of_adapters_comes_back(tmp_path):
     other = dataclasses.replace(module, b_max=32)
     with pytest.raises(UserError, match="write budget.max=64"):
         peft.load_module(tmp_path / "out", TINY, other)
+
+
+def test_a_folder_of_adapters_names_its_base_wherever_it_is_read_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy_folder.save_policy(tmp_path / "base", BASE, config=TINY)
+    named = {}
+    for out, how in (("one", {"base": Path("base")}), ("two", {"write_base": Path.mkdir})):
+        peft.save_adapter(Path(out), ADAPTED, config=TINY, settings=SETTINGS, **how)
+        raw = json.loads((tmp_path / out / peft.CONFIG_FILE).read_text())
+        named[out] = raw["base_model_name_or_path"]
+    assert named == {"one": str(tmp_path / "base"), "two": str(tmp_path / "two" / "base")}
+    assert (tmp_path / "two" / "base").is_dir()
+    cached = tmp_path / "hub" / "models--Some-One--A.model-1b" / "snapshots" / ("0a" * 20)
+    peft.save_adapter(Path("hub-1"), ADAPTED, config=TINY, settings=SETTINGS, base=cached)
+    raw = json.loads((tmp_path / "hub-1" / peft.CONFIG_FILE).read_text())
+    assert raw["base_model_name_or_path"] == "Some-One/A.model-1b"
+    assert raw["revision"] == "0a" * 20
 
 
 @pytest.mark.parametrize(

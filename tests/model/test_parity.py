@@ -1,6 +1,7 @@
 """The same weights in transformers (PyTorch) and here: logits, greedy text, gradients, files."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ import pytest
 
 import hf_world
 from bacr_jax.config import OptimizerConfig
+from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.learner.optimizer import policy_optimizer
 from bacr_jax.model import qwen2
-from bacr_jax.model.hf import names, reading
+from bacr_jax.model.block import rotation
+from bacr_jax.model.hf import hf_config, names, reading
 from bacr_jax.model.hf.archive import stored
 from bacr_jax.model.logprobs import logprob_and_entropy, of_tokens
 
@@ -198,3 +201,120 @@ def test_in_and_out_again_gives_transformers_identical_tensors(pair, kind, tmp_p
     kept = ("vocab_size", "rms_norm_eps", "rope_parameters", "eos_token_id")
     for key in kept:
         assert getattr(again.config, key) == getattr(model.config, key)
+
+
+SHAPE = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+ROPES = [
+    {},
+    None,
+    {"rope_type": "default"},
+    {"type": "default", "rope_theta": 3e5, "factor": 4.0},
+    {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    LLAMA3,
+    {name: value for name, value in LLAMA3.items() if not name.startswith(("rope_th", "orig"))},
+    {**LLAMA3, "rope_type": None, "type": "llama3"},
+    {**LLAMA3, "partial_rotary_factor": 0.5},
+    {"full_attention": {"rope_type": "default", "rope_theta": 1e6}},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+]
+# Keys of config.json with values that change the numbers, and with neutral ones.
+CHOICES = {
+    "rope_scaling": ROPES,
+    "rope_parameters": ROPES,
+    "rope_theta": [1e4, 5e5],
+    "original_max_position_embeddings": [16],
+    "partial_rotary_factor": [0.5, 1.0],
+    "is_causal": [True, False],
+    "layer_types": [["full_attention"] * 2, ["full_attention", "sliding_attention"]],
+    "use_sliding_window": [False, True],
+    "sliding_window": [None, 3],
+    "max_window_layers": [0, 2],
+    "attention_chunk_size": [3],
+    "attention_bias": [False, True],
+    "mlp_bias": [False, True],
+    "hidden_act": ["silu", "gelu"],
+    "head_dim": [6, 8],
+    "num_key_value_heads": [1, 4],
+    "rms_norm_eps": [1e-5, 0.5],
+    "tie_word_embeddings": [True, False],
+    "per_layer_config": [None, {"0": {"num_key_value_heads": 4}}],
+    # Transformers reads none of these in these families.
+    "attn_logit_softcapping": [2.0],
+    "final_logit_softcapping": [2.0],
+    "logits_scaling": [8.0],
+    "residual_multiplier": [0.2],
+    "embedding_multiplier": [12.0],
+    "attention_multiplier": [0.1],
+    "query_pre_attn_scalar": [64],
+    "rope_interleaved": [True],
+    "pretraining_tp": [2],
+}
+
+
+def random_config(rng, kind):
+    """A config.json with a few keys that somebody could have written."""
+    changes = {}
+    for key in rng.choice(list(CHOICES), size=rng.integers(1, 6), replace=False):
+        changes[str(key)] = CHOICES[key][rng.integers(len(CHOICES[key]))]
+    name = kind.capitalize()
+    return SHAPE | {"model_type": kind, "architectures": [f"{name}ForCausalLM"]} | changes
+
+
+def transformers_model(raw):
+    """The model of a config.json with random weights, and its logits; None if it has none."""
+    name = raw["architectures"][0].removesuffix("ForCausalLM")
+    torch.manual_seed(0)
+    try:
+        config = getattr(transformers, f"{name}Config").from_dict(json.loads(json.dumps(raw)))
+        model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+        for path, weight in model.named_parameters():
+            weight.data = 0.5 * torch.randn_like(weight) + (1.0 if "norm" in path else 0.0)
+        return model, of_torch(model, TOKENS % 23, use_cache=False)
+    # Of any type: a wrong config is met wherever it is used first.
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 12))]
+)
+def test_a_config_is_read_as_transformers_reads_it_or_refused(tmp_path, kind, seed):
+    """Of 10 configs each; logits are compared for the first that is accepted."""
+    rng = np.random.default_rng(seed)
+    compared = False
+    for _ in range(10):
+        raw = random_config(rng, kind)
+        theirs = transformers_model(raw)
+        try:
+            config = hf_config.parse_config(raw, tmp_path / "config.json")
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400
+            continue
+        assert theirs is not None, raw
+        model, logits = theirs
+        positions = jnp.arange(40)[None]
+        with torch.no_grad():
+            cosines, sines = model.model.rotary_emb(torch.zeros(1), torch.arange(40)[None])
+        for found, want in zip(rotation(positions, config), (cosines, sines)):
+            np.testing.assert_allclose(found, want.numpy(), atol=2e-5, err_msg=str(raw))
+        if compared:
+            continue
+        compared = True
+        folder = tmp_path / "hf"
+        model.save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(raw))
+        found = hf_world.logits(reading.load_policy(folder)[1], TOKENS % 23, config)
+        np.testing.assert_allclose(found, logits, atol=1e-4, err_msg=str(raw))
+    assert compared

@@ -1,6 +1,7 @@
 """Memory of a run: what is resident by hand, and how it moves with devices and portions."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -132,3 +133,41 @@ def test_more_refilled_slots_need_more(slots):
 def test_keeping_all_activations_needs_more_than_recomputing_them():
     needs = lambda *keys: memory.update_phase(workload(*keys), mesh()).peak
     assert needs("model.remat=none") > 2 * needs("model.remat=full")
+
+
+WARMUP = ("warmup.steps=500", "warmup.batch_tokens=65536")
+
+
+def test_a_warm_up_keeps_all_weights_and_two_moments_in_float32():
+    """Also of a run that trains adapters, or keeps its moments in 16 bits."""
+    for keys in ((), ("adapter.rank=16",), ("optimizer.moment_dtype=bfloat16",)):
+        phases = memory.warmup_phases(workload(*WARMUP, *keys), mesh())
+        assert {phase.resident for phase in phases.values()} == {12 * SEVEN_B / 8}
+        # Gradients of all weights, and what one batch of 65,536 tokens or less keeps.
+        step = phases["warmup"]
+        rows = 65_536 // (1024 + 4096 + 8 + 128)
+        kept = math.ceil(rows / 8) * (1024 + 4096 + 8 + 128) * 28 * 3584 * 2
+        assert step.temporaries > 4 * SEVEN_B / 8 + kept
+    adapters = workload(*WARMUP, "adapter.rank=16")
+    largest = max(phase.peak for phase in memory.warmup_phases(adapters, mesh()).values())
+    assert largest > 2 * memory.update_phase(adapters, mesh()).peak
+
+
+def test_a_warm_up_that_ends_by_a_style_trains_a_copy_beside():
+    keys = ("warmup.style=steps", "data.ledger.variant=redundant")
+    one = memory.warmup_phases(workload(*WARMUP), mesh())["warmup"]
+    two = memory.warmup_phases(workload(*WARMUP, *keys), mesh())["warmup"]
+    assert two.resident == 2 * one.resident
+
+
+def test_a_warm_up_is_no_phase_of_a_run_without_one():
+    assert memory.warmup_phases(workload(), mesh()) == {}
+
+
+def test_rows_of_real_tokens_are_attended_in_up_to_twice_as_many_rows():
+    work = workload(fused_attention=False)
+    plain, real = (work.by_real_tokens(90624, padding_free=free) for free in (False, True))
+    one = mesh(fsdp=1)
+    assert memory.attention_scores(real, one, 8) == 2 * memory.attention_scores(plain, one, 8)
+    # Between all 5,664 tokens of one full row there are fewer pairs than in two padded rows.
+    assert memory.attention_scores(real, one, 1) == 28 * 5664**2 * 4

@@ -1,5 +1,6 @@
 """A plan: arithmetic, what a compiler knows better, and the two ways to print it."""
 
+import dataclasses
 import functools
 import json
 
@@ -178,3 +179,50 @@ def test_what_is_faster_and_fits_is_named_with_its_seconds():
     # With 29 GiB there is room for neither.
     tight = planned("rollout.slots=64", gib=45)
     assert tight.fits and tight.remat is None
+
+
+def test_a_run_that_fits_but_for_its_warm_up_does_not_fit():
+    """Adapters train 1 % of the weights, the warm-up before them trains all."""
+    keys = ("adapter.rank=16", "rollout.slots=64", "eval.slots=64")
+    assert planned(*keys, gib=24).fits
+    warmup = ("warmup.steps=500", "warmup.batch_tokens=65536")
+    plan = planned(*keys, *warmup, gib=24)
+    of_warmup = {name for name, phase in plan.phases.items() if phase.peak > plan.limit}
+    assert not plan.fits and of_warmup <= {"warmup", "warmup_accuracy"}
+    roomy = planned(*keys, *warmup, gib=80)
+    answers, text = as_object(roomy), as_text(roomy)
+    assert roomy.fits and answers["predicted_warmup_s"] > 0
+    assert {"warmup", "warmup_accuracy"} <= answers["phases_gib"].keys()
+    assert "Warm-up before the first iteration: 500 steps of 65,536 tokens, " in text
+    nothing = as_object(planned())
+    assert nothing["predicted_warmup_s"] == 0 and "warmup" not in nothing["phases_gib"]
+
+
+def test_leaving_padding_out_is_weighed_on_one_device():
+    """Rows think 1,024 to 4,096 tokens: by rows every one is computed as the longest."""
+    keys = ("model.preset=qwen2.5-0.5b", "model.path=null", "rollout.slots=64", "eval.slots=64")
+    keys += ("budget.min=64", "train.micro_batch_rows=8")
+    plan = planned(*keys, layout=mesh(fsdp=1))
+    answers = as_object(plan)
+    assert plan.fits and answers["less_padding"]["train.padding_free"] is True
+    tokens = answers["less_padding"]["train.micro_batch_tokens"]
+    assert tokens >= 8 * plan.work.row_tokens
+    assert (
+        answers["less_padding"]["update_s"] < answers["predicted_s_by_phase"]["a100-80"]["update"]
+    )
+    assert f"train.micro_batch_tokens={tokens} train.padding_free=true (updates in " in as_text(
+        plan
+    )
+    # Planned again with these keys it takes as long as predicted, and no padding is left.
+    work = plan.work.by_real_tokens(tokens, padding_free=True)
+    again = dataclasses.replace(plan, work=work)
+    assert again.fits and as_object(again)["less_padding"] is None
+    taken = again.predictions["a100-80"]["update"]
+    assert taken == pytest.approx(answers["less_padding"]["update_s"], abs=0.1)
+
+
+def test_several_devices_are_told_of_micro_batches_by_tokens_alone():
+    found = as_object(planned("budget.min=64"))["less_padding"]
+    assert found is not None and "train.padding_free" not in found
+    tokens = planned("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
+    assert as_object(tokens)["less_padding"] is None

@@ -94,3 +94,27 @@ def test_the_share_of_real_positions_by_hand():
     real = 100 + 2 * 4 * (2 + SUFFIX_TOKENS - 1)
     parts = [[schedule.Padded(2, 80, 40)]]
     assert schedule.real_share(work, parts) == pytest.approx(real / 240)
+
+
+def test_micro_batches_without_padding_are_filled_with_real_tokens_by_hand():
+    """Rows of 132, 162, 162 and 232 tokens, 4 answers of 8 each among them; 300 at a time."""
+    rows = rows_of([100, 100, 100, 100], [0, 30, 30, 100])
+    keys = ("rollout.group_size=2", "train.minibatches=1", "rollout.answer_tokens=8")
+    work = workload(*keys, rows=4, prompt=100, thinking=100, draw=lambda: rows)
+    work = work.by_real_tokens(300, padding_free=True)
+    # The first two rows fit together, the others do not.
+    (update,) = schedule.updates(work, mesh(fsdp=1))
+    assert {one.tokens for one in update} == {300} and len(update) == 3
+    # Without a budget in the prompt two rows of a question compute it once: 194 and 294 tokens.
+    untold = dataclasses.replace(work, conditioned=False)
+    (update,) = schedule.updates(untold, mesh(fsdp=1))
+    assert len(update) == 2
+    assert schedule.real_share(untold, [update]) == (400 + 160 + 4 * 4 * 8) / 600
+
+
+def test_without_padding_fewer_positions_are_computed():
+    padded, work = (workload().by_real_tokens(90624, padding_free=free) for free in (False, True))
+    before, after = (schedule.updates(one, mesh(fsdp=1)) for one in (padded, work))
+    positions = lambda updates: sum(one.positions for update in updates for one in update)
+    assert positions(after) < positions(before)
+    assert schedule.real_share(padded, before) < schedule.real_share(work, after) <= 1

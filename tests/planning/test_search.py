@@ -122,3 +122,21 @@ def test_another_layout_has_its_own_peak():
     other = dataclasses.replace(choice, layout=mesh(decode_tensor=4))
     assert search.peak_of(choice.work, other.layout, room) < choice.peak
     assert "mesh.decode_tensor=4" in other.overrides()
+
+
+def test_a_warm_up_that_is_too_large_gets_fewer_tokens_a_step():
+    keys = ("warmup.steps=500", "warmup.batch_tokens=1048576", "adapter.rank=16")
+    work, layout = workload(*keys), mesh()
+    step = lambda work: Room(0.0).of_warmup_step(work, layout)
+    room = Room(0.6 * step(work))
+    fewer = search.fewer_warmup_tokens(work, layout, room)
+    assert fewer.warmup_tokens < 1048576 and step(fewer) <= room.limit < step(work)
+    twice = dataclasses.replace(work, warmup_tokens=2 * fewer.warmup_tokens)
+    assert step(twice) > room.limit
+    choice = search.suggest(work, 8, room)
+    assert choice is not None and choice.peak <= room.limit
+    assert f"warmup.batch_tokens={choice.work.warmup_tokens}" in choice.overrides()
+    # No number of tokens makes its state smaller.
+    none = search.fewer_warmup_tokens(work, layout, Room(1.0))
+    assert none.warmup.rows == 1
+    assert search.fewer_eval_slots(work, layout, Room(1.0)) is None

@@ -40,3 +40,18 @@ def test_a_step_ahead_takes_the_longer_part_and_the_handing_over():
         seconds.split_lines([one], together=50.0)
     )
     assert seconds.split_lines([], together=50.0) == []
+
+
+def test_a_warm_up_takes_its_steps_times_one_step():
+    """Four rows of 5,256 tokens on one device, products and Adam by hand."""
+    keys = ("warmup.steps=300", "warmup.batch_tokens=21024", "model.remat=none")
+    work, device = workload(*keys), DEVICES["h100"]
+    assert seconds.warmup_seconds(workload(), mesh(fsdp=1), device) == 0
+    found = seconds.warmup_seconds(work, mesh(fsdp=1), device)
+    model, width = work.model, 1024 + 4096 + 8 + 128
+    layers = 4 * width * 2 * model.num_layers * model.layer_matrices
+    attention = 4 * model.num_layers * 4 * model.num_heads * model.head_dim * width**2 / 2
+    head = 4 * width * 2 * model.vocab_size * model.hidden_size
+    products = (3 * (layers + attention) + 4 * head) / (device.matmul_flops * 0.5)
+    adam = 28 * model.num_parameters / (device.memory_bandwidth * 0.7)
+    assert found == pytest.approx(300 * (products + adam), rel=1e-6)

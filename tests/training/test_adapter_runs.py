@@ -1,6 +1,7 @@
 """A run of adapters: its checkpoints hold no base, and its policy is read back whole."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -99,9 +100,31 @@ def test_exports_merged_and_as_peft(world, tmp_path):
     whole = run.params(state.train)
     np.testing.assert_allclose(scores(merged), scores(whole), atol=1e-4)
     files = export(place / "run", tmp_path / "peft", adapter="peft")
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(files)
+    assert {"adapter_config.json", "adapter_model.safetensors", "base"} <= set(files)
     size = (tmp_path / "peft" / "adapter_model.safetensors").stat().st_size
     assert size < 4 * sum(x.size for x in jax.tree.leaves(whole["adapter"])) + 8000
+
+
+def test_an_export_as_peft_names_the_base_that_the_warm_up_left(world, tmp_path):
+    """PEFT's own loader and the folder's two parts give the policy's numbers without a budget."""
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("peft")
+    place, _, (_, (run, state)) = world
+    export(place / "run", tmp_path / "peft", adapter="peft")
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    base = tmp_path / "peft" / "base"
+    assert config["base_model_name_or_path"] == str(base)
+    _, frozen = load_policy(base)
+    for name in ("embed", "final_norm"):
+        np.testing.assert_array_equal(frozen[name], run.frozen[name])
+    tokens = np.arange(10).reshape(2, 5)
+    model = theirs.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "peft")
+    with torch.no_grad():
+        found = model(torch.tensor(tokens)).logits.numpy()
+    whole = run.params(state.train)
+    shape = run.policy.learner.model
+    want = logits(whole, forward(whole, jnp.asarray(tokens), config=shape))
+    np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 def test_an_export_as_peft_needs_adapters(world, tmp_path):

@@ -65,30 +65,56 @@ def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
     return jnp.where(apart, sums, 0.0).sum(1) / count
 
 
-def group_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
-    """Reward minus the group's mean (Dr.GRPO, arXiv 2503.20783).
+def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
+    """Raises a ValueError if an axis of rewards is not a group of at least two traces."""
+    rank = rewards.ndim
+    if not -rank <= axis < rank:
+        raise ValueError(
+            f"rewards have shape {rewards.shape}, without the axis {axis} of the group; pass "
+            "rewards [Q, G] or [Q, G, M], or write axis="
+        )
+    if rewards.shape[axis] < 2:
+        raise ValueError(
+            f"rewards have shape {rewards.shape}, whose axis {axis} is a group of "
+            f"{rewards.shape[axis]}: its advantages are undefined; sample at least two traces of a "
+            "question, or write axis="
+        )
+
+
+def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
+    """Returns each reward minus the group's mean (Dr.GRPO, arXiv 2503.20783).
 
         A_i = R_i - mean_G R
 
     The mean includes R_i, which shrinks the expected gradient by 1 - 1/G and leaves its
     signal-to-noise ratio that of RLOO. A group of equal rewards gives exact zeros.
+
+    Args:
+      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+
+    Raises:
+      ValueError: a group has fewer than two traces.
     """
+    _check_group(rewards, axis)
     rewards = jax.lax.stop_gradient(rewards)
     # Shifting by one member first makes equal rewards cancel exactly in float32.
     shifted = rewards - jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
 
 
-def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
-    """Group-normalised reward (GRPO, arXiv 2402.03300).
+def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
+    """Returns group-normalised rewards (GRPO, arXiv 2402.03300).
 
         A_i = (R_i - mean_G R) / (std_G R + eps),   squares divided by G - 1, eps = 1e-6
 
-    Dividing by the group's own deviation weighs questions by 1/std and depends on R_i nonlinearly.
-    A group of one has no statistics: its advantage is its reward, as in common implementations.
+    Dividing by the group's deviation weighs questions by 1/std and depends on R_i nonlinearly.
+
+    Args:
+      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+
+    Raises:
+      ValueError: a group has fewer than two traces.
     """
-    if rewards.shape[axis] == 1:
-        return jax.lax.stop_gradient(rewards)
     centred = group_advantage(rewards, axis=axis)
     spread = masked_std(centred, jnp.ones((), bool), axis, ddof=1, keepdims=True)
     return centred / (spread + _EPSILON)
@@ -107,8 +133,8 @@ def decoupled_advantage(
     Args:
       weights: w, one for each reward.
     """
-    added = jnp.sum(weights * grpo_advantage(rewards, axis=1), axis=-1)
-    return grpo_advantage(added.reshape(-1)).reshape(added.shape)
+    added = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
+    return grpo_advantage(added.reshape(-1), axis=0).reshape(added.shape)
 
 
 def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
@@ -116,10 +142,17 @@ def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
     return (jnp.sum(x, axis=1, keepdims=True) - x) / max(x.shape[1] - 1, 1)
 
 
-def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = -1) -> Float[Array, "..."]:
-    """Reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
+def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
+    """Returns each reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
 
-    A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R),   0 in a group of one
+        A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
+
+    Args:
+      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+
+    Raises:
+      ValueError: a group has fewer than two traces.
     """
+    centred = group_advantage(rewards, axis=axis)
     size = rewards.shape[axis]
-    return group_advantage(rewards, axis=axis) * (size / max(size - 1, 1))
+    return centred * (size / (size - 1))

@@ -179,7 +179,8 @@ def score_statistics(
     """
     chex.assert_equal_shape([returns, surprise])
     mean = lambda x: jnp.mean(x, axis=(0, 1))
-    error = rloo_advantage(returns, axis=1)
+    # A trace without others has no mean to differ from.
+    error = rloo_advantage(returns) if returns.shape[1] > 1 else jnp.zeros_like(returns)
     f, kappa, h = mean(surprise), mean(surprise * error), mean(surprise * jnp.square(error))
     tiny = jnp.finfo(jnp.float32).tiny
     share = f / jnp.maximum(f.sum(), tiny)

@@ -25,6 +25,7 @@ from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
 from bacr_jax.config.values import FrozenMap, any_of, describe, shown, written
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
+from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
 # Keys of earlier versions, and what is written instead of each of their values.
@@ -73,6 +74,13 @@ _LATER = frozenset(
         *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
+    }
+)
+# Keys of folders, in which ~ is the home folder.
+_PATHS = frozenset(
+    {
+        *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
+        *("output.dir", "rollout.weights_dir"),
     }
 )
 # Keys of speed alone: no sample depends on them, log-probabilities of the sampler in their last
@@ -128,7 +136,13 @@ def _value(entry: Entry) -> Any:
         )
     if name in _FORMERLY and isinstance(entry.value, bool):
         return _FORMERLY[name][entry.value]
-    return read_entry(entry, name, schema())
+    value = read_entry(entry, name, schema())
+    if name not in _PATHS or value is None:
+        return value
+    try:
+        return str(expand_home(value)) if value.startswith("~") else value
+    except ValueError as error:
+        raise UserError(f"{entry.where}: {name}={value}: {error}") from None
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:

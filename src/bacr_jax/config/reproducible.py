@@ -114,7 +114,7 @@ def make_reproducible(config: Config, environment: MutableMapping[str, str] | No
         return
     here = os.environ if environment is None else environment
     flags = flags_for(Path(config.output.dir), here)
-    if _gpus_in_use() and not set(FIXED_ORDER) <= _given(here.get(VARIABLE, "")).keys():
+    if gpus_in_use() and not set(FIXED_ORDER) <= _given(here.get(VARIABLE, "")).keys():
         raise UserError(
             "reproducible=true: this process has used its GPUs already, and XLA reads its flags "
             f"once; start a new one, or set {VARIABLE}='{flags}' before"
@@ -122,7 +122,8 @@ def make_reproducible(config: Config, environment: MutableMapping[str, str] | No
     here[VARIABLE] = flags
 
 
-def _gpus_in_use() -> bool:
+def gpus_in_use() -> bool:
+    """True if this process has started JAX on GPUs, after which XLA reads no flags."""
     # Looked up and not imported: importing JAX is for later, and starting a backend more so.
     bridge = sys.modules.get("jax._src.xla_bridge")
     started = getattr(bridge, "backends_are_initialized", lambda: False)

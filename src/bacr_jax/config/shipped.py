@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config.values import shown
+from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
 ENDINGS = (".yaml", ".yml")
@@ -47,7 +48,11 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
 
     UserError: a name that also could mean a file of the current folder.
     """
-    text, path = str(written), Path(written)
+    text = str(written)
+    try:
+        path = expand_home(written)
+    except ValueError as error:
+        raise UserError(f"{text}: {error}") from None
     if not _NAME.fullmatch(text):
         return path
     if path.suffix in ENDINGS:

@@ -1,5 +1,6 @@
 """A checkpoint of a run as a Hugging Face folder that says by itself how it is asked."""
 
+import functools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,9 +78,16 @@ def export(
             f"{base}: holds no config.json; write --base with the folder the run started from"
         )
     if adapter == "peft":
-        shape, module = _shape(config, base, params), _module(config, params)
+        # After a warm-up the adapters belong to its weights, which no other folder holds.
+        write_base = functools.partial(_write_base, params, config, base)
         return peft.save_adapter(
-            out, params, config=shape, settings=config.adapter, module=module, base=base
+            out,
+            params,
+            config=_shape(config, base, params),
+            settings=config.adapter,
+            module=_module(config, params),
+            base=base,
+            write_base=write_base if config.warmup.steps else None,
         )
     about = Exported(run, number, config, trained_style(config), base, merge_told_words)
     return write_params(out, params, about, dtype=dtype)
@@ -91,15 +99,32 @@ def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
     return hf_config.BudgetModule(config.conditioning, config.budget.max)
 
 
+def _tokenizer(config: Config) -> Any:
+    """Returns a run's tokenizer to write: a folder, a set's tokenizer, or None for the base's."""
+    tokenizer: Any = own_tokenizer(config.data)
+    return config.model.tokenizer if tokenizer is None else tokenizer
+
+
+def _write_base(params: Params, config: Config, base: Path | None, out: Path) -> None:
+    """Writes the frozen weights under a run's adapters as a folder of the plain model."""
+    frozen, _ = adapters.split(params)
+    policy_folder.save_policy(
+        out,
+        {name: leaf for name, leaf in frozen.items() if name != "adapter_scale"},
+        config=_shape(config, base, params),
+        source=base,
+        tokenizer=_tokenizer(config),
+    )
+
+
 def write_params(
     out: Path, params: Params, about: Exported, *, dtype: str = "float32"
 ) -> list[str]:
     """Writes a policy's parameters, adapters merged, as a folder that says how it is asked."""
     config, base, style = about.config, about.base, about.style
-    tokenizer: Any = own_tokenizer(config.data)
-    written: Any = tokenizer
-    if tokenizer is None:
-        written = config.model.tokenizer
+    written = _tokenizer(config)
+    tokenizer: Any = written
+    if written is None or isinstance(written, str):
         tokenizer = load_tokenizer(written or base, where="model.tokenizer", model=base)
     shape = _shape(config, base, params)
     return policy_folder.save_policy(

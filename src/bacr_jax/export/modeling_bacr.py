@@ -104,6 +104,17 @@ class BudgetModel:
         self.budget = BudgetModule(config)
         self.post_init()
 
+    def _init_weights(self, module):
+        """Zeros for a budget module that is not in the weights: phi is 0, the model the plain one.
+
+        transformers calls it for what a folder lacks, as one that its plain classes saved.
+        """
+        if isinstance(module, BudgetModule):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+        else:
+            super()._init_weights(module)
+
     def embed_budgets(self, told):
         """Phi of each row's budget, [B, D] or [L, B, D]; zero for a row that is told none."""
         embedded = self.budget(told.clamp(min=0))
@@ -161,10 +172,14 @@ class BacrLlamaConfig(BudgetConfig, LlamaConfig):
 
 
 def _conditioned(config, layer, model):
-    """A family's model with its layers, told a budget; `config` is one of those above."""
+    """Returns a family's model with its layers, told a budget; `config` is one of those above."""
     own = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
     inside = {"config_class": config, "layer_class": own, "_no_split_modules": [own.__name__]}
-    return type(f"Bacr{model.__name__}", (BudgetModel, model), inside)
+    conditioned = type(f"Bacr{model.__name__}", (BudgetModel, model), inside)
+    # save_pretrained then writes this file into every folder, however the class was loaded.
+    config.register_for_auto_class()
+    conditioned.register_for_auto_class("AutoModelForCausalLM")
+    return conditioned
 
 
 BacrQwen2ForCausalLM = _conditioned(BacrQwen2Config, Qwen2DecoderLayer, Qwen2ForCausalLM)

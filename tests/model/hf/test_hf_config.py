@@ -8,7 +8,7 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.export import policy_folder
 from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.sizes import PRESETS
-from hf_world import FAMILIES, TINY, edit_config, random_params, refusal, same
+from hf_world import FAMILIES, TINY, edit_config, make_folder, random_params, refusal, same
 
 
 def test_old_and_new_config_files_say_the_same(folder):
@@ -227,3 +227,115 @@ def test_a_damaged_description_of_the_budget_module(tmp_path):
     )
     edit_config(tmp_path / "out", budget_module={"b_max": 64})
     assert "budget_module is {'b_max': 64}; export the folder again" in refusal(tmp_path / "out")
+
+
+DEFAULT = {"rope_type": "default"}
+SCALED = {**LLAMA3, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        # A rope_scaling that is not empty replaces rope_parameters, its base included.
+        ({"rope_scaling": DEFAULT, "rope_parameters": {**DEFAULT, "rope_theta": 1e6}}, 10000.0),
+        (
+            {
+                "rope_theta": 5e4,
+                "rope_scaling": DEFAULT,
+                "rope_parameters": {**SCALED, "rope_theta": 1e6},
+            },
+            5e4,
+        ),
+        ({"rope_scaling": {}, "rope_parameters": {**DEFAULT, "rope_theta": 1e6}}, 1e6),
+        ({"rope_scaling": None, "rope_parameters": {**DEFAULT, "rope_theta": 1e6}}, 1e6),
+    ],
+)
+def test_rope_scaling_replaces_rope_parameters(folder, changes, theta):
+    edit_config(folder, drop=("rope_theta", "rope_scaling"), **changes)
+    found = hf_config.read_hf_config(folder)
+    assert (found.rope_theta, found.rope_scaling) == (theta, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "positions"),
+    [
+        ({"rope_scaling": SCALED}, 8192),
+        ({"rope_scaling": SCALED, "original_max_position_embeddings": 64}, 64),
+        ({"rope_scaling": {**SCALED, "original_max_position_embeddings": None}}, None),
+        (
+            {
+                "rope_scaling": {k: v for k, v in SCALED.items() if k[0] != "o"},
+                "max_position_embeddings": 128,
+            },
+            128,
+        ),
+    ],
+)
+def test_llama3_takes_its_positions_where_transformers_does(folder, changes, positions):
+    edit_config(folder, **changes)
+    if positions is None:
+        assert "original_max_position_embeddings is null" in refusal(folder)
+    else:
+        assert hf_config.read_hf_config(folder).rope_scaling.positions == positions
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    "nested",
+    [
+        {"full_attention": {**DEFAULT, "rope_theta": 1e6}},
+        {"full_attention": None},
+        {"sliding_attention": {**DEFAULT, "rope_theta": 1e6}, "full_attention": DEFAULT},
+        {**DEFAULT, "rope_theta": 1e6, "anything": {"rope_theta": 1e4}},
+    ],
+)
+def test_rotary_parameters_by_layer_type_are_refused(folder, key, nested):
+    edit_config(folder, drop=("rope_theta",), **{key: nested})
+    assert f"{key} differs by layer type" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "part"),
+    [
+        ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("llama", {"rope_scaling": {**SCALED, "partial_rotary_factor": 0.5}}, "factor is 0.5"),
+        ("qwen3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0}}, "factor is 0,"),
+        ("qwen2", {"is_causal": False}, "is_causal is false, which is not supported; only true is"),
+        ("llama", {"is_causal": None}, "is_causal is null"),
+        ("llama", {"sliding_window": 4}, "sliding_window is 4, which is not supported; only null"),
+        ("qwen3", {"attention_chunk_size": 4}, "attention_chunk_size is 4"),
+        ("qwen3", {"attention_bias": True}, "attention_bias is true"),
+        ("qwen2", {"per_layer_config": {"0": {"hidden_act": "gelu"}}}, "per_layer_config is {'0'"),
+        ("llama", {"text_config": {"hidden_size": 8}}, "text_config is {'hidden_size': 8}"),
+    ],
+)
+def test_keys_that_change_the_numbers_are_refused(tmp_path, kind, changes, part):
+    make_folder(tmp_path / "hf", FAMILIES[kind])
+    edit_config(tmp_path / "hf", **changes)
+    message = refusal(tmp_path / "hf")
+    assert part in message and "config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2", {"is_causal": True, "partial_rotary_factor": 1.0, "sliding_window": 4}),
+        ("llama", {"partial_rotary_factor": None, "sliding_window": None, "per_layer_config": {}}),
+        ("qwen3", {"text_config": None, "attention_chunk_size": None}),
+    ],
+)
+def test_neutral_values_of_these_keys_change_nothing(tmp_path, kind, changes):
+    make_folder(tmp_path / "hf", FAMILIES[kind])
+    edit_config(tmp_path / "hf", **changes)
+    assert hf_config.read_hf_config(tmp_path / "hf") == FAMILIES[kind]
+
+
+def test_a_missing_number_of_key_heads_is_the_familys(tmp_path):
+    """Qwen2 and Qwen3 have 32 in transformers, Llama has as many as query heads."""
+    for kind, part in (("qwen2", "num_key_value_heads 32"), ("qwen3", "num_key_value_heads 32")):
+        make_folder(tmp_path / kind, FAMILIES[kind])
+        edit_config(tmp_path / kind, drop=("num_key_value_heads",))
+        assert part in refusal(tmp_path / kind)
+    make_folder(tmp_path / "llama", FAMILIES["llama"])
+    edit_config(tmp_path / "llama", drop=("num_key_value_heads",))
+    assert hf_config.read_hf_config(tmp_path / "llama").num_kv_heads == 4

@@ -19,9 +19,10 @@ class Family:
     Attributes:
       name: what its classes in transformers begin with.
       qkv_bias, qk_norm: of its shapes (`Qwen2Config`); no two families have both alike.
-      head_dim, max_positions: what transformers assumes where config.json is silent; None:
-        hidden_size / num_attention_heads.
+      head_dim, max_positions, kv_heads: what transformers assumes where config.json has no such
+        key; None: hidden_size / num_attention_heads, and num_attention_heads.
       off: what transformers can compute for it besides; none of it may be switched on.
+      unset: keys that must be absent or null, because transformers computes otherwise with them.
     """
 
     name: str
@@ -29,7 +30,9 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None
     max_positions: int = 32768
+    kv_heads: int | None = None
     off: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ("attention_chunk_size", "per_layer_config", "text_config")
 
     @property
     def plain(self) -> str:
@@ -48,9 +51,15 @@ class Family:
 
 # By model_type. All else that differs between models is a number of config.json.
 FAMILIES = {
-    "qwen2": Family("Qwen2", qkv_bias=True),
-    "qwen3": Family("Qwen3", qk_norm=True, head_dim=128, off=("attention_bias",)),
-    "llama": Family("Llama", max_positions=2048, off=("attention_bias", "mlp_bias")),
+    "qwen2": Family("Qwen2", qkv_bias=True, kv_heads=32),
+    "qwen3": Family("Qwen3", qk_norm=True, head_dim=128, kv_heads=32, off=("attention_bias",)),
+    "llama": Family(
+        "Llama",
+        max_positions=2048,
+        off=("attention_bias", "mlp_bias"),
+        # Llama has no use_sliding_window: the key alone shortens the cache of transformers.
+        unset=(*Family.unset, "sliding_window"),
+    ),
 }
 # The type of conditioned folders of earlier versions.
 _EARLIER = {"bacr_qwen2": "qwen2"}
@@ -119,34 +128,57 @@ def _positive_float(
 
 
 def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling: older files have the base at their top level."""
-    scaling = None
-    for key in ("rope_scaling", "rope_parameters"):
-        inside = raw.get(key) or {}
-        if not isinstance(inside, dict):
-            raise UserError(f"{where}: {key} is {shown(inside)}; write an object or null")
-        kind = inside.get("rope_type", inside.get("type", "default"))
-        if kind == "llama3":
-            scaling = _llama3(inside, where)
-        elif kind != "default":
+    """Returns the rotary base and scaling that transformers takes from a config.json.
+
+    A rope_scaling that is not empty replaces rope_parameters. The base in neither of them is the
+    one at the top level, where older files have it.
+    """
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    settings = raw.get(key) or {}
+    if not isinstance(settings, dict):
+        raise UserError(f"{where}: {key} is {shown(settings)}; write an object or null")
+    for name, value in settings.items():
+        # The names of layer types, some of them with null in place of an object.
+        if isinstance(value, dict) or name.endswith("_attention"):
             raise UserError(
-                f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
-                "write a model with plain rotary embeddings, or with llama3's"
+                f"{where}: {key} differs by layer type ({shown(name)}), which is not supported; "
+                "write one set of rotary parameters for all layers"
             )
-    both = (raw.get(key) or {} for key in ("rope_scaling", "rope_parameters"))
-    source = next((inside for inside in both if "rope_theta" in inside), raw)
-    return _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT), scaling
+    _refuse_partial_rotation(raw | settings, where)
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise UserError(
+            f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
+            "write a model with plain rotary embeddings, or with llama3's"
+        )
+    source = settings if "rope_theta" in settings else raw
+    theta = _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT)
+    return theta, _llama3(raw, settings, where) if kind == "llama3" else None
 
 
-def _llama3(inside: dict[str, Any], where: Path) -> RopeScaling:
-    factor, low, high = (_positive_float(inside, f"{name}factor", where) for name in _LLAMA3)
-    positions = _positive_int(inside, "original_max_position_embeddings", where)
+def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
+    """Refuses heads of which only a part is rotated, on which engines do not agree."""
+    share = settings.get("partial_rotary_factor")
+    if share is not None and share != 1:
+        raise UserError(
+            f"{where}: partial_rotary_factor is {shown(share)}, which is not supported; only 1 is"
+        )
+
+
+def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeScaling:
+    """Returns llama3's scaling; its positions may be at the top level, which then wins."""
+    factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:
         raise UserError(
             f"{where}: low_freq_factor is {low:g} and high_freq_factor {high:g}; write a larger "
             "high_freq_factor"
         )
-    return RopeScaling(factor, low, high, positions)
+    positions_key = "original_max_position_embeddings"
+    source = raw if positions_key in raw else settings
+    if positions_key not in source:
+        source = raw
+        positions_key = "max_position_embeddings"
+    return RopeScaling(factor, low, high, _positive_int(source, positions_key, where))
 
 
 def _family(raw: dict[str, Any], where: Path) -> Family:
@@ -164,13 +196,18 @@ def _family(raw: dict[str, Any], where: Path) -> Family:
 
 
 def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> None:
-    supported = {"hidden_act": "silu", "use_sliding_window": False} | dict.fromkeys(
-        family.off, False
-    )
-    for key, value in supported.items():
+    only: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "is_causal": True}
+    only |= dict.fromkeys(family.off, False)
+    for key, value in only.items():
         if raw.get(key, value) != value:
             raise UserError(
-                f"{where}: {key} is {shown(raw[key])}, which is not supported; only {value!r} is"
+                f"{where}: {key} is {shown(raw[key])}, which is not supported; only "
+                f"{shown(value)} is"
+            )
+    for key in family.unset:
+        if raw.get(key) not in (None, {}):
+            raise UserError(
+                f"{where}: {key} is {shown(raw[key])}, which is not supported; only null is"
             )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
@@ -195,7 +232,9 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     _refuse_other_models(raw, family, where)
     width = _positive_int(raw, "hidden_size", where)
     heads = _positive_int(raw, "num_attention_heads", where)
-    kv_heads = _positive_int(raw, "num_key_value_heads", where, heads)
+    # A null is the number of heads in every family, a missing key is not.
+    assumed_kv_heads = heads if "num_key_value_heads" in raw else family.kv_heads or heads
+    kv_heads = _positive_int(raw, "num_key_value_heads", where, assumed_kv_heads)
     if heads % kv_heads:
         raise UserError(
             f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "

@@ -6,6 +6,7 @@ budget_module.json, which says how it is used.
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from bacr_jax.types import Params
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULE_FILE = "budget_module.json"
+# Folder of the weights that adapters were trained on, where they are no released model's.
+BASE_FOLDER = "base"
+# Folders in the cache of the Hugging Face hub.
+_CACHED = re.compile(r"/models--((?:(?!--)[^/])+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 # Kinds of LoRA that compute something else, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -61,11 +66,22 @@ def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
     return found
 
 
+def _base_names(base: Path | None) -> dict[str, str | None]:
+    """Returns how adapter_config.json names a base: on the hub if it is from there, or its path."""
+    if base is None:
+        return {"base_model_name_or_path": None}
+    path = str(base.absolute())
+    if cached := _CACHED.search(path):
+        owner, name, revision = cached.groups()
+        return {"base_model_name_or_path": f"{owner}/{name}", "revision": revision}
+    return {"base_model_name_or_path": path}
+
+
 def _adapter_config(settings: AdapterConfig, base: Path | None) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None if base is None else str(base),
+        **_base_names(base),
         "r": settings.rank,
         "lora_alpha": settings.alpha,
         "lora_dropout": 0.0,
@@ -88,11 +104,20 @@ def save_adapter(
     settings: AdapterConfig,
     module: BudgetModule | None = None,
     base: Path | None = None,
+    write_base: Callable[[Path], object] | None = None,
 ) -> list[str]:
-    """Writes a folder that PEFT loads onto the base."""
+    """Writes a folder that PEFT loads onto the base; returns the names of its files.
+
+    Args:
+      base: the folder that the adapters were trained on, which adapter_config.json names.
+      write_base: writes that folder first, as `BASE_FOLDER` of `out`.
+    """
     archives.check_free(out)
     own = [stored(params, entry, "F32") for entry in entries(config, settings)]
     with archives.complete_or_absent(out) as folder:
+        if write_base is not None:
+            write_base(folder / BASE_FOLDER)
+            base = out / BASE_FOLDER
         archives.write_file(folder / WEIGHTS_FILE, own)
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
         if module is not None:
