@@ -31,7 +31,7 @@ _REWRITES = tuple(
         ("\\!", r"(,?)\s*\\!\s*", r"\1"),
         ("~", r"[~\s]+", " "),
         # "40 , 200" is two numbers
-        (" ,", r"(?<=\d)\s+,\s*(?=\d)", LIST_COMMA),
+        (" ,", r"(?<=\d)\s+,\s*(?=\d{3}(?!\d))", LIST_COMMA),
         ("\\", r"\\[,;:> ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])", " "),
         ("\\", r"\\([%$])", r"\1"),
         ("p", r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|\b(?:percent(?:age)?|pct)\b", "%"),

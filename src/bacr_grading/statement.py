@@ -90,7 +90,7 @@ _NAME = re.compile(
 # Commands that bind the variables of an expression, which is a constant then.
 _BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
 _APPROX = re.compile(r"\\approx(?![A-Za-z])")
-_EQUALS = re.compile("=")
+_EQUALS = re.compile("(?<![<>!])=")
 _COMMA = re.compile(f"[,;{LIST_COMMA}]")
 
 

@@ -125,7 +125,7 @@ def test_poll_is_called_while_waiting_and_may_interrupt():
     slow = [f"\\boxed{{\\int_0^1 \\sin(\\tan(x^{n}))e^{{x^3}} dx}}" for n in range(2, 30)]
     with Grader(workers=1, deadline=5) as grader:
         with pytest.raises(Stop):
-            grader.grade(slow, ["1"] * len(slow), poll=poll)
+            grader.grade(slow, ["1+x"] * len(slow), poll=poll)
         assert len(calls) == 3
         assert grader.grade(["\\boxed{1}"], ["1"])[0].correct
 

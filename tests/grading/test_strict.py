@@ -30,7 +30,7 @@ _RIGHT = [
     ("5", "$5$|5.|5.0|x = 5|x=5|= 5|5 cm|5\\text{ cm}|5 eggs|5 miles per hour|5 years old|5 left"),
     (
         "5",
-        "2+3|2+3=5|\\frac{10}{2}=5|x=\\frac{10}{2}=5|\\sqrt{25}|2+1+2=5|"
+        "2+3=5|\\frac{10}{2}=5|x=\\frac{10}{2}=5|\\sqrt{25}=5|2+1+2=5|5=2+3|5=x|"
         "\\approx 5|x \\approx 5|\\mathbf{5}",
     ),
     (
@@ -51,7 +51,7 @@ _RIGHT = [
     ("\\frac{2}{3}\\text{ m}", "\\frac{2}{3} \\approx 0.667\\text{ m}"),
     ("f'(x) = 2x+1", "1+2x|f'(x) = 1+2x|f^{\\prime}(x) = 1+2x"),
     ("y + y''", "y'' + y"),
-    ("6'", "6|\\sqrt{36}|6\\text{ feet}"),
+    ("6'", "6|\\sqrt{36}=6|6\\text{ feet}"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_a_lead_in_goes_once_and_leaves_something():
 
 
 def test_the_reports_know_what_the_rewards_would_say():
-    texts = ["\\boxed{\\neq 5}", "\\boxed{6 \\\\ 5}", "\\boxed{2+3}", "<answer>Answer: 5</answer>"]
+    texts = ["\\boxed{\\neq 5}", "\\boxed{6 \\\\ 5}", "\\boxed{2+3=5}", "<answer>Answer: 5</answer>"]
     with Grader(workers=1) as grader:
         verdicts = grader.grade(texts, ["5"] * 4, mode="lenient")
         assert [verdict.strict for verdict in verdicts] == [False, False, True, True]
