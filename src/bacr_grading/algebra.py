@@ -27,7 +27,7 @@ _POINTS = tuple(sympy.Rational(n, 7) for n in (11, 17, 23, 31, 41, 47, 59, 61, 6
 
 _WORDS = r"\\(?:text[a-z]*|mbox|operatorname|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+"
 _CURRENT = re.compile(rf"({_WORDS})|(?<!_)(\^?)I")
-_TRANSPOSED = re.compile(r"\^\s*(?:T(?![A-Za-z])|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)\s*\}?)")
+_TRANSPOSED = re.compile(r"\^\s*(?:T|\{\s*T\s*\}|\{?\s*\\(?:top|intercal)\s*\}?)")
 _PRIMES = re.compile(r"(?<!\d)'+")
 
 
@@ -121,8 +121,19 @@ def _letter(match: re.Match[str]) -> str:
 # --- comparisons that replace those of math-verify ------------------------------------------------
 
 
+# What sympy raises where an expression has no value or no truth value.
+_NO_VALUE = (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError)
+
+
 def _numeric_eq(a: Any, b: Any, places: int, precision: int) -> bool:
     """True if two constants, or two matrices of constants, have the same value."""
+    try:
+        return _same_value(a, b, places)
+    except _NO_VALUE:
+        return False
+
+
+def _same_value(a: Any, b: Any, places: int) -> bool:
     matrices = (sympy.MatrixBase, sympy.MatrixExpr)
     if isinstance(a, matrices) and isinstance(b, matrices):
         a = verification.safe_sympy_doit(a)
@@ -130,7 +141,7 @@ def _numeric_eq(a: Any, b: Any, places: int, precision: int) -> bool:
         if getattr(a, "shape", None) != getattr(b, "shape", None) or not hasattr(a, "flat"):
             return False
         pairs = zip(a.flat(), b.flat(), strict=True)
-        return all(_numeric_eq(x, y, places, precision) or _symbolic_eq(x, y) for x, y in pairs)
+        return all(_same_value(x, y, places) or _symbolic_eq(x, y) for x, y in pairs)
     percentages = [verification.get_pct_val(x, None) is not None for x in (a, b)]
     if any(percentages):
         a_number = verification.get_pct_val(a, a)
@@ -191,7 +202,7 @@ def _symbolic_eq(a: Any, b: Any) -> bool:
         if _differ_somewhere(a, b):
             return False
         return _is_zero(difference)
-    except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
+    except _NO_VALUE:
         return False
 
 

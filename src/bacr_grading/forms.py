@@ -24,7 +24,7 @@ _TOKEN = re.compile(
       (?:\\overline\{\d+\}|\\overline\d)?(?:[eE][-+]?\d+)?(?:_(?:\d|\{\d+\}))?)
     | (?P<command>\\[A-Za-z]+)
     | (?P<letter>[A-Za-z])
-    | (?P<sign>[-+*/^_(){}\[\]|!%°$€£,]) | (?P<blank>\ )
+    | (?P<sign>[-+*/^_(){}\[\]|!%°$€£,:]) | (?P<blank>\ )
     """,
     re.VERBOSE,
 )
@@ -162,7 +162,7 @@ class _Scanner:
         divided = False
         while True:
             token = self.peek()
-            if token in ("*", "\\div", "/"):
+            if token in ("*", "\\div", "/", ":"):
                 self.take()
                 if token == "*":
                     factors.append(self.factor())
@@ -205,7 +205,7 @@ class _Scanner:
         if fraction:
             if abs(integers[1]) <= 1 or math.gcd(int(integers[0]), int(integers[1])) > 1:
                 self.undone.add("quotient")
-        elif top.kind == bottom.kind:
+        elif top.kind == bottom.kind and not self.undone:
             self.undone.add("quotient")
         kinds = [part.kind for part in (top, bottom) if part.kind]
         return _Part("*".join(sorted(kinds)), fraction=fraction)

@@ -38,7 +38,7 @@ BARE_ANSWER_CHARS = 300
 EXTRACTED_CHARS = 500
 _TRANSPOSED = re.compile(
     r"(?:(?<![\\A-Za-z])[A-Za-df-z]|[A-Za-z]\s*[)}\]])\^"
-    r"(?:T(?![A-Za-z])|\{(?:T|\\top|\\intercal|\\text\{T\})\}|\\(?:top|intercal)|\\text\{T\})"
+    r"(?:T|\{(?:T|\\top|\\intercal|\\text\{T\})\}|\\(?:top|intercal)|\\text\{T\})"
 )
 _CURRENCY = re.compile(r"[$€£]")
 # The last number of a running text: a sign may precede its currency.

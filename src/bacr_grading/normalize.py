@@ -38,6 +38,7 @@ _REWRITES = tuple(
         ("\\text", r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
         ("and", r",?\s*(?<![A-Za-z\\])and(?![A-Za-z])", ", "),
         ("or", r",?\s*(?<![A-Za-z\\])or(?![A-Za-z])", ", "),
+        ("\\", r"\\(?:vee|wedge)(?![A-Za-z])", ", "),
         ("\\", r"\\(?:left|right)\s*\.", ""),
         ("\\", r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits)(?![A-Za-z])\s*", ""),
         ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -184,7 +185,8 @@ def split_unit(text: str) -> tuple[str, str] | None:
     match = _BARE_UNIT.match(text)
     if match is not None:
         names = match.group(2).casefold().split()
-        if all(_is_unit_word(name.rstrip(".")) for name in names):
+        inside = [name for name in names[1:-1] if name == "of"]
+        if sum(_is_unit_word(name.rstrip(".")) for name in names) + len(inside) == len(names):
             return match.group(1), " ".join(names)
         return None
     match = _ATTACHED_UNIT.match(text)
@@ -194,7 +196,7 @@ def split_unit(text: str) -> tuple[str, str] | None:
 def _is_unit_word(name: str) -> bool:
     if name in _MATHEMATICS:
         return False
-    return len(name) >= 3 or _known(name) is not None or name in _POWERS
+    return len(name) >= 3 or _known(name) is not None or name in _POWERS or name == "fl"
 
 
 def split_multiplier(name: str) -> tuple[int, str]:

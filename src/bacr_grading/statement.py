@@ -124,7 +124,7 @@ def _is_evaluated(wanted: tuple[Claim, ...], reference: Answer) -> bool:
     An operation that the reference leaves undone too may stay: `2^{10}` is right where the
     reference has a power. One member of a chain has to be evaluated.
     """
-    allowed = operations(reference)
+    allowed = None if reference.words else operations(reference)
     if allowed is None or any(_ORDER.search(claim.answer.key) for claim in wanted):
         return True
     members = [claim.answer for claim in wanted if claim.places is None]
@@ -164,12 +164,21 @@ def _only_units(answer: Answer, reference: Answer) -> bool:
             continue
         if match[1] not in ("text", "mbox") and _SYMBOL.fullmatch(content):
             continue
+        if match.start() == 0 and _named_quantity(content, answer.text[match.end() :]):
+            continue
         if not names_what_is_counted(content):
             return False
     if _UNIT_THEN_MORE.search(answer.key):
         return False
     bare = split_unit(answer.text) if answer.text[-1:].isalpha() else None
     return bare is None or any(names_what_is_counted(bare[1], own) for own in theirs or [""])
+
+
+def _named_quantity(words: str, rest: str) -> bool:
+    """True if words that begin an answer name the quantity on the other side of an equals sign."""
+    if not rest.lstrip().startswith("=") or not _WORDS.fullmatch(words):
+        return False
+    return not any(_denied(name) for name in words.casefold().split())
 
 
 def _comparable(answer: Answer, reference: Answer) -> bool:
@@ -206,12 +215,10 @@ def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
     if _listed(answer):
         named = all(_named_once(part) for part in split(answer.key, _COMMA))
         return (Claim(answer, reference),) if named else None
-    if not parts[0]:
-        parts = parts[1:]
-    elif _names(parts[0]):
-        parts = parts[1:]
-        if len(parts) == 1:
+    if not parts[0] or _names(parts[0]):
+        if len(parts) == 2 and answer.assignment:
             return (Claim(answer, reference),)
+        parts = parts[1:]
     elif _names(parts[-1]):
         parts = parts[:-1]
     return tuple(Claim(Answer(part), reference) for part in parts)
@@ -274,6 +281,7 @@ def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | Non
 
 # Words may follow each other ("square feet"), and "miles per hour" or "km/h" has two parts.
 _PART = re.compile(r"\s*(?:/|\bper\b)\s*")
+_OF = re.compile(r"\s+of\s+")
 # Powers and brackets of a product of units: "kg m/s^2", "J/(kg K)".
 _AROUND = re.compile(r"\^\s*\{?-?\d+\}?|[()*~{}]|\\cdot")
 _WORDS = re.compile(r"[A-Za-z]+\.?(?:\s+[A-Za-z]+\.?){0,3}")
@@ -294,7 +302,7 @@ _NOUNS = frozenset(
     """
     actor adult animal ant apartment apple arrangement attempt backpack bag ball balloon banana bar
     barrel basket battery bead bean bee bill bird bite block board boat book bottle bowl box boy
-    bracelet brick bucket bug bulb bunch bus button cake call calorie can candle candy car card
+    bracelet brick bucket bug bulb bunch bus button cake call calorie candle candy car card
     carton cat chair chapter chick chicken child chip chocolate choice circle class classmate clip
     clove coin color combination computer container cookie corner couple coupon cow crate crayon
     crumb cube cupcake customer dancer delegate desk diagonal digit dime divisor doctor dog doll
@@ -362,7 +370,10 @@ def names_what_is_counted(words: str, reference: str = "") -> bool:
     parts = _PART.split(text)
     if len(parts) > 2:
         return False
-    return _counted(parts[0], plural=True) and all(_counted(p, plural=False) for p in parts[1:])
+    first = _OF.split(parts[0])
+    if len(first) > 2 or not all(_counted(part, plural=True) for part in first):
+        return False
+    return all(_counted(p, plural=False) for p in parts[1:])
 
 
 def _counted(text: str, *, plural: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What an answer leaves undone: the strict mode pays for numbers, not for copies of the question."""
+"""What an answer leaves undone: the strict mode pays for numbers, not for copied questions."""
 
 import time
 
@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 from bacr_grading.compare import read
 from bacr_grading.forms import operations
 
-EVALUATED = """
+EVALUATED = (
+    """
 56;-3;0.5;1{,}000;50\\%;\\frac{3}{4};-\\frac{1}{2};3/4;1\\frac{1}{2};0.1\\overline{6}
 10^5;3\\times 10^8;1.5\\cdot 10^{-4};2\\sqrt{3};\\frac{\\sqrt{2}}{2};\\frac{1}{\\sqrt{2}};3\\pi
 \\frac{\\pi}{6};1+\\sqrt{2};\\frac{1+\\sqrt5}{2};\\frac12+\\frac{\\sqrt5}{2};3+4i;-i;e^2;1-\\frac1e
 \\sqrt[3]{2};2^{1/3};2(3+\\sqrt5);(1,2);[0,\\sqrt{2});\\{1,2\\};(-\\infty,3]\\cup[5,\\infty)
-x=5;2\\sqrt{3}\\text{ cm}^2;\\frac{2}{3}\\text{ m};1\\pm\\sqrt{2};\\text{Monday};40_9;\\$5.50;45^\\circ
-""".replace("\n", ";").strip(";").split(";")
+x=5;2\\sqrt{3}\\text{ cm}^2
+\\frac{2}{3}\\text{ m};1\\pm\\sqrt{2};\\text{Monday};40_9;\\$5.50;45^\\circ
+""".replace("\n", ";")
+    .strip(";")
+    .split(";")
+)
 
 
 @pytest.mark.parametrize("answer", EVALUATED)

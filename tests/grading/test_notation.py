@@ -103,7 +103,9 @@ def test_any_text_is_rewritten_without_an_error(text):
         assert isinstance(rewrite(text), str)
 
 
-@pytest.mark.parametrize("piece", ["√(", "\\textbf{", "⅓", "\\color{", "{\\over ", "\\sqrt[", "_{\\text{"])
+@pytest.mark.parametrize(
+    "piece", ["√(", "\\textbf{", "⅓", "\\color{", "{\\over ", "\\sqrt[", "_{\\text{"]
+)
 def test_a_long_answer_is_rewritten_at_once(piece):
     text = piece * (4000 // len(piece))
     start = time.process_time()
