@@ -27,6 +27,16 @@ _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
 _CAPITALS = re.compile(r"\(?[A-Z]{3,}\)?\Z")
 _OPEN, _CLOSE = "([{", ")]}"
+_COLON = re.compile(":")
+_CLOCK_PART = re.compile(r"0\d")
+ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
+# Words and signs between relations: both have to hold, or one of them.
+_BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\wedge(?![A-Za-z])")
+_EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\vee(?![A-Za-z])")
+_VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
+# Words of less than five letters that answers spell in capitals.
+_SHORT_WORDS = frozenset("yes no true odd even none dne all both am pm red blue up down".split())  # noqa: SIM905
+_ANSWERS = frozenset("answer ans choice option letter".split())  # noqa: SIM905
 _SEPARATORS = ",;" + LIST_COMMA
 _COMMA, _SEMICOLON = re.compile(f"[,{LIST_COMMA}]"), re.compile(";")
 
@@ -88,6 +98,25 @@ class Answer:
     def items(self) -> Items | None:
         """The parts of a list, tuple, interval, set or matrix."""
         return _items(self.key)
+
+    @cached_property
+    def ratio(self) -> tuple["Answer", ...] | None:
+        """The members of a ratio of three or more; a time of day is none."""
+        if self.key.count(":") < 2:
+            return None
+        parts = split(self.key, _COLON)
+        if len(parts) < 3 or not all(parts) or any(map(_CLOCK_PART.match, parts)):
+            return None
+        return tuple(map(Answer, parts))
+
+    @cached_property
+    def joined(self) -> str | None:
+        """The word that joins the relations of this answer, "and" or "or"; None for both."""
+        if not _RELATION.search(self.key):
+            return None
+        both = bool(_BOTH.search(self.text))
+        either = bool(_EITHER.search(self.text))
+        return None if both == either else "and" if both else "or"
 
     @cached_property
     def assignment(self) -> tuple[str, "Answer"] | None:
@@ -166,9 +195,13 @@ def decide(
     "number", "string" or "list" decided it; else only a computer algebra system can tell, and the
     verdict is None. `lenient` applies the lenient rules of docs/grading.md.
     """
+    if _joined_otherwise(pred, reference):
+        return False, "string"
     if pred.key == reference.key and pred.key:
         return True, "number" if reference.number else "string"
 
+    if ELISION.search(pred.key) or ELISION.search(reference.key):
+        return _same_sequence(pred, reference, lenient), "list"
     same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.number:
         return same(pred.number, reference.number), "number"
@@ -176,9 +209,13 @@ def decide(
     based = _decide_based(pred, reference, lenient)
     if based is not None:
         return based, "number"
+    if pred.ratio or reference.ratio:
+        return _decide_ratio(pred, reference)
     prose = _decide_words(pred, reference)
     if prose is not None:
         return prose, "string"
+    if _chooses(pred, reference) or _chooses(reference, pred):
+        return False, "string"
     assigned = _unwrap(pred, reference)
     if assigned is not None:
         return again(*assigned)
@@ -211,7 +248,7 @@ def _decide_based(pred: Answer, reference: Answer, lenient: bool) -> bool | None
 def _decide_words(pred: Answer, reference: Answer) -> bool | None:
     if pred.words and reference.words:
         if pred.words[0] == reference.words[0]:
-            return True
+            return _same_case(pred, reference)
         # Unmarked letters may be a product of variables; three capitals are points or a word.
         marked = pred.words[1] or reference.words[1]
         return False if marked or all(_CAPITALS.match(a.key) for a in (pred, reference)) else None
@@ -221,6 +258,69 @@ def _decide_words(pred: Answer, reference: Answer) -> bool | None:
     if (pred.number and reference.words) or (pred.words and reference.number):
         return False
     return None
+
+
+def _joined_otherwise(pred: Answer, reference: Answer) -> bool:
+    """True if all relations have to hold on one side, and any of them on the other."""
+    if pred.joined is None:
+        return False
+    if pred.joined == "and" and "\\cup" in reference.key:
+        return True
+    return reference.joined not in (None, pred.joined)
+
+
+def _same_case(pred: Answer, reference: Answer) -> bool:
+    """True if equal letters are a word or a choice, or have the same case: m is not M."""
+    texts = [answer.key for answer in (pred, reference)]
+    if any(answer.words and answer.words[1] or "(" in answer.key for answer in (pred, reference)):
+        return True
+    one, other = (text.rstrip(".") for text in texts)
+    if one == other or one.casefold() in _SHORT_WORDS:
+        return True
+    capitals = one.isupper() or other.isupper()
+    return len(one) >= (5 if capitals else 4) and _VOWEL.search(one) is not None
+
+
+def _chooses(equation: Answer, choice: Answer) -> bool:
+    """True if one answer is an equation with a letter on its right, and the other is a choice."""
+    if not equation.assignment or not choice.words or len(choice.words[0]) != 1:
+        return False
+    name, value = equation.assignment
+    is_choice = choice.words[1] or "(" in choice.key
+    lone = len(value.key) == 1 and value.key.isalpha()
+    return is_choice and lone and name.casefold() not in _ANSWERS
+
+
+def _decide_ratio(pred: Answer, reference: Answer) -> Decision:
+    """Compares ratios of three or more, which are equal when they are proportional."""
+    if pred.ratio is None or reference.ratio is None:
+        return (False, "list") if pred.number or reference.number else (None, "symbolic")
+    if len(pred.ratio) != len(reference.ratio):
+        return False, "list"
+    numbers = [(p.number, r.number) for p, r in zip(pred.ratio, reference.ratio, strict=True)]
+    if not all(p and r for p, r in numbers):
+        return None, "symbolic"
+    values = [(p.value, r.value) for p, r in numbers if p and r]
+    first, target = next((pair for pair in values if all(pair)), (0, 0))
+    if not first:
+        return False, "list"
+    return all(p * target == r * first for p, r in values), "list"
+
+
+def _same_sequence(pred: Answer, reference: Answer, lenient: bool) -> bool:
+    """True if lists with an elision agree member by member."""
+    if not (pred.items and reference.items) or pred.items.kind != reference.items.kind:
+        return False
+    pairs = list(zip(pred.items.parts, reference.items.parts, strict=False))
+    if len(pred.items.parts) != len(reference.items.parts):
+        return False
+    return all(p.key == r.key or _same_number(p, r, lenient) for p, r in pairs)
+
+
+def _same_number(pred: Answer, reference: Answer, lenient: bool) -> bool:
+    one = pred.number
+    other = reference.number
+    return one is not None and other is not None and equal(one, other, lenient=lenient)
 
 
 def _unwrap(pred: Answer, reference: Answer) -> tuple[Answer, Answer] | None:

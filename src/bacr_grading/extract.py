@@ -3,19 +3,24 @@
 import re
 from dataclasses import dataclass
 
-from bacr_grading.normalize import closing_brace
+from bacr_grading.notation import closing_brace
 
 # A box that holds more than this is not an answer. The longest answer in MATH has 159 characters.
 ANSWER_CAP = 2000
 # Boxes further apart than this, or more of them, are separate statements and not one list.
 RUN_GAP = 40
 RUN_LENGTH = 16
+# Blanks and dots in a box that mentions the command.
+MOST_HOLLOW = 64
 
 _OPENERS = ("\\boxed", "\\fbox")
 _BOX_OR_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _OPENED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# TeX also boxes a single token: "\boxed 2".
+# TeX also boxes a single token: "\boxed 2". A word behind the command is no answer.
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$\\,;]+)")
+_NO_ANSWER = re.compile(r"[A-Za-z'.!?)*`\"-]{2,}|[^0-9A-Za-z]+")
+# A box around nothing is a mention of the command too.
+_HOLLOW = re.compile(r"[\s.…]*|\\[lc]?dots")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
 _GSM8K_MARK = "####"
@@ -25,15 +30,25 @@ _COMMAND_OR_TEXT = re.compile(
 )
 _DELIMITER = re.compile(r"(?<!\\)\$|\\\(|\\\[")
 _WORD = re.compile(r"[A-Za-z]{3,}")
+_SHORT_WORD = re.compile(r"(?<![^\s])(?i:so|it|is|we|be|he|my)(?=\s)")
 _FUNCTIONS = frozenset(
     """
     sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp sqrt mod and
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-# The rest of a sentence that says "final answer is ...", or "answer is ..." or "answer: ...".
-FINAL = re.compile(r"(?i:final answer is)\s*(?::\s*)?([^\n]{1,300})")
-STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)\s*([^\n]{1,300})")
+# The head of a sentence that states an answer: "final answer is", or "answer is" or "answer:".
+FINAL = re.compile(r"(?i:final answer is)\s*:?[^\S\n]*(?=[^\n])")
+STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)[^\S\n]*\n?[^\S\n]*(?=[^\n])")
+STATEMENT_CHARS = 300
+_END = r"(?:(?!\.\s|\.\Z|\s(?:but|it|rather)\b)[^,;\n])"
+_DENIED = re.compile(
+    r"(?i:\b(?:not|never|neither|nor|cannot|rather than|instead of|other than)\b|n't\b)"
+    rf"{_END}{{0,200}}"
+)
+_REJECTED = re.compile(
+    rf"{_END}{{0,200}}(?i:\b(?:wrong|incorrect|false|mistaken|a mistake|an error)\b)"
+)
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
@@ -67,36 +82,55 @@ class Extracted:
 
 
 def last_box(text: str) -> Box | None:
-    """The balanced box that opens last, or None when no box in the text is closed."""
+    """Returns the balanced box that opens last, or None if no box in the text is closed.
+
+    A mention of the command, and a box around nothing, count only if the text has no other box.
+    """
     start = max(text.rfind(opener) for opener in _OPENERS)
     if start < 0:
         return None
     box = _box_at(text, start)
-    if box is not None:
+    if box is not None and not _is_hollow(box.content, 0, len(box.content)):
         return box
     # The last one is cut off. One forward pass finds the last that closes; trying each opener in
     # turn would take quadratic time on "\boxed{\boxed{\boxed{...".
-    stack: list[int | None] = []
+    stack: list[tuple[int, int] | None] = []
     last = -1
     for match in _BOX_OR_BRACE.finditer(text):
         token = match.group()
         if token == "}":
             opened = stack.pop() if stack else None
-            last = last if opened is None else max(last, opened)
+            if opened and not _is_hollow(text, opened[1], match.start()):
+                last = max(last, opened[0])
         elif match[1] or token == "{":
-            stack.append(match.start() if match[1] else None)
-    return _box_at(text, last) if last >= 0 else None
+            stack.append(match.span() if match[1] else None)
+    if last >= 0:
+        return _box_at(text, last)
+    return box or _bare_box(text)
+
+
+def _is_hollow(text: str, start: int, end: int) -> bool:
+    return end - start <= MOST_HOLLOW and _HOLLOW.fullmatch(text, start, end) is not None
 
 
 def _box_at(text: str, start: int, limit: int | None = None) -> Box | None:
-    """The box whose command starts at `start`, if it closes before `limit`."""
+    """Returns the box whose command starts at `start`, if it has braces that close by `limit`."""
     limit = len(text) if limit is None else limit
     opening = _OPENED.match(text, start, limit)
     if opening is None:
-        bare = _BARE_BOX.match(text, start, limit)
-        return Box(bare.group(1).rstrip("."), start, bare.end()) if bare else None
+        return None
     end = closing_brace(text, opening.end() - 1, limit)
     return None if end is None else Box(text[opening.end() : end].strip(), start, end + 1)
+
+
+def _bare_box(text: str) -> Box | None:
+    """Returns the last box without braces around a number, a letter or a short expression."""
+    last = None
+    for match in _BARE_BOX.finditer(text):
+        content = match.group(1).rstrip(".")
+        if not _NO_ANSWER.fullmatch(content):
+            last = Box(content, match.start(), match.end())
+    return last
 
 
 def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
@@ -216,6 +250,8 @@ def is_prose(text: str) -> bool:
         return True
     if not any(char.isspace() for char in text):
         return False
+    if _SHORT_WORD.search(text):
+        return True
     return any(
         match.group().lower() not in _FUNCTIONS and not match.group().isupper()
         for match in _WORD.finditer(_COMMAND_OR_TEXT.sub(" ", text))
@@ -228,11 +264,23 @@ def has_delimiters(text: str) -> bool:
 
 
 def last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
-    """What the last match of `FINAL` or `STATED` says, to the end of its sentence."""
-    matches = pattern.findall(text)
-    if not matches:
+    """Returns what follows the last match of `FINAL` or `STATED`, to the end of its sentence."""
+    start = last_statement(pattern, text)
+    if start is None:
         return None
-    return _SENTENCE_END.split(matches[-1], maxsplit=1)[0].strip().strip("*").strip() or None
+    line = text[start:].split("\n", 1)[0][:STATEMENT_CHARS]
+    return _SENTENCE_END.split(line, maxsplit=1)[0].strip().strip("*").strip() or None
+
+
+def last_statement(pattern: re.Pattern[str], text: str) -> int | None:
+    """Returns where the content of the last match of `FINAL` or `STATED` begins."""
+    starts = [match.end() for match in pattern.finditer(text)]
+    return starts[-1] if starts else None
+
+
+def without_denials(text: str) -> str:
+    """Removes what running text denies: "not 13", "isn't 13", "13 is wrong"."""
+    return _DENIED.sub(" ", _REJECTED.sub(" ", text))
 
 
 # --- sentences around an answer, which say nothing themselves -------------------------------------

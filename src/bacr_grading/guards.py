@@ -15,6 +15,9 @@ MAX_MATRIX_CELLS = 64
 _DIGITS = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1},}}")
 _LARGE_INTEGER = re.compile(r"\d[\d, ]*")
 _FACTORIAL = re.compile(r"\d\s*!\s*!|(\d[\d,]*|[)}\]])\s*!(?!=)")
+# Small numbers and variables, at least one, without products of variables or powers.
+_SYMBOLIC = re.compile(r"(?=.*[A-Za-z])(?:[-+]?\d{0,3}[A-Za-z]?){1,6}")
+_MOST_SYMBOLIC = 24
 _BIG_OPERATOR = re.compile(r"\\(?:[dt]?binom|choose|sum|prod|bigcup|bigcap)")
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
@@ -41,11 +44,22 @@ def refuse(text: str) -> bool:
         return True
     for match in _FACTORIAL.finditer(text):
         number = match.group(1)
-        if number is None or not number[0].isdigit() or _integer(number) > MAX_FACTORIAL:
+        if number in (")", "}", "]"):
+            if not _is_symbolic(text, match.start()):
+                return True
+        elif number is None or _integer(number) > MAX_FACTORIAL:
             return True
     if _BIG_OPERATOR.search(text) and max(_integers(text), default=0) > MAX_FACTORIAL:
         return True
     return _has_large_power(text)
+
+
+def _is_symbolic(text: str, end: int) -> bool:
+    """True if the group that closes at `end` is a short sum with a variable, as in (2n)!."""
+    start = text.rfind("(", 0, end)
+    content = text[start + 1 : end].replace(" ", "")
+    is_short = start >= 0 and len(content) <= _MOST_SYMBOLIC
+    return is_short and text[end] == ")" and _SYMBOLIC.fullmatch(content) is not None
 
 
 def not_text(text: str) -> bool:

@@ -1,5 +1,6 @@
 """The verdict on one text as far as it can be had at once, and the questions that remain."""
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,8 +14,10 @@ from bacr_grading.extract import (
     has_delimiters,
     is_prose,
     last_sentence,
+    last_statement,
     open_answer,
     reference_answer,
+    without_denials,
     without_lead_in,
 )
 from bacr_grading.guards import nesting, not_text, refuse
@@ -33,6 +36,15 @@ MAX_CHARS = 1 << 20
 PROSE_CHARS = 4000
 BARE_ANSWER_CHARS = 300
 EXTRACTED_CHARS = 500
+_TRANSPOSED = re.compile(
+    r"(?:(?<![\\A-Za-z])[A-Za-df-z]|[A-Za-z]\s*[)}\]])\^"
+    r"(?:T|\{(?:T|\\top|\\intercal|\\text\{T\})\}|\\(?:top|intercal)|\\text\{T\})"
+)
+_CURRENCY = re.compile(r"[$€£]")
+# The last number of a running text: a sign may precede its currency.
+_LAST_NUMBER = re.compile(
+    r"(?<![\w.,/^*)}])[-−–]?\s?\\?[$€£]?\d[\d,]*(?:\.\d+)?(?:\s?\\?%|\s(?:percent|pct)\b)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +256,8 @@ class _Comparison:
     def _leniently(self, answer: Answer, strict: Reading | bool) -> tuple[Reading | bool, str]:
         """As `_strictly`, for the lenient mode: an answer may hold more than what is right."""
         reference = self.reference
+        if answer.ratio or reference.ratio:
+            return strict, "list"
         verdict, path = decide(answer, reference, lenient=True, relative_tolerance=self.tolerance)
         if verdict is not None:
             return verdict, path
@@ -253,6 +267,11 @@ class _Comparison:
         same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
         return Reading(requests, strict=same), path
 
+    def _read(self, candidate: str) -> Decision:
+        return decide(
+            read(candidate), self.reference, lenient=True, relative_tolerance=self.tolerance
+        )
+
     def open_text(self, text: str) -> Verdict | Undecided:
         """Lenient reports also read a text without tag or box."""
         reference, tail = self.reference, text[-PROSE_CHARS:].strip()
@@ -261,26 +280,44 @@ class _Comparison:
             return Verdict(False, None, "none")
         short = len(whole) <= BARE_ANSWER_CHARS
         prose = not short or is_prose(whole)
-        for candidate in (whole if short else None, last_sentence(STATED, tail) if prose else None):
+        statement = last_statement(STATED, tail) if prose else None
+        stated = None if statement is None else last_sentence(STATED, tail)
+        for candidate in (whole if short else None, stated):
             if candidate is None:
                 continue
-            verdict, path = decide(
-                read(candidate), reference, lenient=True, relative_tolerance=self.tolerance
-            )
-            if verdict or (verdict is False and not prose):
+            verdict, path = self._read(candidate)
+            certain = verdict is False and (not prose or candidate is not whole)
+            if verdict or certain:
                 return Verdict(bool(verdict), candidate, path)
         if not prose:
             return self.found(Extracted(whole, "tag"), closed=False)
         if _refuse_reference(reference) or not_text(tail):
             return Verdict(False, None, "guard")
-        asked = _request(tail, reference)._replace(prose=True)
+        searched = without_denials(tail if statement is None else tail[statement:])
+        if statement is None and (number := _last_number(searched)):
+            verdict, path = self._read(number)
+            if verdict:
+                return Verdict(True, number, path)
+        asked = _request(searched, reference)._replace(prose=True)
         return Undecided((Reading((asked,), strict=False),), None)
+
+
+def _last_number(text: str) -> str | None:
+    """The last number of a running text, if it has a percent sign or a currency."""
+    numbers = _LAST_NUMBER.findall(text)
+    if not numbers:
+        return None
+    number: str = numbers[-1].strip()
+    return number if number.endswith(("%", "percent", "pct")) or _CURRENCY.search(number) else None
 
 
 def _refusal(answer: Answer, reference: Answer) -> str | None:
     """The path of the verdict "incorrect" without asking math-verify, or None when to ask it."""
     if bases_clash(answer.key, reference.key):
         return "number"
+    if _TRANSPOSED.search(answer.key) or _TRANSPOSED.search(reference.key):
+        # The parser's products commute, which those of matrices do not.
+        return "string"
     if is_prose(answer.text):
         return "prose"
     return "guard" if refuse(answer.text) or _refuse_reference(reference) else None

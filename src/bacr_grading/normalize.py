@@ -2,26 +2,8 @@
 
 import re
 
-# Symbols and the command each stands for.
-_SYMBOLS = r"""
-× \times · \cdot ⋅ \cdot π \pi ∞ \infty √ \sqrt ≤ \le ≥ \ge ≠ \ne ≈ \approx ∪ \cup ∩ \cap ∈ \in
-± \pm ° ^\circ
-"""
-_PLAIN: dict[str, str] = {
-    # The full-width forms of ASCII.
-    **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},
-    **dict.fromkeys("−–—﹣‐‑", "-"),
-    **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000", " "),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-    **{symbol: f"{command} " for symbol, command in re.findall(r"(\S) (\S+)", _SYMBOLS)},
-    "÷": "/",
-    "²": "^{2}",
-    "³": "^{3}",
-    "½": "\\frac{1}{2}",
-    "¼": "\\frac{1}{4}",
-    "¾": "\\frac{3}{4}",
-}
-_UNICODE = str.maketrans(_PLAIN)
+from bacr_grading.notation import closing_brace, one_command, plain_signs, without_style
+
 _BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 # What else than a brace in front has to be there for something to strip.
@@ -29,12 +11,8 @@ _ENDINGS = frozenset(")]*`.,;:\\")
 # What every rule below leaves alone.
 _NUMERAL = re.compile(r"-?(?:[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\Z")
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 # Euler's number and the imaginary unit; math-verify takes them for a unit at the end.
 _UPRIGHT = re.compile(r"\\mathrm\s*\{\s*([ei])\s*\}")
-# \frac\pi 2 is \frac{\pi}{2}; math-verify reads only the part before it.
-_TOKEN = r"(\\(?!sqrt|[dtc]?frac|text|math)[A-Za-z]+|[0-9A-Za-z])"
-_BARE_FRACTION = re.compile(rf"\\([dtc]?frac)\s*{_TOKEN}\s*{_TOKEN}")
 
 # Stands for the two backslashes between the rows of a matrix, so that no rewrite splits them.
 ROW_END = "¶"
@@ -52,12 +30,15 @@ _REWRITES = tuple(
         # "25,\!000": the negative space marks the comma as a thousands separator
         ("\\!", r"(,?)\s*\\!\s*", r"\1"),
         ("~", r"[~\s]+", " "),
+        # "40 , 200" is two numbers
+        (" ,", r"(?<=\d)\s+,\s*(?=\d{3}(?!\d))", LIST_COMMA),
         ("\\", r"\\[,;:> ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])", " "),
         ("\\", r"\\([%$])", r"\1"),
         ("p", r"\\text\s*\{\s*(?:percent(?:age)?|pct)\s*\}|\b(?:percent(?:age)?|pct)\b", "%"),
         ("\\text", r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}", ", "),
         ("and", r",?\s*(?<![A-Za-z\\])and(?![A-Za-z])", ", "),
         ("or", r",?\s*(?<![A-Za-z\\])or(?![A-Za-z])", ", "),
+        ("\\", r"\\(?:vee|wedge)(?![A-Za-z])", ", "),
         ("\\", r"\\(?:left|right)\s*\.", ""),
         ("\\", r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits)(?![A-Za-z])\s*", ""),
         ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -92,14 +73,12 @@ def clean(answer: str) -> str:
     """
     if _NUMERAL.match(answer):
         return answer
-    text = answer if answer.isascii() else answer.translate(_UNICODE)
+    text = answer if answer.isascii() else plain_signs(answer)
     # One blank means what many do, and patterns that begin with blanks are quadratic in them.
     text = _BLANKS.sub(" ", text)
     if "$" in text and len(_DOLLAR.findall(text)) > 1:
         text = _DOLLAR.sub("", text)
-    if "frac" in text:
-        text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)
-    text = _UPRIGHT.sub(r"\1", text).strip()
+    text = without_style(one_command(_UPRIGHT.sub(r"\1", text))).strip()
     for _ in range(8):
         if text[-1:] not in _ENDINGS and text[:1] != "{":
             break
@@ -116,20 +95,6 @@ def clean(answer: str) -> str:
         if text == before:
             break
     return text
-
-
-def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
-    """Where the brace that opens at `start` closes, before `limit`; escaped braces do not count."""
-    depth = 0
-    for match in _BRACES.finditer(text, start, len(text) if limit is None else limit):
-        token = match.group()
-        if token == "{":
-            depth += 1
-        elif token == "}":
-            depth -= 1
-            if not depth:
-                return match.start()
-    return None
 
 
 def canonical(text: str) -> str:
@@ -177,9 +142,13 @@ def unmarked(text: str) -> str:
 # follow. A unit that is not here is read and ignored.
 _UNITS = """
 mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
-in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gram | kg kilogram | oz ounce |
-lb pound | ml milliliter millilitre | l liter litre | gal gallon | s sec second | min minute |
-h hr hour | day | week | month | year yr | mph mileperhour milesperhour |
+in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gm gram gramme |
+kg kilogram kilo | oz ounce | lb pound | ml milliliter millilitre | l liter litre | gal gallon |
+s sec second | min minute | h hr hour | day | week wk | month | year yr | decade |
+ton | tonne | acre | hectare | dm decimeter decimetre | cl centiliter centilitre | dl deciliter |
+cup | tbsp tablespoon tablespoonful | tsp teaspoon teaspoonful | pint pt | quart qt |
+floz fluidounce | bushel | nm nanometer | furlong | league | fathom | knot |
+m/s meterpersecond meterspersecond metrespersecond | mph mileperhour milesperhour |
 km/h kmh kph kilometerperhour kilometersperhour | $ dollar usd buck | cent ¢ penny pennie |
 € euro eur | £ gbp | ° degree deg | rad radian | am | pm
 """
@@ -202,7 +171,9 @@ _MATHEMATICS = frozenset(
 _BARE_UNIT = re.compile(
     r"(.*[\d}%.])\s+([A-Za-z][A-Za-z.]*(?:\s+[A-Za-z][A-Za-z.]*){0,3})\Z", re.DOTALL
 )
-_ATTACHED_UNIT = re.compile(r"(?s)(.*[\d}])\s*([mck]m|kg|ft|lbs?|[mk]ph|hrs?|min|USD|[ap]\.?m)\Z")
+_ATTACHED_UNIT = re.compile(
+    r"(?s)(.*[\d}])\s*([mck]m|[mk]g|[mM]L|ml|ft|oz|lbs?|tsp|tbsp|cups?|[mk]ph|hrs?|min|USD|[ap]\.?m)\Z"
+)
 
 
 def split_unit(text: str) -> tuple[str, str] | None:
@@ -214,7 +185,8 @@ def split_unit(text: str) -> tuple[str, str] | None:
     match = _BARE_UNIT.match(text)
     if match is not None:
         names = match.group(2).casefold().split()
-        if all(_is_unit_word(name.rstrip(".")) for name in names):
+        inside = [name for name in names[1:-1] if name == "of"]
+        if sum(_is_unit_word(name.rstrip(".")) for name in names) + len(inside) == len(names):
             return match.group(1), " ".join(names)
         return None
     match = _ATTACHED_UNIT.match(text)
@@ -224,7 +196,7 @@ def split_unit(text: str) -> tuple[str, str] | None:
 def _is_unit_word(name: str) -> bool:
     if name in _MATHEMATICS:
         return False
-    return len(name) >= 3 or _known(name) is not None or name in _POWERS
+    return len(name) >= 3 or _known(name) is not None or name in _POWERS or name == "fl"
 
 
 def split_multiplier(name: str) -> tuple[int, str]:

@@ -7,8 +7,9 @@ A reward must not, so that the strict mode compares such an answer by its spelli
 import re
 from typing import NamedTuple
 
-from bacr_grading.compare import Answer, split
-from bacr_grading.normalize import split_multiplier, split_unit, unit
+from bacr_grading.compare import ELISION, Answer, split
+from bacr_grading.forms import operations
+from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, unit
 
 
 class Claim(NamedTuple):
@@ -23,9 +24,8 @@ class Claim(NamedTuple):
     places: int | None = None
 
 
-# Most answers: integers, decimals, plain fractions.
-_PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?|-?\\d?frac\{-?[0-9]+\}\{[0-9]+\}")
-_ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
+# Most answers: integers and decimals.
+_PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 # Commands whose meaning the comparison knows. What negates, hedges, strikes out, hides, points from
 # one thing to another or breaks a line is not among them.
@@ -40,7 +40,8 @@ _KNOWN = frozenset(
     approx bmod pmod mod left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
     limits displaystyle textstyle quad qquad thinspace enspace text textnormal textrm textbf textit
     mbox mathrm mathbf mathit mathbb mathcal operatorname circ degree overline angle triangle
-    lfloor rfloor lceil rceil lvert rvert vert begin end prime perp parallel
+    lfloor rfloor lceil rceil lvert rvert vert begin end prime perp parallel emptyset wedge vee
+    Pr partial overrightarrow vec hat bar
     , ; : ! % $ { } ( ) [ ] > |
     """.split()  # noqa: SIM905
 ) | {"\\ ", "\\\\", "\\\n"}
@@ -60,13 +61,37 @@ _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z
 _TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
-_NAME = re.compile(
-    r"(?<![A-Za-z\\])[A-Za-z]|\\(?:[a-z]?(?:eta|psi|hi|mu|nu|xi|au|mega)|alpha|gamma|lambda|rho|sigma)"
+_LETTER = (
+    r"(?:[A-Za-z]|\\(?!sqrt|frac|binom|sin|cos|tan|log|ln|exp|lim|sum|prod|int|gcd|lcm|max|min|det|arg"
+    r"|pi(?![A-Za-z])|infty|text)[A-Za-z]+(?:\s*\{[^{}]*\})?|\\text[a-z]*\{[^{}]*\})"
 )
+_BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
+_MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|'|-1)+\s*\}|\\prime|\\ast|\*)))?"
+_ARGUMENTS = r"(?:\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\]))?"
+_D = r"(?:d|\\partial)\s?"
+# What may stand in front of the equals sign: the name of what is asked for, and no expression.
+_NAME = re.compile(
+    rf"""
+    {_LETTER}{_BELOW}{_MARKS}{_BELOW}{_ARGUMENTS}
+    | (?:m\s?)?(?:\\(?:angle|measuredangle|triangle|square)\s*)?(?:\\text\{{\s*)?[A-Z]{{2,4}}\}}?'?
+    | \\(?:angle|measuredangle)\s*(?:[A-Za-z]|\\[a-z]+)
+    | \[[A-Z]{{3,6}}\] | [|][A-Z]{{2}}[|]
+    | \(\s*{_LETTER}{_BELOW}(?:\s*,\s*{_LETTER}{_BELOW})+\s*\)
+    | \(\s*[A-Za-z]\s*\\circ\s*[A-Za-z]\s*\)\s*\([^()=]*\)
+    | \\frac\s*\{{\s*{_D}[\w^]*\s?[A-Za-z]?\s*\}}\{{\s*{_D}[A-Za-z][\w^]*\s*\}}
+    | d[a-z]/d[a-z] | \\Pr\s*(?:\([^()]*\)|\[[^\[\]]*\])
+    | [A-Z][a-z]{{2,}}(?:\s[A-Za-z]+){{0,5}}
+    | (?:area|volume|perimeter|probability|total|answer|ans|speed|distance|time|cost|price|number
+      |height|width|length|radius|slope|mean|median|mode|range|average|maximum|minimum|profit|age
+      |result|value|solution|ratio|percent|remainder|product|difference|sum)(?:\s[A-Za-z]+){{0,5}}
+    """,
+    re.VERBOSE,
+)
+# Commands that bind the variables of an expression, which is a constant then.
+_BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
 _APPROX = re.compile(r"\\approx(?![A-Za-z])")
-_LONE_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?")
-_EQUALS = re.compile("=")
-_COMMA = re.compile("[,;]")
+_EQUALS = re.compile("(?<![<>!])=")
+_COMMA = re.compile(f"[,;{LIST_COMMA}]")
 
 
 def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
@@ -79,7 +104,7 @@ def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | N
     """
     if raw == answer.text and _PLAIN.fullmatch(raw):
         return (Claim(answer, reference),)
-    if _ELISION.search(raw) and not _ELISION.search(reference.text):
+    if ELISION.search(raw) and not ELISION.search(reference.text):
         return None
     if answer.key == reference.key:
         return (Claim(answer, reference),)
@@ -87,7 +112,26 @@ def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | N
         return None
     if _TWO_NUMBERS.search(answer.key) or not _comparable(answer, reference):
         return None
-    return _members(answer, reference)
+    wanted = _members(answer, reference)
+    if not wanted or (answer.ratio and reference.ratio):
+        return wanted
+    return wanted if _is_evaluated(wanted, reference) else None
+
+
+def _is_evaluated(wanted: tuple[Claim, ...], reference: Answer) -> bool:
+    r"""True unless the reference is a number and the answer is arithmetic that leads to it.
+
+    An operation that the reference leaves undone too may stay: `2^{10}` is right where the
+    reference has a power. One member of a chain has to be evaluated.
+    """
+    allowed = None if reference.words else operations(reference)
+    if allowed is None or any(_ORDER.search(claim.answer.key) for claim in wanted):
+        return True
+    members = [claim.answer for claim in wanted if claim.places is None]
+    undone = {member: operations(member) for member in members}
+    if any(left is None and not _BOUND.search(member.key) for member, left in undone.items()):
+        return False
+    return any(left is not None and left <= allowed for left in undone.values())
 
 
 def _known_signs(answer: Answer, reference: Answer) -> bool:
@@ -120,12 +164,21 @@ def _only_units(answer: Answer, reference: Answer) -> bool:
             continue
         if match[1] not in ("text", "mbox") and _SYMBOL.fullmatch(content):
             continue
+        if match.start() == 0 and _named_quantity(content, answer.text[match.end() :]):
+            continue
         if not names_what_is_counted(content):
             return False
     if _UNIT_THEN_MORE.search(answer.key):
         return False
     bare = split_unit(answer.text) if answer.text[-1:].isalpha() else None
     return bare is None or any(names_what_is_counted(bare[1], own) for own in theirs or [""])
+
+
+def _named_quantity(words: str, rest: str) -> bool:
+    """True if words that begin an answer name the quantity on the other side of an equals sign."""
+    if not rest.lstrip().startswith("=") or not _WORDS.fullmatch(words):
+        return False
+    return not any(_denied(name) for name in words.casefold().split())
 
 
 def _comparable(answer: Answer, reference: Answer) -> bool:
@@ -149,20 +202,49 @@ def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
     exact, approximate = split(answer.text, _APPROX), split(reference.text, _APPROX)
     if len(exact) > 1 and len(approximate) == 1:
         return _approximate(exact, reference)
-    parts = split(answer.text, _EQUALS)
-    if len(parts) == 1 or len(split(reference.text, _EQUALS)) > 1:
-        # An equation against an equation; no chain is one.
-        return (Claim(answer, reference),) if len(parts) < 3 or _listed(answer) else None
-    if _listed(answer):
-        named = all(_named_once(part) for part in split(answer.text, _COMMA))
-        return (Claim(answer, reference),) if named else None
-    if not parts[0].strip():
-        parts = parts[1:]
-    elif _names(parts[0]):
-        parts = parts[1:]
-        if len(parts) == 1:
+    if answer.ratio and reference.ratio and len(answer.ratio) == len(reference.ratio):
+        members = (*answer.ratio, *reference.ratio)
+        if all(member.number for member in members):
             return (Claim(answer, reference),)
-    return tuple(Claim(Answer(part.strip()), reference) for part in parts)
+        return _proportions(answer.ratio, reference.ratio)
+    parts = [part.strip() for part in split(answer.text, _EQUALS)]
+    if len(parts) == 1:
+        return (Claim(answer, reference),)
+    if len(split(reference.text, _EQUALS)) > 1:
+        return _equation(answer, reference, parts)
+    if _listed(answer):
+        named = all(_named_once(part) for part in split(answer.key, _COMMA))
+        return (Claim(answer, reference),) if named else None
+    if not parts[0] or _names(parts[0]):
+        if len(parts) == 2 and answer.assignment:
+            return (Claim(answer, reference),)
+        parts = parts[1:]
+    elif _names(parts[-1]):
+        parts = parts[:-1]
+    return tuple(Claim(Answer(part), reference) for part in parts)
+
+
+def _equation(answer: Answer, reference: Answer, parts: list[str]) -> tuple[Claim, ...] | None:
+    """The claim of an equation whose reference is an equation too; no chain is one."""
+    if _listed(answer):
+        return (Claim(answer, reference),)
+    if len(parts) > 2:
+        return None
+    solved = reference.assignment is not None and operations(reference.assignment[1]) is not None
+    if not solved or _names(parts[0]):
+        return (Claim(answer, reference),)
+    # "x = 5" is solved, and "2x = 10" is not.
+    return (Claim(Answer(f"{parts[1]}={parts[0]}"), reference),) if _names(parts[1]) else None
+
+
+def _proportions(answer: tuple[Answer, ...], reference: tuple[Answer, ...]) -> tuple[Claim, ...]:
+    """The claims that two ratios of three or more are proportional."""
+    return tuple(
+        Claim(
+            Answer(f"({one.key})*({reference[0].key})"), Answer(f"({other.key})*({answer[0].key})")
+        )
+        for one, other in zip(answer[1:], reference[1:], strict=True)
+    )
 
 
 def _listed(answer: Answer) -> bool:
@@ -176,8 +258,8 @@ def _named_once(part: str) -> bool:
 
 
 def _names(head: str) -> bool:
-    """Whether what stands before the first equals sign is a name and not a value."""
-    return bool(_NAME.search(head)) and Answer(head.strip()).number is None
+    """True if what precedes an equals sign is the name of something, and no expression."""
+    return _NAME.fullmatch(head.strip()) is not None
 
 
 def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | None:
@@ -187,7 +269,7 @@ def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | Non
     if len(parts) > 2 or number is None:
         return None
     name = parts[0].strip()
-    if not name or _LONE_NAME.fullmatch(name):
+    if not name or _names(name):
         return (Claim(right, reference),)
     exact = _members(Answer(parts[0].strip()), reference)
     if exact is None:
@@ -199,6 +281,7 @@ def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | Non
 
 # Words may follow each other ("square feet"), and "miles per hour" or "km/h" has two parts.
 _PART = re.compile(r"\s*(?:/|\bper\b)\s*")
+_OF = re.compile(r"\s+of\s+")
 # Powers and brackets of a product of units: "kg m/s^2", "J/(kg K)".
 _AROUND = re.compile(r"\^\s*\{?-?\d+\}?|[()*~{}]|\\cdot")
 _WORDS = re.compile(r"[A-Za-z]+\.?(?:\s+[A-Za-z]+\.?){0,3}")
@@ -211,6 +294,38 @@ _COUNTED = frozenset(
     """
     baht children data deer dice feet fish franc geese grandchildren men mice people percent peso
     ruble rupee sheep teeth women won yen yuan
+    """.split()  # noqa: SIM905
+)
+# Other things that school problems count, in the singular; a plural s may follow, and a number may
+# stand in front of either ("1 slice", "5 slice").
+_NOUNS = frozenset(
+    """
+    actor adult animal ant apartment apple arrangement attempt backpack bag ball balloon banana bar
+    barrel basket battery bead bean bee bill bird bite block board boat book bottle bowl box boy
+    bracelet brick bucket bug bulb bunch bus button cake call calorie candle candy car card
+    carton cat chair chapter chick chicken child chip chocolate choice circle class classmate clip
+    clove coin color combination computer container cookie corner couple coupon cow crate crayon
+    crumb cube cupcake customer dancer delegate desk diagonal digit dime divisor doctor dog doll
+    donut door dot doughnut draw dress drop duck duckling edge egg element email employee envelope
+    eraser event face factor family farmer finger fish flip floor flower fly folder friend fruit
+    function game gift girl glass goal goat goldfish goose grape group guest handshake hat head hen
+    hit hole home homer horse house individual inning integer item jar jelly jug key kid kitten
+    lamb lamp lap leaf lemon lesson letter lightbulb line loaf lollipop loss magazine man marble
+    mark marker match mate meal meeting member message mistake mouse move muffin mug necklace
+    nickel night note notebook number nurse nut object octave onion option orange order orphan
+    outcome outfit pack package packet page painting pair pancake panel parent part passenger path
+    patient pattern peach pear pen pencil penguin penny people period permutation person peso phone
+    photo picture pie piece pig pill pinch pitch pitcher pizza plane plant plate player pocket
+    point pole pond pool portion possibility post potato prize problem program pup puppy puzzle
+    question rabbit racer recipe rectangle region residue revolution ring road robot roll room root
+    rope rose rotation row ruler run runner rupee sandwich scoop seat section seed sequence serving
+    set shape share sheet shelf shell ship shirt shoe shot shower side singer skater slice snack
+    sock soldier solution song space spectator spider spoon square stair stalk stamp stapler star
+    step stick sticker stone store story strawberry string student subset survey sweater swimmer
+    table tablet tail task teacher team term test throw ticket tie tile tin tire toffee tomato
+    tooth toothpick toss toy track trail train tray treat tree trial triangle trip truck turn unit
+    value vegetable vertex vertices vote voter wagon walk wall watch watermelon way wheel win
+    window winner woman word worker yen yolk
     """.split()  # noqa: SIM905
 )
 # Units of the sciences, which no school problem's table has; compared without case.
@@ -255,7 +370,10 @@ def names_what_is_counted(words: str, reference: str = "") -> bool:
     parts = _PART.split(text)
     if len(parts) > 2:
         return False
-    return _counted(parts[0], plural=True) and all(_counted(p, plural=False) for p in parts[1:])
+    first = _OF.split(parts[0])
+    if len(first) > 2 or not all(_counted(part, plural=True) for part in first):
+        return False
+    return all(_counted(p, plural=False) for p in parts[1:])
 
 
 def _counted(text: str, *, plural: bool) -> bool:
@@ -272,7 +390,7 @@ def _counted(text: str, *, plural: bool) -> bool:
     # A letter by itself is a variable or one of several choices.
     if len(unknown) > MOST_UNKNOWN or any(len(name) == 1 for name in unknown):
         return False
-    return not names or not plural or _is_unit(names[-1]) or _plural(names[-1])
+    return not names or not plural or _is_unit(names[-1]) or _counts(names[-1])
 
 
 def _is_unit(name: str) -> bool:
@@ -286,6 +404,8 @@ def _denied(name: str) -> bool:
     return bool(_NEVER & singular) or name.endswith("ly")
 
 
-def _plural(name: str) -> bool:
+def _counts(name: str) -> bool:
+    if name in _NOUNS:
+        return True
     ending = name.endswith("s") and not name.endswith(("ss", "us", "is")) and len(name) > 3
     return ending or name in _COUNTED

@@ -1,4 +1,4 @@
-"""The process that runs math-verify. Started as a script, it imports nothing of this library.
+"""The process that runs math-verify. Started as a script, it imports `algebra` of ours and no JAX.
 
 One JSON line in, one JSON line out. It can be killed at any moment and holds nothing worth saving.
 A verifier of one's own is run by the same loop (`verifier_worker`).
@@ -7,12 +7,10 @@ A verifier of one's own is run by the same loop (`verifier_worker`).
 import contextlib
 import json
 import os
-import re
 import resource
 import signal
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TextIO
 
 
@@ -22,9 +20,10 @@ def main(memory_bytes: int, seconds: int) -> None:
     import logging
 
     logging.disable(logging.CRITICAL)
-    import math_verify  # noqa: F401  (a second or two: before the limits and before "ready")
+    # A second or two: before the limits and before "ready".
+    from bacr_grading import algebra
 
-    _warm_up()
+    algebra.warm_up()
     limit(memory_bytes)
     serve(requests, replies, _answer, lambda request: seconds)
 
@@ -91,68 +90,14 @@ def _allow(seconds: int) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    from bacr_grading import algebra
+
     try:
-        return _verify(**request)
+        return algebra.compare(**request)
     except MemoryError:
         return {"correct": False, "memory": True}
     except Exception as error:  # Whatever math-verify raises means: no verdict.
         return {"correct": False, "error": type(error).__name__}
-
-
-def _verify(
-    answer: str,
-    reference: str,
-    prose: bool = False,
-    reference_is_prose: bool = False,
-    search: bool = True,
-    places: int = 6,
-) -> dict[str, Any]:
-    from math_verify import parse, verify
-
-    if not prose:
-        gold = _reference(reference, True) if reference_is_prose else _whole(reference)
-        # Equations without a variable are all equal to it.
-        plain = lambda part: getattr(part, "is_Relational", False) and not part.free_symbols
-        gold = [part for part in gold if not plain(part)]
-        whole = verify(gold, _whole(answer), float_rounding=places, timeout_seconds=None)
-        if whole or not search:
-            return {"correct": whole, "whole": whole}
-    target = parse(answer if prose else f"\\boxed{{{answer}}}", parsing_timeout=None)
-    correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
-    if not prose:
-        return {"correct": correct}
-    # math-verify's last element is the text that it parsed.
-    found = next((part for part in reversed(target) if isinstance(part, str)), "")
-    return {"correct": correct, "found": found[:2000]}
-
-
-@lru_cache(maxsize=256)
-def _whole(text: str) -> list[Any]:
-    """What the whole of a text is; nothing when only a part of it can be understood."""
-    from math_verify import LatexExtractionConfig, parse
-
-    # math-verify reads over the short form of a prime; behind a digit that means feet.
-    text = re.sub(r"(?<!\d)'+", lambda run: "^{" + r"\prime" * len(run[0]) + "}", text)
-    return parse(
-        f"\\boxed{{{text}}}",
-        extraction_config=[LatexExtractionConfig()],
-        fallback_mode="no_fallback",
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
-
-
-@lru_cache(maxsize=256)
-def _reference(text: str, is_prose: bool) -> list[Any]:
-    from math_verify import parse
-
-    return parse(text if is_prose else f"\\boxed{{{text}}}", parsing_timeout=None)
-
-
-def _warm_up() -> None:
-    # Builds the parser's tables, which otherwise would be charged to the first request.
-    for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
-        _verify(sample, "1")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_poll_is_called_while_waiting_and_may_interrupt():
     slow = [f"\\boxed{{\\int_0^1 \\sin(\\tan(x^{n}))e^{{x^3}} dx}}" for n in range(2, 30)]
     with Grader(workers=1, deadline=5) as grader:
         with pytest.raises(Stop):
-            grader.grade(slow, ["1"] * len(slow), poll=poll)
+            grader.grade(slow, ["1+x"] * len(slow), poll=poll)
         assert len(calls) == 3
         assert grader.grade(["\\boxed{1}"], ["1"])[0].correct
 
@@ -186,3 +186,50 @@ def test_exact_match_refuses_the_same_requests():
         ExactGrader().grade([], [], mode="loose")
     with pytest.raises(UserError, match="1 texts and 2 references"):
         ExactGrader().grade(["a"], ["a", "b"])
+
+
+STATEMENTS = [
+    ("The answer is 12. No, wait. The answer is 15.", "15", "12"),
+    ("I think the answer is 12. No, that's wrong. The answer is 15.", "15", "12"),
+    ("The final answer is 3. Actually, the final answer is 4.", "4", "3"),
+    ("Answer: 4. Let me recheck. Answer: 9", "9", "4"),
+    ("The answer is not 13. It is 14.", "14", "13"),
+    ("The answer is 14, not 13.", "14", "13"),
+    ("13 is wrong. The answer is 12.", "12", "13"),
+    ("The answer is $\\frac{84}{2}$.", "42", "84"),
+    ("so it is 50%", "50", "51"),
+    ("The final value is 13.20%", "13.2", "1.32"),
+    ("net change of -$40", "-40", "40"),
+]
+
+
+@pytest.mark.parametrize(("text", "right", "wrong"), STATEMENTS)
+def test_reports_read_the_last_statement_and_nothing_that_is_denied(grader, text, right, wrong):
+    verdicts = grader.grade([text, text], [right, wrong], mode="lenient")
+    assert [verdict.correct for verdict in verdicts] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["The answer is not 13.", "The answer isn't 13", "It is not 13."])
+def test_a_denied_value_is_no_answer(grader, text):
+    assert not grader.grade([text], ["13"], mode="lenient")[0].correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The total is \\boxed{42}. It stands in \\boxed as asked.",
+        "\\boxed{42} (I used \\boxed notation)",
+        "\\boxed{42}, which is in \\boxed{}.",
+        "\\boxed{42}, in the form \\boxed{...}",
+    ],
+)
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+def test_a_mention_of_the_command_is_no_box(grader, text, mode):
+    assert grader.grade([text], ["42"], mode=mode)[0].correct
+
+
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+def test_a_sequence_with_an_elision_is_compared_member_by_member(grader, mode):
+    texts = ["\\boxed{1, 3, 5, \\ldots, 2n-1}", "\\boxed{1,2,\\dots,9}"]
+    verdicts = grader.grade(texts, ["1, 2, \\ldots, n", "1, 2, \\ldots, 9"], mode=mode)
+    assert [verdict.correct for verdict in verdicts] == [False, True]

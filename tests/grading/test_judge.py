@@ -76,7 +76,7 @@ def test_no_text_makes_our_own_rules_fail(pred, reference, mode):
 
 
 @pytest.mark.parametrize("mode", ["strict", "lenient"])
-@pytest.mark.parametrize("answer", ["101", "99.5", "\\frac{404}{4}", "1.01 \\cdot 10^2"])
+@pytest.mark.parametrize("answer", ["101", "99.5", "\\frac{405}{4}", "1.01 \\cdot 10^2"])
 def test_a_tolerance_holds_for_a_number_however_it_is_written(answer, mode):
     right = lambda tolerance: (
         judge(f"\\boxed{{{answer}}}", "100", mode=mode, relative_tolerance=tolerance).correct

@@ -50,7 +50,7 @@ def test_a_late_worker_is_killed_and_replaced():
         assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
         before = grader.worker_pids
         start = time.monotonic()
-        verdict = grader.grade([SLOW], ["1"])[0]
+        verdict = grader.grade([SLOW], ["1+x"])[0]
         assert time.monotonic() - start < 3
         assert verdict.timed_out
         assert not verdict.correct
@@ -63,8 +63,8 @@ def test_a_late_worker_is_killed_and_replaced():
 @pytest.mark.usefixtures("ready")
 def test_a_timeout_is_remembered():
     with Grader(workers=1, deadline=0.3) as grader:
-        first = grader.grade([SLOW, SLOW], ["1", "1"])
-        again = grader.grade([SLOW], ["1"])
+        first = grader.grade([SLOW, SLOW], ["1+x", "1+x"])
+        again = grader.grade([SLOW], ["1+x"])
         assert all(verdict.timed_out for verdict in first + again)
         assert grader.counters()["timeouts"] == 1
         assert grader.counters()["cache_hits"] == 2
@@ -80,7 +80,7 @@ def test_a_worker_that_dies_costs_one_verdict():
             if grader.worker_pids == pids:
                 os.kill(pids[0], signal.SIGKILL)
 
-        verdicts = grader.grade([SLOW, "\\boxed{x+1}"], ["1", "1+x"], poll=kill_once)
+        verdicts = grader.grade([SLOW, "\\boxed{x+1}"], ["2+x", "1+x"], poll=kill_once)
         assert [verdict.correct for verdict in verdicts] == [False, True]
         assert not verdicts[0].timed_out
         assert grader.counters()["worker_deaths"] == 1
@@ -144,7 +144,7 @@ def test_an_interruption_ends_the_work_under_way():
         grader.grade([QUICK[0]], [QUICK[1]])
         pids = grader.worker_pids
         with pytest.raises(Stop):
-            grader.grade([SLOW], ["1"], poll=stop)
+            grader.grade([SLOW], ["1+x"], poll=stop)
         assert not any(alive(pid) for pid in pids)
         assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
 

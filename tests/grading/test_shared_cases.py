@@ -188,7 +188,7 @@ def test_hostile_outputs_among_normal_ones_leave_nothing_behind(shared_rows, tmp
                 batch.append((pred, row["gold"], None))
             # passes the guards and outlives every deadline
             endless = f"\\boxed{{\\int_0^1 \\sin(\\tan(x^{{{part + 2}}})) e^{{x^3}} dx}}"
-            batch.append((endless, "1", False))
+            batch.append((endless, "1+x", False))
             rng.shuffle(batch)
             start = time.monotonic()
             verdicts = grader.grade([b[0] for b in batch], [b[1] for b in batch])

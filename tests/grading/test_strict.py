@@ -30,7 +30,7 @@ _RIGHT = [
     ("5", "$5$|5.|5.0|x = 5|x=5|= 5|5 cm|5\\text{ cm}|5 eggs|5 miles per hour|5 years old|5 left"),
     (
         "5",
-        "2+3|2+3=5|\\frac{10}{2}=5|x=\\frac{10}{2}=5|\\sqrt{25}|2+1+2=5|"
+        "2+3=5|\\frac{10}{2}=5|x=\\frac{10}{2}=5|\\sqrt{25}=5|2+1+2=5|5=2+3|5=x|"
         "\\approx 5|x \\approx 5|\\mathbf{5}",
     ),
     (
@@ -51,7 +51,24 @@ _RIGHT = [
     ("\\frac{2}{3}\\text{ m}", "\\frac{2}{3} \\approx 0.667\\text{ m}"),
     ("f'(x) = 2x+1", "1+2x|f'(x) = 1+2x|f^{\\prime}(x) = 1+2x"),
     ("y + y''", "y'' + y"),
-    ("6'", "6|\\sqrt{36}|6\\text{ feet}"),
+    ("\\frac{3}{4}", "0.75|\\mathbf{\\frac{3}{4}}|{3 \\over 4}|¾"),
+    ("2\\sqrt{3}", "2\\sqrt3|2√3|\\sqrt{12}=2\\sqrt{3}|x=2\\sqrt{3}"),
+    ("2^{10}", "2^{10}|4^5|1024"),
+    ("\\binom{10}{3}", "120|\\binom{10}{7}|\\binom{10}{3}"),
+    ("\\frac{1}{2^{98}}", "2^{-98}|\\frac{2}{2^{99}}"),
+    ("\\frac{-1+i\\sqrt{3}}{2}", "-\\frac{1}{2}+\\frac{\\sqrt{3}}{2}i"),
+    ("\\text{(A)}", "(a)|a|A|\\textbf{(A)}"),
+    ("12", "\\text{Area}=12|[ABC]=12|f(3)=12|S_{10}=12|\\angle B=12|AB=12|P(A)=12"),
+    ("V=RI", "V=IR"),
+    ("x<-1\\text{ or }x>3", "x>3\\text{ or }x<-1|x<-1,x>3"),
+    ("3,5", "x=3\\text{ or }x=5|x = 3 or x = 5|x=3\\lor x=5|3 , 5|3\\text{ and }5"),
+    ("1:2:3", "2:4:6|1:2:3"),
+    ("1:\\sqrt{3}:2", "2:2\\sqrt{3}:4"),
+    ("[-2,7]", "-2\\le x\\le 7"),
+    ("x^2+1=0", "2x^2+2=0"),
+    ("\\frac{(2n)!}{(n!)^2}", "\\binom{2n}{n}"),
+    ("1", "1 egg|1 slice|1 cup|1 person|1 fl oz"),
+    ("6'", "6|\\sqrt{36}=6|6\\text{ feet}"),
 ]
 
 
@@ -118,7 +135,12 @@ def test_a_lead_in_goes_once_and_leaves_something():
 
 
 def test_the_reports_know_what_the_rewards_would_say():
-    texts = ["\\boxed{\\neq 5}", "\\boxed{6 \\\\ 5}", "\\boxed{2+3}", "<answer>Answer: 5</answer>"]
+    texts = [
+        "\\boxed{\\neq 5}",
+        "\\boxed{6 \\\\ 5}",
+        "\\boxed{2+3=5}",
+        "<answer>Answer: 5</answer>",
+    ]
     with Grader(workers=1) as grader:
         verdicts = grader.grade(texts, ["5"] * 4, mode="lenient")
         assert [verdict.strict for verdict in verdicts] == [False, False, True, True]

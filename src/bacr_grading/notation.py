@@ -1,0 +1,293 @@
+r"""Rewrites the many notations of one sign into one that a LaTeX parser reads.
+
+Unicode numbers, commands that print the same sign, TeX without braces, fonts and colours. Called by
+`normalize.clean` for every answer and reference. Compares nothing.
+"""
+
+import re
+import unicodedata
+
+# --- braces ---------------------------------------------------------------------------------------
+
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
+    """Returns where the brace that opens at `start` closes, before `limit`.
+
+    Escaped braces do not count.
+    """
+    depth = 0
+    for match in _BRACES.finditer(text, start, len(text) if limit is None else limit):
+        token = match.group()
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if not depth:
+                return match.start()
+    return None
+
+
+# --- Unicode --------------------------------------------------------------------------------------
+
+# Symbols and the command each stands for.
+_SYMBOLS = r"""
+× \times · \cdot ⋅ \cdot π \pi ∞ \infty ≤ \le ⩽ \le ≥ \ge ⩾ \ge ≠ \ne ≈ \approx ∪ \cup ∩ \cap
+∈ \in ± \pm ∓ \mp ° ^\circ ∅ \emptyset ∠ \angle △ \triangle ∧ \wedge ∨ \vee → \to ∑ \sum ∏ \prod
+∫ \int … \ldots ⋯ \ldots ∣ | ⟨ \langle ⟩ \rangle ⌊ \lfloor ⌋ \rfloor ⌈ \lceil ⌉ \rceil ∘ \circ
+ℝ \mathbb{R} ℕ \mathbb{N} ℤ \mathbb{Z} ℚ \mathbb{Q} ℂ \mathbb{C} ⊥ \perp ∥ \parallel
+α \alpha β \beta γ \gamma δ \delta ε \varepsilon ζ \zeta η \eta θ \theta ι \iota κ \kappa
+λ \lambda μ \mu µ \mu ν \nu ξ \xi ρ \rho σ \sigma τ \tau υ \upsilon φ \varphi ϕ \phi χ \chi
+ψ \psi ω \omega Γ \Gamma Δ \Delta Θ \Theta Λ \Lambda Ξ \Xi Π \Pi Σ \Sigma Φ \Phi Ψ \Psi Ω \Omega
+"""
+_PLAIN: dict[str, str] = {
+    **dict.fromkeys("−–—﹣‐‑", "-"),
+    **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000", " "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\ufe0f\u2061\u2062", ""),
+    **{symbol: f"{command} " for symbol, command in re.findall(r"(\S) (\S+)", _SYMBOLS)},
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "′": "'",
+    "″": "''",
+    "٪": "%",
+    "﹪": "%",
+}
+_UNICODE = str.maketrans(_PLAIN)
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ"
+_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₒₓₙₘₖᵢⱼ"
+_RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
+_LOWERED = re.compile(f"[{_SUBSCRIPTS}]+")
+_ROOTS = {"√": "\\sqrt", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]"}
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+|(?=[({]))")
+
+
+def plain_signs(text: str) -> str:
+    """Rewrites Unicode mathematics as LaTeX: ⅓, 10⁵, √2, x₁, ℝ, bold and full-width letters."""
+    text = "".join(map(_fraction_or_digit, text))
+    text = _RAISED.sub(lambda run: f"^{{{_compatible(run[0])}}}", text)
+    text = _LOWERED.sub(_subscript, text)
+    text = text.translate(_UNICODE)
+    return _roots(text)
+
+
+def _compatible(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).replace("−", "-")
+
+
+def _subscript(run: re.Match[str]) -> str:
+    content = _compatible(run[0])
+    return f"_{content}" if len(content) == 1 else f"_{{{content}}}"
+
+
+def _fraction_or_digit(char: str) -> str:
+    """Rewrites a vulgar fraction, and a letter or digit that only differs in style."""
+    if char.isascii():
+        return char
+    kind = unicodedata.decomposition(char)
+    if kind.startswith("<fraction>"):
+        top, _, bottom = unicodedata.normalize("NFKC", char).partition("⁄")
+        return f"\\frac{{{top}}}{{{bottom}}}" if bottom else char
+    if kind.startswith(("<font>", "<wide>")) and char not in _PLAIN:
+        return unicodedata.normalize("NFKC", char)
+    digit = unicodedata.decimal(char, None)
+    return char if digit is None else str(digit)
+
+
+def _roots(text: str) -> str:
+    if not any(sign in text for sign in _ROOTS):
+        return text
+    text = _ROOT.sub(_root, text)
+    for sign, command in _ROOTS.items():
+        text = text.replace(sign, f"{command} ")
+    for command in ("\\sqrt(", "\\sqrt[3](", "\\sqrt[4]("):
+        start = text.find(command)
+        while start >= 0:
+            opening = start + len(command) - 1
+            closing = _closing_bracket(text, opening)
+            if closing is None:
+                break
+            inner = text[opening + 1 : closing]
+            text = f"{text[:opening]}{{{inner}}}{text[closing + 1 :]}"
+            start = text.find(command, start + 1)
+    return text
+
+
+def _root(match: re.Match[str]) -> str:
+    content = f"{{{match[2]}}}" if match[2] else ""
+    return f"{_ROOTS[match[1]]}{content}"
+
+
+def _closing_bracket(text: str, start: int) -> int | None:
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
+        if not depth:
+            return position
+    return None
+
+
+# --- commands that print the same sign ------------------------------------------------------------
+
+_SYNONYMS = {
+    name: target
+    for target, names in (
+        ("\\emptyset", "varnothing"),
+        ("\\{", "lbrace"),
+        ("\\}", "rbrace"),
+        ("[", "lbrack"),
+        ("]", "rbrack"),
+        ("(", "lparen"),
+        (")", "rparen"),
+        ("|", "vert lvert rvert mvert"),
+        ("\\le", "leqq leqslant leq"),
+        ("\\ge", "geqq geqslant geq"),
+        ("\\ne", "neq"),
+        ("<", "lt"),
+        (">", "gt"),
+        (":", "colon"),
+        ("\\wedge", "land"),
+        ("\\vee", "lor"),
+        ("\\to", "rightarrow longrightarrow"),
+        ("\\ldots", "dots dotsc dotso cdots dotsb"),
+        ("\\frac", "nicefrac sfrac xfrac flatfrac"),
+        ("\\binom", "dbinom tbinom"),
+        ("\\cdot", "cdotp centerdot"),
+        ("\\tan", "tg"),
+        ("\\cot", "ctg cotg"),
+        ("\\arctan", "arctg atan"),
+        ("\\arcsin", "asin"),
+        ("\\arccos", "acos"),
+        ("\\infty", "infin"),
+        ("\\mathbb{R}", "R reals Reals"),
+        ("\\mathbb{N}", "N"),
+        ("\\mathbb{Z}", "Z"),
+        ("\\mathbb{Q}", "Q"),
+        ("^\\circ", "textdegree"),
+        ("\\$", "textdollar"),
+        ("\\%", "textpercent"),
+        ("£", "pounds textsterling"),
+        ("€", "euro texteuro"),
+        ("i", "imath"),
+    )
+    for name in names.split()
+}
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_BLACKBOARD = re.compile(r"\\(?:Bbb|mathbb|mathbbm|mathds)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))")
+_NO_MEMBERS = re.compile(r"\\\{\s*\\\}")
+# \frac\pi 2 is \frac{\pi}{2}; math-verify reads only the part before it.
+_TOKEN = r"(\\(?!sqrt|[dtc]?frac|text|math)[A-Za-z]+|[0-9A-Za-z])"
+_BARE_FRACTION = re.compile(rf"\\([dtc]?frac)\s*{_TOKEN}\s*{_TOKEN}")
+_BARE_ROOT = re.compile(rf"\\sqrt\s*(\[[^\[\]{{}}]*\])\s*{_TOKEN}")
+_WORD_BELOW = re.compile(
+    r"_\s*\{?\s*\\(?:(?:text(?:rm|it|bf)?|math(?:rm|it|bf)|mbox|operatorname)\s*\{\s*([A-Za-z0-9]+)"
+    r"\s*\}|(max|min))\s*(\}?)"
+)
+_INFIX = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
+
+
+def one_command(text: str) -> str:
+    """Rewrites commands that print the same sign, and adds the braces that TeX does not need."""
+    if "\\" not in text:
+        return text
+    text = _COMMAND.sub(_synonym, text)
+    text = _BLACKBOARD.sub(lambda found: f"\\mathbb{{{found[1] or found[2]}}}", text)
+    text = _NO_MEMBERS.sub(r"\\emptyset", text)
+    if "frac" in text:
+        text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)
+    if "[" in text:
+        text = _BARE_ROOT.sub(r"\\sqrt\1{\2}", text)
+    if "_" in text:
+        text = _WORD_BELOW.sub(_subscript_word, text)
+    if "\\over" in text or "\\choose" in text:
+        text = _INFIX.sub(_prefix, f"{{{text}}}")
+        text = (
+            text[1:-1] if text.startswith("{") and closing_brace(text, 0) == len(text) - 1 else text
+        )
+    return text
+
+
+def _synonym(match: re.Match[str]) -> str:
+    return _SYNONYMS.get(match[1], match[0])
+
+
+def _subscript_word(match: re.Match[str]) -> str:
+    return (
+        f"_{{{match[1] or match[2]}}}" if match[0].count("{") <= match[0].count("}") else match[0]
+    )
+
+
+def _prefix(match: re.Match[str]) -> str:
+    command = "\\frac" if match[2] == "over" else "\\binom"
+    return f"{command}{{{match[1].strip()}}}{{{match[3].strip()}}}"
+
+
+# --- fonts and colours ----------------------------------------------------------------------------
+
+_COLOURS = re.compile(
+    r"\\(?:textcolor|colorbox|color)\s*(?:\[[^\[\]]*\])?\{[^{}]*\}\s*"
+    r"|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}\s*"
+)
+_SWITCHES = re.compile(
+    r"\\(?:bf|rm|it|sf|tt|em|bfseries|itshape|boldmath|tiny|scriptsize|footnotesize|small|normalsize"
+    r"|large|Large|LARGE|huge|Huge|mathstrut|strut|nolimits|allowbreak|nobreak)(?![A-Za-z])\s*"
+)
+# Commands that change how anything in them looks.
+_LOOKS = re.compile(
+    r"\\(?:underline|uline|underbar|boldsymbol|bm|pmb|mathbf|mathsf|mathtt|mathnormal|ensuremath"
+    r"|textup|textmd|textsl|textsf|texttt|emph|textbf|textit|mathrm|mathit)\s*\{"
+)
+_LETTERS = re.compile(r"[A-Za-z]")
+_TEXT_NUMBER = re.compile(
+    r"\\(?:text|textrm|textnormal|mbox|hbox|mathrm|textbf|textit|mathit)\s*\{\s*"
+    r"([-+]?\s?\\?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?\s?\\?%?)"
+    r"(\s+[A-Za-z][A-Za-z .]*)?\s*\}"
+)
+_ALWAYS = ("underline", "uline", "underbar", "boldsymbol", "bm", "pmb", "ensuremath")
+# Longer answers keep the rest of their fonts.
+_MOST_FONTS = 64
+
+
+def without_style(text: str) -> str:
+    r"""Removes fonts, colours and underlining, which do not change a value.
+
+    Words keep their mark of text; numbers lose it: `\textbf{6}` is 6, and `\text{3 hours}` is
+    `3\text{ hours}`.
+    """
+    if "\\" not in text:
+        return text
+    if "color" in text:
+        text = _COLOURS.sub("", text)
+    text = _SWITCHES.sub("", text)
+    text = _TEXT_NUMBER.sub(_number_and_words, text)
+    position = 0
+    for _ in range(_MOST_FONTS):
+        opening = _LOOKS.search(text, position)
+        if opening is None:
+            break
+        closing = closing_brace(text, opening.end() - 1)
+        if closing is None:
+            break
+        content = text[opening.end() : closing]
+        name = opening[0].rstrip("{").strip().lstrip("\\")
+        letters = _LETTERS.search(re.sub(r"\\[A-Za-z]+", "", content))
+        if name in _ALWAYS or not letters or (name.startswith("math") and "\\" in content):
+            content = _apart(text, opening.start(), content)
+            text = text[: opening.start()] + content + text[closing + 1 :]
+            position = opening.start()
+        else:
+            position = opening.end()
+    return text
+
+
+def _apart(text: str, start: int, content: str) -> str:
+    """Keeps a letter from joining the command that precedes it."""
+    command = re.search(r"\\[A-Za-z]+\Z", text[max(start - 32, 0) : start])
+    needs_group = start > 0 and (text[start - 1] in "^_" or command)
+    return f"{{{content}}}" if needs_group else content
+
+
+def _number_and_words(match: re.Match[str]) -> str:
+    number = match[1].strip()
+    return f"{number}\\text{{ {match[2].strip()}}}" if match[2] else number
