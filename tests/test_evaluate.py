@@ -149,6 +149,51 @@ def test_a_finished_evaluation_draws_nothing_again(model, finished, monkeypatch)
     assert (finished / "results.json").read_bytes() == before
 
 
+# Which keys of speed are recorded with the samples.
+SPEED = [
+    ("model.product_dtype=bfloat16", {"product_dtype": "bfloat16"}),
+    ("rollout.attention=xla", {"decode_attention": "xla"}),
+    ("rollout.windows=1", {}),
+    ("rollout.refill=1.0", {}),
+]
+
+
+@pytest.mark.parametrize(("key", "recorded"), SPEED)
+def test_a_key_of_speed_can_be_overridden_and_is_recorded(
+    model, finished, tmp_path, capsys, monkeypatch, key, recorded
+):
+    monkeypatch.setattr(job, "draw_samples", lambda *a, **k: pytest.fail("drew"))
+    with pytest.raises(pytest.fail.Exception, match="drew"):
+        run(model, tmp_path / "out", *SAMPLED, key)
+    products = recorded.get("product_dtype", "float32")
+    said = capsys.readouterr()
+    line = f"computes in float32, products with weight matrices in {products}; attention of prompts"
+    assert line in said.out + said.err
+    decoding = json.loads((tmp_path / "out" / "evaluation.json").read_text())["decoding"]
+    before = json.loads((finished / "evaluation.json").read_text())["decoding"]
+    assert decoding == before | recorded
+
+
+def test_samples_of_other_rounding_are_not_continued(model, finished, capsys):
+    rounded = ["--model", model, *OPTIONS, "--out", finished, *SAMPLED, *KEYS]
+    line = refusal(capsys, *rounded, "model.product_dtype=bfloat16")
+    assert "product_dtype" in line
+
+
+def test_types_and_kernels_that_do_not_go_together_are_refused(model, tmp_path, capsys):
+    asked = ["--model", model, *OPTIONS, "--out", tmp_path / "out"]
+    both = ["model.compute_dtype=bfloat16", "model.product_dtype=bfloat16"]
+    assert "of a model that computes in float32" in refusal(capsys, *asked, *both)
+    assert "needs 16-bit numbers" in refusal(capsys, *asked, "rollout.attention=cudnn")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_rounded_products_are_evaluated(model, finished, tmp_path):
+    assert run(model, tmp_path / "out", *SAMPLED, "model.product_dtype=bfloat16") == 0
+    assert len(samples(tmp_path / "out")) == len(samples(finished))
+
+
 @pytest.fixture(scope="module")
 def dense(model, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluations") / "dense"

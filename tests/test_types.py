@@ -1,6 +1,10 @@
 """Pytrees that travel between rooms: frozen, and open to whatever JAX puts in their places."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +12,10 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+import bacr_jax
 from bacr_jax.types import Prompts, pytree
+
+PACKAGE = Path(bacr_jax.__file__).parent
 
 
 @pytree
@@ -42,3 +49,34 @@ def test_prompts_are_taken_by_row_and_padded_on_the_right():
     assert rows.tokens.tolist() == [[3, 4, 5, 0, 0], [3, 4, 5, 0, 0], [1, 2, 0, 0, 0]]
     assert rows.lengths.tolist() == [3, 3, 2]
     assert (rows.question_start.tolist(), rows.question_end.tolist()) == ([1, 1, 0], [3, 3, 1])
+
+
+def run_python(*words, folder=None):
+    """Runs Python without a path to the package; the exit code and standard error."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_a_file_of_the_package_that_is_run_as_a_script_names_the_command(path):
+    if path.stem == "__init__":
+        pytest.skip("does nothing as a script")
+    module = "bacr_jax" if path.stem == "__main__" else f"bacr_jax.{path.stem}"
+    line = f"error: {path}: is a part of the package bacr_jax; write python -m {module}\n"
+    assert run_python(path, "--config", "quickstart") == (2, line)
+
+
+def test_the_same_from_within_the_folder_of_the_package():
+    line = "error: train.py: is a part of the package bacr_jax; write python -m bacr_jax.train\n"
+    assert run_python("train.py", folder=PACKAGE) == (2, line)
+    code, line = run_python("-c", "import enum", folder=PACKAGE)
+    assert code == 2 and line.count("\n") == 1
+    assert "hides Python's own types; start Python in another folder" in line
+
+
+def test_a_file_of_the_grader_that_is_run_as_a_script_names_its_command():
+    path = PACKAGE.parent / "bacr_grading" / "__main__.py"
+    line = f"error: {path}: is a part of the package bacr_grading; write python -m bacr_grading\n"
+    assert run_python(path) == (2, line)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,3 +132,16 @@ def test_new_removed_and_changed_files_are_changes(tmp_path):
     (tmp_path / "edited").write_text("22")
     (tmp_path / "new").touch()
     assert changed_files(before, repository_files(tmp_path)) == ["edited", "new", "removed"]
+
+
+def test_ci_runs_the_commands_of_readme_in_its_order():
+    readme = (ROOT / "README.md").read_text()
+    marked = re.findall(r"<!-- ([\w ]+) -->\n```bash\n(.*)\n```\n<!-- /\1 -->", readme)
+    assert marked == [
+        ("main job", "python -m bacr_jax.train --config configs/quickstart.yaml"),
+        ("test command", "python -m pytest -n 2 --dist loadfile"),
+    ]
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r'^run_readme_command "(.*)"$', script, re.MULTILINE) == [
+        name for name, _ in marked
+    ]

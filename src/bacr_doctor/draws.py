@@ -17,6 +17,7 @@ from scipy import stats
 from bacr_doctor import reference
 from bacr_doctor.paths import run_dtype, trial
 from bacr_doctor.records import Record, Subject, held
+from bacr_jax.config import Config, EvalConfig
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.stop_strings import no_stop_string
@@ -78,16 +79,16 @@ def draws(subject: Subject) -> Record:
     # The shape of the trial's model, with the run's vocabulary.
     policy = make_policy(config, load_method(config), vocabulary)
     logits = known_logits(vocabulary, policy.learner.dtype)
+    own = subject.config
     run = dataclasses.replace(
         config,
-        rollout=dataclasses.replace(config.rollout, temperature=subject.config.rollout.temperature),
-        eval=subject.config.eval,
-        seed=subject.config.seed,
+        rollout=dataclasses.replace(config.rollout, temperature=own.rollout.temperature),
+        eval=evaluation_sampling(own),
+        seed=own.seed,
     )
-    training, wrong = draw_training(policy, run, logits), []
+    training = draw_training(policy, run, logits)
     evaluation, greedy_tokens = draw_evaluation(policy, run, logits)
-    for drawn in (training, evaluation):
-        wrong += faults(drawn)
+    wrong = faults(training) + faults(evaluation)
     best = int(np.argmax(np.where(allowed_tokens(vocabulary), logits, -np.inf)))
     if (greedy_tokens != best).any():
         wrong.append("greedy evaluation: not the most likely token")
@@ -108,6 +109,16 @@ def vocabulary_of(subject: Subject) -> int:
         return _VOCABULARY
     size = planned_shape(subject.config)[0].vocab_size
     return min(size, _LARGEST_ON_CPU) if jax.default_backend() == "cpu" else size
+
+
+def evaluation_sampling(config: Config) -> EvalConfig:
+    """Returns the run's evaluation settings, or the defaults if it samples as training does.
+
+    With equal settings a temperature or a nucleus that is ignored would not be seen.
+    """
+    asked = config.eval
+    as_in_training = asked.top_p == 1 and asked.temperature == config.rollout.temperature
+    return EvalConfig() if as_in_training else asked
 
 
 def known_logits(vocabulary: int, dtype: Any) -> Float[np.ndarray, "V"]:
@@ -200,7 +211,7 @@ def _tokens(rollout: Rollout, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     return thinking, answers.reshape(-1, _ANSWER)
 
 
-def draw_training(policy: Policy, config: Any, logits: Float[np.ndarray, "V"]) -> Drawn:
+def draw_training(policy: Policy, config: Config, logits: Float[np.ndarray, "V"]) -> Drawn:
     """Samples the rollouts of a run's first two steps."""
     vocabulary, temperature = len(logits), config.rollout.temperature
     params = constant_params(policy, logits)
@@ -221,7 +232,7 @@ def draw_training(policy: Policy, config: Any, logits: Float[np.ndarray, "V"]) -
 
 
 def draw_evaluation(
-    policy: Policy, config: Any, logits: Float[np.ndarray, "V"]
+    policy: Policy, config: Config, logits: Float[np.ndarray, "V"]
 ) -> tuple[Drawn, np.ndarray]:
     """Samples an evaluation: greedy rows, and sampled rows under two keys.
 

@@ -1,5 +1,13 @@
 """Numbers in answers: parsed exactly, compared by one rule, without a computer algebra system."""
 
+if __name__ == "numbers":
+    # A file of this folder was run as a script. Python then looks here first for its own `numbers`.
+    import sys
+
+    _found = f"{sys.argv[0]}: is a part of the package bacr_grading"
+    print(f"error: {_found}; write python -m bacr_grading", file=sys.stderr)
+    raise SystemExit(2)
+
 import re
 from dataclasses import dataclass
 from fractions import Fraction

@@ -36,7 +36,8 @@ DESCRIPTION = (
 )
 EPILOG = (
     "Keys that say how questions are read and answered can be overridden, such as "
-    "data.question_column=problem or rollout.answer_tokens=256; with --model also "
+    "data.question_column=problem or rollout.answer_tokens=256, and keys of speed, such as "
+    "model.product_dtype=bfloat16 (docs/evaluation.md); with --model also "
     "conditioning.told=words, which tells the budget in the prompt."
 )
 # What may be overridden: the policy stays as it was trained.
@@ -52,10 +53,14 @@ OVERRIDABLE = (
     "model.attention",
     "model.compute_dtype",
     "model.path",
+    "model.product_dtype",
     "model.tokenizer",
     "output.compile_cache",
     "rollout.answer_tokens",
+    "rollout.attention",
     "rollout.chunk",
+    "rollout.refill",
+    "rollout.windows",
 )
 # How the budget is told, which nobody but the command says of an untouched model.
 TOLD = ("conditioning.told", "conditioning.words")
@@ -337,7 +342,8 @@ def evaluate(
     )
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        for line in (kept.line, *left_out, *filter(None, [missing])):
+        used = () if work.engine is not None else (job.arithmetic_line(config),)
+        for line in (kept.line, *used, *left_out, *filter(None, [missing])):
             progress.say(line)
         results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):

@@ -8,6 +8,21 @@ A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off 
 the forced suffix, then sampled answer tokens. Lengths, never token values, say what is real.
 """
 
+if __name__ == "types":
+    # A file of this folder was run as a script. Python then looks here first for its own `types`,
+    # which every command needs: this is the first place that can report it.
+    import sys
+
+    _script = sys.argv[0]
+    _name = _script.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+    _module = "bacr_jax" if _name == "__main__" else f"bacr_jax.{_name}"
+    if _script.endswith(".py"):
+        _found = f"{_script}: is a part of the package bacr_jax; write python -m {_module}"
+    else:
+        _found = f"{__file__}: hides Python's own types; start Python in another folder"
+    print(f"error: {_found}", file=sys.stderr)
+    raise SystemExit(2)
+
 import dataclasses
 import typing
 from collections.abc import Callable

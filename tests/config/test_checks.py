@@ -52,8 +52,20 @@ BAD_CONFIGS = [
         "train.padding_free=true: needs the number of tokens that a micro-batch holds; write train",
     ),
     (
-        {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 64}},
-        "train.micro_batch_tokens=64: train.micro_batch_rows=8 splits the update too; write null",
+        {"train": {"micro_batch_rows": 8, "micro_batch_tokens": 9000}},
+        "train.micro_batch_tokens=9000: train.micro_batch_rows=8 splits the update too; write null",
+    ),
+    (
+        # A prompt of one token at least, 64 of thinking, and an answer of 7.
+        {
+            "budget": {"max": 64, "min": 8},
+            "curriculum": {"mu0": 32.0},
+            "eval": {"budgets": (64,)},
+            "rollout": {"answer_tokens": 7},
+            "train": {"micro_batch_tokens": 71},
+        },
+        "train.micro_batch_tokens=71: a row with budget.max=64 and rollout.answer_tokens=7 may "
+        "have 72 tokens and more",
     ),
     (
         {"loss": {"ratio": "sequence"}, "advantage": {"credit": "trajectory"}},

@@ -29,6 +29,31 @@ def test_an_entry_knows_its_key_its_value_and_its_place(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("seed: 1\nfoo:\n  a: 1\n", {"seed": 1, "foo": 2}),
+        ("seed: 1\nfoo:\n\n  # a comment\n\n  a:\n    b: 1\n", {"seed": 1, "foo": 2}),
+        ("data:\n  min: 1\n  foo:\n    a: 1\n", {"data.min": 2, "data.foo": 3}),
+        ("data:\n  ledger:\n    foo:\n      - 1\n", {"data.ledger.foo": 3}),
+        ("data: {min: 1,\n  foo: {\n    a: 1}}\n", {"data.min": 1, "data.foo": 2}),
+        ("foo: {a: 1}\n", {"foo": 1}),
+        ("foo:\n  {a: 1}\n", {"foo": 1}),
+        ("foo:\n  - a\n", {"foo": 1}),
+        ("foo: |\n  text\n", {"foo": 1}),
+        ("foo:\n  text\n", {"foo": 1}),
+        ("---\n# top\nfoo: &a\n  a: 1\nbar: *a\n", {"foo": 3, "bar": 5}),
+        # What an alias stands for is set where the alias is.
+        ("budget: &a\n  min: 1\neval: *a\n", {"budget.min": 2, "eval.min": 3}),
+        ("budget.foo:\n  a: 1\n", {"budget.foo": 1}),
+    ],
+)
+def test_the_place_of_an_entry_is_the_line_of_its_key(tmp_path, text, keys):
+    path = write(tmp_path, text)
+    places = {entry.key: entry.where for entry in read(path)}
+    assert places == {key: f"{path}, line {line}" for key, line in keys.items()}
+
+
 def test_an_override_is_one_entry_that_a_plain_number_makes_text(tmp_path):
     (entry,) = override("output.dir=2024")
     assert (entry.key, entry.value, entry.raw, entry.where) == (
@@ -53,6 +78,10 @@ BAD_FILES = [
     ("budget: {min: 1}\nbudget: {max: 2}", "line 2: budget: already given in line 1"),
     ("reward:\n  seed: {a: 1, 'a': 2}", "line 2: reward: found 'a' twice; write it once"),
     ("seed: [{a: {b: 1, b: 1}}]", "line 1: seed: found 'b' twice; write it once"),
+    ("foo:\n  a: 1\n  b: 2\n\n  a: 3", "line 5: foo: found 'a' twice; write it once"),
+    ("foo:\n- a: 1\n- {b: 2,\n   b: 3}", "line 4: foo: found 'b' twice; write it once"),
+    ("budget:\n  min: 1\nseed: 1\nbudget:\n  max: 2", "line 4: budget: already given in line 1"),
+    ("budget:\n  min: 1\n  max: 2\n  min: 3", "line 4: budget.min: already given in line 2"),
     ("- seed", "line 1: found ['seed'], not keys; write lines such as `seed: 0`"),
     ("seed = 1", "line 1: found 'seed = 1', not keys"),
     ("42", "found 42, not keys"),

@@ -142,13 +142,18 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(sections, sa
         layout(**sections)
 
 
-def test_a_micro_batch_without_padding_holds_the_longest_row():
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_a_micro_batch_holds_the_longest_row(padding_free):
     """A prompt of 5, 16 tokens of thinking, 3 in which a cut waits, and answers of 7."""
     row = {"budget": BudgetConfig(min=4, max=16, grace=3)}
-    tokens = lambda count: TrainConfig(micro_batch_tokens=count, padding_free=True)
+    tokens = lambda count: TrainConfig(micro_batch_tokens=count, padding_free=padding_free)
     check_allowance(Config(train=tokens(31), **row), 5, 7)
-    with pytest.raises(UserError, match="micro_batch_tokens=30: a row may have 31 tokens"):
+    with pytest.raises(UserError) as refused:
         check_allowance(Config(train=tokens(30), **row), 5, 7)
+    assert str(refused.value) == (
+        "train.micro_batch_tokens=30: a row may have 31 tokens (5 of the prompt, 19 of thinking, 7 "
+        "of answers); write at least 31, or a smaller budget.max"
+    )
 
 
 @pytest.mark.parametrize("questions", range(1, 20))

@@ -66,7 +66,11 @@ VOTE = "}}\n  vote: {label: a vote, of: grpo, votes: 2}"
     [
         ("title: Two arms", "titel: Two arms", "titel: no such key"),
         ("title: Two arms\n", "", "has no title; write title: ..."),
-        ("title: Two arms", "title: a\ntitle: b", "yaml: found 'title' twice; write it once"),
+        (
+            "title: Two arms",
+            "title: a\ntitle: b",
+            "yaml, line 3: found 'title' twice; write it once",
+        ),
         ("title: Two arms", "title: 2021-13-45", "yaml: not a YAML value; put it in quotes"),
         ("title: Two arms", "title: Two arms\nown: {gpro: {seed: 1}}", "own: found 'gpro'; write"),
         (

@@ -117,14 +117,9 @@ def _words(config: Config) -> Iterator[str]:
         )
 
 
-def _model(config: Config) -> Iterator[str]:
-    model, mesh = config.model, config.mesh
-    if model.preset not in (*PRESETS, "custom"):
-        near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
-        yield (
-            f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
-            f"(possible: custom, {', '.join(PRESETS)})"
-        )
+def _arithmetic(config: Config) -> Iterator[str]:
+    """Yields types and kernels that do not go together."""
+    model = config.model
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
             f"model.product_dtype={model.product_dtype}: is of a model that computes in float32, "
@@ -140,6 +135,17 @@ def _model(config: Config) -> Iterator[str]:
                 f"{key}=cudnn: needs 16-bit numbers, found model.compute_dtype="
                 f"{model.compute_dtype}; write bfloat16, or {key}=xla"
             )
+
+
+def _model(config: Config) -> Iterator[str]:
+    model, mesh = config.model, config.mesh
+    if model.preset not in (*PRESETS, "custom"):
+        near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
+        yield (
+            f"model.preset: found {model.preset!r}; write {near[0] if near else 'custom'} "
+            f"(possible: custom, {', '.join(PRESETS)})"
+        )
+    yield from _arithmetic(config)
     if model.preset == "custom" and model.path is None:
         yield from _custom_shape(config)
         if model.num_kv_heads % mesh.tensor:
@@ -318,6 +324,14 @@ def _batches(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
             f"{train.micro_batch_rows} splits the update too; write null for one of them"
         )
+    # A prompt has at least one token; how many is known once the questions are read.
+    shortest = 1 + config.budget.max + config.budget.grace + rollout.answer_tokens
+    if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
+        yield (
+            f"train.micro_batch_tokens={train.micro_batch_tokens}: a row with budget.max="
+            f"{config.budget.max} and rollout.answer_tokens={rollout.answer_tokens} may have "
+            f"{shortest} tokens and more; write more tokens than that, or null"
+        )
     if train.padding_free and train.micro_batch_tokens is None:
         yield (
             "train.padding_free=true: needs the number of tokens that a micro-batch holds; write "
@@ -433,8 +447,12 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 
 
 def check_ranges(config: Config) -> None:
-    """Refuses the first value wrong by itself, by a UserError; combinations are not looked at."""
-    for find in (_out_of_range, _words, level_problems):
+    """Raises a UserError for the first value that a saved policy can't be asked with.
+
+    Only values by themselves, and types and kernels, are checked: other keys that go together were
+    checked when the policy was trained.
+    """
+    for find in (_out_of_range, _words, level_problems, _arithmetic):
         for problem in find(config):
             raise UserError(problem)
 

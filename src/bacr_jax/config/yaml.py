@@ -3,7 +3,6 @@
 import difflib
 import errno
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,27 @@ from bacr_jax.errors import UserError
 LARGEST_FILE = 1_000_000
 
 
+class _Repeated(Exception):
+    """A mapping has a key twice.
+
+    Attributes:
+      node: the key where it is repeated.
+    """
+
+    def __init__(self, node: yaml.Node):
+        self.node = node
+
+
 class _Loader(yaml.SafeLoader):
     """YAML 1.2: 1:30 and 0100 are text, no numbers of anything, and a key stands once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        for name, count in Counter(str(key.value) for key, _ in node.value).most_common(1):
-            if count > 1:
-                raise UserError(f"found {shown(name)} twice; write it once")
+        names = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in names:
+                raise _Repeated(key)
+            names.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -169,26 +182,30 @@ def _is_null(node: yaml.Node) -> bool:
 
 def constructed(parsed: Parsed) -> Any:
     """All of a document as one value."""
-    where = f"{parsed.source}: {parsed.prefix}".rstrip(":. ")
-    return parsed.node and _value(parsed, parsed.node, where)
+    return parsed.node and _value(parsed, parsed.node, parsed.source, parsed.prefix[:-1])
 
 
-def _value(parsed: Parsed, node: yaml.Node, where: str) -> Any:
+def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
+    """Makes the value of a node; the refusal names the place and the key, if it is not empty."""
+    name = f": {shown(key, quote=False)}" if key else ""
     try:
         return parsed.loader.construct_object(node, deep=True)
-    except UserError as twice:
-        raise UserError(f"{where}: {twice}") from None
+    except _Repeated as repeated:
+        where = parsed.where(repeated.node)
+        word = shown(str(repeated.node.value))
+        raise UserError(f"{where}{name}: found {word} twice; write it once") from None
     # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
     # thousands of digits: the YAML library raises whatever its conversion happened to raise.
     except Exception:
-        raise UserError(f"{where}: not a YAML value; put it in quotes, or write another") from None
+        line = f"{where}{name}: not a YAML value; put it in quotes, or write another"
+        raise UserError(line) from None
 
 
 def _text(parsed: Parsed, node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
-        return shown(_value(parsed, node, f"{parsed.where(node)}: list"))
+        return shown(_value(parsed, node, parsed.where(node), "list"))
     if _is_null(node):
         return "nothing" if not node.value else shown(node.value, quote=False)
     quoted = node.tag == "tag:yaml.org,2002:str"
@@ -203,40 +220,59 @@ def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
     if parsed.prefix:
         # An override: the whole document belongs to one key, an empty one being null.
         node = parsed.node or yaml.ScalarNode("tag:yaml.org,2002:null", "")
-        yield from _under(parsed, parsed.prefix[:-1], node, sections, {})
+        yield from _under(parsed, parsed.prefix[:-1], node, 0, sections, {})
     elif parsed.node is not None:
-        yield from _under(parsed, "", parsed.node, sections, {})
+        yield from _under(parsed, "", parsed.node, 0, sections, {})
 
 
 def _under(
-    parsed: Parsed, key: str, node: yaml.Node, sections: set[str], seen: dict[str, str]
+    parsed: Parsed,
+    key: str,
+    node: yaml.Node,
+    line: int,
+    sections: set[str],
+    first_lines: dict[str, int],
 ) -> Iterator[Entry]:
+    """Yields the values below a key.
+
+    Args:
+      line: of the key, from 1; 0 for the root of a file and for an override.
+      first_lines: line of every key so far; extended.
+    """
     # Only sections are entered, so that a mapping which holds itself ends at an unknown key.
     inside = not key or key in sections
     if inside and isinstance(node, yaml.MappingNode):
         for name_node, child in node.value:
+            # What an alias stands for was written before it: its keys are at the alias.
+            own_line = max(name_node.start_mark.line + 1, line)
+            where = _place(parsed, own_line)
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
                 found = "an empty key" if name == "" else "a list or mapping as a key"
-                raise UserError(f"{parsed.where(name_node)}: found {found}; write a name")
+                raise UserError(f"{where}: found {found}; write a name")
             dotted = f"{key}.{name}" if key else name
-            where = parsed.where(name_node)
-            if dotted in seen:
-                first = seen[dotted].rpartition(", ")[2]
+            if dotted in first_lines:
+                first = _place(parsed, first_lines[dotted]).rpartition(", ")[2]
                 name = shown(dotted, quote=False)
                 raise UserError(f"{where}: {name}: already given in {first}; write it once")
-            seen[dotted] = where
-            yield from _under(parsed, dotted, child, sections, seen)
+            first_lines[dotted] = own_line
+            yield from _under(parsed, dotted, child, own_line, sections, first_lines)
     elif parsed.prefix or not (inside and _is_null(node)):
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        where = _place(parsed, line)
         yield Entry(
             key=key,
-            value=_value(parsed, node, f"{parsed.where(node)}: {shown(key, quote=False)}"),
+            value=_value(parsed, node, where, key),
             text=_text(parsed, node),
             raw=node.value if plain else None,
-            where=parsed.where(node),
+            where=where,
             lenient=plain and bool(parsed.prefix),
         )
+
+
+def _place(parsed: Parsed, line: int) -> str:
+    """Returns the file and the line of a key, or `command line` for an override."""
+    return parsed.source if parsed.prefix else f"{parsed.source}, line {line}"
 
 
 def nearest_key(key: str, known: Mapping[str, bool]) -> str:

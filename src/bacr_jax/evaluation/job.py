@@ -152,6 +152,7 @@ def _decoding(
         "compute_dtype": config.model.compute_dtype,
         "attention": config.model.attention,
     }
+    decode_attention = config.rollout.attention
     asked = {
         "every": config.eval.dense,
         "cap": cap(config) if config.eval.no_budget else None,
@@ -160,8 +161,20 @@ def _decoding(
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
         "budget_words": budget_words(config, style) or None,
         "engine": None if engine is None else VLLM,
+        "product_dtype": config.model.product_dtype,
+        "decode_attention": None if decode_attention == "auto" else decode_attention,
     }
     return decoding | {name: value for name, value in asked.items() if value is not None}
+
+
+def arithmetic_line(config: Config) -> str:
+    """Describes the types and kernels that an evaluation computes with."""
+    model, decode = config.model, config.rollout.attention
+    products = model.product_dtype or model.compute_dtype
+    return (
+        f"computes in {model.compute_dtype}, products with weight matrices in {products}; "
+        f"attention of prompts {model.attention}, of decoded tokens {decode}"
+    )
 
 
 def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:

@@ -115,13 +115,23 @@ def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> 
 
 
 def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
-    """A micro-batch of real tokens holds any one row, whose `answers` include forced tokens."""
+    """Checks that `train.micro_batch_tokens` holds any one row.
+
+    Args:
+      longest_prompt: tokens of the longest prompt of the training set.
+      answers: tokens of all answers of a row, forced ones included.
+
+    Raises:
+      UserError: a row may have more tokens.
+    """
     allowance = config.train.micro_batch_tokens
-    longest = longest_prompt + config.budget.max + config.budget.grace + answers
+    thinking = config.budget.max + config.budget.grace
+    longest = longest_prompt + thinking + answers
     if allowance is not None and allowance < longest:
         raise UserError(
-            f"train.micro_batch_tokens={allowance}: a row may have {longest} tokens, prompt, "
-            f"thinking and answers; with train.padding_free write at least {longest}"
+            f"train.micro_batch_tokens={allowance}: a row may have {longest} tokens "
+            f"({longest_prompt} of the prompt, {thinking} of thinking, {answers} of answers); "
+            f"write at least {longest}, or a smaller budget.max"
         )
 
 

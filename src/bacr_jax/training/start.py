@@ -150,10 +150,9 @@ def open_inputs(config: Config) -> tuple[Method, Environment]:
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, tokenizer, vocab_size, style=style)
     setup.check_model(config, shape, environment.longest_prompt)
-    if config.train.padding_free:
-        answer = environment.rules.suffix_length + config.rollout.answer_tokens
-        answers = method.num_cuts * method.answers * answer
-        setup.check_allowance(config, environment.longest_prompt, answers)
+    answer = environment.rules.suffix_length + config.rollout.answer_tokens
+    answers = method.num_cuts * method.answers * answer
+    setup.check_allowance(config, environment.train.longest, answers)
     environment.check_verifier()
     return method, environment
 
