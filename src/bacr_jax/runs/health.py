@@ -21,6 +21,8 @@ SLOW_HOST = 3.0
 # Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
 # bits stays below it, other weights or another temperature do not.
 MISMATCH = 0.1
+# Name under which a run's own limit is handed to the symptoms; no metric.
+_LARGEST_MISMATCH = "limit/mismatch"
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
 # Importance ratio minus 1, and nats per token, that are rounding in float32.
@@ -106,9 +108,9 @@ SYMPTOMS = {
         "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
-        lambda m, _: m.get("mismatch/absolute", 0.0) > MISMATCH,
-        f"the sampler and the learner disagree about the same tokens by more than {MISMATCH} nats "
-        "each (mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
+        lambda m, _: m.get("mismatch/absolute", 0.0) > m.get(_LARGEST_MISMATCH, MISMATCH),
+        "the sampler and the learner disagree about the same tokens by more than rounding "
+        "(mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
         "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
         "another --dtype; with rollout.ahead=1 the updates may be too large "
         "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
@@ -121,7 +123,13 @@ SYMPTOMS = {
 class RunHealth:
     """Watches the metrics of a run, iteration by iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest_mismatch: float = MISMATCH) -> None:
+        """Starts without a history.
+
+        Args:
+          largest_mismatch: mismatch/absolute that is still rounding, in nats a token.
+        """
+        self._largest_mismatch = largest_mismatch
         self._in_a_row: collections.Counter[str] = collections.Counter()
         self._given: set[str] = set()
         self._smoothed: float | None = None
@@ -129,6 +137,7 @@ class RunHealth:
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
         """Messages of the symptoms that have lasted, as of this iteration; each comes once."""
+        metrics = {**metrics, _LARGEST_MISMATCH: self._largest_mismatch}
         now = _accuracy(metrics)
         self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
         self._best = max(self._best, self._smoothed)

@@ -39,7 +39,7 @@ from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
-from bacr_jax.training.served import with_servers
+from bacr_jax.training.served import largest_mismatch, with_servers
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
@@ -110,7 +110,7 @@ class Trainer:
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
-        self.health = RunHealth()
+        self.health = RunHealth(largest_mismatch(config))
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
 
