@@ -75,19 +75,19 @@ some_gpus() {
   (IFS=, && echo "${there[*]:$1:$2}")
 }
 
-# Puts this Slurm job back into the queue if its training, which ended with $1, has stopped with a
-# checkpoint (75) near the job's end. A job that somebody cancelled is not near it.
+# Puts this Slurm job back into the queue if its training, which ended with $1, can go on from a
+# checkpoint (75): near the time limit, or after a host or all servers were lost. A job that is being
+# cancelled stays cancelled. Training itself gives a job up that is restarted again and again without
+# a new checkpoint (bacr_jax.runs.restarts); it then ends with another code.
 requeue_if_due() {
   [ "$1" = 75 ] || return 0
-  local end="${SLURM_JOB_END_TIME:-}" # older versions of Slurm do not say it
-  if [ -z "$end" ]; then
-    end="$(squeue -h -j "$SLURM_JOB_ID" -o %e || true)"
-    end="$(date -d "${end:-nothing}" +%s)" ||
-      die "Slurm does not say when job $SLURM_JOB_ID ends: not put back into the queue; submit it again"
-  fi
-  if [ $((end - $(date +%s))) -lt 600 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-  fi
+  local state
+  state="$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null || true)"
+  case "$state" in
+    CANCELLED* | COMPLETING*) return 0 ;;
+  esac
+  scontrol requeue "$SLURM_JOB_ID" ||
+    die "scontrol requeue failed: job $SLURM_JOB_ID is not put back into the queue; submit it again"
 }
 
 # With $dry_run = 1 prints the settings and the command, else becomes the command.

@@ -14,7 +14,8 @@
 # (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
 # system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
 # Five minutes before its time limit the job saves a checkpoint and goes back into the queue, where
-# the same command goes on with it; preempted and requeued jobs go on too. Run from the project's folder.
+# the same command goes on with it; so does a job that has lost a host. scancel ends it for good. A job
+# that was restarted five times without a new checkpoint is given up. Run from the project's folder.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1

@@ -10,7 +10,8 @@
 #   --python   of the environment with vLLM and the plugin, as of launch/sampler.sh
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
 # All else goes to `python -m bacr_jax.train`, such as rollout.ahead=1. Time limit and queue are as of
-# launch/slurm.sh: five minutes before the end a checkpoint is saved, and the job goes on later.
+# launch/slurm.sh: five minutes before the end, or once all servers are lost, a checkpoint is saved, and
+# the job goes back into the queue.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1

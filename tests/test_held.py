@@ -303,24 +303,74 @@ def test_busy_servers_and_cut_lines_are_tried_again_and_not_for_ever(fault, monk
     assert len(tries) == 3
 
 
+def completed(body):
+    """What a server's completion of three tokens at most is read as."""
+    call = held.Call((1,), 3, (), (), 0)
+    with answering([whole(json.dumps(body).encode())]) as (url, _):
+        return asyncio.run(held.Server(url).complete(call, held.Sampling(), 0, {}))
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {},
         [],
+        3,
+        "choices",
         {"choices": []},
+        {"choices": {"0": {"token_ids": [1]}}},
+        {"choices": ["a"]},
+        {"choices": [{"token_ids": [1]}, {"token_ids": [2]}]},
+        {"choices": [{}]},
         {"choices": [{"token_ids": None}]},
         {"choices": [{"token_ids": "abc"}]},
-        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}]},
-        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1.0, float("inf")]}}]},
-        {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": ["x"]}}]},
+        {"choices": [{"token_ids": {"0": 1}}]},
+        {"error": {"message": "overloaded"}},
     ],
 )
-def test_a_completion_without_ids_or_with_broken_numbers_is_one_line(body):
-    call = held.Call((1,), 3, (), (), 0)
-    said = pytest.raises(held.EngineError, match="answers without the ids|that are no numbers")
-    with answering([whole(json.dumps(body).encode())]) as (url, _), said:
-        asyncio.run(held.Server(url).complete(call, held.Sampling(), 0, {}))
+def test_a_completion_without_ids_is_one_line(body):
+    with pytest.raises(held.EngineError, match="answers without the ids of its tokens$"):
+        completed(body)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 0.5, 1e-9, 1, -9999.0, -9999, -1e30, float("nan"), float("inf"), float("-inf"),
+     True, False, "-0.5", [-0.5], {"-0.5": 1}, -(10**400)],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_log_probability_is_that_of_a_token_that_was_drawn(value, place):
+    values = [-0.5, -0.5]
+    values[place] = value
+    choice = {"token_ids": [1, 1], "logprobs": {"token_logprobs": values}}
+    with pytest.raises(held.EngineError, match="log-probabilities that are no numbers up to 0"):
+        completed({"choices": [choice]})
+
+
+@pytest.mark.parametrize("values", [[], [-1.0], [-1.0] * 3, {}, "abc", 0, True])
+def test_there_are_as_many_log_probabilities_as_tokens(values):
+    choice = {"token_ids": [1, 1], "logprobs": {"token_logprobs": values}}
+    with pytest.raises(held.EngineError, match="log-probabilities"):
+        completed({"choices": [choice]})
+
+
+def test_numbers_up_to_zero_are_taken_as_they_are():
+    choice = {"token_ids": [1, 4, 6], "logprobs": {"token_logprobs": [0, -0.0, -87.5]}}
+    for reason in ("stop", "length", None):
+        found = completed({"choices": [{**choice, "finish_reason": reason}]})
+        assert found == ([1, 4, 6], [0, 0, -87.5])
+
+
+@pytest.mark.parametrize("scores", [None, {}, {"token_logprobs": None}])
+def test_a_server_may_give_no_log_probabilities_where_nothing_is_learned(scores):
+    assert completed({"choices": [{"token_ids": [1], "logprobs": scores}]}) == ([1], [])
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "content_filter", "", 5, True, ["stop"]])
+def test_a_completion_that_was_not_let_finish_is_an_error(reason):
+    choice = {"token_ids": [1], "finish_reason": reason}
+    with pytest.raises(held.EngineError, match="ended a completion by"):
+        completed({"choices": [choice]})
 
 
 @pytest.mark.parametrize("body", [{}, [], 3, {"tokens": 3}, {"prompt": [1]}])

@@ -2,7 +2,12 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +18,7 @@ import bacr_jax
 import documented_metrics
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import read_lines
-from bacr_jax.parallel.preemption import EXIT_CODE
+from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.training import events
@@ -307,6 +312,85 @@ def test_a_run_stopped_in_a_rollout_and_in_its_last_evaluation_ends_as_one_that_
             assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
     assert main(command) == 0
     assert_same_run(tmp_path / "run", finished, 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_ends_a_call_with_a_checkpoint_and_the_command_s_own_code(
+    config, finished, tmp_path, number, capfd
+):
+    """What a script that catches nothing ends with; its own handlers are back afterwards."""
+
+    def stop_at_two(event):
+        if isinstance(event, events.StepDone) and event.step == 2:
+            os.kill(os.getpid(), number)
+
+    heard = []
+    before = signal.signal(number, lambda *_: heard.append(number))
+    overrides = [f"output.dir={tmp_path / 'run'}", f"warmup.dir={finished / 'warmup'}"]
+    kind = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    try:
+        with pytest.raises(kind) as ended:
+            bacr_jax.train(config, [*overrides, *PLAIN], callbacks=[stop_at_two])
+        os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)
+    assert heard == [number] and (tmp_path / "run" / "checkpoints" / "2").is_dir()
+    if kind is SystemExit:
+        assert ended.value.code == EXIT_CODE
+        said = f"{signal.Signals(number).name}: stopped; the same call goes on"
+        assert said in capfd.readouterr().err
+
+
+STOPPED_SCRIPT = """
+import os, signal, sys
+import bacr_jax
+
+def train(config, folder, poll, callbacks):
+    os.kill(os.getpid(), signal.SIGTERM)
+    poll()
+
+bacr_jax.train.train = train
+bacr_jax.train("quickstart", ["output.dir=" + sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-m", "-c"])
+def test_a_script_ends_with_the_command_s_own_code_whatever_starts_it(tmp_path, how):
+    (tmp_path / "mine.py").write_text(STOPPED_SCRIPT)
+    words = {"script": ["mine.py"], "-m": ["-m", "mine"], "-c": ["-c", STOPPED_SCRIPT]}[how]
+    done = subprocess.run(
+        [sys.executable, *words, str(tmp_path / "run")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == EXIT_CODE, done.stderr
+    assert "Traceback" not in done.stderr and "SIGTERM: stopped" in done.stderr
+
+
+def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, capsys):
+    """Of what it raises nothing is lost: a thread would end of a SystemExit without a word."""
+    polls, raised = [], []
+
+    def train(config, folder, poll, callbacks):
+        polls.append(poll)
+        raise Preempted("rollout.urls: no server is left")
+
+    def call():
+        try:
+            bacr_jax.train("quickstart", [f"output.dir={tmp_path / 'run'}"])
+        except Preempted as error:
+            raised.append(str(error))
+
+    monkeypatch.setattr(sys.modules["bacr_jax.train"], "train", train)
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert polls == [None] and raised == ["rollout.urls: no server is left"]
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    assert "called in a thread, where signals can't be handled" in capsys.readouterr().err
 
 
 def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoint(finished):

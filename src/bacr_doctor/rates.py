@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from bacr_doctor.children import MOST_SECONDS, Check, working
 from bacr_doctor.paths import run_dtype, trial
 from bacr_doctor.records import Record, Subject, held
 from bacr_jax.config.atomics import FLAG
+from bacr_jax.parallel import processes
 from bacr_plan import schedule, seconds
 from bacr_plan.devices import DEVICES, Device, find
 from bacr_plan.lengths import Lengths
@@ -238,4 +240,5 @@ def collectives(subject: Subject) -> Record:
 def _over_two_of_a_cpu(subject: Subject) -> Record:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
+    processes.reserve_threads(os.environ)
     return collectives(subject)

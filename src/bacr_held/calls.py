@@ -66,6 +66,26 @@ class Answer:
         return (*self.thinking, *self.forced, *self.answer)
 
 
+def check_tokens(rules: Rules, tokens: Sequence[Any], most: int) -> None:
+    """Refuses, by a ValueError, tokens that an engine can't have sampled.
+
+    Args:
+      most: tokens that were asked for.
+    """
+    if not tokens:
+        raise ValueError("the engine answered without a token")
+    if len(tokens) > most:
+        raise ValueError(
+            f"the engine answered with {len(tokens)} tokens where {most} were asked for"
+        )
+    for token in tokens:
+        # True is a number for Python.
+        is_id = type(token) is int and 0 <= token < rules.vocab_size
+        if not is_id or token in rules.never:
+            fault = "can't be sampled" if is_id else "is no token's id"
+            raise ValueError(f"the engine answered with {token!r:.40}, which {fault}")
+
+
 class _Part(ABC):
     """A stretch of sampled tokens that ends by a stop string, by the turn, or at a length."""
 
@@ -102,18 +122,7 @@ class _Part(ABC):
         ValueError: nothing, more than was asked for, or what is no id or can't be sampled; other
         than one log-probability for each token.
         """
-        if not tokens:
-            raise ValueError("the engine answered without a token")
-        if len(tokens) > self._room():
-            raise ValueError(
-                f"the engine answered with {len(tokens)} tokens where {self._room()} were asked for"
-            )
-        for token in tokens:
-            # True is a number for Python.
-            known = type(token) is int and 0 <= token < self.rules.vocab_size
-            if not known or token in self.rules.never:
-                what = "can't be sampled" if known else "is no token's id"
-                raise ValueError(f"the engine answered with {token!r:.40}, which {what}")
+        check_tokens(self.rules, tokens, self._room())
         if logprobs and len(logprobs) != len(tokens):
             raise ValueError(
                 f"the engine answered with {len(tokens)} tokens, {len(logprobs)} log-probabilities"

@@ -14,6 +14,8 @@ from bacr_held.rules import LARGEST, Rules, read_budget
 LOADING = Patience(first=600.0, between=600.0, whole=900.0)
 # Before that: one that hangs.
 THERE = Patience(first=15.0, between=15.0, whole=15.0)
+# How vLLM ends a completion that it was let finish; older servers leave it out.
+_FINISHED = (None, "stop", "length")
 # A number of our own for every call of a row.
 _APART = 1_000_003
 
@@ -56,6 +58,34 @@ def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
     return {"budget": "none" if budget is None else budget, "response_from": prompt_tokens}
 
 
+def check_logprobs(url: str, logprobs: Any, count: int) -> None:
+    """Makes sure that each of `count` drawn tokens has one log-probability.
+
+    EngineError: another number of them, or a value that is not the logarithm of a probability in
+    (0, 1]. vLLM writes -9999 for the probability 0, which no drawn token has.
+    """
+    values = logprobs if isinstance(logprobs, list) else [logprobs]
+    for value in values:
+        if not _is_logprob(value):
+            raise EngineError(
+                f"{url}: gives its tokens log-probabilities that are no numbers up to 0 "
+                f"({said(repr(value), 40)})"
+            )
+    if len(values) != count:
+        raise EngineError(f"{url}: gives {len(values)} log-probabilities for {count} tokens")
+
+
+def _is_logprob(value: Any) -> bool:
+    """True if a value is the logarithm of a probability in (0, 1]."""
+    # True is a number for Python.
+    if type(value) not in (int, float) or not value <= 0:
+        return False
+    try:
+        return math.exp(value) > 0
+    except OverflowError:
+        return False
+
+
 def is_address(url: str) -> bool:
     """Whether a server may be at it: http or https, a host, and a port that there can be."""
     try:
@@ -95,7 +125,11 @@ class Server:
         return part
 
     async def find(self, patience: Patience = SOON) -> None:
-        """Finds the model; EngineError: no server, or another kind of server."""
+        """Finds the model.
+
+        EngineError: no server, or another kind of server. Refused: a server that does not list its
+        models.
+        """
         try:
             found = await self.ask("/v1/models", None, patience)
             (served, *_) = [one for one in found["data"] if not one.get("parent")]
@@ -105,9 +139,10 @@ class Server:
             if type(self.length) is not int or self.length < 1:
                 raise ValueError
         except Refused as refused:
-            raise EngineError(
+            raise Refused(
+                refused.status,
                 f"{self.url}: is no server that can be asked ({refused}); write the address of "
-                "vLLM's, or set VLLM_API_KEY"
+                "vLLM's, or set VLLM_API_KEY",
             ) from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise EngineError(f"{self.url}: is no OpenAI-compatible server") from None
@@ -153,8 +188,8 @@ class Server:
         `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `patience`:
         by the length of the call by default.
 
-        EngineError: the server went away, takes too long or says something else. Refused: it
-        refuses the call.
+        EngineError: the server went away, takes too long, aborts the row, or its reply is no
+        completion. Refused: it refuses the call.
         """
         of_folder = {"folder": self.folder} if self.folder else {}
         body = {
@@ -166,19 +201,27 @@ class Server:
             "logprobs": 0,
             "vllm_xargs": {**of_folder, **xargs},
         }
-        found = await self.ask("/v1/completions", body, patience or patience_of(call))
-        try:
-            choice = found["choices"][0]
-            tokens, logprobs = choice["token_ids"], choice.get("logprobs") or {}
-            drawn = [x for x in logprobs.get("token_logprobs") or () if x is not None]
-            finite = all(map(math.isfinite, drawn))
-        except (KeyError, IndexError, TypeError, AttributeError):
-            tokens = None
+        reply = await self.ask("/v1/completions", body, patience or patience_of(call))
+        return self._completion(reply)
+
+    def _completion(self, reply: Any) -> tuple[list[Any], list[float]]:
+        """Reads tokens and log-probabilities, if any, of a completion; errors as of `complete`."""
+        choices = reply.get("choices") if isinstance(reply, dict) else None
+        is_one = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
+        choice = choices[0] if is_one else {}
+        reason = choice.get("finish_reason")
+        if reason not in _FINISHED:
+            raise EngineError(f"{self.url}: ended a completion by {said(repr(reason), 40)}")
+        tokens = choice.get("token_ids")
         if not isinstance(tokens, list):
             raise EngineError(f"{self.url}: answers without the ids of its tokens")
-        if not finite:
-            raise EngineError(f"{self.url}: gives its tokens log-probabilities that are no numbers")
-        return tokens, drawn
+        scores = choice.get("logprobs")
+        if isinstance(scores, dict):
+            scores = scores.get("token_logprobs")
+        if scores is None:
+            return tokens, []
+        check_logprobs(self.url, scores, len(tokens))
+        return tokens, [float(score) for score in scores]
 
     async def load(self, folder: str, version: str) -> None:
         """Makes the server read a folder's weights and call them `version`; errors as of `take`."""

@@ -360,6 +360,8 @@ def run(
       UserError: the input can't be used; nothing was trained.
       KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved and the same call
         goes on.
+      SystemExit: SIGTERM or SIGUSR1, or no server is left; the same, with code 75, with which a
+        script that does not catch it ends.
       TrainingFailed: going on would be no use.
       OutOfMemory: a device has too little memory.
     """
@@ -378,20 +380,31 @@ def run(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], None] | None]:
-    """Where signals can be listened to: a `poll` that raises, and Ctrl-C at the end as Python's."""
-    from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
+    """Yields a `poll` that raises on signals; at the end Ctrl-C and SIGTERM end the call.
+
+    Ctrl-C becomes a KeyboardInterrupt, everything else that leaves a checkpoint a SystemExit with
+    the command's own code. In a thread Python can't handle signals: there is no `poll` then, and
+    what leaves a checkpoint is raised as it is, since a SystemExit would end the thread silently.
+    """
+    from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     if threading.current_thread() is not threading.main_thread():
+        print(
+            "WARNING, bacr_jax.train: called in a thread, where signals can't be handled: SIGTERM "
+            "and Ctrl-C save no checkpoint; call it in the main thread",
+            file=sys.stderr,
+        )
         yield None
         return
     with PreemptionHandler() as interruption:
         try:
             yield interruption.poll
-        except Preempted as signal:
-            if str(signal) != "SIGINT":
-                raise
-            message = "stopped with a checkpoint; the same call goes on"
-            raise KeyboardInterrupt(message) from None
+        except Preempted as reason:
+            if str(reason) == "SIGINT":
+                message = "stopped with a checkpoint; the same call goes on"
+                raise KeyboardInterrupt(message) from None
+            print(f"{reason}: stopped; the same call goes on", file=sys.stderr)
+            raise SystemExit(EXIT_CODE) from None
 
 
 class _CallableModule(types.ModuleType):

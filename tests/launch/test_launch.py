@@ -85,38 +85,46 @@ def test_slurm_in_a_container_mounts_the_project_and_what_is_asked_for():
     assert done.returncode == 2 and "no image; write --container-image" in done.stderr
 
 
-@pytest.mark.parametrize("asked", [False, True])  # older Slurm doesn't say when a job ends
-@pytest.mark.parametrize(
-    ("code", "seconds_left", "requeued"), [(75, 200, True), (75, 9000, False), (1, 200, False)]
-)
-def test_a_job_that_ran_out_of_time_goes_back_into_the_queue(
-    tmp_path, code, seconds_left, requeued, asked
-):
-    end = int(time.time()) + seconds_left
+def slurm_job(tmp_path, code, state="RUNNING", scontrol='echo "$@" > {}/asked'):
+    """A job of Slurm whose training ends with a code; what was asked of scontrol, or None."""
     stand_ins = {
         "srun": f"exit {code}",
-        "squeue": f"date -d @{end} +%Y-%m-%dT%H:%M:%S",
-        "scontrol": f'echo "$@" > {tmp_path}/asked',
+        "squeue": f"echo {state}",
+        "scontrol": scontrol.format(tmp_path),
     }
     for name, line in stand_ins.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "17", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    if not asked:
-        job["SLURM_JOB_END_TIME"] = str(end)
+    # Ten hours before its end.
+    job["SLURM_JOB_END_TIME"] = str(int(time.time()) + 36000)
     done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
     assert done.returncode == code, done.stderr
-    requeue = tmp_path / "asked"
-    assert requeue.exists() == requeued
-    assert not requeued or requeue.read_text() == "requeue 17\n"
+    asked = tmp_path / "asked"
+    return done.stderr, asked.read_text() if asked.exists() else None
 
 
-def test_a_job_whose_end_nobody_knows_is_not_left_out_of_the_queue_silently(tmp_path):
-    (tmp_path / "srun").write_text("#!/bin/sh\nexit 75\n")
-    (tmp_path / "srun").chmod(0o755)
-    job = {"SLURM_JOB_ID": "17", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = run("slurm.sh", "--gpu", "a100", "--config", "c.yaml", **job)
-    assert done.returncode == 75 and "not put back into the queue" in done.stderr
+@pytest.mark.parametrize(
+    ("code", "state", "requeued"),
+    [
+        (75, "RUNNING", True),
+        # Slurm does not answer.
+        (75, "", True),
+        (75, "COMPLETING", False),
+        (75, "CANCELLED+", False),
+        (0, "RUNNING", False),
+        (1, "RUNNING", False),
+        (2, "RUNNING", False),
+    ],
+)
+def test_a_job_that_can_go_on_goes_back_into_the_queue_at_any_hour(tmp_path, code, state, requeued):
+    _, asked = slurm_job(tmp_path, code, state)
+    assert asked == ("requeue 17\n" if requeued else None)
+
+
+def test_a_job_that_slurm_does_not_take_back_is_not_left_out_silently(tmp_path):
+    said, _ = slurm_job(tmp_path, 75, scontrol="exit 1")
+    assert "job 17 is not put back into the queue; submit it again" in said
 
 
 def test_machines_without_slurm_are_told_who_they_are():

@@ -42,3 +42,21 @@ def test_outside_of_it_signals_do_what_they_did():
     with PreemptionHandler():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_handler_that_python_did_not_set_is_no_error(monkeypatch):
+    set_signals, given = signal.signal, {}
+
+    def as_if_of_c(number, handler):
+        given[number] = handler
+        set_signals(number, handler)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(signal, "signal", as_if_of_c)
+    try:
+        with PreemptionHandler():
+            pass
+    finally:
+        for number, handler in before.items():
+            set_signals(number, handler)
+    assert given == dict.fromkeys(SIGNALS, signal.SIG_DFL)

@@ -1,5 +1,9 @@
 """How a process learns that it is one of several."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -153,3 +157,63 @@ def test_the_slowest_process_is_held_against_the_others(monkeypatch, seconds, ti
     }
     monkeypatch.undo()
     assert processes.slowest(8.0) == {}
+
+
+FORCED = "--xla_force_host_platform_device_count"
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, None),
+        ({"XLA_FLAGS": f"{FORCED}=1"}, None),
+        ({"XLA_FLAGS": f"--xla_x=1 {FORCED}=2"}, "32"),
+        # Of two equal flags the last one counts.
+        ({"XLA_FLAGS": f"{FORCED}=2 {FORCED}=1"}, None),
+        ({"XLA_FLAGS": f"{FORCED}=16"}, "64"),
+        ({"XLA_FLAGS": f"{FORCED}=2", "NPROC": "2"}, "32"),
+        ({"XLA_FLAGS": f"{FORCED}=2", "NPROC": "many"}, "32"),
+        ({"XLA_FLAGS": f"{FORCED}=2", "NPROC": "96"}, "96"),
+    ],
+)
+def test_several_cpu_devices_get_threads_to_wait_for_each_other(environment, threads, monkeypatch):
+    monkeypatch.setattr(processes, "cores", lambda: 2)
+    processes.reserve_threads(environment)
+    assert environment.get("NPROC") == threads
+
+
+# Programs with a sum over both devices are started behind a long one: with as many threads as two
+# cores, a device's sum and the start of its next program hold both.
+PILED = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from bacr_jax.parallel import processes
+
+processes.check_platform()
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+x = jax.device_put(np.ones((16, 64), np.float32), rows)
+turn = lambda i, y: jax.numpy.tanh(y @ jax.numpy.full((64, 64), 0.01))
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, turn, x))
+summed = jax.jit(lambda x: x + x.sum() * 1e-9 + 1)
+scaled = jax.jit(lambda x: x * 1.5e-1)
+for _ in range(10):
+    y = slow(x)
+    for _ in range(60):
+        y = scaled(summed(y))
+    y.block_until_ready()
+print(len(jax.devices()))
+"""
+
+
+def test_two_devices_of_one_process_do_not_wait_for_ever():
+    limit = "--xla_cpu_collective_call_terminate_timeout_seconds=20"
+    kept = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    flags = f"{kept.get('XLA_FLAGS', '')} {FORCED}=2 {limit}"
+    done = subprocess.run(
+        [sys.executable, "-c", PILED],
+        env={**kept, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr[-1000:]

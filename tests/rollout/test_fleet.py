@@ -3,20 +3,24 @@
 import asyncio
 import dataclasses
 import errno
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_held import EngineError, Rules, Server
+from bacr_held import EngineError, Refused, Rules, Server
 from bacr_held.rules import StopString
 from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.model.budget import Conditioned
+from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.rollout import Rows, Sampler, sampling_params
-from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe, ServersLost
+from bacr_jax.rollout import fleet as module
+from bacr_jax.rollout.fleet import Fleet, ServersLost
 from bacr_jax.rollout.nccl import Sender, Tensor
+from bacr_jax.rollout.probe import BOUNDS, Context, Probe
 from bacr_jax.rollout.rows import Listeners
 from bacr_jax.rollout.served import Asking, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
@@ -33,6 +37,7 @@ from rollout_world import (
 )
 
 WIDTH = 5 + 12 + 2 + 3
+CONTEXTS = 48
 
 
 def rules():
@@ -101,22 +106,31 @@ WRITTEN = {}
 
 def fleet(world, servers, tmp_path, answers=1, **changes):
     def write(params, out):
-        out.mkdir()
+        out.mkdir(parents=True)
         WRITTEN[str(out.absolute())] = params
 
-    def score(params, tokens):
-        local, prompt, found = Local(world), [6, 7], []
-        for token in tokens:
-            row = np.zeros(WIDTH, np.int32)
-            row[: len(prompt)] = prompt
-            found.append(float(local.scores(params, row, len(prompt), np.int32(12))[token]))
-            prompt.append(token)
+    def draw(version):
+        numbers = np.random.default_rng(version)
+        ids = np.flatnonzero(LEGAL)
+        return [
+            Context(tuple(numbers.choice(ids, 2).tolist()), int(numbers.integers(13)))
+            for _ in range(CONTEXTS)
+        ]
+
+    local = Local(world)
+
+    def score(params, contexts):
+        found = []
+        for context in contexts:
+            row, written = np.zeros(WIDTH, np.int32), (*context.prompt, *context.response)
+            row[: len(written)] = written
+            found.append(local.scores(params, row, len(written), np.int32(context.budget)))
         return np.array(found)
 
     without_tag = lambda tokens: len(tokens) - 1
     given = {
         "asking": Asking(rules(), without_tag, answers=answers),
-        "probe": Probe([6, 7], 12, score),
+        "probe": Probe(draw, score),
         "write": write,
         "folder": tmp_path,
         "dtype": "float32",
@@ -260,6 +274,50 @@ def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):
         rolled(world, made, 1, params=other)
 
 
+def nudged(params, by):
+    """Parameters after an update that moves each by about so much, as Adam at that rate does."""
+    leaves, tree = jax.tree.flatten(params)
+    numbers = np.random.default_rng(0)
+    moved = [leaf + by * numbers.choice([-1.0, 1.0], leaf.shape).astype("f4") for leaf in leaves]
+    return jax.tree.unflatten(tree, moved)
+
+
+def test_weights_of_before_one_usual_update_are_found_at_once(world, tmp_path):
+    """They pass the bound by far: an update at a rate of 1e-5."""
+    made = fleet(world, [Local(world, stale=True)], tmp_path)
+    rolled(world, made)
+    says = "does not sample with the weights it was sent: its log-probabilities of fixed prompts"
+    with pytest.raises(UserError, match=f"^rollout.urls: http://one {says} are nearer to"):
+        rolled(world, made, 1, params=nudged(world.params, 1e-5))
+
+
+def test_right_servers_pass_for_updates_of_any_size(world, tmp_path):
+    made = fleet(world, [Local(world), Local(world, "http://two")], tmp_path)
+    for version, by in enumerate([0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-2, 0.0]):
+        made.load(nudged(world.params, by), version)
+        # A further round of questions under the same weights.
+        made.load(nudged(world.params, by), version)
+    assert len(made.alive) == 2
+
+
+def test_what_is_asked_after_a_push_is_never_asked_again(world, tmp_path):
+    class Noting(Local):
+        async def complete(self, call, sampling, part, told, patience=None):
+            asked[-1].append((call.prompt, told["budget"]))
+            return await super().complete(call, sampling, part, told)
+
+    asked = []
+    made = fleet(world, [Noting(world)], tmp_path)
+    for version in range(4):
+        asked.append([])
+        made.load(world.params, version)
+    single = [set(some[-2 * CONTEXTS :][:CONTEXTS]) for some in asked]
+    budgets = {budget for some in single for _, budget in some}
+    assert len(budgets) > 6
+    for one, other in zip(single, single[1:]):
+        assert len(one & other) < CONTEXTS / 4
+
+
 def test_weights_that_are_others_under_the_same_version_are_an_error(world, tmp_path):
     made = fleet(world, [Local(world)], tmp_path)
     rolled(world, made)
@@ -279,14 +337,145 @@ def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("answer", [[], ["a", None]])
-def test_a_fixed_prompt_that_is_answered_with_no_tokens_is_an_error(world, tmp_path, answer):
+@pytest.mark.parametrize(
+    "answer",
+    [[], ["a"], [None], [-1], [VOCAB], [10**30], [1.0], [True], [float("nan")], [[1]],
+     [int(EOS)] * 100_000],
+)  # fmt: skip
+def test_a_fixed_prompt_that_is_answered_with_no_tokens_is_one_line(world, tmp_path, answer):
     class Odd(Local):
         async def complete(self, call, sampling, part, told, patience=None):
             return answer, [0.0] * len(answer)
 
-    with pytest.raises(UserError, match="answers a fixed prompt with the tokens"):
+    says = "^rollout.urls: http://one answers a fixed prompt with the tokens"
+    with pytest.raises(UserError, match=says) as refused:
         rolled(world, fleet(world, [Odd(world)], tmp_path))
+    assert len(str(refused.value)) < 300
+
+
+class Broken(Local):
+    """Thinks as it should, also when it is checked, and answers by a fault."""
+
+    def __init__(self, world, fault, url="http://two"):
+        super().__init__(world, url)
+        self.fault = fault
+
+    async def complete(self, call, sampling, part, told, patience=None):
+        if part == 0:
+            return await super().complete(call, sampling, part, told)
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        tokens, _ = await super().complete(call, sampling, part, told)
+        return tokens, self.fault(len(tokens))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *[Refused(status, f"http://two: status {status}") for status in (401, 404, 429, 500, 503)],
+        EngineError("http://two: ended a completion by 'abort'"),
+        lambda count: [],
+        lambda count: [-0.5] * (count - 1),
+        lambda count: [0.5] * count,
+        lambda count: [-9999.0] * count,
+        lambda count: [True] * count,
+        lambda count: [None] * count,
+        lambda count: [float("nan")] * count,
+    ],
+)
+def test_a_server_at_fault_is_lost_and_the_other_goes_on(world, tmp_path, fault):
+    said = []
+    want = rolled(world, fleet(world, [Local(world)], tmp_path / "a"))
+    servers = [Local(world), Broken(world, fault)]
+    same(rolled(world, fleet(world, servers, tmp_path / "b", say=said.append)), want)
+    (line,) = said
+    assert line.startswith("WARNING, rollout.urls: http://two") and line.endswith("1 of 2 go on")
+    with pytest.raises(ServersLost, match="no server is left"):
+        rolled(world, fleet(world, [Broken(world, fault)], tmp_path / "c"))
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_request_that_is_refused_for_what_it_is_ends_the_run(world, tmp_path, status):
+    refused = Refused(status, "http://two: budget: found -1")
+    servers = [Local(world), Broken(world, refused)]
+    with pytest.raises(UserError, match="^rollout.urls: http://two: budget: found -1$"):
+        rolled(world, fleet(world, servers, tmp_path))
+
+
+class Stuck(Local):
+    """A server that never ends what it is told to do.
+
+    Attributes:
+      at: name of the method that hangs.
+    """
+
+    def __init__(self, world, at):
+        super().__init__(world)
+        self.at = at
+
+    async def find(self):
+        if self.at == "find":
+            await asyncio.sleep(600)
+
+    async def load(self, folder, version):
+        if self.at == "load":
+            await asyncio.sleep(600)
+        await super().load(folder, version)
+
+    async def complete(self, call, sampling, part, told, patience=None):
+        if self.at == "complete":
+            await asyncio.sleep(600)
+        return await super().complete(call, sampling, part, told)
+
+
+@pytest.mark.parametrize("at", ["find", "load", "complete"])
+def test_a_signal_is_heard_while_weights_are_pushed(world, tmp_path, at):
+    polls = []
+
+    def poll():
+        polls.append(time.monotonic())
+        if len(polls) == 3:
+            raise Preempted("SIGTERM")
+
+    began = time.monotonic()
+    with pytest.raises(Preempted, match="SIGTERM"):
+        fleet(world, [Stuck(world, at)], tmp_path).load(world.params, 0, poll)
+    assert time.monotonic() - began < 10
+
+
+def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
+    class Locked(Local):
+        async def find(self):
+            raise Refused(401, "http://two: is no server that can be asked (Unauthorized)")
+
+        async def load(self, folder, version):
+            await self.find()
+
+    said = []
+    made = fleet(world, [Local(world), Locked(world, "http://two")], tmp_path, say=said.append)
+    made.load(world.params, 0)
+    assert [server.url for server in made.alive] == ["http://one"]
+    assert said == [
+        "WARNING, rollout.urls: http://two: is no server that can be asked (Unauthorized); "
+        "1 of 2 go on"
+    ]
+
+
+def test_servers_that_never_come_are_left_out_in_the_end(world, tmp_path, monkeypatch):
+    class Absent(Local):
+        async def find(self):
+            raise EngineError(f"{self.url}: no server answers there")
+
+        async def load(self, folder, version):
+            await self.find()
+
+    monkeypatch.setattr(module, "_BETWEEN", 0.01)
+    monkeypatch.setattr(module, "_STARTING", 0.05)
+    made = fleet(world, [Local(world), Absent(world, "http://two")], tmp_path / "a")
+    made.load(world.params, 0)
+    assert [server.url for server in made.alive] == ["http://one"]
+    with pytest.raises(ServersLost, match="not there after 0.05 s"):
+        fleet(world, [Absent(world)], tmp_path / "b").load(world.params, 0)
 
 
 def test_what_a_server_can_not_have_sampled_is_an_error(world, tmp_path):

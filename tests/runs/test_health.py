@@ -86,6 +86,14 @@ def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():
         assert cause in message
 
 
+def test_a_run_s_own_limit_says_how_far_sampler_and_learner_may_be_apart():
+    apart = HEALTHY | {"mismatch/absolute": 0.02}
+    health = RunHealth(1e-3)
+    (message,) = [m for _ in range(3) for m in health.warnings(apart)]
+    assert "a server has likely kept old weights" in message
+    assert messages(apart) == []
+
+
 def test_a_baseline_off_centre_is_no_trouble_where_sampler_and_learner_are_one_policy():
     assert messages(*[HEALTHY | OFF_CENTRE] * 2 * PATIENCE) == []
     assert messages(*[HEALTHY | OFF_CENTRE | {"mismatch/k3": 1e-4}] * 2 * PATIENCE) != []

@@ -31,13 +31,15 @@ class Beside:
 
     def __init__(self, policy, seconds=0.0, lost=()):
         self.policy, self.seconds, self.lost = policy, seconds, lost
-        self.version, self.asked = None, []
+        self.version, self.asked, self.polls = None, [], []
 
     def load(self, params, version, poll=None):
+        self.polls.append(poll)
         self.params = jax.tree.map(np.array, params)
         self.version = version
 
     def generate(self, prompts, rows, key, sampler, listeners):
+        self.polls.append(listeners.poll)
         self.asked.append((self.version, threading.current_thread() is threading.main_thread()))
         time.sleep(self.seconds)
         if len(self.asked) - 1 in self.lost:
@@ -130,3 +132,12 @@ def test_a_batch_that_is_lost_with_its_servers_is_asked_for_again(made, straight
     state, metrics = steps(run, state, 1, 3)
     assert [m["rollout/staleness"] for m in metrics] == [0, 1]
     assert run.sample.asked[3:] == [(1, True), (1, False), (2, False)]
+
+
+def test_a_signal_is_heard_while_either_policy_is_handed_over(made):
+    """And while a batch is sampled in turn; the batch ahead is sampled to its end."""
+    run, state = start(made)
+    poll = lambda: None
+    iterate(run, state, 0, poll=poll)
+    in_turn, ahead = [poll, poll], [poll, None]
+    assert run.sample.polls == [*in_turn, *ahead]

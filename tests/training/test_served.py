@@ -13,6 +13,7 @@ from bacr_held import Server
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
 from bacr_jax.export.policy_folder import TORCH_NAME
+from bacr_jax.learner.scoring import response_logprobs
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
@@ -22,6 +23,7 @@ from bacr_jax.questions import ledger
 from bacr_jax.rollout.nccl import Libraries
 from bacr_jax.training import served, start
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.types import NO_BUDGET
 from methods_world import Odd, load, run_of
 from nccl_world import FakeNccl, Joining
 
@@ -83,19 +85,44 @@ class FromFolder(Server):
         return row[0, first:length].tolist(), logprobs
 
 
-@pytest.fixture
-def served_run(tmp_path, monkeypatch):
+def run_served_by(kind, tmp_path, monkeypatch, *overrides):
+    """A run whose only server is of a kind, and its state."""
     own = ledger.ledger_tokenizer()
     config = load(
         tmp_path, "bacr-robust", "rollout.engine=vllm", "rollout.urls=[http://one:1]",
         f"rollout.weights_dir={tmp_path / 'weights'}", "rollout.questions=2",
-        "rollout.group_size=2",
+        "rollout.group_size=2", *overrides,
     )  # fmt: skip
-    monkeypatch.setattr(served, "Server", FromFolder)
+    monkeypatch.setattr(served, "Server", kind)
     run, state = run_of(config, (own, len(own)), Odd())
     run = served.with_servers(run, tmp_path / "run", print)
     FromFolder.never = run.sample.asking.rules.never
     return run, state
+
+
+@pytest.fixture
+def served_run(tmp_path, monkeypatch):
+    return run_served_by(FromFolder, tmp_path, monkeypatch)
+
+
+class Keeping(FromFolder):
+    """Says that it takes each policy, and keeps the first one."""
+
+    async def load(self, folder, version):
+        if self.loaded:
+            self.loaded.append(version)
+        else:
+            await super().load(folder, version)
+
+
+@pytest.mark.slow
+def test_a_server_that_misses_one_update_at_a_usual_rate_ends_the_run(tmp_path, monkeypatch):
+    rates = ("optimizer.learning_rate=1e-5", "optimizer.conditioning_learning_rate=1e-5")
+    run, state = run_served_by(Keeping, tmp_path, monkeypatch, *rates, "optimizer.warmup_steps=0")
+    state, done = iterate(run, state, 0)
+    assert done.metrics["policy/grad_norm"] > 0
+    with pytest.raises(UserError, match="are nearer to the weights before"):
+        iterate(run, state, 1)
 
 
 @pytest.mark.slow
@@ -120,6 +147,59 @@ def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, 
     run, _ = run_of(config, (own, len(own)), Odd())
     fleet = served.with_servers(run, tmp_path / "run", print).sample
     assert (fleet.dtype, fleet.bound) == ("float32", bound)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "largest"),
+    [
+        ([], 1e-3),
+        (["model.compute_dtype=bfloat16"], 0.1),
+        (["model.product_dtype=bfloat16"], 0.1),
+        # Of a policy before an update that the batch was not sampled by.
+        (["rollout.ahead=1", "loss.importance_cap=2"], 0.1),
+        (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=2"], 0.1),
+        (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=1"], 1e-3),
+    ],
+)
+def test_a_step_may_differ_by_as_much_as_the_probe(tmp_path, overrides, largest):
+    servers = ["rollout.engine=vllm", "rollout.urls=[http://one:1]"]
+    config = load(tmp_path, "bacr-robust", *servers, "model.product_dtype=null", *overrides)
+    assert served.largest_mismatch(config) == largest
+    assert served.largest_mismatch(load(tmp_path, "bacr-robust")) == 0.1
+
+
+def test_every_push_is_checked_by_other_questions_and_budgets(served_run):
+    run, state = served_run
+    probe = run.sample.probe
+    first, again, second = (probe.draw(version) for version in (0, 0, 1))
+    assert first == again != second
+    assert len({one.budget for one in first}) > 4
+    assert len({one.prompt for one in first}) > 4
+    scores = probe.score(run.params(state.train), first)
+    # Of each context a distribution, in which nothing is left to what the format never writes.
+    np.testing.assert_allclose(np.exp(scores).sum(-1), 1.0, rtol=1e-5)
+    allowed = np.asarray(run.environment.rules.allowed_tokens)
+    assert (scores[:, ~allowed] < -1e3).all() and scores.shape == (len(first), len(allowed))
+
+
+def test_scores_are_those_of_the_learner_token_by_token(served_run):
+    run, state = served_run
+    params = run.params(state.train)
+    ids = np.flatnonzero(np.asarray(run.environment.rules.allowed_tokens))[:3].tolist()
+    context = run.sample.probe.draw(3)[0]
+    length = len(context.prompt)
+    parts = [dataclasses.replace(context, response=tuple(ids[:count])) for count in range(3)]
+    found = run.sample.probe.score(params, parts)[np.arange(3), ids]
+    wanted = response_logprobs(
+        params,
+        jnp.array([[*context.prompt, *ids]]),
+        jnp.array([length]),
+        jnp.array([length + 3]),
+        jnp.array([NO_BUDGET if context.budget is None else context.budget]),
+        run.environment.rules.allowed_tokens,
+        spec=dataclasses.replace(run.policy.learner, temperature=1.0),
+    )
+    np.testing.assert_allclose(found, np.asarray(wanted)[0, length:], atol=1e-5)
 
 
 def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_path):

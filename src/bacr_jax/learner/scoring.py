@@ -69,6 +69,38 @@ def response_logprobs(
     return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))
 
 
+@functools.partial(jax.jit, static_argnames=("spec",))
+def next_token_logprobs(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    prompt_lengths: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    budgets: Int[Array, "B"],
+    allowed_tokens: Bool[Array, "V"],
+    *,
+    spec: LearnerSpec,
+) -> Float[Array, "B V"]:
+    """Returns log pi of every token after each row, in nats.
+
+    Arguments are those of `response_logprobs`.
+    """
+    at = jnp.arange(tokens.shape[1])
+    hidden = qwen2.forward(
+        params,
+        tokens,
+        config=spec.model,
+        lengths=lengths,
+        conditioned=condition(params, budgets, at >= prompt_lengths[:, None], spec),
+        compute=dataclasses.replace(spec, remat="none", mesh=None),
+    )
+    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    if spec.product_dtype is not None:
+        last = last.astype(spec.product_dtype)
+    return logprobs.next_token_logprobs(
+        last, qwen2.output_head(params), allowed_tokens, spec.temperature
+    )
+
+
 def in_portions(
     of_rows: Callable[[np.ndarray], Array], rows: Int[np.ndarray, "n"], size: int
 ) -> Float[np.ndarray, "n ..."]:

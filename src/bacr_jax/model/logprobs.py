@@ -146,6 +146,18 @@ def of_tokens(
     return by_chunks(of_chunk, (hidden, targets), chunk)
 
 
+def next_token_logprobs(
+    hidden: Float[Array, "R D"],
+    lm_head: Float[Array, "V D"],
+    allowed_tokens: Bool[Array, "V"] | None = None,
+    temperature: float = 1.0,
+) -> Float[Array, "R V"]:
+    """Returns log softmax of all scores, in nats; about -1e30 for ids that can't be drawn."""
+    copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
+    scores = masked_logits(hidden, lm_head, allowed_tokens, temperature, copy)
+    return scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+
+
 def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int = 0) -> Any:
     """Results of tokens, a chunk along an axis at a time, each recomputed in the backward pass."""
     length = inputs[0].shape[axis]

@@ -26,6 +26,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from bacr_jax.parallel import processes
+
 # The value of output.compile_cache that turns it off.
 OFF = "none"
 # What the folders of all machines may hold together, in bytes; the quickstart's programs are a few
@@ -108,15 +110,15 @@ def _user_folder() -> Path:
 
 
 def machine_name() -> str:
-    """Names what a compiled program fits: jaxlib, the processor's abilities, cores in use."""
+    """Names what a compiled program fits: jaxlib, the processor's abilities, threads in use."""
     abilities = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         # x86 and ARM call them differently; all cores have the same.
         abilities += next((x for x in lines if x.startswith(("flags", "Features"))), "")
-    usable = getattr(os, "sched_getaffinity", None)
-    cores = len(usable(0)) if usable else os.cpu_count()
+    # XLA splits a program's work over that many.
+    threads = processes.threads(os.environ)
     digest = hashlib.sha256(abilities.encode()).hexdigest()[:8]
-    return f"{_PREFIX}{importlib.metadata.version('jaxlib')}-{digest}-{cores}"
+    return f"{_PREFIX}{importlib.metadata.version('jaxlib')}-{digest}-{threads}"
 
 
 def make_room(base: Path, most: int) -> None:

@@ -39,7 +39,8 @@ class PreemptionHandler:
 
     def __exit__(self, *error: Any) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: set by other than Python, which can't set it again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
         now = time.monotonic()

@@ -7,7 +7,8 @@ told to the others. Only process 0 prints and writes, checkpoints aside.
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -17,6 +18,10 @@ from jax.experimental import multihost_utils
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
 from bacr_jax.parallel.peers import relay
+
+# The variable by which XLA sizes its pools of threads. With 4 threads two devices on two cores ran
+# through what stopped every run with 2; eight devices ran with 32.
+_THREADS, _LEAST_THREADS, _THREADS_A_DEVICE = "NPROC", 32, 4
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -83,8 +88,44 @@ def join() -> bool:
     return others is not None
 
 
+def reserve_threads(environment: MutableMapping[str, str]) -> None:
+    """Sets NPROC, the size of XLA's pools of threads, where one process has several CPU devices.
+
+    XLA gives a pool as many threads as there are cores, starts and runs the programs of all devices
+    in it, and has a thread wait inside each collective. With two cores a device's collective and
+    the start of its next program can hold both threads, while the other device waits for one. Call
+    it before devices are used. A larger number of the user's own stays.
+    """
+    count = _cpu_devices(environment.get("XLA_FLAGS", ""))
+    needed = max(_LEAST_THREADS, _THREADS_A_DEVICE * count)
+    if count > 1 and threads(environment) < needed:
+        environment[_THREADS] = str(needed)
+
+
+def threads(environment: Mapping[str, str]) -> int:
+    """Returns the size of XLA's pools of threads for CPUs."""
+    own = environment.get(_THREADS, "")
+    return int(own) if own.isdecimal() and int(own) else cores()
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def _cpu_devices(flags: str) -> int:
+    """Returns the number of CPU devices of this process, by JAX's setting or by XLA's flags."""
+    by_jax = jax.config.values["jax_num_cpu_devices"]
+    by_xla = re.findall(r"--?xla_force_host_platform_device_count=(\d+)", flags)
+    if by_jax >= 0:
+        return int(by_jax)
+    return int(by_xla[-1]) if by_xla else 1
+
+
 def check_platform() -> None:
     """Starts the devices; UserError: JAX_PLATFORMS names what JAX can't start here."""
+    reserve_threads(os.environ)
     try:
         jax.default_backend()
     # Of a platform whose plugin is not installed it is an assertion without words.

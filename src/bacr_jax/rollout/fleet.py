@@ -1,9 +1,11 @@
 """Training rollouts by servers of vLLM: the learner's weights go out, rows come back."""
 
 import asyncio
+import dataclasses
+import functools
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
@@ -12,21 +14,32 @@ import jax
 import numpy as np
 
 from bacr_held import Call, EngineError, Refused, Sampling, Server
-from bacr_held.server import extras
+from bacr_held.calls import check_tokens
+from bacr_held.server import check_logprobs, extras
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.rollout.nccl import Sender, Tensor
+from bacr_jax.rollout.probe import (
+    CERTAIN,
+    DEPTH,
+    Context,
+    Probe,
+    evidence_of_stale_weights,
+    picked,
+    rms_difference,
+)
 from bacr_jax.rollout.rollouts import Rollout
 from bacr_jax.rollout.rows import Listeners, Rows, Sampler
-from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask
+from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, together
 from bacr_jax.types import Params, Poll, Prompts
 
 # Seconds between two questions to a server that starts, and until one is given up.
 _BETWEEN, _STARTING = 2.0, 3600.0
-# Tokens that are asked for after new weights were read, and how far off their log-probabilities
-# may be, by the type in which either side takes products.
-_PROBE, BOUNDS = 4, {"float32": 1e-3, "bfloat16": 0.1}
+# Statuses of a server that finds fault with the request: every other server would, too.
+_WRONG_REQUEST = (400, 422)
+# From here on a status means that a server or what is in front of it does not work yet.
+_SERVER_FAULT = 500
 
 
 class ServersLost(Preempted):
@@ -46,15 +59,6 @@ class SampleTraces(Protocol):
         """As `rollouts.generate`, under these parameters."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A prompt whose continuation is known to the learner."""
-
-    prompt: Sequence[int]
-    budget: int | None
-    score: Callable[[Params, Sequence[int]], np.ndarray]
-
-
 @dataclass
 class Fleet:
     """Servers that hold the policy of one version; stands where the decoder does.
@@ -65,6 +69,7 @@ class Fleet:
     Attributes:
       write: writes parameters as a Hugging Face folder that does not exist yet.
       folder: where such folders go, one for each version; the servers read it too.
+      probe: finds servers that sample with other weights than they were sent.
       dtype: of the servers, and `bound`, how far off their log-probabilities may be.
       sender: brings weights over NCCL; a folder is then written only for servers to start with.
       lock: of the folder: another run of its name would take versions away.
@@ -86,6 +91,11 @@ class Fleet:
     alive: list[Server] = field(default_factory=list)
     _load: dict[str, int] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
+    # Contexts of the next check, and their scores by the weights that were sent last.
+    _contexts: list[Context] = field(default_factory=list)
+    _scores: np.ndarray | None = None
+    # Evidence that a server has kept older weights, by its address.
+    _evidence: dict[str, float] = field(default_factory=dict)
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
@@ -100,14 +110,38 @@ class Fleet:
                 raise ServersLost("rollout.urls: no server is left")
             server = min(self.alive, key=lambda one: self._load.get(one.url, 0))
             self._load[server.url] = self._load.get(server.url, 0) + asked.limit
+            complete = functools.partial(self._complete, server)
             try:
-                return await self.asking.row(asked, server.complete)
-            except (Refused, ValueError) as error:
-                raise UserError(f"rollout.urls: {error}") from None
+                return await self.asking.row(asked, complete)
+            except UserError:
+                raise
+            except ValueError as error:
+                raise UserError(f"rollout.urls: {server.url}: {error}") from None
             except EngineError as error:
                 self._lose(server, error)
             finally:
                 self._load[server.url] -= asked.limit
+
+    async def _complete(
+        self, server: Server, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[float]]:
+        """Asks a server for tokens with their log-probabilities; arguments as of its `complete`.
+
+        EngineError: the server is lost. UserError: the request itself is refused.
+        """
+        try:
+            tokens, logprobs = await server.complete(call, sampling, part, xargs)
+        except Refused as refused:
+            if refused.status in _WRONG_REQUEST:
+                raise UserError(f"rollout.urls: {refused}") from None
+            raise
+        if tokens and not logprobs:
+            raise EngineError(
+                f"{server.url}: gives no log-probabilities; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        check_logprobs(server.url, logprobs, len(tokens))
+        return tokens, logprobs
 
     def _lose(self, server: Server, error: Exception) -> None:
         if self.sender is not None:
@@ -126,7 +160,7 @@ class Fleet:
         """
         if self.held != version:
             self._send(params, version, poll)
-        self._check(params)
+        self._check(params, version, poll)
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
         path = self.folder / f"version-{version}"
@@ -137,7 +171,8 @@ class Fleet:
             self._wait(path, poll)
         self.alive = list(self.servers)
         tensors = () if self.sender is None else self.sender.tensors(params)
-        asyncio.run(self._push(path, tensors, version))
+        pushes = [self._push(server, path, tensors, version) for server in self.servers]
+        asyncio.run(together(pushes, len(pushes), poll))
         if not self.alive:
             raise ServersLost("rollout.urls: no server took the weights")
         self.held = version
@@ -160,67 +195,144 @@ class Fleet:
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
-        """Until all servers answer: those that are started with the run read its first folder."""
-        until, told = time.monotonic() + _STARTING, False
-        while time.monotonic() < until:
-            found = asyncio.run(self._connected())
-            if not any(isinstance(one, Exception) for one in found):
+        """Waits until all servers answer: those started with the run read its first folder.
+
+        A server that refuses to be asked (a wrong key, say) is not waited for. A server that does
+        not answer is waited for `_STARTING` seconds; ServersLost: none answers until then.
+        """
+        until, is_announced = time.monotonic() + _STARTING, False
+        while True:
+            attempts = [self._absence(server) for server in self.servers]
+            reasons = asyncio.run(together(attempts, len(attempts), poll))
+            missing = [reason for reason in reasons if reason is not None]
+            if not missing:
                 return
-            if not told:
-                self.say(
-                    f"waiting for servers of {path}: {'; '.join(map(str, filter(None, found)))}"
-                )
-                told = True
-            if poll is not None:
-                poll()
+            if not is_announced:
+                self.say(f"waiting for servers of {path}: {'; '.join(missing)}")
+                is_announced = True
+            if time.monotonic() >= until:
+                break
             time.sleep(_BETWEEN)
-        raise ServersLost(f"rollout.urls: not there after {_STARTING:g} s")
+        if len(missing) == len(self.servers):
+            raise ServersLost(f"rollout.urls: not there after {_STARTING:g} s")
 
-    async def _connected(self) -> list[Any]:
-        return await asyncio.gather(
-            *(server.find() for server in self.servers), return_exceptions=True
-        )
+    async def _absence(self, server: Server) -> str | None:
+        """Returns why a server can't be asked yet; None: nothing is to be waited for."""
+        try:
+            await server.find()
+        except Refused as refused:
+            return str(refused) if refused.status >= _SERVER_FAULT else None
+        except EngineError as error:
+            return str(error)
+        return None
 
-    async def _push(self, path: Path, tensors: Sequence[Tensor], version: int) -> None:
-        async def one(server: Server) -> None:
+    async def _push(
+        self, server: Server, path: Path, tensors: Sequence[Tensor], version: int
+    ) -> None:
+        """Brings the weights to a server, which is lost if it does not take them."""
+        try:
+            if self.sender is None:
+                await server.load(str(path.absolute()), str(version))
+            else:
+                await self.sender.load(server, tensors, str(version))
+            # Only now: one whose learner died while it read weights answers nothing before.
+            if server.url not in self._known:
+                await server.connect()
+                self._known.add(server.url)
+        except EngineError as error:
+            self._lose(server, error)
+
+    def _check(self, params: Params, version: int, poll: Poll) -> None:
+        """Compares log-probabilities of the servers' tokens with the learner's own.
+
+        UserError: a server samples with other weights, or its tokens can't be used.
+        """
+        if not self._contexts:
+            self._contexts = self._drawn_contexts(version, poll)
+        ours = self.probe.score(params, self._contexts)
+        servers = list(self.alive)
+        work = [self._continued(server, self._contexts, [1] * len(ours)) for server in servers]
+        replies = asyncio.run(together(work, len(work), poll))
+        for server, reply in zip(servers, replies):
+            if reply is not None:
+                tokens = np.array([ids[0] for ids, _ in reply])
+                theirs = np.array([logprobs[0] for _, logprobs in reply], float)
+                self._judge(server, tokens, theirs, ours)
+        self._contexts = self._drawn_contexts(version + 1, poll)
+        self._scores = self.probe.score(params, self._contexts)
+
+    def _judge(
+        self, server: Server, tokens: np.ndarray, theirs: np.ndarray, ours: np.ndarray
+    ) -> None:
+        """Refuses, by a UserError, a server that samples with other weights than it was sent."""
+        by_learner = picked(ours, tokens)
+        off = rms_difference(theirs, by_learner)
+        if not off <= self.bound:
+            raise UserError(
+                f"rollout.urls: {server.url} does not sample with the weights it was sent: "
+                f"log-probabilities of a fixed prompt differ by {off:.2g} (at most "
+                f"{self.bound:g}); start it again, with --logprobs-mode processed_logprobs and "
+                f"--dtype {self.dtype}"
+            )
+        if self._scores is None:
+            return
+        before = picked(self._scores, tokens)
+        evidence = self._evidence.get(server.url, 0.0)
+        evidence += evidence_of_stale_weights(theirs, by_learner, before, self.bound)
+        self._evidence[server.url] = max(evidence, 0.0)
+        if evidence > CERTAIN:
+            raise UserError(
+                f"rollout.urls: {server.url} does not sample with the weights it was sent: its "
+                "log-probabilities of fixed prompts are nearer to the weights before "
+                f"({rms_difference(theirs, before):.2g} off) than to these ({off:.2g} off); "
+                "start it again (docs/serving.md)"
+            )
+
+    def _drawn_contexts(self, version: int, poll: Poll) -> list[Context]:
+        """Returns contexts for the check of a version, continued by the first server that can."""
+        prompts = self.probe.draw(version)
+        lengths = [1 + place % DEPTH for place in range(len(prompts))]
+        while self.alive:
+            server = self.alive[0]
+            work = [self._continued(server, prompts, lengths)]
+            (reply,) = asyncio.run(together(work, 1, poll))
+            if reply is not None:
+                return [
+                    dataclasses.replace(prompt, response=tuple(ids))
+                    for prompt, (ids, _) in zip(prompts, reply)
+                ]
+        raise ServersLost("rollout.urls: no server is left")
+
+    async def _continued(
+        self, server: Server, contexts: Sequence[Context], lengths: Sequence[int]
+    ) -> list[tuple[list[int], list[float]]] | None:
+        """Returns tokens and log-probabilities that a server draws after contexts.
+
+        None: the server is lost. UserError: its tokens are not those of a policy.
+
+        Args:
+          lengths: number of tokens after each context.
+        """
+
+        async def one(place: int) -> tuple[list[int], list[float]]:
+            context, length = contexts[place], lengths[place]
+            call = Call((*context.prompt, *context.response), length, (), (), 0)
+            xargs = extras(context.budget, len(context.prompt))
+            sampling = Sampling(1.0, 1.0, place)
+            tokens, logprobs = await self._complete(server, call, sampling, 0, xargs)
             try:
-                if self.sender is None:
-                    await server.load(str(path.absolute()), str(version))
-                else:
-                    await self.sender.load(server, tensors, str(version))
-                # Only now: one whose learner died while it read weights answers nothing before.
-                if server.url not in self._known:
-                    await server.connect()
-                    self._known.add(server.url)
-            except EngineError as error:
-                self._lose(server, error)
-
-        await asyncio.gather(*map(one, self.servers))
-
-    def _check(self, params: Params) -> None:
-        """Compares log-probabilities of a fixed prompt with the learner's own."""
-        probe, bound = self.probe, self.bound
-        call = Call(tuple(probe.prompt), _PROBE, (), (), 0)
-        told = extras(probe.budget, len(probe.prompt))
-        for server in list(self.alive):
-            try:
-                tokens, theirs = asyncio.run(server.complete(call, Sampling(1.0, 1.0, 0), 0, told))
-            except EngineError as error:
-                self._lose(server, error)
-                continue
-            if len(theirs) != len(tokens):
+                check_tokens(self.asking.rules, tokens, length)
+                if len(tokens) < length:
+                    raise ValueError(f"{length} were asked for")
+            except ValueError as error:
                 raise UserError(
-                    f"rollout.urls: {server.url} gives no log-probabilities; start it with "
-                    "--logprobs-mode processed_logprobs"
-                )
-            if not tokens or not all(isinstance(token, int) for token in tokens):
-                said = f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
-                raise UserError(f"{said}{shown(tokens)}; start it again (docs/serving.md)")
-            off = float(np.abs(probe.score(params, tokens) - np.array(theirs)).max())
-            if not off <= bound:
-                raise UserError(
-                    f"rollout.urls: {server.url} does not sample with the weights it was sent: "
-                    f"log-probabilities of a fixed prompt differ by {off:.2g} (at most {bound:g}); "
-                    "start it again, with --logprobs-mode processed_logprobs and --dtype "
-                    f"{self.dtype}"
-                )
+                    f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
+                    f"{shown(tokens)} ({error}); start it again (docs/serving.md)"
+                ) from None
+            return tokens, logprobs
+
+        try:
+            return await asyncio.gather(*map(one, range(len(contexts))))
+        except EngineError as error:
+            self._lose(server, error)
+            return None

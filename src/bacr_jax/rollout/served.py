@@ -140,7 +140,7 @@ def ask(
             listeners.on_rows(np.array([*rows]), *parts)
 
     work = [answered(asked) for asked in asked_rows(prompts, whole, key, sampler)]
-    found = asyncio.run(_together(work, spec.slots, listeners.poll, ended))
+    found = asyncio.run(together(work, spec.slots, listeners.poll, ended))
     trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
     return Rollout(trunks, branches, sampled_counters(trunks, branches))
 
@@ -166,16 +166,19 @@ def asked_rows(
     return found
 
 
-async def _together(
+async def together(
     rows: Sequence[Coroutine[Any, Any, _T]],
     at_once: int,
     poll: Poll,
-    on_rows: Callable[[dict[int, _T]], None],
+    on_rows: Callable[[dict[int, _T]], None] | None = None,
 ) -> list[_T]:
-    """Rows in their order, at most `at_once` in flight; whatever is raised ends all of them.
+    """Awaits coroutines, at most `at_once` in flight, and returns their results in their order.
+
+    The first exception cancels all of them, also an exception that `poll` raises.
 
     Args:
-      on_rows: called with the rows that have ended, by their places.
+      poll: called about twice a second.
+      on_rows: called with the results that have arrived, by their places.
     """
     gate = asyncio.Semaphore(at_once)
 
@@ -191,7 +194,7 @@ async def _together(
             done, pending = await asyncio.wait(
                 pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
             )
-            if done:
+            if done and on_rows is not None:
                 on_rows({place[task]: task.result() for task in done})
             if poll is not None:
                 poll()

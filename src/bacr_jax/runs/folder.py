@@ -93,6 +93,7 @@ class RunPaths:
         self.summary = path / "summary.json"
         self.best = path / "best.json"
         self.report = path / "report.html"
+        self.restarts = path / "restarts.json"
 
     def traces_of(self, step: int) -> Path:
         """Sampled traces of a step, a JSON line each."""

@@ -33,16 +33,18 @@ SAME_POLICY = 1e-6
 
 
 @dataclass(frozen=True)
-class Earlier:
+class Reference:
     """What an iteration is compared with.
 
     Attributes:
       first: metrics of the run's first iteration, whose traces the starting policy sampled.
       best_accuracy: highest smoothed share of right answers so far, in [0, 1].
+      largest_mismatch: mismatch/absolute that is still rounding, in nats a token.
     """
 
     first: Metrics
     best_accuracy: float
+    largest_mismatch: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Symptom:
       patience: iterations in a row that must show it.
     """
 
-    is_wrong: Callable[[Metrics, Earlier], bool]
+    is_wrong: Callable[[Metrics, Reference], bool]
     message: str
     patience: int = PATIENCE
 
@@ -76,26 +78,26 @@ def _off_centre(metrics: Metrics) -> bool:
     return shift > OFF_CENTRE * metrics["advantage/std"] and apart > SAME_POLICY
 
 
-def _one_sided(metrics: Metrics, _: Earlier) -> bool:
+def _one_sided(metrics: Metrics, _: Reference) -> bool:
     """True if nearly all advantages of an iteration have one sign."""
     mean, deviation = metrics.get("advantage/mean", 0.0), metrics.get("advantage/std", 1.0)
     return mean < -OFF_CENTRE * deviation
 
 
-def _closes_less(metrics: Metrics, earlier: Earlier) -> bool:
+def _closes_less(metrics: Metrics, reference: Reference) -> bool:
     """True if fewer answers are closed than at the first iteration, and fewer than is healthy."""
     name = "rollout/closed_answers"
-    if name not in metrics or name not in earlier.first:
+    if name not in metrics or name not in reference.first:
         return False
-    return metrics[name] < min(CLOSED, earlier.first[name] - SHARE_CHANGE)
+    return metrics[name] < min(CLOSED, reference.first[name] - SHARE_CHANGE)
 
 
-def _repeats_more(metrics: Metrics, earlier: Earlier) -> bool:
+def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
     """True if more traces repeat themselves at their end than at the first iteration."""
     name = "rollout/repetition"
-    if name not in metrics or name not in earlier.first:
+    if name not in metrics or name not in reference.first:
         return False
-    return metrics[name] > earlier.first[name] + SHARE_CHANGE
+    return metrics[name] > reference.first[name] + SHARE_CHANGE
 
 
 def _accuracy(metrics: Metrics) -> float:
@@ -117,9 +119,9 @@ SYMPTOMS = {
         "harder questions (data.train) or smaller budgets (budget.max)",
     ),
     "collapse": Symptom(
-        lambda m, earlier: (
-            earlier.best_accuracy > WORTH_LOSING
-            and _accuracy(m) < COLLAPSED_TO * earlier.best_accuracy
+        lambda m, reference: (
+            reference.best_accuracy > WORTH_LOSING
+            and _accuracy(m) < COLLAPSED_TO * reference.best_accuracy
         ),
         "the share of right answers has collapsed. Likely the updates are too large: lower "
         "optimizer.learning_rate, or hold the policy with loss.kl_coef; checkpoints/ has the best "
@@ -173,9 +175,9 @@ SYMPTOMS = {
         "advantage.score_weighted=false",
     ),
     "mismatch": Symptom(
-        lambda m, _: m.get("mismatch/absolute", 0.0) > MISMATCH,
-        f"the sampler and the learner disagree about the same tokens by more than {MISMATCH} nats "
-        "each (mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
+        lambda m, reference: m.get("mismatch/absolute", 0.0) > reference.largest_mismatch,
+        "the sampler and the learner disagree about the same tokens by more than rounding "
+        "(mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
         "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
         "another --dtype; with rollout.ahead=1 the updates may be too large "
         "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
@@ -192,7 +194,13 @@ class RunHealth:
     as they would have come without the stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, largest_mismatch: float = MISMATCH) -> None:
+        """Starts without a history.
+
+        Args:
+          largest_mismatch: mismatch/absolute that is still rounding, in nats a token.
+        """
+        self._largest_mismatch = largest_mismatch
         self._first: Metrics | None = None
         self._in_a_row: collections.Counter[str] = collections.Counter()
         self._given: set[str] = set()
@@ -206,9 +214,9 @@ class RunHealth:
         now = _accuracy(metrics)
         self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
         self._best = max(self._best, self._smoothed)
-        earlier = Earlier(self._first, self._best)
+        reference = Reference(self._first, self._best, self._largest_mismatch)
         for name, symptom in SYMPTOMS.items():
-            wrong = symptom.is_wrong(metrics, earlier)
+            wrong = symptom.is_wrong(metrics, reference)
             self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
             if self._in_a_row[name] == symptom.patience and name not in self._given:
                 self._given.add(name)

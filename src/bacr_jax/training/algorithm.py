@@ -52,7 +52,7 @@ def iterate(
     # What reward.weights makes of the outcomes; pass rates and logs have them as they are.
     paid = grading.credited(run.config, chosen.group_batch)
     # 3 to 10 of the next iteration go on beside the rest of this one (rollout.ahead).
-    upcoming = sample_ahead(run, state, step + 1, cursors, clock)
+    upcoming = sample_ahead(run, state, step + 1, cursors, clock, poll)
     # V(q, b, b_j) of Eq. 11, from before psi learns of this batch.
     values, features = stages.predict_values(run, state.train, chosen)
     # Before the first update V is 0 everywhere: it starts at the batch's mean reward instead.
@@ -136,15 +136,25 @@ def plan_round(
 
 
 def sample_ahead(
-    run: Run, state: RunState, step: int, cursors: Int[np.ndarray, "K"], clock: Clock
+    run: Run,
+    state: RunState,
+    step: int,
+    cursors: Int[np.ndarray, "K"],
+    clock: Clock,
+    poll: Poll,
 ) -> Upcoming | None:
-    """Begins with lines 3 to 10 of a step under the policy before it, if it is to go ahead."""
+    """Begins with lines 3 to 10 of a step under the policy before it, if it is to go ahead.
+
+    `poll` is called while the policy is handed over, and not while it samples.
+    """
     if not run.config.rollout.ahead or step == run.total_steps:
         return None
     plan_key, rollout_key = stages.round_keys(run.key, step, 0)
     plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
     clock.lap("plan")
-    sample = stages.traces_of(run, state, step - 1, plan, prompts, rollout_key, None)
+    sample = stages.traces_of(
+        run, state, step - 1, plan, prompts, rollout_key, poll, in_background=True
+    )
     clock.lap("rollout")
     return Upcoming(plan, cursors, begin(sample))
 

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,12 +34,13 @@ from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import check_same_questions, differences, provenance
+from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.output import evaluation_notes, evaluation_numbers, publish, write_traces
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
-from bacr_jax.training.served import with_servers
+from bacr_jax.training.served import largest_mismatch, with_servers
 from bacr_jax.training.start import (
     after_rejection_sft,
     initial_state,
@@ -108,7 +111,7 @@ class Trainer:
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
-        self.health = RunHealth()
+        self.health = RunHealth(largest_mismatch(config))
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
 
@@ -117,6 +120,7 @@ class Trainer:
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
         """The state to go on from: the newest checkpoint, or a fresh one after the warm-up."""
+        self._refuse_endless_restarts()
         if self.checkpoints.latest is None:
             self.run, fresh = initial_state(self.run, self.folder, self.progress, self.poll)
             self._refer_to(fresh)
@@ -155,6 +159,15 @@ class Trainer:
             self.took = history.recorded_seconds(self.folder, step)
         self.progress.say(f"resumed {self.folder.path} at step {step}")
         return state, step
+
+    def _refuse_endless_restarts(self) -> None:
+        """Stops a job that Slurm restarts again and again without anything being saved."""
+        reason = ""
+        if self.writes:
+            warmup = Path(self.config.warmup.dir or self.folder.warmup)
+            reason = give_up_reason(self.folder, warmup, os.environ)
+        if reason := processes.text_from_first(reason):
+            raise TrainingFailed(reason)
 
     def _refer_to(self, start: RunState) -> None:
         """Keeps what the run began with: as the reference of a KL term, or its digest alone.

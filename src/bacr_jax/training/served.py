@@ -8,25 +8,44 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bacr_held import Server, read_rules
+from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import layout, write_params
 from bacr_jax.export.model_card import Exported
 from bacr_jax.export.policy_folder import TORCH_NAME
-from bacr_jax.learner.scoring import response_logprobs
+from bacr_jax.learner.scoring import in_portions, next_token_logprobs
 from bacr_jax.model import adapters
 from bacr_jax.model.hf.names import Entry
 from bacr_jax.parallel import processes, replicated
 from bacr_jax.prompts.thinking_section import describe
-from bacr_jax.rollout.fleet import BOUNDS, Fleet, Probe
+from bacr_jax.rollout.fleet import Fleet
 from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
+from bacr_jax.rollout.probe import BOUNDS, CONTEXTS, DEPTH, Context, Probe
 from bacr_jax.rollout.served import Asking, without_tag
 from bacr_jax.runs.folder import lock_folder, usable
+from bacr_jax.runs.health import MISMATCH
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
+
+# Contexts that are scored in one pass, which needs the memory of that many rows.
+_SCORED_AT_ONCE = 8
+
+
+def largest_mismatch(config: Config) -> float:
+    """Returns the mismatch of a step that is still rounding, in nats a token.
+
+    With servers it is the bound of the probe. A batch that was sampled a step ahead, or one whose
+    scores are those of the policy after an update, differs by that update as well.
+    """
+    is_of_another_update = config.rollout.ahead or (
+        config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
+    )
+    if config.rollout.engine == "own" or is_of_another_update:
+        return MISMATCH
+    return BOUNDS[config.model.product_dtype or config.model.compute_dtype]
 
 
 def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
@@ -96,25 +115,44 @@ def _on_device(params: Params, entry: Entry, dtype: str, device: jax.Device) -> 
 
 
 def _probe(run: Run) -> Probe:
-    """The first training question at the largest budget, and what the learner makes of it."""
-    config, spec = run.config, run.policy.learner
-    told = config.budget.max if run.method.conditioned else NO_BUDGET
-    budgets = np.array([config.budget.max])
-    prompts = run.environment.train.at(np.zeros(1, int), budgets)
-    length = int(np.asarray(prompts.lengths)[0])
-    prompt = np.asarray(prompts.tokens)[0, :length].tolist()
+    """Training questions under budgets of the run, drawn anew for every push of weights."""
+    config, train = run.config, run.environment.train
+    spec = dataclasses.replace(run.policy.learner, temperature=1.0)
 
-    def score(params: Params, tokens: Sequence[int]) -> np.ndarray:
-        row = jnp.array([[*prompt, *tokens]], jnp.int32)
-        found = response_logprobs(
-            params,
-            row,
-            jnp.array([length]),
-            jnp.array([row.shape[1]]),
-            jnp.array([told]),
-            run.environment.rules.allowed_tokens,
-            spec=dataclasses.replace(spec, temperature=1.0),
-        )
-        return np.asarray(jax.device_get(found))[0, length:]
+    def draw(version: int) -> list[Context]:
+        numbers = np.random.default_rng([config.seed, version])
+        questions = numbers.integers(len(train), size=CONTEXTS)
+        budgets = numbers.integers(config.budget.min, config.budget.max + 1, size=CONTEXTS)
+        if not run.method.conditioned:
+            budgets = np.full(CONTEXTS, NO_BUDGET)
+        prompts = train.at(questions, budgets)
+        tokens = np.asarray(prompts.tokens)
+        return [
+            Context(tuple(row[:length].tolist()), None if budget == NO_BUDGET else int(budget))
+            for row, length, budget in zip(tokens, np.asarray(prompts.lengths), budgets)
+        ]
 
-    return Probe(prompt, None if told == NO_BUDGET else told, score)
+    def score(params: Params, contexts: Sequence[Context]) -> np.ndarray:
+        # One width for all pushes, so that one program scores them all.
+        tokens = np.zeros((len(contexts), train.longest + DEPTH), np.int32)
+        for row, context in zip(tokens, contexts):
+            written = (*context.prompt, *context.response)
+            row[: len(written)] = written
+        starts = np.array([len(one.prompt) for one in contexts])
+        lengths = starts + [len(one.response) for one in contexts]
+        budgets = np.array([NO_BUDGET if one.budget is None else one.budget for one in contexts])
+
+        def of_rows(rows: np.ndarray) -> jax.Array:
+            return next_token_logprobs(
+                params,
+                tokens[rows],
+                starts[rows],
+                lengths[rows],
+                budgets[rows],
+                run.environment.rules.allowed_tokens,
+                spec=spec,
+            )
+
+        return in_portions(of_rows, np.arange(len(contexts)), _SCORED_AT_ONCE)
+
+    return Probe(draw, score)

@@ -72,11 +72,22 @@ def in_stream_order(
 
 
 def traces_of(
-    run: Run, state: RunState, step: int, plan: BatchPlan, prompts: Prompts, key: Array, poll: Poll
+    run: Run,
+    state: RunState,
+    step: int,
+    plan: BatchPlan,
+    prompts: Prompts,
+    key: Array,
+    poll: Poll,
+    *,
+    in_background: bool = False,
 ) -> Callable[[], Rollout]:
     """Line 9, begun by a call: trunks under their budgets, answers at every cut, soon graded.
 
-    `step` names the parameters of `state`, which are handed over at once.
+    Args:
+      step: names the parameters of `state`, which are handed over at once.
+      poll: called while the parameters are handed over, and while the traces are sampled.
+      in_background: the returned function will run in another thread, where nothing is polled.
     """
     params, (references, questions) = run.params(state.train), references_of(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
@@ -91,7 +102,10 @@ def traces_of(
         ),
         key,
         run.sampler(params),
-        Listeners(poll, run.environment.early_grading(references, questions)),
+        Listeners(
+            None if in_background else poll,
+            run.environment.early_grading(references, questions),
+        ),
     )
 
 

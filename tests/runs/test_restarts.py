@@ -1,0 +1,54 @@
+"""Jobs that Slurm restarts: those that get further go on, others are given up."""
+
+import os
+import time
+
+import pytest
+
+from bacr_jax.runs.folder import RunPaths
+from bacr_jax.runs.restarts import MOST_RESTARTS, give_up_reason
+
+
+def restarted(tmp_path, count, job="17"):
+    """Why a job is given up at its COUNT-th restart; "": it is not."""
+    environment = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": str(count)}
+    return give_up_reason(RunPaths(tmp_path), tmp_path / "warmup", environment)
+
+
+def test_a_job_that_saves_nothing_is_given_up_after_some_restarts(tmp_path):
+    assert [restarted(tmp_path, count) for count in range(1, MOST_RESTARTS + 1)] == [
+        ""
+    ] * MOST_RESTARTS
+    reason = restarted(tmp_path, MOST_RESTARTS + 1)
+    assert reason.startswith(f"training: stopped, since Slurm restarted job 17 {MOST_RESTARTS + 1}")
+    assert "submit it again" in reason
+    # Submitted again it is another job.
+    assert restarted(tmp_path, 1, job="18") == ""
+
+
+@pytest.mark.parametrize("saved", ["checkpoints/20", "warmup/progress/100"])
+def test_a_job_that_saves_something_goes_on_for_ever(tmp_path, saved):
+    for count in range(1, 4 * MOST_RESTARTS):
+        assert restarted(tmp_path, count) == ""
+        if count % MOST_RESTARTS == 0:
+            (tmp_path / saved).mkdir(parents=True, exist_ok=True)
+            later = time.time() + count
+            os.utime(tmp_path / saved, (later, later))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"SLURM_RESTART_COUNT": "9"}, {"SLURM_JOB_ID": "17"},
+     {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "0"}],
+)  # fmt: skip
+def test_other_starts_are_not_counted(tmp_path, environment):
+    for _ in range(2 * MOST_RESTARTS):
+        assert give_up_reason(RunPaths(tmp_path), tmp_path / "warmup", environment) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"restarts": "many"}', '{"job": null}'])
+def test_a_count_that_can_not_be_read_begins_anew(tmp_path, text):
+    RunPaths(tmp_path).restarts.write_text(text)
+    assert restarted(tmp_path, 1) == ""
+    assert '"restarts": 1' in RunPaths(tmp_path).restarts.read_text()
