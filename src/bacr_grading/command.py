@@ -40,9 +40,33 @@ class Parser(argparse.ArgumentParser):
         for kind, convert in ((None, str), (Path, Path)):
             self.register("type", kind, functools.partial(_written, convert))
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Arguments = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses words that are no text, before anything is made of them."""
+        for word in sys.argv[1:] if args is None else args:
+            check_text(word, "command line")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuses a text with bytes that Python could not read in the locale's encoding.
+
+    Python holds such bytes as halves of surrogate pairs, which no file and no tokenizer takes.
+
+    UserError: `where` and the text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: {ascii(text)} contains bytes that are no text in this locale; write UTF-8, "
+            "and set LC_ALL=C.UTF-8"
+        ) from None
 
 
 def _written(convert: Callable[[str], Any], text: str) -> Any:
