@@ -225,6 +225,24 @@ def test_a_pipe_is_read_line_by_line(monkeypatch, capsys, model, question):
     assert (code, out) == (2, "") and "question: found none; write one behind the options" in error
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text_cost_a_line(monkeypatch, capsys, model, question, errors):
+    """In UTF-8 locales they raise in Python, in the C locale they pass as halves of pairs."""
+    content = f"{question}\n".encode() + b"caf\xe9\n"
+    piped = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", piped)
+    code, out, error = ask(capsys, model, "--budget", "4")
+    assert code == 2 and out.startswith(f"=== {question} ===")
+    assert error == (
+        "error: standard input, line 2: 'caf\\udce9' contains bytes that are no text in this "
+        "locale; write UTF-8, and set LC_ALL=C.UTF-8\n"
+    )
+    for arguments in (["caf\udce9?"], [question, "data.system_prompt=\udcff"]):
+        code, out, error = ask(capsys, model, "--budget", "4", *arguments)
+        assert (code, out) == (2, "") and error.count("\n") == 1
+        assert error.startswith("error: command line: '") and "no text in" in error
+
+
 def test_a_word_that_looks_like_a_setting_is_no_question(monkeypatch, capsys, model):
     """Though no question comes before it; x=5 is one."""
     typed(monkeypatch)

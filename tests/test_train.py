@@ -19,6 +19,7 @@ import documented_metrics
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
+from bacr_jax.prompts import environment
 from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.training import events
@@ -472,6 +473,29 @@ def test_a_folder_with_another_run_is_refused_untouched(config, finished, capsys
     assert code == 2 and "seed" in capsys.readouterr().err
     after = sorted((p, p.stat().st_mtime) for p in finished.rglob("*") if p.is_file())
     assert [p for p, _ in before] == [p for p, _ in after]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("tokenizer_fingerprint", "its tokenizer has another vocabulary than the run in"),
+        ("template_fingerprint", "its chat template writes other prompts"),
+        ("prompts_fingerprint", "the prompts of data.train have other tokens"),
+    ],
+)
+def test_a_run_that_is_asked_otherwise_does_not_go_on(
+    config, finished, tmp_path, monkeypatch, capsys, function, says
+):
+    from bacr_jax.train import main
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    before = (folder / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(environment, function, lambda *_: "another")
+    assert main(["--config", str(config), f"output.dir={folder}", *PLAIN]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.splitlines()[-1].startswith("error: ")
+    assert (folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_help_lists_every_key(capsys):

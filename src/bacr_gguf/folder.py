@@ -45,8 +45,9 @@ def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
     config = weights.hf_config(file)
     stored = weights.tensors(file, config, dtype)
     backend, special = tokenizer.read(file, rows=config["vocab_size"])
-    ids = {f"{name}_token_id": index for name, index in special.items() if name != "unk"}
-    settings: dict[str, Any] = {f"{x}_token": backend.id_to_token(i) for x, i in special.items()}
+    named = {name: index for name, index in special.items() if name not in tokenizer.TURN_ENDS}
+    ids = {f"{name}_token_id": index for name, index in named.items() if name != "unk"}
+    settings: dict[str, Any] = {f"{x}_token": backend.id_to_token(i) for x, i in named.items()}
     # The class takes tokenizer.json as it stands.
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings |= {"model_max_length": config["max_position_embeddings"]}
@@ -55,7 +56,7 @@ def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
     held += ", ".join(f"{kind} ({count})" for kind, count in kinds)
     texts = {
         "config.json": json.dumps(config | ids | {"torch_dtype": dtype}, indent=2),
-        "generation_config.json": json.dumps(ids, indent=2),
+        "generation_config.json": json.dumps(ids | _turn_ends(special), indent=2),
         "tokenizer.json": backend.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(settings, indent=2),
         "README.md": _card(file, held),
@@ -67,6 +68,18 @@ def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
             vocabulary.write_chat_template(folder, template)
         write_file(folder / SINGLE, stored)
     return held
+
+
+def _turn_ends(special: dict[str, int]) -> dict[str, Any]:
+    """Returns generation_config.json's eos_token_id: eos, and other ids that end a turn.
+
+    One id is a number, as readers expect; without any id there is no entry.
+    """
+    names = ("eos", *tokenizer.TURN_ENDS)
+    ends = list(dict.fromkeys(special[name] for name in names if name in special))
+    if not ends:
+        return {}
+    return {"eos_token_id": ends if len(ends) > 1 else ends[0]}
 
 
 def _card(file: GgufFile, held: str) -> str:

@@ -12,6 +12,8 @@ from bacr_jax.config.values import shown
 TYPES = NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 _KEY = "tokenizer.ggml."
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+# Tokens that end a turn or a message, at which llama.cpp stops as it does at eos.
+TURN_ENDS = ("eot", "eom")
 # tiktoken's cl100k, with digits by themselves up to a number of them.
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -35,7 +37,7 @@ STEPS: dict[str, list[Any]] = {
 
 
 def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-    """A tokenizer for so many rows of an embedding, and ids by what they are for: bos, eos, ...
+    """A tokenizer for so many rows of an embedding, and ids by what they are for: bos, eos, eot ...
 
     Unusable: no byte-level BPE, a pre-tokenizer that is unknown here, or a damaged vocabulary.
     """
@@ -68,7 +70,7 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
     token = tokenizers.AddedToken
     backend.add_tokens([token(text, special=x, normalized=False) for text, x in added])
     ids = {}
-    for short, long in _SPECIAL.items():
+    for short, long in (*_SPECIAL.items(), *((name, name) for name in TURN_ENDS)):
         if (key := f"{_KEY}{long}_token_id") in file.settings:
             ids[short] = index = file.setting(key, int)
             if not 0 <= index < len(texts) or texts[index] not in vocab:

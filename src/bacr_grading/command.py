@@ -41,6 +41,14 @@ class Parser(argparse.ArgumentParser):
         self.register("type", None, functools.partial(_written, str))
         self.register("type", Path, functools.partial(_written, _path))
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Arguments = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses words that are no text, before anything is made of them."""
+        for word in sys.argv[1:] if args is None else args:
+            check_text(word, "command line")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
         raise UserError(f"command line: {message}; {self.advice}")
@@ -51,6 +59,22 @@ def _path(text: str) -> Path:
         return expand_home(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuses a text with bytes that Python could not read in the locale's encoding.
+
+    Python holds such bytes as halves of surrogate pairs, which no file and no tokenizer takes.
+
+    UserError: `where` and the text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: {ascii(text)} contains bytes that are no text in this locale; write UTF-8, "
+            "and set LC_ALL=C.UTF-8"
+        ) from None
 
 
 def _written(convert: Callable[[str], Any], text: str) -> Any:

@@ -312,10 +312,15 @@ def evaluate(
       poll: called regularly; raises to leave, after which the same arguments continue.
     """
     from bacr_jax.evaluation import job
-    from bacr_jax.evaluation.folder import default_folder, open_evaluation
+    from bacr_jax.evaluation.folder import (
+        default_folder,
+        open_evaluation,
+        recorded_prompt_date,
+    )
     from bacr_jax.parallel import processes
     from bacr_jax.parallel.compile_cache import keep_programs
     from bacr_jax.parallel.host_memory import keep_freed_memory
+    from bacr_jax.prompts.prompt_date import with_prompt_date
     from bacr_jax.questions.missing import without_missing
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
@@ -324,11 +329,13 @@ def evaluate(
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
     config, left_out = without_missing(settle(arguments, saved.config))
+    out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
+    date = saved.style.date if saved.style is not None else ""
+    config = with_prompt_date(config, recorded=date or recorded_prompt_date(out))
     processes.check_platform()
     keep_freed_memory()
     saved, kept = saved.under(config), keep_programs(config.output.compile_cache)
     train, missing = training_set(arguments, config)
-    out = arguments.out or default_folder(arguments.run, saved.step, arguments.model)
     work = job.prepare(
         saved,
         greedy=arguments.greedy or not arguments.samples,

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import io
 import re
 import signal
 import sys
@@ -24,6 +25,7 @@ from bacr_jax.config.cli import (
     Parser,
     add_saved_policy,
     check_saved_policy,
+    check_text,
     entry_point,
     failure,
     quieten_orbax,
@@ -290,6 +292,7 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
                 asking = _changed(session, asking, line)
                 say(f"{_said(asking)}\n")
             elif line:
+                check_text(line, "question")
                 started = time.perf_counter()
                 answer(session, line, asking, say)
                 say(f"{time.perf_counter() - started:.1f} s\n")
@@ -340,8 +343,13 @@ def _said(asking: Asking) -> str:
 def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
     """Asks every line of the standard input that is not empty."""
     asked = 0
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # In the C locale bytes that are no UTF-8 pass as halves of surrogate pairs, in others they
+        # would raise.
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(sys.stdin, 1):
         question = line.strip()
+        check_text(question, f"standard input, line {number}")
         if not question:
             continue
         asked += 1

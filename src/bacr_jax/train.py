@@ -97,6 +97,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
             print(f"  {departure}")
         raise SystemExit(0)
     config = with_sets_that_are_there(with_local_model(config, download=arguments.download))
+    config = with_prompt_date(config)
     return config, arguments.resume, tuple(allowed)
 
 
@@ -123,15 +124,29 @@ def with_local_model(config: Config, *, download: bool) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
 
 
+def begun_config(config: Config) -> Config | None:
+    """The config of the run that is in the config's folder; None if there is none to be read."""
+    # Whatever keeps it from being read is said where the folder is opened.
+    with contextlib.suppress(UserError, OSError, ValueError):
+        return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
+    return None
+
+
+def with_prompt_date(config: Config) -> Config:
+    """The config with the date that its chat template writes: the run's, or today's for a new one.
+
+    A template that writes no date has none.
+    """
+    from bacr_jax.prompts import prompt_date
+
+    return prompt_date.with_prompt_date(config, begun_config(config))
+
+
 def with_sets_that_are_there(config: Config) -> Config:
     """The config without the evaluation sets that data.eval_missing leaves out; says which."""
     from bacr_jax.questions.missing import without_missing
 
-    path, begun = run_path(config), None
-    # Whatever keeps it from being read is said where the folder is opened.
-    with contextlib.suppress(UserError, OSError, ValueError):
-        begun = run_folder.read_config_file(run_folder.RunPaths(path).config)
-    config, lines = without_missing(config, begun, path)
+    config, lines = without_missing(config, begun_config(config), run_path(config))
     for line in lines:
         print(line, flush=True)
     return config
@@ -152,6 +167,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
     faults = faults_of(
         lambda: found.append(with_local_model(found[-1], download=download)),
         lambda: found.append(with_sets_that_are_there(found[-1])),
+        lambda: found.append(with_prompt_date(found[-1])),
         lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
         lambda: check_wandb(config),
         lambda: check_warmup(found[-1], run_folder.RunPaths(run_path(config))),
@@ -371,6 +387,7 @@ def run(
     config = config_io.override(config, overrides)
     check(config, allow_change)
     config = with_sets_that_are_there(with_local_model(config, download=False))
+    config = with_prompt_date(config)
     allow_fast_additions()
     make_reproducible(config)
     quieten_orbax()

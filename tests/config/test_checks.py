@@ -19,6 +19,10 @@ from config_world import KEYS, changed, values_by_key, with_value
 MATH = {"train": "math:data/train.jsonl", "eval": ("math:data/test.jsonl",)}
 BAD_CONFIGS = [
     ({"seed": -1}, "seed: found -1; write in [0, 4294967295]"),
+    *(
+        ({"data": {"prompt_date": date}}, f"data.prompt_date: found '{date}'; write a date such as")
+        for date in ("today", "28 Nov 2026", "20261128", "2026-02-30")
+    ),
     (
         {"conditioning": {"words": "Be brief."}},
         "conditioning.words: found 'Be brief.'; write a sentence with {budget} once",

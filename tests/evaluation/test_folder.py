@@ -17,6 +17,7 @@ from bacr_jax.evaluation.folder import (
     open_evaluation,
     read_samples,
     read_settings,
+    recorded_prompt_date,
     resume,
     sample_batches,
 )
@@ -137,6 +138,20 @@ class TestOpen:
         with open_evaluation(half.parent / "two", {"decoding": {"seed": 0, "budgets": (4, 8)}}):
             assert read_settings(half.parent / "two") == more
 
+    def test_another_tokenizer_or_template_is_refused_unless_none_was_recorded(self, tmp_path):
+        prints = lambda tokenizer: {"prompt_fingerprints": {"tokenizer": tokenizer}}
+        with open_evaluation(tmp_path / "old", {"a": 1}):
+            pass
+        with open_evaluation(tmp_path / "old", {"a": 1, **prints("x")}):
+            pass
+        with open_evaluation(tmp_path / "new", {"a": 1, **prints("x")}):
+            pass
+        with (
+            pytest.raises(UserError, match=r"prompt_fingerprints.tokenizer \(x there, y now\)"),
+            open_evaluation(tmp_path / "new", {"a": 1, **prints("y")}),
+        ):
+            pytest.fail("opened another evaluation's folder")
+
     def test_many_differences_are_counted(self, tmp_path):
         with open_evaluation(tmp_path / "out", dict.fromkeys("abcdef", 0)):
             pass
@@ -229,6 +244,17 @@ class TestFinished:
 
 
 class TestPlaces:
+    def test_an_evaluation_that_goes_on_keeps_the_date_of_its_prompts(self, tmp_path):
+        assert recorded_prompt_date(tmp_path / "none") == ""
+        for settings, date in (
+            ({"decoding": {"prompt_date": "2026-11-28"}}, "2026-11-28"),
+            ({"decoding": {}}, ""),
+            ({"decoding": {"prompt_date": 7}}, ""),
+            ({}, ""),
+        ):
+            (tmp_path / SETTINGS).write_text(json.dumps(settings))
+            assert recorded_prompt_date(tmp_path) == date
+
     def test_a_runs_evaluations_lie_in_the_run_by_their_steps(self, tmp_path):
         run, paths = tmp_path / "run", RunPaths(tmp_path / "run")
         assert default_folder(run, 20, None) == paths.evaluation_of(20)

@@ -20,7 +20,10 @@ from bacr_jax.export import __main__ as export
 from bacr_jax.export import from_run
 from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
+from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_jax.runs.open import open_policy
 from export_world import LEDGER, MODEL, checkpoint, make_run
 
 # Room for a tokenizer of bytes.
@@ -262,3 +265,29 @@ def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tm
     assert (done.returncode, done.stderr) == (0, "")
     files = sorted(str(path) for path in (tmp_path / "out").iterdir())
     assert done.stdout.splitlines() == files
+
+
+def test_a_run_whose_template_was_edited_is_not_exported(tmp_path, capsys):
+    base, out = tmp_path / "base", tmp_path / "out"
+    params = hf_world.make_folder(base, ENGLISH, tokenizer=hf_world.chat_tokenizer())
+    settings = {"model": {"path": str(base)}, "data": {"train": "math:x"}}
+    run = make_run(tmp_path / "run", params, settings)
+    config = config_io.load([run / "config.yaml"])
+    tokenizer = load_tokenizer(base, where="model.path")
+    digests = {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": template_fingerprint(tokenizer, from_run.trained_style(config)),
+    }
+    trained = json.loads(json.dumps(config_io.flatten(config)))
+    checkpoint(run, params, 20, prompt_fingerprints=digests, config=trained)
+    assert len(open_policy(run, None, 20).tokenizer()) == len(tokenizer)
+    template = base / "chat_template.jinja"
+    template.write_text("Changed. " + template.read_text())
+    says = "its chat template writes other prompts"
+    # As evaluate and generate do.
+    with pytest.raises(UserError, match=says):
+        open_policy(run, None, 20).tokenizer()
+    assert says in refusal(capsys, "--run", run, "--out", out)
+    assert not out.exists()
+    # An older checkpoint has no digests, and is opened.
+    assert export.main(["--run", str(run), "--out", str(out), "--step", "3"]) == 0

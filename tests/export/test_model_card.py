@@ -110,3 +110,13 @@ def test_a_policy_from_random_weights_has_no_base(about):
     assert cards.license_of(None) is None
     assert "no license of a base applies" in cards.model_card(about)
     assert Path(about.run).name in cards.model_card(about)
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md"])
+def test_a_license_that_is_a_link_to_outside_of_the_base_is_refused(tmp_path, about, name):
+    base = tmp_path / "base"
+    base.mkdir()
+    (tmp_path / "id_rsa").write_text("-----BEGIN KEY-----")
+    (base / name).symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(UserError, match=rf"{name}: is a link to .*id_rsa"):
+        cards.model_card(cards.Exported(**{**vars(about), "base": base}))

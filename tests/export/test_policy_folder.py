@@ -121,3 +121,16 @@ def test_an_existing_folder_is_left_alone(folder):
         policy_folder.save_policy(folder, random_params(seed=5), config=TINY)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_link_to_outside_of_the_source_is_refused_and_nothing_is_written(folder, tmp_path, name):
+    config, params = reading.load_policy(folder)
+    secret = tmp_path / "secret"
+    original = folder / name
+    secret.write_text(original.read_text() if original.exists() else "{}")
+    original.unlink(missing_ok=True)
+    original.symlink_to(secret)
+    with pytest.raises(UserError, match=rf"{name}: is a link to .*secret, outside of its folder"):
+        policy_folder.save_policy(tmp_path / "out", params, config=config, source=folder)
+    assert not (tmp_path / "out").exists()

@@ -101,3 +101,28 @@ def test_a_folder_with_our_template_is_read_as_its_base(letters):
     ours.chat_template = template
     assert frame(ours, style) == frame(letters, style)
     assert chat_template(ours, FORMATS["think_answer"]) == template
+
+
+TOLD_IN_WORDS = ("Use {budget} tokens.", {"low": 16})
+
+
+@pytest.mark.parametrize("words", [("", None), TOLD_IN_WORDS], ids=["plain", "told"])
+def test_parts_of_a_message_are_their_texts_or_an_error(letters, words):
+    template = chat_template(letters, FORMATS["think_answer"], *words)
+    part = lambda text: {"type": "text", "text": text}
+    how = {"budget": 16} if words[0] else {}
+    for parts in ([part(" 1+1? ")], [part(" 1+"), part("1? ")], (part("1+1?"),)):
+        text = rendered(letters, template, parts, **how)
+        assert text == rendered(letters, template, "1+1?", **how)
+    image = {"type": "image", "image": "x.png"}
+    for wrong in ([image], [part("1+1?"), image], [1], ["1+1?"], [{"type": "text"}], None, {}, 7):
+        with pytest.raises(Exception, match="content: "):
+            rendered(letters, template, wrong)
+
+
+def test_parts_of_the_beginning_of_an_answer_are_their_texts(letters):
+    template = chat_template(letters, FORMATS["think_answer"])
+    begun = [{"type": "text", "text": "One "}, {"type": "text", "text": "and"}]
+    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": begun}]
+    text = letters.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert text.endswith("<think>\nOne and")

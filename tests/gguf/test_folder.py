@@ -100,3 +100,24 @@ def test_nothing_is_left_of_an_interrupted_import(tmp_path, monkeypatch, error):
     with pytest.raises((KeyboardInterrupt, ValueError), match="No space|^$"):
         folder.write(path, tmp_path / "out")
     assert [one.name for one in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_what_ends_a_turn_is_an_end_beside_eos(tmp_path):
+    """As Llama 3's first file has it: eos ends a text, and eot a turn."""
+    eot, eom = (gguf_world.TOKENS.index(one) for one in ("<|im_start|>", "<think>"))
+    ids = {"eot_token_id": ("uint32", eot), "eom_token_id": ("uint32", eom)}
+    settings = {f"tokenizer.ggml.{name}": value for name, value in ids.items()}
+    folder.write(gguf_world.write(tmp_path / "m.gguf", settings=settings), tmp_path / "out")
+    read = lambda name: json.loads((tmp_path / "out" / name).read_text())
+    assert read("generation_config.json")["eos_token_id"] == [0, eot, eom]
+    assert read("config.json")["eos_token_id"] == 0
+    assert not any(
+        name.startswith("eo") for name in read("tokenizer_config.json") if name[2] != "s"
+    )
+    assert load_tokenizer(tmp_path / "out", where="test").turn_ends == (0, eot, eom)
+
+
+def test_an_end_of_turn_that_is_no_token_is_refused(tmp_path):
+    settings = {"tokenizer.ggml.eot_token_id": ("uint32", 10**6)}
+    with pytest.raises(Unusable, match=r"eot_token_id is 1000000, the id of no token"):
+        folder.write(gguf_world.write(tmp_path / "m.gguf", settings=settings), tmp_path / "out")

@@ -289,3 +289,81 @@ def test_what_a_template_can_not_be_told_is_one_line(template, data, says):
     with pytest.raises(UserError, match=says) as refusal:
         frame(templated(template), asked(**data))
     assert "\n" not in str(refusal.value)
+
+
+LLAMA = """\
+{%- for m in messages -%}
+{{- '<|start|>' ~ m.role ~ '\\n' ~ m.content | trim ~ '<|eot|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif -%}"""
+
+
+def llama(template=LLAMA):
+    """A tokenizer as Llama 3's first folder has it: the end that it names ends no turn."""
+    found = hf_world.chat_tokenizer()
+    found.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|eot|>"]})
+    found.eos_token = "<|endoftext|>"
+    found.turn_ends = (found.convert_tokens_to_ids("<|endoftext|>"),)
+    found.chat_template = template
+    return found
+
+
+class TestEndsOfATurn:
+    @pytest.mark.parametrize("style", [TAGS, BOXED], ids=lambda style: style.name)
+    def test_the_token_with_which_the_template_ends_an_answer_is_one(self, style):
+        tokenizer = llama()
+        ends = set(tokenizer.convert_ids_to_tokens(list(eos_ids(tokenizer, style))))
+        # The format names <|im_end|> for Qwen2.5.
+        assert ends == {"<|endoftext|>", "<|im_end|>", "<|eot|>"}
+        allowed = allowed_tokens(tokenizer, style, len(tokenizer))
+        assert allowed[tokenizer.convert_tokens_to_ids("<|eot|>")]
+        assert not allowed[tokenizer.convert_tokens_to_ids("<|start|>")]
+
+    def test_what_only_begins_the_next_turn_is_none(self):
+        mistral = (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }} {{ eos_token }}"
+            "{% else %}<|start|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+        )
+        tokenizer = llama(mistral)
+        ends = tokenizer.convert_ids_to_tokens(list(eos_ids(tokenizer, TAGS)))
+        assert set(ends) == {"<|endoftext|>", "<|im_end|>"}
+
+    def test_a_template_that_takes_no_answer_changes_nothing(self):
+        tokenizer = llama("{{ raise_exception('no') if messages[-1].role == 'assistant' }}" + LLAMA)
+        ends = tokenizer.convert_ids_to_tokens(list(eos_ids(tokenizer, TAGS)))
+        assert set(ends) == {"<|endoftext|>", "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ 7 ** (10 ** 9) }}", "takes more than 2 s"),
+        ("{{ 'a' * 10 ** 10 }}", "needs more than 1,024 MiB of memory"),
+        ("{{ " + "(" * 9999 + ")" * 9999 + " }}", "is nested too deeply"),
+        ({"rag": PLAIN, "tool_use": PLAIN}, r"several chat templates \(rag, tool_use\) and none"),
+    ],
+)
+def test_a_template_that_can_not_be_rendered_is_refused_in_one_line(template, says):
+    with pytest.raises(UserError, match=says) as caught:
+        frame(templated(template), asked())
+    assert len(caught.value.lines) == 1 and str(caught.value).startswith("tokenizer: ")
+
+
+def test_a_template_whose_variables_are_looked_for_is_not_computed_here():
+    with pytest.raises(UserError, match="takes more than 2 s"):
+        frame(templated("{{ 7 ** (10 ** 9) }}"), asked(variables={"day": 1}))
+
+
+def test_a_template_by_the_name_of_default_is_taken():
+    tokenizer = templated({"default": PLAIN, "rag": "{{ 1 }}"})
+    assert frame(tokenizer, TAGS) == frame(templated(PLAIN), TAGS)
+
+
+def test_the_date_of_a_template_is_the_formats():
+    tokenizer = templated("{{ strftime_now('%d %b %Y %H:%M') }}" + PLAIN)
+    style = asked(prompt_date="2024-02-29")
+    assert frame(tokenizer, style)[0].startswith("29 Feb 2024 00:00<|im_start|>")
+    with pytest.raises(
+        UserError, match=r"^data.prompt_date=2024-02-29: the prompt format 'ledger'"
+    ):
+        asked("ledger", prompt_date="2024-02-29")

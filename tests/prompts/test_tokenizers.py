@@ -1,3 +1,4 @@
+import json
 import unicodedata
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+import hf_world
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids, load_tokenizer
 
@@ -106,3 +108,38 @@ def test_boxes_end_with_a_blank_line(qwen):
     ids = ids_of(qwen, "\\frac{1}{2}}$.\n\nSo")
     text = answer_text(qwen, ids, opened="\\boxed{", closed="\n\n")
     assert text == "\\boxed{\\frac{1}{2}}$.\n\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda raw: raw["model"].update(dropout=0.5), "gives the same text other ids each time"),
+        (
+            lambda raw: raw.update(
+                padding={
+                    "strategy": {"Fixed": 2**40},
+                    "direction": "Right",
+                    "pad_to_multiple_of": None,
+                    "pad_id": 0,
+                    "pad_type_id": 0,
+                    "pad_token": "a",
+                }
+            ),
+            "(ends its process|needs more|takes more)",
+        ),
+    ],
+    ids=["dropout", "padding"],
+)
+def test_a_tokenizer_that_draws_ids_or_ends_its_reader_is_one_line(tmp_path, change, says):
+    hf_world.chat_tokenizer().save_pretrained(tmp_path)
+    load_tokenizer(tmp_path, where="model.path")
+    path = tmp_path / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    words = raw["model"]["vocab"]
+    words["he"] = max(words.values()) + 10
+    raw["model"]["merges"] = [["h", "e"]]
+    change(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=rf"^model.path: no tokenizer .*{says}") as caught:
+        load_tokenizer(tmp_path, where="model.path")
+    assert len(caught.value.lines) == 1

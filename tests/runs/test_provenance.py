@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import Mesh
 
 from bacr_jax.config import Config
+from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs.provenance import (
     VERSIONED,
+    check_same_prompts,
     check_same_questions,
     differences,
     provenance,
@@ -89,3 +91,42 @@ def test_a_resume_that_is_not_exact_says_what_changed():
     assert of_versions.startswith("note: versions were {") and "'jax': '0.1'" in of_versions
     assert "devices were [" in of_devices and "are [8, 'H100']" in of_devices
     assert all("not bit for bit" in line for line in (of_versions, of_devices))
+
+
+PROMPTS = {"tokenizer": "a", "template": "b", "data.train": "c", "ours": "d"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tokenizer", "its tokenizer has another vocabulary than"),
+        ("template", "its chat template writes other prompts, or ends turns with other tokens"),
+        ("data.train", "the prompts of data.train have other tokens"),
+        ("ours", "the prompts of ours have other tokens"),
+    ],
+)
+def test_another_tokenizer_template_or_prompt_is_refused(name, says):
+    then = provenance(Config(), QUESTIONS, None, prompts=PROMPTS)
+    check = lambda now, *changed: check_same_prompts(
+        then, now, config_io.override(Config(), changed), Path("runs/a")
+    )
+    check(PROMPTS)
+    # A policy is opened without the prompts of its training.
+    check({"tokenizer": "a"})
+    with pytest.raises(UserError, match=rf"^model.path=None: {says}.* runs/a "):
+        check(PROMPTS | {name: "x"})
+    # What was changed on purpose changes prompts, and no tokenizer.
+    brief = "data.system_prompt=Be brief."
+    if name == "tokenizer":
+        with pytest.raises(UserError, match=says):
+            check(PROMPTS | {name: "x"}, brief)
+    else:
+        check(PROMPTS | {name: "x"}, brief)
+
+
+def test_a_checkpoint_without_digests_of_its_prompts_is_opened_with_a_note():
+    then = provenance(Config(), QUESTIONS, None)
+    del then["prompt_fingerprints"]
+    check_same_prompts(then, PROMPTS, Config(), Path("runs/a"))
+    (note,) = differences(then, provenance(Config(), QUESTIONS, None, prompts=PROMPTS))
+    assert note.startswith("note: the checkpoint has no digest of its prompts")

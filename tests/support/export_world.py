@@ -22,7 +22,7 @@ MODEL = {
 }
 
 
-def checkpoint(run, params, step):
+def checkpoint(run, params, step, **meta):
     tx = optax.adam(1e-3)
     state = RunState(
         train=init_state(params, None, tx, tx),
@@ -31,7 +31,7 @@ def checkpoint(run, params, step):
         generated_tokens=jnp.int32(7),
     )
     checkpoints = Checkpoints(run / "checkpoints", keep=2)
-    checkpoints.save(step, state, {"step": step})
+    checkpoints.save(step, state, {"step": step, **meta})
     checkpoints.close()
 
 

@@ -3,6 +3,7 @@
 A problem is a line that names the dotted keys, what was found and what to write instead.
 """
 
+import datetime
 import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -115,6 +116,18 @@ def _words(config: Config) -> Iterator[str]:
             f"conditioning.words: found {shown(words)}; write a sentence with {BUDGET} once, such "
             f"as {ConditioningConfig().words!r}"
         )
+
+
+def _prompt_date(config: Config) -> Iterator[str]:
+    date = config.data.prompt_date
+    if date is None:
+        return
+    try:
+        is_date = datetime.date.fromisoformat(date).isoformat() == date
+    except ValueError:
+        is_date = False
+    if not is_date:
+        yield f"data.prompt_date: found {shown(date)}; write a date such as '2026-11-28', or null"
 
 
 def _arithmetic(config: Config) -> Iterator[str]:
@@ -418,6 +431,7 @@ _GENERAL: tuple[Finder, ...] = (
     _grader,
     _rewards,
     _words,
+    _prompt_date,
     _model,
     adapter_problems,
     _sources,
@@ -452,7 +466,7 @@ def check_ranges(config: Config) -> None:
     Only values by themselves, and types and kernels, are checked: other keys that go together were
     checked when the policy was trained.
     """
-    for find in (_out_of_range, _words, level_problems, _arithmetic):
+    for find in (_out_of_range, _words, _prompt_date, level_problems, _arithmetic):
         for problem in find(config):
             raise UserError(problem)
 

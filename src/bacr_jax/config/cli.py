@@ -15,6 +15,7 @@ from typing import Any
 from bacr_grading.command import (
     STOPPED as STOPPED,
     Parser as Parser,
+    check_text as check_text,
     entry_point as entry_point,
     failure as failure,
     refusal as refusal,

@@ -69,6 +69,7 @@ _LATER = frozenset(
         "warmup.seed",
         *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
         *("export.every", "data.system_prompt", "data.template_variables"),
+        "data.prompt_date",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
         *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),

@@ -171,6 +171,11 @@ class DataConfig:
         "variables of the tokenizer's chat template, such as {date_string: 26 Jul 2024}",
         "(-inf, inf)",
     )
+    prompt_date: str | None = key(
+        None,
+        "date, YYYY-MM-DD, that a chat template writes which asks for today's; null: the day in "
+        "UTC on which the run began, which is recorded here",
+    )
     order: Literal["drawn", "shuffled"] = key(
         "drawn", "questions within a group: drawn anew; shuffled: each once before any again"
     )

@@ -29,6 +29,8 @@ from bacr_jax.runs.folder import (
 SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
 # What people read.
 MARKDOWN, LATEX = "results.md", "results.tex"
+# Section of the settings: digests of the tokenizer and of its chat template.
+PROMPT_FINGERPRINTS = "prompt_fingerprints"
 _MOST_NAMED = 4
 
 
@@ -175,8 +177,13 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
 def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> None:
     if not is_begun(path, where, SETTINGS, "evaluation"):
         return
-    both = read_settings(path), json.loads(json.dumps(settings))
-    there, now = (flatten_dict(one, sep=".") for one in both)
+    recorded = read_settings(path)
+    present = json.loads(json.dumps(settings))
+    if PROMPT_FINGERPRINTS not in recorded:
+        # The folder was made by a version that kept none.
+        present.pop(PROMPT_FINGERPRINTS, None)
+    there = flatten_dict(recorded, sep=".")
+    now = flatten_dict(present, sep=".")
     differing = [
         f"{name} ({there.get(name)} there, {now.get(name)} now)"
         for name in {**now, **there}
@@ -201,6 +208,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
     return settings
+
+
+def recorded_prompt_date(path: Path) -> str:
+    """Returns the date that the prompts of an unfinished or finished evaluation write.
+
+    Empty if they write none, or if the folder holds no evaluation.
+    """
+    if not (path / SETTINGS).is_file():
+        return ""
+    decoding = read_settings(path).get("decoding")
+    date = decoding.get("prompt_date") if isinstance(decoding, dict) else None
+    return date if isinstance(date, str) else ""
 
 
 def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:

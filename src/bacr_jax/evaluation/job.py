@@ -38,6 +38,7 @@ from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
 from bacr_jax.methods.registry import declares_budget
 from bacr_jax.prompts.environment import Environment, Questions, build_environment, load_sets
+from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import failures
 from bacr_jax.prompts.told import budget_words
@@ -160,6 +161,7 @@ def _decoding(
         "grace": config.budget.grace or None,
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
         "budget_words": budget_words(config, style) or None,
+        "prompt_date": style.date or None,
         "engine": None if engine is None else VLLM,
         "product_dtype": config.model.product_dtype,
         "decode_attention": None if decode_attention == "auto" else decode_attention,
@@ -296,7 +298,15 @@ def prepare(
         eval_settings=[[setting] for setting in settings] + dense,
         compared=compared,
         labels=labels,
-        settings={"policy": saved.identity, "sets": described, "decoding": decoding}
+        settings={
+            "policy": saved.identity,
+            "sets": described,
+            "decoding": decoding,
+            folder.PROMPT_FINGERPRINTS: {
+                "tokenizer": tokenizer_fingerprint(tokenizer),
+                "template": template_fingerprint(tokenizer, style),
+            },
+        }
         | ({"grader": grader} if grader else {}),
         style=style,
         engine=engine,

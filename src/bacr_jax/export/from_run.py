@@ -9,16 +9,20 @@ from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder
 from bacr_jax.export.model_card import Exported, model_card
 from bacr_jax.export.template import chat_template
-from bacr_jax.methods.registry import declares_budget
 from bacr_jax.model import adapters
 from bacr_jax.model.hf import archive, hf_config, names, peft
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import eos_ids
-from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.loaders import own_tokenizer
-from bacr_jax.runs.open import choose_step, read_config, read_params
+from bacr_jax.runs.open import (
+    check_trained_with,
+    choose_step,
+    read_config,
+    read_params,
+    trained_style,
+)
 from bacr_jax.runs.setup import model_shape
 from bacr_jax.types import Params
 
@@ -89,8 +93,10 @@ def export(
             base=base,
             write_base=write_base if config.warmup.steps else None,
         )
+    tokenizer = _tokenizer(config, base)
+    check_trained_with(run, number, config, tokenizer)
     about = Exported(run, number, config, trained_style(config), base, merge_told_words)
-    return write_params(out, params, about, dtype=dtype)
+    return write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
 
 
 def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
@@ -99,8 +105,17 @@ def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
     return hf_config.BudgetModule(config.conditioning, config.budget.max)
 
 
-def _tokenizer(config: Config) -> Any:
-    """Returns a run's tokenizer to write: a folder, a set's tokenizer, or None for the base's."""
+def _tokenizer(config: Config, base: Path | None) -> Any:
+    """The tokenizer of a run whose model lies at `base`."""
+    own = own_tokenizer(config.data)
+    if own is not None:
+        return own
+    folder = config.model.tokenizer or base
+    return load_tokenizer(folder, where="model.tokenizer", model=base)
+
+
+def _written_tokenizer(config: Config) -> Any:
+    """Returns what a folder gets: a tokenizer's folder, a set's own, or None: the base's."""
     tokenizer: Any = own_tokenizer(config.data)
     return config.model.tokenizer if tokenizer is None else tokenizer
 
@@ -113,19 +128,22 @@ def _write_base(params: Params, config: Config, base: Path | None, out: Path) ->
         {name: leaf for name, leaf in frozen.items() if name != "adapter_scale"},
         config=_shape(config, base, params),
         source=base,
-        tokenizer=_tokenizer(config),
+        tokenizer=_written_tokenizer(config),
     )
 
 
 def write_params(
-    out: Path, params: Params, about: Exported, *, dtype: str = "float32"
+    out: Path, params: Params, about: Exported, *, dtype: str = "float32", tokenizer: Any = None
 ) -> list[str]:
-    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked."""
+    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked.
+
+    `tokenizer`: of the run; None: it is read.
+    """
     config, base, style = about.config, about.base, about.style
-    written = _tokenizer(config)
-    tokenizer: Any = written
-    if written is None or isinstance(written, str):
-        tokenizer = load_tokenizer(written or base, where="model.tokenizer", model=base)
+    if tokenizer is None:
+        tokenizer = _tokenizer(config, base)
+    # Of a tokenizer that was read the files are copied.
+    written = _written_tokenizer(config)
     shape = _shape(config, base, params)
     return policy_folder.save_policy(
         out,
@@ -158,8 +176,3 @@ def layout(params: Params, about: Exported, dtype: str) -> list[policy_folder.Ty
     """Tensors of the folder that `write_params` would write, in their order, with their types."""
     shape, module = _shape(about.config, about.base, params), _module(about.config, params)
     return policy_folder.layout(shape, policy_folder.STORED[dtype], module)
-
-
-def trained_style(config: Config) -> PromptFormat:
-    """The prompt format that a run trains in."""
-    return format_for(config, declares_budget=declares_budget(config))

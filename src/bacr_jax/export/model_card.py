@@ -13,6 +13,7 @@ from bacr_jax import __version__, documents
 from bacr_jax.config import Config
 from bacr_jax.config.derived import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
+from bacr_jax.model.hf.vocabulary import check_links
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.told import budget_words
 from bacr_jax.report.html_page import templates
@@ -50,9 +51,13 @@ class Exported:
 
 
 def license_of(base: Path | None) -> str | None:
-    """What a model's folder says of its license: a name, or the first line of its text; or None."""
+    """Returns what a model's folder names as its license, or the first line of its text, or None.
+
+    UserError: one of the files that are read is a link to outside of the folder.
+    """
     if base is None:
         return None
+    check_links(base, ("README.md", *_LICENSES))
     try:
         card = documents.read_file(base / "README.md").decode()
         head = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)

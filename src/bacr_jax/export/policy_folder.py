@@ -95,7 +95,10 @@ def save_policy(
     if isinstance(tokenizer, str | Path):
         words, tokenizer = Path(tokenizer), None
     if words is not None:
+        vocabulary.check_links(words, vocabulary.TOKENIZER)
         vocabulary.check_fits(words, config.vocab_size)
+    if source is not None:
+        vocabulary.check_links(source, ("config.json", *vocabulary.GENERATION))
     if dtype not in STORED:
         raise UserError(f"dtype: found {dtype!r}; write one of {', '.join(STORED)}")
     stored = STORED[dtype]

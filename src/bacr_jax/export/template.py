@@ -5,7 +5,7 @@ from typing import Any
 
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.chat_template import BASE, render
+from bacr_jax.prompts.chat_template import BASE, render, template_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
@@ -19,6 +19,24 @@ messages[1]['role'] != 'assistant') -%}
 behind it at most the beginning of the answer') -}}
 {%- endif -%}
 """
+# The content of a message is a text, or a list of parts of which each has a text.
+_TEXT_OF = """\
+{%- macro text_of(content) -%}
+{%- if content is string -%}
+{{- content -}}
+{%- elif content is undefined or content is mapping or content is not sequence -%}
+{{- raise_exception('content: write a text, or a list of parts of the type text') -}}
+{%- else -%}
+{%- for part in content -%}
+{%- if part is mapping and part['type'] == 'text' and part['text'] is string -%}
+{{- part['text'] -}}
+{%- else -%}
+{{- raise_exception('content: this policy reads text alone, so every part is of the type text') -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+"""
 _READ_BUDGET = """\
 {%- set levels = LEVELS -%}
 {%- set number = none -%}
@@ -29,7 +47,7 @@ _READ_BUDGET = """\
 {%- endif -%}
 {%- endif -%}
 """
-_BEGUN = "{%- if messages | length == 2 -%}{{- messages[1]['content'] -}}{%- endif -%}"
+_BEGUN = "{%- if messages | length == 2 -%}{{- text_of(messages[1]['content']) -}}{%- endif -%}"
 
 # The base's template stands between these two.
 _ASKED = f"{{% if {BASE} is defined and {BASE} %}}\n"
@@ -58,7 +76,7 @@ def chat_template(
     told = frame(tokenizer, style, said=before + _NUMBER + after)[1] if words else ""
     if style.budget_close:
         told = tail + _NUMBER + style.budget_close
-    asked = f"{{{{- {literal(head)} ~ (messages[0]['content'] | trim) -}}}}\n"
+    asked = f"{{{{- {literal(head)} ~ (text_of(messages[0]['content']) | trim) -}}}}\n"
     untold = f"{{{{- {literal(tail)} -}}}}"
     if told:
         opening, _, closing = told.partition(_NUMBER)
@@ -66,7 +84,7 @@ def chat_template(
         table = ", ".join(f"{literal(name)}: {tokens}" for name, tokens in (levels or {}).items())
         asked = _READ_BUDGET.replace("LEVELS", "{" + table + "}") + asked
         untold = f"{{%- if number is not none -%}}{said}{{%- else -%}}{untold}{{%- endif -%}}"
-    ours = _CHECKS + asked + untold + "\n" + _BEGUN
+    ours = _CHECKS + _TEXT_OF + asked + untold + "\n" + _BEGUN
     if not style.chat:
         return ours + "\n"
     whole = f"{_ASKED}{_base(tokenizer)}{_ELSE}{ours}\n{{%- endif -%}}\n"
@@ -81,7 +99,7 @@ def chat_template(
 
 def _base(tokenizer: Any) -> str:
     """The base's template; that inside ours, where the base is an exported folder itself."""
-    text = str(tokenizer.get_chat_template())
+    text = template_of(tokenizer)
     if text.startswith(_ASKED) and _ELSE + _CHECKS in text:
         return text.removeprefix(_ASKED).partition(_ELSE + _CHECKS)[0]
     return text.removesuffix("\n")

@@ -12,9 +12,10 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.chat_template import check_variables, render
+from bacr_jax.prompts.chat_template import check_variables, render, turn_end
 from bacr_jax.prompts.formats import THINK_CLOSE, THINK_OPEN, PromptFormat
 from bacr_jax.prompts.stop_strings import vocabulary
+from bacr_jax.prompts.tokenizers import is_refusal
 from bacr_jax.types import Prompts
 
 # Stands for the question while the chat template is rendered: a private-use character.
@@ -183,12 +184,17 @@ def _tokenise(
     options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     try:
         encoded = tokenizer([head + body + tail for body in bodies], **options)
-    # Tokenizers without a token for unknown text raise this class, and do not say for which row.
-    except Exception as error:
+    # Tokenizers without a token for unknown text raise Exception, and do not say for which row; a
+    # panic of the Rust library is no Exception.
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
         for row, body in enumerate(bodies):
             try:
                 tokenizer(head + body + tail, **options)
-            except Exception:
+            except BaseException as own:
+                if not is_refusal(own):
+                    raise
                 raise UserError(
                     f"question {row}: the tokenizer has no tokens for {body[:80]!r}; write a "
                     "question of the kind the model was trained on"
@@ -216,12 +222,19 @@ def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
-    """Ids that end the model's turn: those its folder names, the tokenizer's and the format's.
+    """Returns the ids that end the model's turn.
+
+    They are those that its folder names, the tokenizer's end token, the format's, and the token
+    with which the chat template ends an answer: a model was trained to write that one, whatever
+    generation_config.json names.
 
     UserError: the tokenizer has none of them.
     """
     texts = vocabulary(tokenizer)
-    wanted = {end.encode() for end in (*style.turn_end, tokenizer.eos_token or "") if end}
+    ends = [*style.turn_end, tokenizer.eos_token or ""]
+    if style.chat and getattr(tokenizer, "chat_template", None):
+        ends.append(turn_end(tokenizer, style))
+    wanted = {end.encode() for end in ends if end}
     named = getattr(tokenizer, "turn_ends", ())
     found = tuple(i for i, text in enumerate(texts) if text in wanted or i in named)
     if not found:

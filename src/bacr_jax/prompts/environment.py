@@ -21,6 +21,11 @@ from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
 from bacr_jax.prompts import encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
+from bacr_jax.prompts.fingerprints import (
+    prompts_fingerprint,
+    template_fingerprint,
+    tokenizer_fingerprint,
+)
 from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import (
     OnRows,
@@ -30,6 +35,7 @@ from bacr_jax.prompts.graders import (
     open_graders,
     open_rewards,
 )
+from bacr_jax.prompts.markup import markup_warning
 from bacr_jax.prompts.stop_strings import compile_stop_string
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
 from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
@@ -131,6 +137,21 @@ class Environment:
         """Of the sources of a verifier and rewards of one's own, by `Verifier.named`."""
         return {own.verifier.named: own.verifier.digest for own in self._own_verifiers}
 
+    @functools.cached_property
+    def prompt_fingerprints(self) -> dict[str, str]:
+        """Digests of the tokenizer, of its chat template, and of the prompts of each set."""
+        sets = {"data.train": self.train, "eval.holdout": self.holdout, **self.eval}
+        return {
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "template": template_fingerprint(self.tokenizer, self.style),
+            **{name: prompts_fingerprint(one.prompts, one.told) for name, one in sets.items()},
+        }
+
+    def markup_warning(self) -> str | None:
+        """Returns a line about questions that contain tokens of the chat template, or None."""
+        sets = (self.train, self.holdout, *self.eval.values())
+        return markup_warning(self.tokenizer, self.style, [one.set.questions for one in sets])
+
     def exactly_graded(self) -> "Environment":
         """This environment with the grader of procedural tasks, whatever the run's is."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
@@ -177,7 +198,10 @@ class Environment:
             part = f"{size:,} of " if size is not None and size < len(questions) else ""
             first, *rest = questions.set.summary()
             lines += [f"evaluating on {part}{first}", *rest]
-        return lines
+        if self.style.date:
+            lines.append(f"chat template writes the date {self.style.date} (data.prompt_date)")
+        warning = self.markup_warning()
+        return lines if warning is None else [*lines, warning]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
         """Text after each suffix, closing tag included if it was written; [B][M]."""

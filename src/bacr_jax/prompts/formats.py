@@ -36,6 +36,7 @@ class PromptFormat:
       system: system message of the chat template; empty: there is none.
       bare: a chat template that writes a system message of its own is refused.
       variables: of the chat template, by name.
+      date: YYYY-MM-DD, the date that a chat template may write; empty: today.
       before, after: text round the question (inside the user's message with a chat template).
       think_close: with this the model ends its thinking; empty: only by ending its turn.
       answer_open: opens the answer; the last thing in both suffixes, blanks aside.
@@ -50,6 +51,7 @@ class PromptFormat:
     system: str = ""
     bare: bool = False
     variables: Mapping[str, bool | int | str | float] = FrozenMap()
+    date: str = ""
     before: str = ""
     after: str = ""
     think_open: str = ""
@@ -166,14 +168,16 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
 
 
 def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
-    """The format with the closing text, system message and template variables of a config.
+    """The format with the closing text, system message, template variables and date of a config.
 
     UserError: one of them does not fit the format.
     """
     system, variables = config.data.system_prompt, config.data.template_variables
+    date = config.data.prompt_date
     style = with_closing_text(style, config.data.closing_text)
     found = [] if system is None else [f"data.system_prompt={shown(system)}"]
     found += [f"data.template_variables={written(variables)}"] if variables else []
+    found += [] if date is None else [f"data.prompt_date={date}"]
     if found and not style.chat:
         raise UserError(
             f"{found[0]}: the prompt format {style.name!r} has no chat template; leave it out"
@@ -181,6 +185,8 @@ def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
     if system is not None:
         blank = not system.strip()
         style = dataclasses.replace(style, system="" if blank else system, bare=blank)
+    if date is not None:
+        style = dataclasses.replace(style, date=date)
     return dataclasses.replace(style, variables=variables) if variables else style
 
 

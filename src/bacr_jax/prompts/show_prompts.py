@@ -10,6 +10,7 @@ from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import printable
 from bacr_jax.prompts.encoding import encode_prompts, opener, user_message
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.markup import markup_warning
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
 from bacr_jax.questions.question_set import QuestionSet
@@ -34,6 +35,9 @@ def shown_prompts(
         ]
         heads = [""] * len(some)
     else:
+        warning = markup_warning(tokenizer, style, [questions.questions])
+        if warning is not None:
+            yield warning
         rows = prompt_ids(config, style, words, some.questions, tokenizer)
         texts = [decode_ids(tokenizer, row) for row in rows]
         limit = config.data.max_prompt_tokens

@@ -36,8 +36,10 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
     """The section `thinking` of a policy; docs/serving.md says what its keys mean."""
     allowed = allowed_tokens(tokenizer, style, rows)
     settings = config_io.flatten(config)
+    # Most chat templates write no date.
+    prompt_format = {k: v for k, v in dataclasses.asdict(style).items() if k != "date" or v}
     found: dict[str, Any] = {
-        "prompt_format": dataclasses.asdict(style),
+        "prompt_format": prompt_format,
         "closing_ids": encode_text(tokenizer, style.forced_suffix).tolist(),
         "answer_ids": encode_text(tokenizer, style.natural_suffix).tolist(),
         "end_ids": list(eos_ids(tokenizer, style)),

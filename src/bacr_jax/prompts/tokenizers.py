@@ -1,5 +1,7 @@
 """Tokenizers of Hugging Face folders, and from the tokens of an answer to the text graded."""
 
+import functools
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from bacr_jax import documents
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
+from bacr_jax.prompts.limited import Failed, shared_process
 from bacr_jax.prompts.stop_strings import vocabulary
 
 # Ids beyond this are slips, for which a table would be made all the same.
@@ -14,6 +17,10 @@ MOST_IDS = 1 << 24
 # Classes that are what tokenizer.json says, and those that AutoTokenizer would build anew.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 _REBUILT = ("LlamaTokenizer", "GPT2Tokenizer")
+# Processor time and new memory of reading a tokenizer; one of 250,000 tokens takes 3 s and 1 GiB.
+READ_SECONDS = 30.0
+READ_MEMORY = 4 << 30
+_READ_IN_LIMITS = ("tokenizer.json", "vocab.json", "merges.txt")
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -29,6 +36,8 @@ def load_tokenizer(
     """
     documents.check_model_folder(folder or "null", where)
     assert folder is not None
+    # It imports what it needs while this process does.
+    shared_process().start()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
@@ -41,6 +50,7 @@ def load_tokenizer(
     reader: Any = PreTrainedTokenizerFast if as_written else AutoTokenizer
     try:
         _check_files(Path(folder))
+        _try_in_limits(Path(folder))
         tokenizer = reader.from_pretrained(str(folder))
         largest = max(tokenizer.get_vocab().values(), default=0)
         if largest >= MOST_IDS:
@@ -48,7 +58,7 @@ def load_tokenizer(
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
     # and the Rust reader raises plain Exception, or panics.
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not is_refusal(error):
             raise
         raise UserError(
             f"{where}: no tokenizer that can be read in {str(folder)!r} ({reason_of(error)}); "
@@ -56,6 +66,39 @@ def load_tokenizer(
         ) from None
     tokenizer.turn_ends = _turn_ends(Path(model or folder), largest)
     return tokenizer
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True if an error is an Exception or a panic of the Rust library, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _try_in_limits(folder: Path) -> None:
+    """Reads a folder's tokenizer in a limited process first: a damaged one may abort its reader.
+
+    ValueError: the tokenizer can't be used.
+    """
+    digest = hashlib.sha256()
+    for name in _READ_IN_LIMITS:
+        path = folder / name
+        content = documents.read_file(path) if path.is_file() else b""
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    try:
+        fault = _fault_in_limits(str(folder.absolute()), digest.hexdigest())
+    except Failed as error:
+        raise ValueError(str(error)) from None
+    if fault:
+        raise ValueError(fault)
+
+
+@functools.lru_cache(maxsize=256)
+def _fault_in_limits(folder: str, digest: str) -> str:
+    """Returns why a tokenizer can't be used; empty if nothing was found.
+
+    `digest`: of its files, which are not read again while they stay as they are.
+    """
+    limits: dict[str, Any] = {"seconds": READ_SECONDS, "memory": READ_MEMORY}
+    return str(shared_process().ask("read_tokenizer", **limits, folder=folder))
 
 
 def _check_files(folder: Path) -> None:

@@ -18,7 +18,8 @@ from bacr_jax.errors import UserError, printable
 from bacr_jax.questions import source
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.questions.source import Source, Split
-from bacr_jax.questions.tables import NotThere, Record, columns, read_rows
+from bacr_jax.questions.subsets import check_subsets
+from bacr_jax.questions.tables import NotThere, Record, columns, read_files
 
 # Columns that hold a worked solution: only a box or a "####" line in them is an answer.
 SOLUTIONS = ("solution", "Solution")
@@ -103,14 +104,16 @@ def _rows_of(
     """Every row of a table; without a question or an answer where there is no usable one."""
     where = f"{name}:{path}"
     try:
-        rows = read_rows(
+        files = read_files(
             path, base=config.dir, split=split, any_split=layout.any_split, where=where
         )
     except NotThere as error:
         command = how_to_get(where, config.dir)
         raise UserError(f"{error}; {command} gets it" if command else str(error)) from None
+    rows = [row for found in files.values() for row in found]
     present = columns(rows)
     question = _column(present, layout.question, where, "question", name)
+    check_subsets(files, question, where)
     answers = [column for column in layout.answer if column in present]
     if not answers:
         _column(present, layout.answer, where, "answer", name)

@@ -50,6 +50,19 @@ class NotThere(UserError):
 def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Record]:
     """Rows of a set, in the order of its files (by name) and of the lines in them.
 
+    Arguments and errors are those of `read_files`.
+    """
+    files = read_files(path, base=base, split=split, any_split=any_split, where=where)
+    return [row for rows in files.values() for row in rows]
+
+
+def read_files(
+    path: str, *, base: str, split: str, any_split: bool, where: str
+) -> dict[Path, list[Record]]:
+    """Rows of a set by their files, in the order of the names and of the lines.
+
+    A file's path is relative to the folder, if the set is one.
+
     Args:
       path: a file, a folder (both from `base` if relative), or hf://OWNER/NAME[@REVISION][/PLACE].
       split: "train" or "test": which files of a folder are meant. A file is taken as it is.
@@ -57,10 +70,12 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
     """
     local = find(path, base=base, where=where)
     files = _files_of(local, split, any_split, where) if local.is_dir() else [local]
-    rows = [row for file in files for row in _read(file, where)]
-    if not rows:
+    rows = {file: _read(file, where) for file in files}
+    if not any(rows.values()):
         raise UserError(f"{where}: found no row in {_names(files, local)}; write a set with rows")
-    return rows
+    if not local.is_dir():
+        return rows
+    return {file.relative_to(local): found for file, found in rows.items()}
 
 
 def find(path: str, *, base: str, where: str) -> Path:

@@ -51,9 +51,11 @@ def told_at_start(config: Config, options: Mapping[str, object]) -> Told:
 
 
 def told_of_inputs(config: Config, environment: Environment) -> Told:
-    """Digests of what was read: questions, verifiers' sources, tokenizer and starting weights."""
+    """Digests of what was read: questions, prompts, verifiers' sources, tokenizer, weights."""
     sets = {"data.train": environment.train, **environment.eval}
     told = {f"the questions of {name}": data_fingerprint(one.set) for name, one in sets.items()}
+    prompts = environment.prompt_fingerprints.items()
+    told |= {f"the digest of {name} (prompts)": digest for name, digest in prompts}
     verifiers = environment.verifier_digests.items()
     told |= {f"the source of {name}": digest for name, digest in verifiers}
     values = config_io.flatten(config)

@@ -12,8 +12,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
-from bacr_jax.prompts import thinking_section, tokenizers
-from bacr_jax.prompts.formats import PromptFormat, with_texts
+from bacr_jax.prompts import fingerprints, thinking_section, tokenizers
+from bacr_jax.prompts.formats import PromptFormat, format_for, with_texts
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import RunPaths, steps_in
 from bacr_jax.types import Params
@@ -71,6 +71,30 @@ def _state_folder(folder: Path, step: int) -> Path:
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
+def trained_style(config: Config) -> PromptFormat:
+    """The prompt format that a run trains in."""
+    from bacr_jax.methods.registry import declares_budget
+
+    return format_for(config, declares_budget=declares_budget(config))
+
+
+def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
+    """Refuses a tokenizer or a chat template that is not what a run was trained with.
+
+    `config`: the run's.
+
+    UserError: says which, or the checkpoint is damaged.
+    """
+    from bacr_jax.runs.checkpoint import read_meta
+    from bacr_jax.runs.provenance import check_same_prompts
+
+    now = {
+        "tokenizer": fingerprints.tokenizer_fingerprint(tokenizer),
+        "template": fingerprints.template_fingerprint(tokenizer, trained_style(config)),
+    }
+    check_same_prompts(read_meta(_state_folder(run, step)), now, config, run)
+
+
 @dataclass(frozen=True)
 class SavedPolicy:
     """A policy on disk, not read yet.
@@ -81,6 +105,7 @@ class SavedPolicy:
       identity: what makes it this policy and no other, for records.
       style: prompt format that a Hugging Face folder names; None: the config says it.
       called: what tables call it; None: what its folder is called.
+      trained: config of the run, whatever `under` changes; None for a Hugging Face folder.
     """
 
     folder: Path
@@ -89,6 +114,7 @@ class SavedPolicy:
     identity: dict[str, Any]
     style: PromptFormat | None = None
     called: str | None = None
+    trained: Config | None = None
 
     def under(self, config: Config) -> "SavedPolicy":
         """The policy under other settings; its own prompt format goes where they say another."""
@@ -127,11 +153,14 @@ class SavedPolicy:
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
     def tokenizer(self) -> Any:
-        """The tokenizer that it was trained with; UserError: its folder holds none."""
+        """The tokenizer that it was trained with; UserError: its folder holds none, or another."""
         from bacr_jax.runs import setup
 
         if self.step is not None:
-            return setup.run_tokenizer(self.config)
+            tokenizer = setup.run_tokenizer(self.config)
+            if self.trained is not None:
+                check_trained_with(self.folder, self.step, self.trained, tokenizer)
+            return tokenizer
         model = self.config.model
         folder = model.tokenizer or model.path
         return tokenizers.load_tokenizer(folder, where="model.tokenizer", model=model.path)
@@ -152,7 +181,7 @@ def open_policy(
     config = read_config(run)
     step = choose_step(run, step)
     identity = {"run": config_io.fingerprint(config), "method": config.method, "step": step}
-    return SavedPolicy(run, step, config, identity)
+    return SavedPolicy(run, step, config, identity, trained=config)
 
 
 def _policy_of_model(folder: Path) -> SavedPolicy:

@@ -45,10 +45,12 @@ def provenance(
     mesh: Mesh | None,
     evaluated: Sequence[QuestionSet] = (),
     verifiers: Mapping[str, str] | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What made a state, for JSON.
 
-    `verifiers`: digests of files that grade, by the key and the value that name each.
+    `verifiers`: digests of files that grade, by the key and the value that name each. `prompts`:
+    `Environment.prompt_fingerprints`.
     """
     return {
         "seed": config.seed,
@@ -57,6 +59,7 @@ def provenance(
         "data_fingerprint": data_fingerprint(questions),
         "evaluated_fingerprints": {one.name: data_fingerprint(one) for one in evaluated},
         "verifier_fingerprints": dict(verifiers or {}),
+        "prompt_fingerprints": dict(prompts or {}),
         "versions": {name: version(name) for name in VERSIONED},
         "mesh": {} if mesh is None else {name: int(size) for name, size in mesh.shape.items()},
         "devices": [jax.device_count(), jax.devices()[0].device_kind],
@@ -93,8 +96,65 @@ def check_same_questions(
             )
 
 
+# Keys that change prompts and are changed on purpose, by --allow-change.
+_PROMPT_KEYS = (
+    *("data.prompt_format", "data.system_prompt", "data.template_variables", "data.prompt_date"),
+    *("data.closing_text", "data.max_prompt_tokens", "conditioning.told", "conditioning.words"),
+    *("budget.max", "eval.budgets", "method"),
+)
+
+
+def check_same_prompts(
+    then: Mapping[str, Any], now: Mapping[str, str], config: Config, run: Path
+) -> None:
+    """Refuses to use a checkpoint with another tokenizer, chat template or other prompts.
+
+    Checkpoints that were saved without digests of their prompts are not compared.
+
+    Args:
+      then: provenance of the checkpoint.
+      now: digests of `Environment.prompt_fingerprints`, or some of them.
+      config: settings under which `now` was made.
+
+    Raises:
+      UserError: says which of them is not what the run was trained with.
+    """
+    before = then.get("prompt_fingerprints")
+    if not before:
+        return
+    settings = json.loads(json.dumps(config_io.flatten(config)))
+    changed = any(then["config"].get(key) != settings[key] for key in _PROMPT_KEYS)
+    key = "model.tokenizer" if config.model.tokenizer else "model.path"
+    folder = f"{key}={config.model.tokenizer or config.model.path}"
+    advice = "put the files back, or write another output.dir"
+    for name, digest in now.items():
+        if before.get(name, digest) == digest:
+            continue
+        if name == "tokenizer":
+            raise UserError(
+                f"{folder}: its tokenizer has another vocabulary than the run in {run} was trained "
+                f"with; {advice}"
+            )
+        if changed:
+            continue
+        if name == "template":
+            raise UserError(
+                f"{folder}: its chat template writes other prompts, or ends turns with other "
+                f"tokens, than when the run in {run} was trained; {advice}"
+            )
+        raise UserError(
+            f"{folder}: the prompts of {name} have other tokens than when the run in {run} was "
+            f"trained; {advice}"
+        )
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """A line for each thing that keeps a resumed run from being bit for bit the same."""
+    if "prompt_fingerprints" not in then:
+        yield (
+            "note: the checkpoint has no digest of its prompts, so template and tokenizer were "
+            "not compared with those that the run began with"
+        )
     for what in ("versions", "devices", "mesh"):
         if then[what] != now[what]:
             yield (

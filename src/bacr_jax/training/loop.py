@@ -33,7 +33,12 @@ from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import RunHealth
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
-from bacr_jax.runs.provenance import check_same_questions, differences, provenance
+from bacr_jax.runs.provenance import (
+    check_same_prompts,
+    check_same_questions,
+    differences,
+    provenance,
+)
 from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.runs.setup import make_policy
 from bacr_jax.training import stages
@@ -130,6 +135,7 @@ class Trainer:
         meta = self.checkpoints.meta(self.checkpoints.latest)
         now = self.describe(meta["step"])
         check_same_questions(meta, now, self.config, self.folder.path)
+        check_same_prompts(meta, now["prompt_fingerprints"], self.config, self.folder.path)
         for line in differences(meta, now):
             self.progress.say(line)
         step, self.earlier_seconds = meta["step"], meta["wall_seconds"]
@@ -205,12 +211,13 @@ class Trainer:
         mesh, questions = self.policy.learner.mesh, self.environment.train.set
         evaluated = [questions.set for questions in self.environment.eval.values()]
         verifiers = self.environment.verifier_digests
+        prompts = self.environment.prompt_fingerprints
         return {
             "step": step,
             "best": self.best,
             "wall_seconds": self.wall_seconds,
             **self.origin,
-            **provenance(self.config, questions, mesh, evaluated, verifiers),
+            **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
         }
 
     @property

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -177,6 +178,8 @@ def check_inputs(config: Config) -> None:
     """
     try:
         _, environment = open_inputs(config)
+        if (warning := environment.markup_warning()) is not None:
+            print(warning, file=sys.stderr)
         if config.warmup.steps and config.data.train != "ledger":
             own = derived.warmup_config(config)
             TraceLessons(own, _warmup_environment(config, environment))

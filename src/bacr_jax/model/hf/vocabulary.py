@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bacr_jax.errors import UserError
@@ -60,10 +60,34 @@ def check_fits(folder: Path, rows: int) -> None:
 
 
 def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
-    """Copies those of the named files that a folder has."""
+    """Copies those of the named files that a folder has; UserError as `check_links`."""
+    check_links(source, names)
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
+
+
+def check_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuses named files that are links to outside of a folder.
+
+    Somebody else's folder may link to a private file of this machine, whose content an export would
+    carry away. In the cache of the hub every file is a link to the blobs of its repository.
+
+    UserError: names the link and where it leads.
+    """
+    inside = folder.resolve()
+    allowed = [inside]
+    repository = inside.parent.parent
+    if inside.parent.name == "snapshots" and "--" in repository.name:
+        allowed.append(repository / "blobs")
+    for name in names:
+        path = folder / name
+        target = path.resolve()
+        if path.is_file() and not any(target.is_relative_to(one) for one in allowed):
+            raise UserError(
+                f"{path}: is a link to {target}, outside of its folder, which an export would "
+                "copy; put the file itself in its place"
+            )
 
 
 def write_chat_template(folder: Path, template: str) -> None:

@@ -1,0 +1,60 @@
+"""Digests of what a policy is asked with: its tokenizer, its chat template and its prompts.
+
+A checkpoint keeps them, so that a run does not go on, and is not evaluated or exported, with an
+edited template or vocabulary.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from bacr_jax.prompts.encoding import encode_text, eos_ids, frame
+from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.stop_strings import vocabulary
+from bacr_jax.prompts.tokenizers import is_refusal
+from bacr_jax.prompts.told import ToldPrompts
+from bacr_jax.types import Prompts
+
+# Words, numbers and marks that tokenizers split in different ways.
+_TEXT = (
+    "How many of the 1,234 numbers x satisfy 3x^2 - 12 = \\frac{1}{2}?\n\n  It's über 数\U0001f642."
+)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Identifies a tokenizer by the texts of all its ids, and by its ids of one text."""
+    texts = vocabulary(tokenizer)
+    content = hashlib.sha256(b"".join(texts)).hexdigest()
+    try:
+        ids = encode_text(tokenizer, _TEXT).tolist()
+    # A tokenizer of few characters has no tokens for it.
+    except BaseException as error:
+        if not is_refusal(error):
+            raise
+        ids = []
+    return _digest([len(text) for text in texts], content, ids)
+
+
+def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
+    """Identifies the texts around a question and its answer, their ids, and the ends of a turn.
+
+    UserError: as `frame`.
+    """
+    texts = [*frame(tokenizer, style), style.forced_suffix, style.natural_suffix]
+    ids = [encode_text(tokenizer, text).tolist() for text in texts]
+    return _digest(texts, ids, list(eos_ids(tokenizer, style)))
+
+
+def prompts_fingerprint(prompts: Prompts, told: ToldPrompts | None) -> str:
+    """Identifies the ids of prompts, in their order, with and without a budget."""
+    parts = [prompts] if told is None else [prompts, told.opened]
+    arrays = [np.asarray(leaf, np.int32) for one in parts for leaf in (one.tokens, one.lengths)]
+    arrays += [] if told is None else [np.asarray(told.closing, np.int32)]
+    digests = [hashlib.sha256(array.tobytes()).hexdigest() for array in arrays]
+    return _digest([array.shape for array in arrays], digests)

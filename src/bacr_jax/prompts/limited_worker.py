@@ -1,0 +1,197 @@
+"""Reads tokenizers and renders chat templates that somebody else wrote, in a limited process.
+
+`limited.py` runs this file as a script: a JSON request a line on its standard input, a JSON reply a
+line on its standard output. The kernel enforces the limits, so that they also end C and Rust code.
+It imports nothing of this package, and ends when its parent does or when nothing was asked for a
+minute.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+Request = dict[str, Any]
+
+# Seconds without a request after which the process ends.
+IDLE_SECONDS = 60
+# Times that a text is encoded, to find a tokenizer that draws its ids.
+_REPEATS = 5
+# Tokens of the vocabulary whose texts are encoded beside `_TEXT`.
+_SAMPLED_TOKENS = 500
+_TEXT = (
+    "Solve for x: 3x + 12 = 48. Then 12 * 4 = 48, so \\frac{36}{3} = 12.\n\n"
+    "Weng earns $12 an hour for babysitting; yesterday, she just did 50 minutes. How much did she "
+    "earn? Größe, 数学, \U0001f642, 1,234.56 and \\boxed{10}.\n"
+)
+
+
+def _memory_in_use() -> int | None:
+    """Returns the bytes of address space in use; None if the system does not report them."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _limits(seconds: float, memory: int) -> Iterator[None]:
+    """Limits what is inside to so many seconds of processor time and bytes of new memory.
+
+    SIGPROF ends the process after the time. An allocation beyond the memory fails.
+    """
+    used = _memory_in_use()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if used is not None:
+        most = used + memory if soft == resource.RLIM_INFINITY else min(used + memory, soft)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class _Clock(datetime.datetime):
+    """A clock that stands at the midnight at which the date of the prompts begins."""
+
+    date_of_prompts = "1970-01-01"
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> "_Clock":
+        """Returns the midnight."""
+        return cls.fromisoformat(cls.date_of_prompts)
+
+
+def render(request: Request) -> str:
+    """Returns the text that a chat template makes of messages on a date."""
+    from transformers.utils import chat_template_utils
+
+    # Its strftime_now reads this clock; a function among the variables would become a text.
+    chat_template_utils.datetime = _Clock
+    _Clock.date_of_prompts = request["date"]
+    texts: Any = chat_template_utils.render_jinja_template(
+        conversations=[request["messages"]] * 2,
+        chat_template=request["template"],
+        add_generation_prompt=request["add_generation_prompt"],
+        **request["variables"],
+    )[0]
+    if len(texts[0]) > request["most_chars"]:
+        raise ValueError(f"writes {len(texts[0]):,} characters")
+    if texts[0] != texts[1]:
+        raise ValueError("writes another text each time")
+    return str(texts[0])
+
+
+def read_variables(request: Request) -> list[str] | None:
+    """Returns the names that a template reads and does not set; None if its syntax is unknown."""
+    import jinja2
+    import jinja2.meta
+
+    language = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return sorted(jinja2.meta.find_undeclared_variables(language.parse(request["template"])))
+    # transformers adds tags to the language.
+    except jinja2.TemplateSyntaxError:
+        return None
+
+
+def read_tokenizer(request: Request) -> str:
+    """Reads the tokenizer of a folder and encodes and decodes texts with it.
+
+    Returns:
+      Why the tokenizer can't be used; empty if nothing was found.
+    """
+    import tokenizers
+
+    folder = Path(request["folder"])
+    whole, words, merges = (folder / n for n in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if whole.is_file():
+        backend = tokenizers.Tokenizer.from_file(str(whole))
+    elif words.is_file() and merges.is_file():
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(words), str(merges)))
+    else:
+        return ""
+    ids = sorted(backend.get_vocab(with_added_tokens=True).values())
+    sampled = ids[:: max(len(ids) // _SAMPLED_TOKENS, 1)]
+    texts = [_TEXT, backend.decode(sampled, skip_special_tokens=False)]
+    encoded = [[_encoded(backend, text) for text in texts] for _ in range(_REPEATS)]
+    if any(other != encoded[0] for other in encoded):
+        return "it gives the same text other ids each time"
+    return ""
+
+
+def _encoded(backend: Any, text: str) -> list[int] | None:
+    """Returns the ids of a text; None if the tokenizer has no tokens for it."""
+    # Some models keep the ids of words that they have seen.
+    getattr(backend.model, "_clear_cache", lambda: None)()
+    try:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    # The Rust library raises plain Exception; a panic is none, and passes.
+    except Exception:
+        return None
+
+
+OPERATIONS: dict[str, Callable[[Request], Any]] = {
+    "render": render,
+    "read_variables": read_variables,
+    "read_tokenizer": read_tokenizer,
+}
+
+
+def reply_to(request: Request) -> dict[str, Any]:
+    """Does what a request asks for; its value, or the error in a line."""
+    operation = OPERATIONS[request["operation"]]
+    try:
+        with _limits(request["seconds"], request["memory"]):
+            return {"value": operation(request)}
+    except MemoryError:
+        return {"error": f"needs more than {request['memory'] >> 20:,} MiB of memory"}
+    except RecursionError:
+        return {"error": "is nested too deeply"}
+    # A panic of the Rust library is no Exception.
+    except BaseException as error:
+        lines = str(error).strip().splitlines()
+        return {"error": lines[0] if lines else type(error).__name__}
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answers requests until there are no more, or none came for a minute."""
+    while True:
+        # SIGALRM ends the process.
+        signal.alarm(IDLE_SECONDS)
+        line = requests.readline()
+        signal.alarm(0)
+        if not line:
+            return
+        replies.write(json.dumps(reply_to(json.loads(line))) + "\n")
+        replies.flush()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    replies = os.fdopen(os.dup(1), "w")
+    sink = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(sink, stream)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Imported while the parent imports its own, and outside of any limit.
+    import jinja2.meta  # noqa: F401
+    import tokenizers  # noqa: F401
+    import transformers.utils.chat_template_utils  # noqa: F401
+
+    serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

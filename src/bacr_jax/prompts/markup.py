@@ -1,0 +1,47 @@
+"""Questions that contain tokens of the chat template, which a model reads as markup."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bacr_jax.errors import first_of
+from bacr_jax.prompts.encoding import frame
+from bacr_jax.prompts.formats import PromptFormat
+
+_MOST_NAMED = 3
+
+
+def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
+    """Returns the texts of special tokens, and of other added tokens around a question."""
+    around = "".join(frame(tokenizer, style))
+    added = tokenizer.added_tokens_decoder.values()
+    return [
+        token.content
+        for token in added
+        if token.content.strip() and (token.special or token.content in around)
+    ]
+
+
+def markup_warning(
+    tokenizer: Any, style: PromptFormat, sets: Iterable[Sequence[str]]
+) -> str | None:
+    """Returns a line about questions that contain control tokens; None if there are none.
+
+    A prompt format without a chat template has no markup.
+    """
+    if not style.chat:
+        return None
+    tokens = control_tokens(tokenizer, style)
+    questions = [text for texts in sets for text in texts]
+    seen: dict[str, None] = {}
+    count = 0
+    for text in questions:
+        inside = [token for token in tokens if token in text]
+        seen.update(dict.fromkeys(inside))
+        count += bool(inside)
+    if not count:
+        return None
+    return (
+        f"warning: {count:,} of {len(questions):,} questions contain tokens of the chat template "
+        f"({first_of(list(seen), _MOST_NAMED)}), which the model reads as markup, not as text; "
+        "take them out of the questions"
+    )
