@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from bacr_tasks import gym_checked
 from bacr_tasks.gym_traces import SHORT, STYLES, in_words
 
 Split = Literal["train", "test"]
@@ -32,6 +33,8 @@ COUNTED = 20_000
 MOST_SIZE = 1 << 24
 NUM_LEVELS = 5
 SCORER = str(Path(__file__).with_name("gym_score.py"))
+# The scorer is a package's, which was read.
+THIRD_PARTY, CHECKED = True, True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
@@ -41,8 +44,8 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
       short: prompts are what the question is about, without its English (`gym_traces.SHORT`).
 
     Raises:
-      ValueError: no reasoning-gym, no such generator or field, a value it can't have, or no short
-        form.
+      ValueError: no reasoning-gym, no such generator or field, a value it can't have, no short
+        form, or a scorer that was not checked.
     """
     where = f"gym:{spec}"
     generators = _generators(where)
@@ -57,6 +60,12 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
             "write one of these, or another prompt format and model.path"
         )
     dataset_class, config_class = generators[name]
+    if not gym_checked.is_checked(name, dataset_class.__module__):
+        raise ValueError(
+            f"{where}: its scorer is not one of those of reasoning-gym {gym_checked.VERSION} that "
+            "were checked not to run answers as code; write pip install "
+            f"reasoning-gym=={gym_checked.VERSION}, or another generator"
+        )
     fields = _fields(where, query, config_class)
     try:
         dataset = dataset_class(config_class(**{"seed": SEED, **fields, "size": COUNTED}))
