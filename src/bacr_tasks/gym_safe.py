@@ -16,8 +16,9 @@ from typing import Any
 
 # Characters of an expression, and of a list of lists; levels of brackets in a list.
 MOST_CHARS, MOST_LIST_CHARS, MOST_BRACKETS = 2_000, 20_000, 16
-# Levels of a syntax tree, and characters of a name.
-MOST_LEVELS, MOST_NAME = 100, 12
+# Levels of a syntax tree, how many of them a function counts for (sympy simplifies functions of
+# functions for minutes), and characters of a name.
+MOST_LEVELS, CALL_LEVELS, MOST_NAME = 100, 20, 12
 # Digits of a number, and the exponents of a number and of anything else.
 MOST_DIGITS, MOST_EXPONENT, MOST_POWER = 30, 100, 1_000
 # Bits of a number that is the base or the result of a power.
@@ -73,7 +74,7 @@ def _built(node: ast.expr, names: Any, level: int) -> Any:
             return sympy.Symbol(node.id)
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords
     if is_call and names != () and node.func.id in _FUNCTIONS and len(node.args) == 1:
-        return getattr(sympy, node.func.id)(_built(node.args[0], names, level + 1))
+        return getattr(sympy, node.func.id)(_built(node.args[0], names, level + CALL_LEVELS))
     raise ValueError("no arithmetic")
 
 
