@@ -32,6 +32,8 @@ MOST_TRIES = 16
 COUNTED = 20_000
 MOST_SIZE = 1 << 24
 NUM_LEVELS = 5
+# In the reference of an item for which sympy found no antiderivative: the item is passed over.
+UNSOLVED = "Integral("
 SCORER = str(Path(__file__).with_name("gym_score.py"))
 # The scorer is a package's, which was read.
 THIRD_PARTY, CHECKED = True, True
@@ -177,6 +179,8 @@ def _items(
         text = " ".join(item["question"].split())
         of_test = is_test(text)
         if of_test != (split == "test") or (of_test and text in seen):
+            continue
+        if UNSOLVED in str(item["answer"]):
             continue
         # Training items are as often alike as the generator makes them.
         seen.add(text if of_test else str(index))

@@ -14,9 +14,7 @@ import pytest
 
 from bacr_grading import confinement
 
-pytestmark = pytest.mark.skipif(
-    not confinement.is_available(), reason="no seccomp on this machine"
-)
+pytestmark = pytest.mark.skipif(not confinement.is_available(), reason="no seccomp on this machine")
 
 
 def confined(action):
@@ -76,9 +74,9 @@ def file(tmp_path):
 
 
 DENIED = {
-    "writing": lambda path: open(path, "w"),
-    "appending": lambda path: open(path, "a"),
-    "making a file": lambda path: open(f"{path}.new", "x"),
+    "writing": lambda path: path.write_text("other"),
+    "appending": lambda path: os.open(path, os.O_WRONLY | os.O_APPEND),
+    "making a file": lambda path: os.open(f"{path}.new", os.O_CREAT),
     "truncating": lambda path: os.truncate(path, 0),
     "removing": lambda path: os.unlink(path),
     "renaming": lambda path: os.rename(path, f"{path}.old"),
@@ -87,7 +85,7 @@ DENIED = {
     "a folder": lambda path: os.mkdir(f"{path}.d"),
     "rights": lambda path: os.chmod(path, 0o777),
     "times": lambda path: os.utime(path, (0, 0)),
-    "memory of the parent": lambda path: open(f"/proc/{os.getppid()}/mem", "r+b"),
+    "memory of the parent": lambda path: os.open(f"/proc/{os.getppid()}/mem", os.O_RDWR),
     "a socket": lambda path: socket.socket(),
     "datagrams": lambda path: socket.socketpair(type=socket.SOCK_DGRAM),
     "a process": lambda path: os.fork(),
@@ -123,7 +121,7 @@ def test_rights_do_not_come_back_in_another_thread_or_by_another_filter(file):
 
     def write():
         try:
-            open(file, "w")
+            file.write_text("other")
         except PermissionError:
             outcome.append("refused")
 

@@ -88,12 +88,16 @@ def test_a_scorer_is_another_once_anything_that_it_could_call_has_changed(
     assert not gym_checked.is_checked(name, module)
     # A generator that has nothing to do with it is what it was.
     if changed != "dataset.py":
-        assert gym_checked.is_checked("letter_counting", "reasoning_gym.algorithmic.letter_counting")
+        assert gym_checked.is_checked(
+            "letter_counting", "reasoning_gym.algorithmic.letter_counting"
+        )
 
 
 def test_a_generator_that_was_not_checked_is_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(gym_checked.CHECKED, "gcd", "0123456789abcdef")
-    with pytest.raises(ValueError, match=r"gym:gcd: its scorer .* reasoning-gym==0\.1\.25") as error:
+    with pytest.raises(
+        ValueError, match=r"gym:gcd: its scorer .* reasoning-gym==0\.1\.25"
+    ) as error:
         gym.source("gcd", short=False)
     assert str(error.value).isprintable()
     assert sys.modules["reasoning_gym"] is reasoning_gym
