@@ -13,8 +13,10 @@ import struct
 import sys
 from collections.abc import Iterator
 
-# Numbers of system calls for x86_64 and aarch64 (asm/unistd_64.h, asm-generic/unistd.h).
-_ALLOWED: dict[str, tuple[int | None, int | None]] = {
+# Numbers of a system call for x86_64 and aarch64 (asm/unistd_64.h, asm-generic/unistd.h); None: it
+# has none.
+_Numbers = tuple[int | None, int | None]
+_ALLOWED: dict[str, _Numbers] = {
     # Open descriptors, and files for reading.
     "read": (0, 63),
     "write": (1, 64),
@@ -102,22 +104,24 @@ _NOT_FOR_READING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ANY_BIT = 0xFFFFFFFF
 _CLONE_THREAD, _FIONBIO, _FIOCLEX = 0x10000, 0x5421, 0x5451
 # Allowed if the argument of this index has none of these bits.
-_WITHOUT = {
-    "open": (2, None, 1, _NOT_FOR_READING),
-    "openat": (257, 56, 2, _NOT_FOR_READING),
+_WITHOUT: dict[str, tuple[_Numbers, int, int]] = {
+    "open": ((2, None), 1, _NOT_FOR_READING),
+    "openat": ((257, 56), 2, _NOT_FOR_READING),
     # Of its own limits: another process would be ended by new ones.
-    "prlimit64": (302, 261, 0, _ANY_BIT),
+    "prlimit64": ((302, 261), 0, _ANY_BIT),
     # Copies and flags of descriptors; F_SETOWN would have a signal sent to another process.
-    "fcntl": (72, 25, 1, _ANY_BIT ^ 0x7),
+    "fcntl": ((72, 25), 1, _ANY_BIT ^ 0x7),
     # Streams: a datagram could be sent to any socket of the machine.
-    "socketpair": (53, 199, 1, 0xE),
+    "socketpair": ((53, 199), 1, 0xE),
 }
 # Allowed if the argument of this index has this bit.
-_WITH = {"clone": (56, 220, 0, _CLONE_THREAD)}
+_WITH: dict[str, tuple[_Numbers, int, int]] = {"clone": ((56, 220), 0, _CLONE_THREAD)}
 # Allowed if the argument of this index is one of these.
-_AMONG = {"ioctl": (16, 29, 1, (_FIONBIO, _FIOCLEX))}
+_AMONG: dict[str, tuple[_Numbers, int, tuple[int, ...]]] = {
+    "ioctl": ((16, 29), 1, (_FIONBIO, _FIOCLEX))
+}
 # The C library tries this first, whose arguments no filter can see, and then clone.
-_ABSENT = {"clone3": (435, 435)}
+_ABSENT: dict[str, _Numbers] = {"clone3": (435, 435)}
 
 # Index into the numbers above, and the kernel's AUDIT_ARCH_*, by platform.machine().
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -147,15 +151,19 @@ def is_available() -> bool:
     return _prctl(_SET_SECCOMP, _FILTER_MODE) == _EFAULT
 
 
+def end_with_parent() -> None:
+    """Has the kernel end this process when the thread that started it ends."""
+    _prctl(_SET_PDEATHSIG, _SIGKILL)
+
+
 def confine() -> None:
-    """Confines the calling process, which must have one thread, and ends it with its parent.
+    """Confines the calling process, which must have one thread.
 
     OSError: the kernel refuses; the process has the rights that it had.
     """
     code = b"".join(_instructions(*_MACHINES[platform.machine()]))
     program = _Program(len(code) // 8, code)
     for option, argument, more in (
-        (_SET_PDEATHSIG, _SIGKILL, None),
         (_SET_NO_NEW_PRIVS, 1, None),
         (_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program)),
     ):
@@ -183,15 +191,15 @@ def _instructions(place: int, machine: int) -> Iterator[bytes]:
     yield _instruction(_LOAD, _NUMBER_AT)
     for numbers in _ALLOWED.values():
         yield from _if_called(numbers[place], passes)
-    for *numbers, index, bits in _WITHOUT.values():
+    for numbers, index, bits in _WITHOUT.values():
         test = _instruction(_JUMP_BITS, bits, 1, 0)
         yield from _if_called(numbers[place], _argument(index), test, passes, refuses)
-    for *numbers, index, bits in _WITH.values():
+    for numbers, index, bits in _WITH.values():
         test = _instruction(_JUMP_BITS, bits, 0, 1)
         yield from _if_called(numbers[place], _argument(index), test, passes, refuses)
-    for *both, index, values in _AMONG.values():
+    for numbers, index, values in _AMONG.values():
         tests = [part for v in values for part in (_instruction(_JUMP_EQUAL, v, 0, 1), passes)]
-        yield from _if_called(both[place], _argument(index), *tests, refuses)
+        yield from _if_called(numbers[place], _argument(index), *tests, refuses)
     for numbers in _ABSENT.values():
         yield from _if_called(numbers[place], _instruction(_RETURN, _REFUSE | _ENOSYS))
     yield refuses

@@ -95,6 +95,7 @@ def _score_and_exit(
         # The worker's own pipes among them.
         os.closerange(_REPLIES + 1, _MOST_FILES)
         if confined:
+            confinement.end_with_parent()
             confinement.confine()
         for row in rows:
             reply = json.dumps([token, *score(row)])

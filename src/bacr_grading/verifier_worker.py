@@ -133,7 +133,7 @@ def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..
         golds: list[str],
         ids: list[list[int]] | None = None,
     ) -> Any:
-        given = dict.fromkeys(setup["trl"]["questions"], questions)
+        given: dict[str, Any] = dict.fromkeys(setup["trl"]["questions"], questions)
         given |= dict.fromkeys(setup["trl"]["references"], golds)
         given["prompts"] = _texts(questions, "user", as_messages)
         given[COMPLETIONS] = _texts(answers, "assistant", as_messages)

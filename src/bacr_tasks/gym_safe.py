@@ -72,10 +72,18 @@ def _built(node: ast.expr, names: Any, level: int) -> Any:
             return getattr(sympy, node.id)
         if names is None and len(node.id) <= MOST_NAME and node.id.isascii():
             return sympy.Symbol(node.id)
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords
-    if is_call and names != () and node.func.id in _FUNCTIONS and len(node.args) == 1:
-        return getattr(sympy, node.func.id)(_built(node.args[0], names, level + CALL_LEVELS))
+    if isinstance(node, ast.Call) and names != ():
+        function, argument = _called(node)
+        return getattr(sympy, function)(_built(argument, names, level + CALL_LEVELS))
     raise ValueError("no arithmetic")
+
+
+def _called(node: ast.Call) -> tuple[str, ast.expr]:
+    """The name of the function that is called, one of the list, and its argument."""
+    alone = len(node.args) == 1 and not node.keywords
+    if alone and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+        return node.func.id, node.args[0]
+    raise ValueError("no function of the list")
 
 
 def _number(value: object) -> Any:

@@ -139,6 +139,7 @@ def test_a_confined_process_ends_with_its_parent():
     parent = os.fork()
     if parent == 0:
         if os.fork() == 0:
+            confinement.end_with_parent()
             confinement.confine()
             os.write(writing, b"1")
             time.sleep(60)

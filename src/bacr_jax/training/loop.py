@@ -370,7 +370,7 @@ class Trainer:
             return
         self.tell_phase("evaluation", step)
         params, counted = self.run.params(state.train), self.environment.grader.counters()
-        shown = self.environment.shown_to_verifiers()
+        counts = self.environment.shown_to_verifiers()
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
@@ -406,8 +406,8 @@ class Trainer:
             verify(self.policy.decode_params(params), used)
         if not self.evaluated:
             # Not recorded: the run that goes on evaluates again.
-            now = self.environment.shown_to_verifiers()
-            for named, failed in all_failed(shown, now).items():
+            after = self.environment.shown_to_verifiers()
+            for named, failed in all_failed(counts, after).items():
                 if failed:
                     self._refuse_verifier(state, step, named, "of the first evaluation")
         sets = {name: result["by_budget"] for name, result in found.items()}
