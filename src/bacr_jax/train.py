@@ -363,7 +363,8 @@ def run(
       The last event: the run's folder, its steps and the content of summary.json.
 
     Raises:
-      UserError: the input can't be used; nothing was trained.
+      UserError: the input can't be used; nothing was trained. Or a verifier gave no answer a score
+        (`VerifierFailed`); a checkpoint was saved.
       KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved and the same call
         goes on.
       TrainingFailed: going on would be no use.
