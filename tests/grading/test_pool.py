@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_grading import Grader
+from bacr_grading import Grader, VerifierGrader, load_verifier
 from bacr_grading import pool as pool_module
 from bacr_grading.pool import Program, Request, WorkerPool
 from bacr_jax.errors import UserError
@@ -128,6 +128,25 @@ def test_workers_that_are_killed_at_their_start_are_started_again(tmp_path, monk
     with Grader(workers=2) as grader:
         assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
         assert grader.counters()["worker_deaths"] == 4
+
+
+def test_a_verifier_whose_workers_are_killed_at_their_start_is_loaded_all_the_same(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pool_module, "START_PAUSE", 0.01)
+    (tmp_path / "v.py").write_text("def f(question, answer, gold): return 1.0\n")
+    folder = tmp_path / "starts"
+    folder.mkdir()
+    monkeypatch.setattr(pool_module.sys, "executable", dying_starts(folder, 4))
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
+        grader.check()
+        assert grader.counters()["worker_deaths"] == 4
+    # Those that are killed each time are an error after some tries.
+    monkeypatch.setattr(pool_module.sys, "executable", dying_starts(folder, 10**6))
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
+        with pytest.raises(UserError, match=r"do not start \(it exited with status -9\)"):
+            grader.check()
+        assert grader.counters()["worker_starts"] == pool_module.PATIENT_ATTEMPTS
 
 
 @pytest.mark.usefixtures("ready")
