@@ -176,11 +176,16 @@ class Environment:
 
     @property
     def _verifiers(self) -> dict[str, Any]:
-        """Verifiers and rewards that several processes share, by `Verifier.named`."""
+        """A user's verifiers and rewards that several processes share, by `Verifier.named`.
+
+        Without scorers of packages, some of which raise on answers that they can't read.
+        """
         pairs = [(self.graders[self.graded_by], self.grader)]
         pairs += [(self.rewards[name], one) for name, one in self.shared_rewards.items()]
         return {
-            own.verifier.named: shared for own, shared in pairs if isinstance(own, VerifierGrader)
+            own.verifier.named: shared
+            for own, shared in pairs
+            if isinstance(own, VerifierGrader) and not own.verifier.third_party
         }
 
     def shown_to_verifiers(self) -> dict[str, Shown]:

@@ -320,9 +320,10 @@ class Trainer:
         words = self.environment.last_failure(named)
         self.leave(state, step)
         raise VerifierFailed(
-            f"{named}: gave no score to any of the answers {answers} (the last: {words}); fix it "
-            "and write another output.dir, or, if it needs no change, the same command goes on "
-            f"from checkpoint {step} in {self.folder.checkpoints}"
+            f"{named}: gave no score to any of the answers {answers} (the last: {words}); fix it, "
+            "with 0 for answers that it can't read, and write another output.dir, or, if it needs "
+            f"no change, the same command goes on from checkpoint {step} in "
+            f"{self.folder.checkpoints}"
         )
 
     def save(self, state: RunState, step: int) -> None:
