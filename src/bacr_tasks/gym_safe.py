@@ -2,8 +2,8 @@
 
 Nine of its scorers call `eval`, or sympy's `parse_expr`, which is `eval`, on the answer. Here an
 answer is parsed and its syntax tree walked: only numbers, names, operators and functions of a short
-list have a meaning, within bounds. Two more take NaN for right. Scores are reasoning-gym's, except
-that puzzle24 needs its four numbers and exactly 24.
+list have a meaning, within bounds. Two more take NaN for right, and one takes any text. Scores are
+reasoning-gym's, except that puzzle24 needs its four numbers and exactly 24.
 """
 
 import ast
@@ -217,6 +217,10 @@ def _complex_arithmetic(dataset: Any, answer: str, entry: Mapping[str, Any]) -> 
     return float(dataset.score_answer(answer, entry))
 
 
+def _game_of_life_halting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+    return float(answer.strip().lower() == entry["answer"].lower())
+
+
 # By a generator's name: its scorer here, and the score of an answer that this finds no sense in.
 SCORERS: dict[str, tuple[Score, float]] = {
     "countdown": (_countdown, 0.01),
@@ -230,6 +234,7 @@ SCORERS: dict[str, tuple[Score, float]] = {
     "n_queens": (_n_queens, 0.0),
     "number_sorting": (_number_sorting, 0.0),
     "complex_arithmetic": (_complex_arithmetic, 0.0),
+    "game_of_life_halting": (_game_of_life_halting, 0.0),
 }
 
 

@@ -41,7 +41,7 @@ def variants(name, item):
         yield " + ".join(reversed(gold.split(" + ")))
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", sorted({*SCORERS} - {"game_of_life_halting"}))
 def test_benign_answers_have_the_scores_of_reasoning_gym(name, dataset):
     seen = set()
     for index in range(4 if "integration" in name else 12):
@@ -128,6 +128,12 @@ def test_nan_is_no_complex_number(answer, dataset):
     assert score_answer("complex_arithmetic", dataset("complex_arithmetic"), answer, item) == 0.0
     right = score_answer("complex_arithmetic", dataset("complex_arithmetic"), "1+2i", item)
     assert right == 1.0
+
+
+def test_whether_a_game_halts_is_one_of_two_words(dataset):
+    item = {"answer": "False"}
+    score = lambda answer: score_answer("game_of_life_halting", dataset("n_queens"), answer, item)
+    assert [score(answer) for answer in ("False", " false", "True", "no", "0")] == [1, 1, 0, 0, 0]
 
 
 def test_an_expression_has_numbers_and_the_variables_that_it_may_have():
