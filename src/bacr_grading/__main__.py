@@ -14,7 +14,6 @@ from bacr_grading import LENIENT, Grader, VerifierGrader, documents, load_verifi
 from bacr_grading.command import Parser, entry_point
 from bacr_grading.errors import UserError
 from bacr_grading.judge import MODES
-from bacr_grading.verifier import answer_of
 
 _BATCH = 1024
 
@@ -106,7 +105,7 @@ def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: st
         batch = rows[start : start + _BATCH]
         preds, references = [row["pred"] for row in batch], [row["gold"] for row in batch]
         if isinstance(grader, VerifierGrader):
-            answers = [answer_of(pred) for pred in preds]
+            answers = [grader.verifier.shown(pred) for pred in preds]
             if mode == LENIENT:  # Cases are usually bare answers.
                 answers = [p if answer is None else answer for p, answer in zip(preds, answers)]
             verdicts = grader.score(answers, references, [row["question"] for row in batch])

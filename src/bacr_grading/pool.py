@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
@@ -26,7 +26,12 @@ from bacr_grading.verifier_worker import end_offspring
 
 # Importing math-verify takes one second on an idle core; a verifier may import more.
 START_SECONDS = 120.0
+# Starts in a row that may fail, and how many where workers are killed or one has started before:
+# the machine can be short of memory or processes for a while.
 START_ATTEMPTS = 3
+PATIENT_ATTEMPTS = 8
+# Seconds before the second try after a failure, doubled each time, and the longest of these pauses.
+START_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 POLL_SECONDS = 0.1
 # Until a wait for the first worker is worth a word, and between one word and the next.
 PATIENCE_SECONDS = 5.0
@@ -91,8 +96,9 @@ class Program:
       read: what a reply says of them; a LookupError, TypeError or ValueError: it is no reply.
       late, died: the outcome of a request whose worker was late, or ended by itself.
       advice: what to look at when no worker starts.
-      foreign: it is somebody's own code. It may start processes, which end with it, and once a
-        worker has started, requests are lost when no other starts; else that is an error.
+      foreign: it is a user's or a package's code, which may start processes; these end with it.
+      environment: variables of the workers; None: those of this process.
+      spare: seconds of a batch beyond the deadlines of its requests.
     """
 
     script: str = worker_module.__file__
@@ -107,6 +113,8 @@ class Program:
         "enough"
     )
     foreign: bool = False
+    environment: Mapping[str, str] | None = None
+    spare: float = 0.0
 
 
 @dataclass(eq=False)
@@ -138,7 +146,8 @@ class WorkerPool:
     """Runs requests in worker processes that import neither JAX nor this library.
 
     A worker that is late is killed (SIGKILL) and replaced. Its requests get no verdict, which
-    grades as incorrect. Nothing starts before the first request. For one thread at a time.
+    grades as incorrect. Requests of a worker that ended by itself are given once more, one by one.
+    Nothing starts before the first request. For one thread at a time.
     """
 
     def __init__(self, program: Program, *, workers: int, deadline: int | float, memory_mb: int):
@@ -153,9 +162,12 @@ class WorkerPool:
         self._memory_bytes = memory_mb << 20
         self._workers: list[_Worker] = []
         self._closed = False
-        # Why workers did not start, since one did.
-        self._failures: list[str] = []
+        # Why workers did not start, since one did; True: it was killed.
+        self._failures: list[tuple[str, bool]] = []
         self._started = False
+        self._start_after = 0.0
+        # Requests of workers that ended while they worked on them.
+        self._unanswered: list[Any] = []
         self.counts: collections.Counter[str] = collections.Counter()
 
     @property
@@ -166,13 +178,14 @@ class WorkerPool:
     def check(self, tell: Callable[[str], object] | None = None) -> None:
         """Waits until a worker is ready, of which one is started; UserError: it does not start.
 
-        `tell` gets a line when that takes long, and every so often from then on.
+        One that is killed is started again. `tell` gets a line when that takes long, and every so
+        often from then on.
         """
         began = told = time.monotonic()
         while not any(worker.ready for worker in self._workers):
-            if self._failures:
+            if self._failures and not (self._failures[-1][1] and self._may_start()):
                 raise self._refusal()
-            if not self._workers:
+            if not self._workers and time.monotonic() >= self._start_after:
                 self._start()
             self._listen(POLL_SECONDS, {})
             now = time.monotonic()
@@ -195,8 +208,10 @@ class WorkerPool:
         starts = range(0, len(requests), size)
         queue = collections.deque(requests[start : start + size] for start in starts)
         outcomes: dict[Any, Any] = {}
-        if self._lasts():
-            self._failures.clear()
+        asked_again: set[Any] = set()
+        if self._started:
+            # After a call in which no worker started, the next one tries only once.
+            del self._failures[PATIENT_ATTEMPTS - 1 :]
         polled = time.monotonic()
         try:
             # First whatever happened since the last call: workers got ready, or died.
@@ -204,12 +219,20 @@ class WorkerPool:
             while len(outcomes) < len(requests):
                 self._assign(queue, outcomes)
                 self._listen(POLL_SECONDS, outcomes)
+                for request in self._unanswered:
+                    if request in asked_again:
+                        outcomes[request] = self._program.died
+                    else:
+                        asked_again.add(request)
+                        queue.append([request])
+                self._unanswered.clear()
                 if poll is not None and time.monotonic() - polled >= POLL_SECONDS:
                     poll()
                     polled = time.monotonic()
         except BaseException:
             for worker in [w for w in self._workers if w.requests]:
                 self._remove(worker)
+            self._unanswered.clear()
             raise
         return outcomes
 
@@ -219,9 +242,16 @@ class WorkerPool:
         for worker in list(self._workers):
             self._remove(worker)
 
-    def _lasts(self) -> bool:
-        """Whether requests are lost, rather than the run, when no worker starts."""
-        return self._program.foreign and self._started
+    def _may_start(self) -> bool:
+        """True if the failures so far leave another try to start a worker."""
+        patient = self._started or (bool(self._failures) and self._failures[-1][1])
+        return len(self._failures) < (PATIENT_ATTEMPTS if patient else START_ATTEMPTS)
+
+    def _not_started(self, reason: str, *, killed: bool = False) -> None:
+        """Notes why a worker did not start, and how long the next one has to wait."""
+        self._failures.append((reason, killed))
+        pause = min(START_PAUSE * 2.0 ** (len(self._failures) - 1), LONGEST_PAUSE)
+        self._start_after = time.monotonic() + pause
 
     def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
         """Hands requests to idle workers, and starts workers while requests are waiting."""
@@ -233,11 +263,13 @@ class WorkerPool:
             starting = sum(not w.ready for w in self._workers)
             if len(self._workers) >= self._size or starting >= len(queue):
                 return
-            if len(self._failures) < START_ATTEMPTS:
+            if self._may_start():
+                if time.monotonic() < self._start_after:
+                    return
                 self._start()
             elif self._workers:
                 return
-            elif self._lasts():
+            elif self._started:
                 outcomes |= dict.fromkeys(itertools.chain(*queue), self._program.died)
                 queue.clear()
             else:
@@ -246,17 +278,21 @@ class WorkerPool:
     def _refusal(self) -> UserError:
         """Why no worker is there."""
         return UserError(
-            f"grading: worker processes do not start ({self._failures[-1]}); {self._program.advice}"
+            f"grading: worker processes do not start ({self._failures[-1][0]}); "
+            f"{self._program.advice}"
         )
 
     def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
         worker.requests = requests
-        worker.deadline = time.monotonic() + self._deadline * len(requests)
+        seconds = self._deadline * len(requests) + self._program.spare
+        worker.deadline = time.monotonic() + seconds
         worker.unsent += json.dumps(self._program.written(requests)).encode("ascii") + b"\n"
 
     def _start(self) -> None:
         # The worker must find math-verify wherever this process would.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        given = self._program.environment
+        environment = dict(os.environ if given is None else given)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         mark = f"GRADING_WORKER_{uuid.uuid4().hex}"
         environment[mark] = "1"
         # -P keeps this room's modules (numbers, pool, ...) from hiding others of the same name.
@@ -273,7 +309,7 @@ class WorkerPool:
                 start_new_session=True,
             )
         except OSError as error:
-            self._failures.append(str(error))
+            self._not_started(str(error))
             return
         assert process.stdin is not None
         assert process.stdout is not None
@@ -302,7 +338,7 @@ class WorkerPool:
         for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
             self._remove(worker)
             if not worker.ready:
-                self._failures.append(f"not ready after {START_SECONDS:.0f} s")
+                self._not_started(f"not ready after {START_SECONDS:.0f} s")
             else:
                 self.counts["timeouts"] += 1
                 outcomes |= dict.fromkeys(worker.requests, self._program.late)
@@ -341,7 +377,7 @@ class WorkerPool:
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)
-            self._failures.append(str(reply["refused"]))
+            self._not_started(str(reply["refused"]))
         else:
             worker.ready = self._started = True
             self._failures.clear()
@@ -349,9 +385,10 @@ class WorkerPool:
     def _died(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
         self._remove(worker)
         self.counts["worker_deaths"] += 1
-        outcomes |= dict.fromkeys(worker.requests, self._program.died)
+        self._unanswered += worker.requests
         if not worker.ready:
-            self._failures.append(f"it exited with status {worker.process.returncode}")
+            status = worker.process.returncode
+            self._not_started(f"it exited with status {status}", killed=status < 0)
 
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)

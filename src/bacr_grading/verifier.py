@@ -1,21 +1,24 @@
 """A verifier of one's own: a function of a file, run in workers that can be killed.
 
 `grader: FILE.py:function` names a function(question, answer_text, gold) that returns a score in
-[0, 1]; one whose name ends with `_batch` takes three lists and returns a list. docs/grading.md says
-what it may do. What goes wrong in it costs the answers at hand their score, and is counted.
+[0, 1]; one whose name ends with `_batch` takes three lists and returns a list, and one of TRL's
+form takes `completions` and other columns. docs/grading.md says what it may do. What goes wrong in
+it costs the answers at hand their score, and is counted. Packages' scorers run here too, confined.
 """
 
+import ast
 import base64
 import collections
 import hashlib
 import json
+import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bacr_grading import verifier_worker
+from bacr_grading import confinement, verifier_worker
 from bacr_grading.documents import nearest, read_file
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
@@ -31,6 +34,21 @@ SCORED, FAILED = "verifier", "failed"
 BATCH_SUFFIX = "_batch"
 # A pipe's worth and more; nobody writes so long a verifier.
 MOST_SOURCE = 1 << 20
+# What a package's scorer gets of the environment: folders and languages, but no tokens and keys.
+PASSED_ON = (
+    *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
+    *("PYTHONHASHSEED", "PYTHONUTF8", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),
+    *("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+)
+# A fork of a process with threads of linear algebra would wait for them.
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+# Answers that a fork scores, and seconds that a batch of them may take beyond their deadlines: for
+# forks, and for what the scorer prepares.
+FORK_ROWS = 16
+FORK_SECONDS = 5.0
+# Names of columns by which functions of TRL's form ask for questions and references.
+QUESTION_COLUMNS = ("question", "prompt", "problem")
+REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "gold", "target", "reference")
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,9 @@ class Verifier:
       of_rows: it is a question source's score(answer, row), not function(question, answer, gold).
       whole: an answer is right at 1.0 and else wrong, whatever part of it has been earned.
       of_response: it is shown texts as they are, not the answers that stand in them.
+      trl: the function has TRL's form: it takes `completions`, whole texts, and other columns.
+      references: further columns by which a function of TRL's form asks for references.
+      third_party: a package's scorer: it runs confined, with `score(answer, row)`.
     """
 
     named: str
@@ -53,15 +74,23 @@ class Verifier:
     of_rows: bool = False
     whole: bool = False
     of_response: bool = False
+    trl: bool = False
+    references: tuple[str, ...] = ()
+    third_party: bool = False
 
     @property
     def batch(self) -> bool:
         """Whether the function takes lists."""
-        return self.name.endswith(BATCH_SUFFIX)
+        return self.trl or self.name.endswith(BATCH_SUFFIX)
 
     def shown(self, text: str | None) -> str | None:
         """What it is shown of a text; None: nothing, which scores 0."""
-        return text if self.of_response else answer_of(text)
+        return text if self.of_response or self.trl else answer_of(text)
+
+    def extracted(self, shown: str) -> str:
+        """The answer in what it was shown, for records and votes."""
+        found = answer_of(shown) if self.trl else None
+        return _named(shown if found is None else found)
 
 
 def load_verifier(spec: str, key: str = "grader") -> Verifier:
@@ -77,7 +106,8 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     try:
         content = read_file(path, most=MOST_SOURCE)
         source = content.decode("utf-8-sig")
-        compile(source, str(path), "exec")
+        tree = ast.parse(source, str(path))
+        compile(tree, str(path), "exec")
     except FileNotFoundError:
         write = nearest(path, "the path of a Python file")
         raise UserError(f"{where}: no file {str(path)!r}; write {write}") from None
@@ -86,7 +116,16 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{where}: no Python file ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return Verifier(where, str(path.resolve()), name, source, digest)
+    return Verifier(where, str(path.resolve()), name, source, digest, trl=_has_trl_form(tree, name))
+
+
+def _has_trl_form(tree: ast.Module, name: str) -> bool:
+    """True if a file defines a function of this name with a parameter `completions`."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            return any(one.arg == verifier_worker.COMPLETIONS for one in parameters)
+    return False
 
 
 def answer_of(text: str | None) -> str | None:
@@ -127,6 +166,7 @@ class VerifierGrader(PooledGrader[Row, Score]):
       deadline: seconds that one answer may take; a batch has as many for each of its answers.
       batch: most answers in a call of the batch form.
       rows: for a verifier of rows, what stands for each question and gold answer: `packed` rows.
+      encode: the token ids of a text, for functions of TRL's form; None: they get none.
     """
 
     counted = (
@@ -143,20 +183,24 @@ class VerifierGrader(PooledGrader[Row, Score]):
         deadline: int | float = 3.0,
         memory_mb: int = 1024,
         batch: int = 16,
+        encode: Callable[[str], list[int]] | None = None,
     ):
-        self.verifier, self.rows = verifier, rows
-        names = ("path", "source", "name", "batch", "of_rows")
-        setup = {name: getattr(verifier, name) for name in names}
+        self.verifier = verifier
+        self.rows = rows
+        third_party = verifier.third_party
+        lent = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         program = Program(
             script=verifier_worker.__file__,
-            setup=f"{json.dumps(setup)}\n".encode("ascii"),
-            batch=batch if verifier.batch else 1,
-            written=lambda rows: {"rows": rows},
+            setup=_setup(verifier, deadline, ids=encode is not None),
+            batch=FORK_ROWS if third_party else batch if verifier.batch else 1,
+            written=_written_with(encode) if verifier.trl and encode else _written,
             read=_read,
             late=Score(0.0, "late", "it took longer than grading.deadline"),
             died=Score(0.0, "died", "its worker process died"),
             advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
             foreign=True,
+            environment={**lent, **ONE_THREAD} if third_party else None,
+            spare=FORK_SECONDS if third_party else 0.0,
         )
         pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
         super().__init__(pool, lasting=lambda score: not score.fault)
@@ -210,7 +254,10 @@ class VerifierGrader(PooledGrader[Row, Score]):
         whole = self.verifier.whole
         zero = False if whole else 0.0
         none = Verdict(zero, None, "none", strict=zero)
-        verdicts = [none if r is None else _verdict(r.answer, scored[r], whole) for r in rows]
+        verdicts = [
+            none if r is None else _verdict(self.verifier.extracted(r.answer), scored[r], whole)
+            for r in rows
+        ]
         points = [scored[row].score for row in shown]
         found = collections.Counter(scored[row].fault for row in shown)
         self._counts.update(
@@ -235,6 +282,29 @@ class VerifierGrader(PooledGrader[Row, Score]):
             yield None if answer is None else Row(asked, answer, gold)
 
 
+def _setup(verifier: Verifier, deadline: float, *, ids: bool) -> bytes:
+    """The first line that a worker reads."""
+    names = ("path", "source", "name", "batch", "of_rows", "third_party")
+    setup: dict[str, Any] = {name: getattr(verifier, name) for name in names}
+    setup["deadline"] = deadline
+    setup["confined"] = verifier.third_party and confinement.is_available()
+    setup["trl"] = None
+    if verifier.trl:
+        references = [*REFERENCE_COLUMNS, *verifier.references]
+        setup["trl"] = {"questions": QUESTION_COLUMNS, "references": references, "ids": ids}
+    return f"{json.dumps(setup)}\n".encode("ascii")
+
+
+def _written(rows: Sequence[Row]) -> dict[str, Any]:
+    """A request."""
+    return {"rows": rows}
+
+
+def _written_with(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Row]], dict[str, Any]]:
+    """What makes a request that has the token ids of its texts."""
+    return lambda rows: {"rows": rows, "ids": [encode(row.answer) for row in rows]}
+
+
 def packed(row: Mapping[str, Any]) -> str:
     """A row as the text that workers get; UserError: it holds what can't be sent, as functions."""
     try:
@@ -257,7 +327,7 @@ def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
     path = FAILED if score.fault else SCORED
     late = score.fault == "late"
     correct = score.score == 1.0 if whole else score.score
-    return Verdict(correct, _named(answer), path, late, strict=correct)
+    return Verdict(correct, answer, path, late, strict=correct)
 
 
 def _alike(answer: str | None, gold: str | None) -> Verdict:

@@ -1,14 +1,17 @@
-"""The process that runs a verifier of one's own: a script, which imports only `worker` of ours.
+"""The process that runs a verifier of one's own or a package's scorer: a script.
 
 The first line of its input holds the verifier's source, every further one some answers; a line goes
 out for each. It can be killed at any moment. What the verifier prints goes nowhere, and it finds
-nothing on its standard input.
+nothing on its standard input. A user's file runs here with the user's rights; a package's
+scorer sees answers only in confined forks of it (`forked`).
 """
 
+import ast
 import base64
 import contextlib
 import difflib
 import functools
+import inspect
 import json
 import math
 import os
@@ -21,6 +24,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bacr_grading import forked
 from bacr_grading.worker import limit, open_pipes, say, serve
 
 # What is wrong with a score; each is a counter (`verifier.FAULTS`).
@@ -29,6 +33,8 @@ MEMORY, RAISED, TEXT, NAN, RANGE, LENGTH = FAULTS
 # Sums of weights come out as 1.0000000000000002.
 ROUNDING = 1e-6
 MOST_SAID = 300
+# What a reward function of TRL's form is recognised by, and the token ids that it may ask for.
+COMPLETIONS, IDS = "completions", "completion_ids"
 
 
 def main(memory_bytes: int, seconds: int, mark: str) -> None:
@@ -41,13 +47,17 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
     limit(memory_bytes)
     setup = json.loads(requests.readline())
     try:
-        function = load(setup)
+        module = run_file(setup)
+        if setup["third_party"]:
+            answer = scorer(module, setup)
+        else:
+            function = load(module, setup)
+            answer = functools.partial(graded, function, setup["batch"], setup["path"])
     # Whatever a file does when it is loaded, the reason for not being ready goes to the parent.
     except BaseException as error:
         say(replies, {"refused": told(error, setup["path"])})
         return
-    score = functools.partial(graded, function, setup["batch"], setup["path"])
-    serve(requests, replies, score, lambda request: seconds * len(request["rows"]))
+    serve(requests, replies, answer, lambda request: seconds * len(request["rows"]))
     end_offspring(mark)
 
 
@@ -72,20 +82,135 @@ def end_offspring(mark: str) -> None:
         time.sleep(0.005 * bool(found))
 
 
-def load(setup: dict[str, Any]) -> Callable[..., Any]:
-    """The function of a file, from its source as it was when the parent read it."""
+def run_file(setup: dict[str, Any]) -> types.ModuleType:
+    """Runs a file, from its source as it was when the parent read it."""
     module = types.ModuleType("bacr_verifier")
     module.__file__ = setup["path"]
     # Dataclasses and pickle look a module up by its name.
     sys.modules[module.__name__] = module
     exec(compile(setup["source"], setup["path"], "exec"), module.__dict__)
+    return module
+
+
+def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
+    """The function that a run names, as one of questions, answers and references."""
     function = module.__dict__.get(setup["name"])
     if not callable(function):
         near = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
         raise LookupError(f"it has no function {'; write '.join([setup['name'], *near])}")
-    if setup.get("of_rows"):
+    if setup["of_rows"]:
         return lambda question, answer, row: function(answer, unpacked(row))
-    return function
+    if COMPLETIONS in _parameters(function) and setup["trl"] is None:
+        raise TypeError(
+            f"{setup['name']} has TRL's form, which is served if the file itself defines it; write "
+            "def there"
+        )
+    return function if setup["trl"] is None else trl_form(function, setup)
+
+
+def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..., Any]:
+    """A reward function of TRL's form, called by columns, as a batch verifier.
+
+    TypeError: it needs a column that no grader has.
+    """
+    parameters = _parameters(function).values()
+    columns = {*setup["trl"]["references"], *setup["trl"]["questions"], "prompts", COMPLETIONS}
+    columns |= {IDS} if setup["trl"]["ids"] else set()
+    for one in parameters:
+        single = one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+        if single and one.default is one.empty and one.name not in columns:
+            raise TypeError(
+                f"{setup['name']} needs the column {one.name!r}; write a default for it, or one of "
+                f"{', '.join(sorted(columns))}"
+            )
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    wanted = columns if takes_all else columns & {one.name for one in parameters}
+    as_messages = reads_messages(setup["source"])
+
+    def batch(
+        questions: list[str],
+        answers: list[str],
+        golds: list[str],
+        ids: list[list[int]] | None = None,
+    ) -> Any:
+        given: dict[str, Any] = dict.fromkeys(setup["trl"]["questions"], questions)
+        given |= dict.fromkeys(setup["trl"]["references"], golds)
+        given["prompts"] = _texts(questions, "user", as_messages)
+        given[COMPLETIONS] = _texts(answers, "assistant", as_messages)
+        given[IDS] = ids
+        found = function(**{name: given[name] for name in wanted})
+        return finished(found) if inspect.iscoroutine(found) else found
+
+    return batch
+
+
+def finished(coroutine: Any) -> Any:
+    """What a coroutine returns."""
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+def _texts(texts: list[str], role: str, as_messages: bool) -> list[Any]:
+    """Texts as TRL has them: as they are, or each as a list of one message."""
+    if not as_messages:
+        return texts
+    return [[{"role": role, "content": text}] for text in texts]
+
+
+def reads_messages(source: str) -> bool:
+    """True if a file reads `["content"]` or `.get("content")`, as for TRL's conversations."""
+    for node in ast.walk(ast.parse(source)):
+        keys = [node.slice] if isinstance(node, ast.Subscript) else []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            keys = node.args[:1] if node.func.attr == "get" else []
+        if any(isinstance(key, ast.Constant) and key.value == "content" for key in keys):
+            return True
+    return False
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """A function's parameters by name; none where it doesn't tell."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def scorer(
+    module: types.ModuleType, setup: dict[str, Any]
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers requests by a package's scorer: `score(answer, row)`, in forks.
+
+    `prepare(row)`, which the file may have, is called before in this process, so that forks find
+    what is slow to make. It sees no answer.
+
+    OSError: forks can't be confined, which the parent took to be possible.
+    """
+    if setup["confined"]:
+        forked.check_confinement()
+    function = load(module, setup)
+    prepare = module.__dict__.get("prepare")
+
+    def score(row: Sequence[str]) -> forked.Scored:
+        reply = graded(function, False, setup["path"], {"rows": [row]})
+        return reply["scores"][0], reply["faults"][0], reply["said"]
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        rows = request["rows"]
+        try:
+            if prepare is not None:
+                for _, _, row in rows:
+                    prepare(unpacked(row))
+        except Exception as error:
+            return _none(len(rows), RAISED, told(error, setup["path"]))
+        scores = forked.scores_of_forks(
+            score, rows, seconds=setup["deadline"], confined=setup["confined"]
+        )
+        values, faults, words = zip(*scores)
+        return {"scores": values, "faults": faults, "said": next(filter(None, words), "")}
+
+    return answer
 
 
 def unpacked(text: str) -> types.SimpleNamespace:
@@ -107,8 +232,12 @@ def graded(
     """Scores of a request: null where there is none, and then what was wrong."""
     rows = request["rows"]
     count = len(rows)
+    ids = {"ids": request["ids"]} if "ids" in request else {}
     try:
-        found = function(*map(list, zip(*rows))) if batch else [function(*row) for row in rows]
+        if batch:
+            found = function(*map(list, zip(*rows)), **ids)
+        else:
+            found = [function(*row) for row in rows]
         found = as_rows(found) if batch else found
     except MemoryError:
         return {**_none(count, MEMORY, "MemoryError"), "memory": True}

@@ -1,7 +1,8 @@
-"""The process that runs math-verify. Started as a script, it imports `algebra` of ours and no JAX.
+"""The process that runs math-verify. Started as a script, it imports modules of ours without JAX.
 
 One JSON line in, one JSON line out. It can be killed at any moment and holds nothing worth saving.
-A verifier of one's own is run by the same loop (`verifier_worker`).
+Where the kernel allows it, the process gives up its rights before the first request. A verifier of
+one's own is run by the same loop (`verifier_worker`).
 """
 
 import contextlib
@@ -19,12 +20,16 @@ def main(memory_bytes: int, seconds: int) -> None:
     requests, replies = open_pipes()
     import logging
 
+    from bacr_grading import confinement
+
     logging.disable(logging.CRITICAL)
     # A second or two: before the limits and before "ready".
     from bacr_grading import algebra
 
     algebra.warm_up()
     limit(memory_bytes)
+    if confinement.is_available():
+        confinement.confine()
     serve(requests, replies, _answer, lambda request: seconds)
 
 

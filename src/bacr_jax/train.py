@@ -91,10 +91,10 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
 
-        check_inputs(config, arguments.resume, allowed, download=arguments.download)
+        lines = check_inputs(config, arguments.resume, allowed, download=arguments.download)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
-        for departure in built_in_departures(config):
-            print(f"  {departure}")
+        for line in (*lines, *built_in_departures(config)):
+            print(f"  {line}")
         raise SystemExit(0)
     config = with_sets_that_are_there(with_local_model(config, download=arguments.download))
     config = with_prompt_date(config)
@@ -152,8 +152,14 @@ def with_sets_that_are_there(config: Config) -> Config:
     return config
 
 
-def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, download: bool) -> None:
-    """Refuses what training would before it uses a device, all of it in one error."""
+def check_inputs(
+    config: Config, resume: Resume, allowed: Sequence[str], *, download: bool
+) -> list[str]:
+    """Refuses what training would before it uses a device, all of it in one error.
+
+    Returns:
+      Lines with the scores that verifiers give to reference answers.
+    """
     from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
@@ -161,9 +167,10 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
 
     def look() -> None:
         processes.check_platform()
-        start.check_inputs(found[-1])
+        lines.extend(start.check_inputs(found[-1]))
 
     found = [config]
+    lines: list[str] = []
     faults = faults_of(
         lambda: found.append(with_local_model(found[-1], download=download)),
         lambda: found.append(with_sets_that_are_there(found[-1])),
@@ -175,6 +182,7 @@ def check_inputs(config: Config, resume: Resume, allowed: Sequence[str], *, down
     )
     if faults:
         raise UserError(*faults)
+    return lines
 
 
 def run_path(config: Config) -> Path:
@@ -228,9 +236,9 @@ def train(
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.loop import Trainer, TrainingFailed
+    from bacr_jax.training.loop import Trainer, TrainingFailed, VerifierFailed
 
-    with watched((Preempted, TrainingFailed, OutOfMemory)) as tell_phase:
+    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as tell_phase:
         try:
             trainer = Trainer(config, folder, poll, tell_phase)
         except BaseException:
@@ -373,7 +381,8 @@ def run(
       The last event: the run's folder, its steps and the content of summary.json.
 
     Raises:
-      UserError: the input can't be used; nothing was trained.
+      UserError: the input can't be used; nothing was trained. Or a verifier gave no answer a score
+        (`VerifierFailed`); a checkpoint was saved.
       KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved and the same call
         goes on.
       SystemExit: SIGTERM or SIGUSR1, or no server is left; the same, with code 75, with which a

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from bacr_tasks import gym_checked
 from bacr_tasks.gym_traces import SHORT, STYLES, in_words
 
 Split = Literal["train", "test"]
@@ -31,7 +32,11 @@ MOST_TRIES = 16
 COUNTED = 20_000
 MOST_SIZE = 1 << 24
 NUM_LEVELS = 5
+# In the reference of an item for which sympy found no antiderivative: the item is passed over.
+UNSOLVED = "Integral("
 SCORER = str(Path(__file__).with_name("gym_score.py"))
+# The scorer is a package's, which was read.
+THIRD_PARTY, CHECKED = True, True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
@@ -41,8 +46,8 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
       short: prompts are what the question is about, without its English (`gym_traces.SHORT`).
 
     Raises:
-      ValueError: no reasoning-gym, no such generator or field, a value it can't have, or no short
-        form.
+      ValueError: no reasoning-gym, no such generator or field, a value it can't have, no short
+        form, or a scorer that was not checked.
     """
     where = f"gym:{spec}"
     generators = _generators(where)
@@ -57,6 +62,12 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
             "write one of these, or another prompt format and model.path"
         )
     dataset_class, config_class = generators[name]
+    if not gym_checked.is_checked(name, dataset_class.__module__):
+        raise ValueError(
+            f"{where}: its scorer is not one of those of reasoning-gym {gym_checked.VERSION} that "
+            "were checked not to run answers as code; write pip install "
+            f"reasoning-gym=={gym_checked.VERSION}, or another generator"
+        )
     fields = _fields(where, query, config_class)
     try:
         dataset = dataset_class(config_class(**{"seed": SEED, **fields, "size": COUNTED}))
@@ -168,6 +179,8 @@ def _items(
         text = " ".join(item["question"].split())
         of_test = is_test(text)
         if of_test != (split == "test") or (of_test and text in seen):
+            continue
+        if UNSOLVED in str(item["answer"]):
             continue
         # Training items are as often alike as the generator makes them.
         seen.add(text if of_test else str(index))

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 SCORER = str(Path(__file__).with_name("nemo_gym_score.py"))
+# The scorer is this project's; the server that it asks is the user's.
+THIRD_PARTY, CHECKED = False, True
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:(?P<port>\d{1,5}))?(/\S*)?")
 
 

@@ -17,6 +17,11 @@ def _tasks(taskset: str) -> list[Any]:
     return list(tasks(taskset))
 
 
+def prepare(row: Any) -> None:
+    """Loads the tasks of a row's set."""
+    _tasks(row.metadata["taskset"])
+
+
 def score(answer: str, row: Any) -> float:
     """The task's reward of a conversation of two messages."""
     task = _tasks(row.metadata["taskset"])[row.metadata["place"]]

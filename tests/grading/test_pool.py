@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_grading import Grader
+from bacr_grading import Grader, VerifierGrader, load_verifier
 from bacr_grading import pool as pool_module
 from bacr_grading.pool import Program, Request, WorkerPool
 from bacr_jax.errors import UserError
@@ -71,19 +71,102 @@ def test_a_timeout_is_remembered():
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_worker_that_dies_costs_one_verdict():
+def test_a_worker_that_dies_twice_of_an_answer_costs_one_verdict():
     with Grader(workers=1, deadline=20) as grader:
         grader.grade([QUICK[0]], [QUICK[1]])
-        pids = grader.worker_pids
+        killed = set()
 
-        def kill_once():
-            if grader.worker_pids == pids:
-                os.kill(pids[0], signal.SIGKILL)
+        def kill_two():
+            for pid in grader.worker_pids:
+                if len(killed) < 2 and pid not in killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
 
-        verdicts = grader.grade([SLOW, "\\boxed{x+1}"], ["2+x", "1+x"], poll=kill_once)
+        verdicts = grader.grade([SLOW, "\\boxed{x+1}"], ["2+x", "1+x"], poll=kill_two)
         assert [verdict.correct for verdict in verdicts] == [False, True]
         assert not verdicts[0].timed_out
+        assert grader.counters()["worker_deaths"] == 2
+
+
+@pytest.mark.usefixtures("ready")
+def test_equal_answers_are_right_whatever_becomes_of_the_worker_that_was_asked_first():
+    texts = [f"\\boxed{{x+{n % 4 + 1}}}" for n in range(10_000)]
+    golds = [f"{n % 4 + 1}+x" for n in range(10_000)]
+    with Grader(workers=1, deadline=20) as grader:
+        grader.grade([QUICK[0]], [QUICK[1]])
+        (pid,) = grader.worker_pids
+        # It reads nothing until it is killed, with the first question in its pipe.
+        os.kill(pid, signal.SIGSTOP)
+        calls = []
+
+        def kill():
+            calls.append(1)
+            # The first calls come while texts are read, a call for 256 of them.
+            if len(calls) > 10_000 // 256 + 1 and grader.worker_pids == [pid]:
+                os.kill(pid, signal.SIGKILL)
+
+        verdicts = grader.grade(texts, golds, poll=kill)
+        assert sum(verdict.correct for verdict in verdicts) == 10_000
         assert grader.counters()["worker_deaths"] == 1
+
+
+def dying_starts(folder, count):
+    """A Python whose first `count` processes are killed at their start."""
+    python = folder / "python"
+    python.write_text(
+        f"#!/bin/sh\nn=$(ls {folder} | wc -l)\ntouch {folder}/$$\n"
+        f'[ "$n" -le {count} ] && kill -9 $$\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.usefixtures("ready")
+def test_workers_that_are_killed_at_their_start_are_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool_module, "START_PAUSE", 0.01)
+    monkeypatch.setattr(pool_module.sys, "executable", dying_starts(tmp_path, 4))
+    with Grader(workers=2) as grader:
+        assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
+        assert grader.counters()["worker_deaths"] == 4
+
+
+def test_a_verifier_whose_workers_are_killed_at_their_start_is_loaded_all_the_same(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pool_module, "START_PAUSE", 0.01)
+    (tmp_path / "v.py").write_text("def f(question, answer, gold): return 1.0\n")
+    folder = tmp_path / "starts"
+    folder.mkdir()
+    monkeypatch.setattr(pool_module.sys, "executable", dying_starts(folder, 4))
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
+        grader.check()
+        assert grader.counters()["worker_deaths"] == 4
+    # Those that are killed each time are an error after some tries.
+    monkeypatch.setattr(pool_module.sys, "executable", dying_starts(folder, 10**6))
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f")) as grader:
+        with pytest.raises(UserError, match=r"do not start \(it exited with status -9\)"):
+            grader.check()
+        assert grader.counters()["worker_starts"] == pool_module.PATIENT_ATTEMPTS
+
+
+@pytest.mark.usefixtures("ready")
+def test_answers_are_lost_and_not_the_run_while_no_worker_starts_again(monkeypatch):
+    monkeypatch.setattr(pool_module, "START_PAUSE", 0.01)
+    monkeypatch.setattr(pool_module, "LONGEST_PAUSE", 0.02)
+    with Grader(workers=1) as grader:
+        assert grader.grade([QUICK[0]], [QUICK[1]])[0].correct
+        os.kill(grader.worker_pids[0], signal.SIGKILL)
+        python = sys.executable
+        monkeypatch.setattr(pool_module.sys, "executable", "/bin/false")
+        starts = []
+        for _ in range(2):
+            before = grader.counters()["worker_starts"]
+            assert not grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
+            starts.append(grader.counters()["worker_starts"] - before)
+        # All attempts of the first call, and one of each that follows.
+        assert starts == [pool_module.PATIENT_ATTEMPTS, 1]
+        monkeypatch.setattr(pool_module.sys, "executable", python)
+        assert grader.grade(["\\boxed{x+1}"], ["1+x"])[0].correct
 
 
 @pytest.mark.usefixtures("ready")

@@ -1,5 +1,6 @@
 """A verifier of one's own: whatever it does, every answer has a score or a count."""
 
+import dataclasses
 import json
 import os
 import re
@@ -233,7 +234,8 @@ def test_a_reply_that_is_none_costs_its_answers_and_not_the_run(offspring, reply
         (verdict,) = scores(grader, [reply])
         counts = grader.counters()
     assert verdict.path == "failed"
-    assert (counts["failed_died"], counts["worker_deaths"]) == (1, 1)
+    # The answer is given to another worker once.
+    assert (counts["failed_died"], counts["worker_deaths"]) == (1, 2)
 
 
 def test_a_worker_that_no_longer_reads_is_late(file):
@@ -383,3 +385,113 @@ def test_workers_end_when_their_parent_is_killed(file):
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert run.returncode == -signal.SIGKILL, run.stderr
     assert gone(int(run.stdout))
+
+
+TRL = """
+import re
+
+def lengths(completions, **kwargs):
+    return [len(text) / 100 for text in completions]
+
+def exact(prompts, completions, answer, completion_ids=None, **columns):
+    assert len(prompts) == len(completions) == len(answer)
+    found = [re.search("<answer>(.*?)</answer>", text) for text in completions]
+    return [float(one is not None and one[1] == gold) for one, gold in zip(found, answer)]
+
+def of_columns(completions, prompts, solution, ground_truth, question, **kwargs):
+    assert solution == ground_truth and question == prompts
+    return [float(gold in text) for gold, text in zip(solution, completions)]
+
+def of_own_column(completions, label):
+    return [float(gold in text) for gold, text in zip(label, completions)]
+
+def of_ids(prompts, completions, completion_ids, **kwargs):
+    return [len(ids) / 10 for ids in completion_ids]
+
+async def later(completions, **kwargs):
+    return [0.25 for _ in completions]
+
+def unknown(completions, image):
+    return [1.0 for _ in completions]
+
+def nothing(completions, **kwargs):
+    return [None for _ in completions]
+"""
+CHAT = """
+def check(completions, prompts, answer, **kwargs):
+    assert all(prompt[0]["role"] == "user" for prompt in prompts)
+    contents = [completion[0]["content"] for completion in completions]
+    return [float(gold in text) for gold, text in zip(answer, contents)]
+"""
+
+
+def trl(tmp_path, name, source=TRL, columns=(), **settings):
+    (tmp_path / "trl.py").write_text(source)
+    verifier = load_verifier(f"{tmp_path / 'trl.py'}:{name}")
+    verifier = dataclasses.replace(verifier, references=columns)
+    return VerifierGrader(verifier, workers=1, deadline=5, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exact", [1.0, 0.0, 0.0]),
+        ("lengths", [0.18, 0.18, 0.09]),
+        ("of_columns", [1.0, 0.0, 1.0]),
+        ("of_own_column", [1.0, 0.0, 1.0]),
+        ("later", [0.25] * 3),
+    ],
+)
+def test_a_function_of_trls_form_gets_whole_texts_and_columns(tmp_path, name, expected):
+    texts = ["<answer>5</answer>", "<answer>6</answer>", "<answer>5"]
+    with trl(tmp_path, name, columns=("label",)) as grader:
+        verdicts = grader.grade(texts, ["5"] * 3, questions=["?"] * 3)
+        assert grader.last_failure == ""
+    assert [verdict.correct for verdict in verdicts] == pytest.approx(expected)
+    # What votes compare is the answer.
+    assert [verdict.extracted for verdict in verdicts] == ["5", "6", "<answer>5"]
+
+
+def test_a_function_of_trls_form_gets_token_ids_where_there_is_a_tokenizer(tmp_path):
+    with trl(tmp_path, "of_ids", encode=lambda text: [ord(c) for c in text]) as grader:
+        (verdict,) = grader.grade(["abcde"], ["5"], questions=["?"])
+    assert verdict.correct == 0.5
+    with trl(tmp_path, "of_ids") as grader, pytest.raises(UserError, match="completion_ids"):
+        grader.check()
+
+
+def test_a_file_that_reads_content_gets_lists_of_messages(tmp_path):
+    with trl(tmp_path, "check", CHAT) as grader:
+        verdicts = grader.grade(["it is 5", "6"], ["5", "5"], questions=["?", "?"])
+    assert [verdict.correct for verdict in verdicts] == [1.0, 0.0]
+
+
+def test_what_no_grader_has_is_refused_and_no_score_is_counted(tmp_path):
+    needed = "needs the column 'image'; write a default for it"
+    with trl(tmp_path, "unknown") as grader, pytest.raises(UserError, match=needed):
+        grader.check()
+    with trl(tmp_path, "nothing") as grader:
+        (verdict,) = grader.grade(["5"], ["5"], questions=["?"])
+        assert (verdict.correct, grader.counters()["failed_text"]) == (0.0, 1)
+    made = "f = lambda completions, **kwargs: []"
+    elsewhere = "served if the file itself defines it"
+    with trl(tmp_path, "f", made) as grader, pytest.raises(UserError, match=elsewhere):
+        grader.check()
+
+
+def test_an_answer_of_a_worker_that_died_once_is_scored_by_another(tmp_path):
+    (tmp_path / "v.py").write_text(
+        "import os, pathlib\n"
+        "def f(question, answer, gold):\n"
+        "    mark = pathlib.Path(question)\n"
+        "    if not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os._exit(1)\n"
+        "    return float(answer == gold)\n"
+    )
+    with VerifierGrader(load_verifier(f"{tmp_path / 'v.py'}:f"), workers=1) as grader:
+        asked = [str(tmp_path / "mark")] * 1000
+        verdicts = grader.grade(["<answer>5</answer>"] * 1000, ["5"] * 1000, questions=asked)
+        counts = grader.counters()
+    assert [verdict.correct for verdict in verdicts] == [1.0] * 1000
+    assert (counts["failed"], counts["worker_deaths"]) == (0, 1)

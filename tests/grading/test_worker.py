@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_grading import worker
+from bacr_grading import confinement, worker
 
 QUICK = {"answer": "\\sqrt{12}", "reference": "2\\sqrt{3}"}
 
@@ -62,6 +62,13 @@ def test_it_writes_no_file_and_leaves_no_core(ask):
             assert line.split()[-3:-1] == ["0", "0"]
         if line.startswith("Max address space"):
             assert str(1 << 30) in line
+
+
+@pytest.mark.skipif(not confinement.is_available(), reason="no seccomp on this machine")
+def test_it_has_given_up_its_rights(ask):
+    status = Path(f"/proc/{ask.pid}/status").read_text().splitlines()
+    # Mode 2 is a filter.
+    assert "Seccomp:\t2" in status and "NoNewPrivs:\t1" in status
 
 
 def test_it_loads_no_jax(ask):

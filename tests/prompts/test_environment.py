@@ -169,6 +169,20 @@ def test_whatever_a_reward_does_it_scores_0_and_is_counted(rewarded):
     assert "1 took too long, 1 raised, 1 got no number, 1 got NaN" in line
 
 
+def test_answers_shown_to_a_users_verifiers_and_failed_by_them_are_counted(rewarded, monkeypatch):
+    environment, file = rewarded
+    name = f"reward.weights={file}:brief"
+    shown, failed = environment.shown_to_verifiers()[name]
+    trunks, said = thought(environment, ["c d", "raise"], "4</answer>")
+    environment.reward_scores(trunks, said, ["4", "5"], ["?", "?"], None)
+    assert environment.shown_to_verifiers()[name] == (shown + 2, failed + 1)
+    assert environment.last_failure(name).startswith("KeyError")
+    # Some scorers of packages raise on whatever they can't read.
+    own = environment.rewards[f"{file}:brief"]
+    monkeypatch.setattr(own, "verifier", dataclasses.replace(own.verifier, third_party=True))
+    assert name not in environment.shown_to_verifiers()
+
+
 def test_the_sources_of_rewards_are_fingerprinted_and_unknown_functions_refused(rewarded, qwen):
     environment, file = rewarded
     digest = hashlib.sha256(REWARDS.encode()).hexdigest()[:16]

@@ -2,7 +2,13 @@
 
 import pytest
 
-from bacr_jax.runs.health import PATIENCE, SHORT_PATIENCE, RunHealth
+from bacr_jax.runs.health import (
+    PATIENCE,
+    SHORT_PATIENCE,
+    RunHealth,
+    VerifierWatch,
+    all_failed,
+)
 
 HEALTHY = {"reward/cut_1": 0.4, "reward/cut_2": 0.6, "policy/clipped_share": 0.02,
            "rollout/closed_answers": 0.97, "rollout/repetition": 0.02,
@@ -105,3 +111,17 @@ def test_a_reward_that_falls_from_its_best_has_collapsed():
     assert "collapsed" in message and "best.json" in message
     # From the start on it is a hard task, no collapse.
     assert messages(*[wrong] * 60) == []
+
+
+def test_a_verifier_fails_if_it_gave_no_answer_a_score_between_two_totals():
+    before = {"a": (10, 4), "b": (10, 0), "c": (7, 7)}
+    now = {"a": (20, 14), "b": (20, 9), "c": (7, 7)}
+    assert all_failed(before, now) == {"a": True, "b": False}
+
+
+def test_three_failing_steps_in_a_row_are_noticed_and_steps_without_answers_are_passed_over():
+    watch = VerifierWatch()
+    failing, fine, none = {"a": (4, 4)}, {"a": (4, 3)}, {"a": (0, 0)}
+    steps = [failing, failing, fine, failing, none, failing, failing]
+    found = [watch.after_step({"a": (0, 0)}, step) for step in steps]
+    assert found == [[], [], [], [], [], [], ["a"]]

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from bacr_grading import VerifierGrader, load_verifier
+from bacr_grading.verifier import packed
 from bacr_jax.config import Config, DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.splits import identity
-from bacr_tasks import gym
+from bacr_tasks import gym, gym_safe
 
 SHORT = DataConfig(prompt_format="characters")
 # Small spaces of items, which their index ranges alone would not keep apart.
@@ -19,7 +21,6 @@ FEW = ("chain_sum?max_terms=2&max_digits=1", "count_bits?max_n=255", "gcd?max_va
 # Generators of reasoning-gym 0.1.25 with something that docs/data.md says of them.
 NEEDS_MORE = {"composite"}
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
-TAKES_ANYTHING = {"game_of_life_halting"}
 RAISES = {"prime_factorization"}
 
 
@@ -122,9 +123,102 @@ def test_a_scorer_that_raises_is_counted():
     assert {v.path for v in verdicts} == {"failed"} and counts["failed_raised"] == 10
 
 
-def score_of(dataset, answer, item):
+# Where each piece of code would leave a trace; `os`, the scorer's class, its worker's pipes.
+ATTACKS = (
+    "__import__('os').system('touch {mark}')",
+    "exec('import reasoning_gym.games.countdown as c; "
+    "c.CountdownDataset.score_answer = lambda *a, **k: 1.0')",
+    "exec('import builtins; builtins.float = lambda x: 24.0')",
+    "__import__('random').seed(0)",
+    '__import__(\'os\').write(1, b\'{{"scores": [1.0], "faults": [""], "said": ""}}\\n\')',
+    "__import__('os').kill(__import__('os').getppid(), 9)",
+    "[__import__('os').fork() for _ in range(99)]",
+    "__import__('socket').create_connection(('127.0.0.1', 9))",
+    "print('1.0')",
+    "9**9**9",
+    "(" * 9999,
+    "1+" * 500_000 + "1",
+    "1\0",
+)
+
+
+@pytest.mark.slow  # a worker imports reasoning-gym
+@pytest.mark.parametrize("name", ["countdown", "n_queens", "polynomial_multiplication"])
+def test_no_answer_is_run_or_changes_the_scores_of_others(name, tmp_path):
+    questions = load_questions(f"gym:{name}?size=4", DataConfig(), 0, "test")
+    config = dataclasses.replace(Config(), data=DataConfig())
+    mark = tmp_path / "ran"
+    attacks = [attack.replace("{mark}", str(mark)) for attack in ATTACKS]
+    texts = [*questions.answers[:1], *attacks, "wrong", *questions.answers[:1]]
+    with open_graders(config, [questions])[questions.graded_by] as grader:
+        verdicts = grader.grade(
+            [f"<answer>{text}</answer>" for text in texts],
+            questions.answers[:1] * len(texts),
+            questions=questions.questions[:1] * len(texts),
+        )
+        again = grader.grade(
+            ["<answer>still wrong</answer>"],
+            questions.answers[1:2],
+            questions=questions.questions[1:2],
+        )
+        assert grader.counters()["worker_deaths"] == 0
+    rights = [verdict.correct for verdict in verdicts]
+    assert rights == [True, *[False] * (len(texts) - 2), True]
+    assert not again[0].correct
+    assert not mark.exists()
+
+
+@pytest.mark.slow  # the same
+def test_the_scorers_process_has_no_tokens_and_writes_no_file(monkeypatch, tmp_path):
+    """By a scorer that takes over its process, as one that nobody has read may let an answer do."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    source = tmp_path / "scorer.py"
+    source.write_text(
+        "import os\nCOUNT = []\n"
+        "def score(answer, row):\n"
+        "    COUNT.append(answer)\n"
+        "    return float(eval(answer))\n"
+    )
+    verifier = dataclasses.replace(
+        load_verifier(f"{source}:score"), of_rows=True, whole=True, third_party=True
+    )
+    row = packed({"id": "1", "question": "?", "answer": "1", "metadata": {}, "level": 0})
+    mark = tmp_path / "ran"
+    asked = {
+        "'HF_TOKEN' in os.environ or 'WANDB_API_KEY' in os.environ": 0,
+        f"open({str(mark)!r}, 'w') and 1": "failed",
+        f"os.system('touch {mark}') == 0": 0,
+        "os.kill(os.getppid(), 9) or 1": "failed",
+        "__import__('socket').socket() and 1": "failed",
+        "os.fork() or 1": "failed",
+        'os.write(3, b\'["token", 1.0, "", ""]\\n\') * 0': "failed",
+        "os.getuid() == os.getuid()": 1,
+    }
+    with VerifierGrader(verifier, rows={("?", "1"): row}, workers=1, deadline=5) as grader:
+        texts = [f"<answer>{answer}</answer>" for answer in asked]
+        verdicts = grader.grade(texts, ["1"] * len(texts), questions=["?"] * len(texts))
+        # The state that a batch leaves is gone with it.
+        (fresh,) = grader.grade(["<answer>len(COUNT) == 1</answer>"], ["1"], questions=["?"])
+        assert grader.counters()["worker_deaths"] == 0
+    found = {
+        answer: "failed" if verdict.path == "failed" else int(verdict.correct)
+        for answer, verdict in zip(asked, verdicts)
+    }
+    assert found == asked
+    assert fresh.correct
+    assert not mark.exists()
+
+
+def test_an_integral_that_has_no_reference_is_not_asked():
+    rows = load_questions("gym:intermediate_integration?size=40", DataConfig(), 0, "test")
+    assert len(rows) == 40
+    assert not [answer for answer in rows.answers if "Integral" in answer]
+
+
+def score_of(name, dataset, answer, item):
     try:
-        return dataset.score_answer(answer, item)
+        return gym_safe.score_answer(name, dataset, answer, item)
     except Exception:
         return "raises"
 
@@ -148,14 +242,17 @@ def test_all_generators_but_those_that_the_docs_name():
             if row["answer"] is None:
                 found["without"].add(name)
             else:
-                assert score_of(dataset, row["answer"].strip(), item) == 1.0, (name, row["id"])
-            wrong = score_of(dataset, "definitely wrong", item)
+                assert score_of(name, dataset, row["answer"].strip(), item) == 1.0, (
+                    name,
+                    row["id"],
+                )
+            wrong = score_of(name, dataset, "definitely wrong", item)
             if wrong == "raises":
                 found["raises"].add(name)
             elif wrong >= 1.0:
                 found["anything"].add(name)
     assert len(DATASETS) == 106
     assert found == {
-        "without": WITHOUT_ANSWER, "anything": TAKES_ANYTHING, "raises": RAISES,
+        "without": WITHOUT_ANSWER, "anything": set(), "raises": RAISES,
         "needs more": NEEDS_MORE,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from bacr_grading import confinement
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.questions.loaders import load_questions
@@ -75,4 +76,13 @@ def test_tasks_are_split_by_their_text_and_say_where_they_stand(installed):
 def test_what_can_not_be_scored_here_is_refused(installed, task, needs):
     installed([Task(0), task])
     with pytest.raises(UserError, match=f"verifiers:doubles: its task 1 needs {needs}; write"):
+        load_questions("verifiers:doubles", DATA, 0, "train")
+
+
+def test_a_machine_that_confines_nothing_is_refused_since_nobody_has_read_the_scorers(
+    installed, monkeypatch
+):
+    installed([Task(0)])
+    monkeypatch.setattr(confinement, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"verifiers:doubles: its scorers were not checked"):
         load_questions("verifiers:doubles", DATA, 0, "train")

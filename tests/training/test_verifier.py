@@ -6,6 +6,7 @@ import pytest
 
 from bacr_grading.verifier import FAULTS
 from bacr_jax.documents import read_lines
+from bacr_jax.errors import UserError
 from judge_world import judge, point_at
 from whole_runs import WHOLE_RUN
 
@@ -13,6 +14,78 @@ JUDGE = Path(__file__).parents[2] / "examples" / "verify_with_judge.py"
 FAST = ("output.tensorboard=false", "output.report=false", "eval.samples=0", "eval.every=null")
 # Enough for a policy that closes most of its answers.
 CLOSED = ("rollout.answer_tokens=4", "warmup.steps=200", "rollout.questions=8")
+
+
+# Fails while a file is there, which the test makes and takes away.
+FAILING = """
+import os
+
+def check(question, answer, gold):
+    if os.path.exists({mark!r}):
+        raise ConnectionError("the judge is away")
+    return float(answer == gold)
+"""
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """A verifier, the file while which is there it fails, and the words of a run graded by it."""
+    mark = tmp_path / "away"
+    verifier, config = tmp_path / "mine.py", tmp_path / "small.yaml"
+    verifier.write_text(FAILING.replace("{mark!r}", repr(str(mark))))
+    config.write_text(WHOLE_RUN)
+    words = [f"output.dir={tmp_path / 'run'}", f"grader={verifier}:check", *FAST, *CLOSED]
+    return mark, config, words
+
+
+def test_a_verifier_that_fails_on_the_first_evaluation_stops_the_run(failing, tmp_path, capsys):
+    from bacr_jax.train import main
+
+    mark, config, words = failing
+    mark.touch()
+    assert main(["--config", str(config), *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{tmp_path}/mine.py:check: gave no score to any of the answers of the first" in line
+    assert "ConnectionError: the judge is away (line 6)" in line
+    folder = tmp_path / "run"
+    assert (folder / "checkpoints" / "0").is_dir()
+    # What was evaluated without scores is no evaluation.
+    assert not (folder / "eval.jsonl").exists()
+    mark.unlink()
+    assert main(["--config", str(config), *words]) == 0
+    assert [record["when"] for record in read_lines(folder / "eval.jsonl")] == ["before", "after"]
+
+
+def test_a_verifier_that_fails_for_three_steps_stops_the_run_with_a_checkpoint(failing, tmp_path):
+    from bacr_jax.train import run
+    from bacr_jax.training.events import EvaluationDone
+
+    mark, config, words = failing
+
+    def leave(event):
+        if isinstance(event, EvaluationDone):
+            mark.touch()
+
+    with pytest.raises(UserError, match=r"any of the answers of 3 steps in a row .*judge is away"):
+        run(config, [*words, "train.steps=9"], callbacks=[leave])
+    assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
+    mark.unlink()
+    assert run(config, [*words, "train.steps=9"]).step == 9
+
+
+def test_check_tries_a_verifier_on_reference_answers(failing, capsys):
+    from bacr_jax.train import main
+
+    mark, config, words = failing
+    command = ["--config", str(config), "--check", *words]
+    with pytest.raises(SystemExit) as left:
+        main(command)
+    assert left.value.code == 0
+    assert "mine.py:check: scores of reference answers: 1, 1, 1, 1" in capsys.readouterr().out
+    mark.touch()
+    assert main(command) == 2
+    line = capsys.readouterr().err
+    assert "gave no score to any of 4 reference answers (the last: ConnectionError: the" in line
 
 
 def moody(answer, times):

@@ -15,6 +15,7 @@ import numpy as np
 
 from bacr_grading import ExactGrader, VerifierGrader
 from bacr_grading.pooled import PooledGrader, Texts
+from bacr_grading.verifier import FAILED
 from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
@@ -30,10 +31,12 @@ from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import (
     OnRows,
     SharedGrader,
+    Shown,
     failures,
     grade_early,
     open_graders,
     open_rewards,
+    shown_and_failed,
 )
 from bacr_jax.prompts.markup import markup_warning
 from bacr_jax.prompts.stop_strings import compile_stop_string
@@ -45,6 +48,9 @@ from bacr_jax.questions.loaders import is_made, load_questions
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import RULES
 from bacr_jax.types import Branches, Poll, Prompts, Trunks
+
+# Reference answers that a verifier is tried on.
+REFERENCES_TRIED = 4
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,58 @@ class Environment:
         """Loads verifiers of one's own in a worker, early; UserError if one can't be loaded."""
         for grader in self._own_verifiers:
             grader.check(functools.partial(print, file=sys.stderr, flush=True))
+
+    def try_verifiers(self) -> list[str]:
+        """Lines with the scores that verifiers of one's own give to reference answers.
+
+        UserError: one gives none of them a score.
+        """
+        answers, questions = self.train.set.answers, self.train.set.questions
+        rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
+        close = "}" if self.style.answer_open.endswith("{") else ""
+        close += self.style.answer_close
+        texts = [f"{self.style.answer_open}{answers[row]}{close}" for row in rows]
+        golds = [answers[row] for row in rows]
+        asked = [questions[row] for row in rows]
+        lines = []
+        for own in self._own_verifiers if rows else ():
+            verdicts = own.grade(texts, golds, questions=asked)
+            failed = [verdict.path == FAILED for verdict in verdicts]
+            if all(failed):
+                raise UserError(
+                    f"{own.verifier.named}: gave no score to any of {len(rows)} reference answers "
+                    f"(the last: {own.last_failure}); fix it"
+                )
+            scores = ", ".join(f"{float(verdict.correct):.3g}" for verdict in verdicts)
+            lines.append(f"{own.verifier.named}: scores of reference answers: {scores}")
+            if any(failed):
+                lines[-1] += f"; {sum(failed)} without a score (the last: {own.last_failure})"
+        return lines
+
+    @property
+    def _verifiers(self) -> dict[str, Any]:
+        """A user's verifiers and rewards that several processes share, by `Verifier.named`.
+
+        Without scorers of packages, some of which raise on answers that they can't read.
+        """
+        pairs = [(self.graders[self.graded_by], self.grader)]
+        pairs += [(self.rewards[name], one) for name, one in self.shared_rewards.items()]
+        return {
+            own.verifier.named: shared
+            for own, shared in pairs
+            if isinstance(own, VerifierGrader) and not own.verifier.third_party
+        }
+
+    def shown_to_verifiers(self) -> dict[str, Shown]:
+        """Answers shown to verifiers and failed by them, in all, by `Verifier.named`.
+
+        All processes must call it at the same places.
+        """
+        return {named: shown_and_failed(one) for named, one in self._verifiers.items()}
+
+    def last_failure(self, named: str) -> str:
+        """The words of a verifier's last failure; all processes must call it at the same places."""
+        return str(self._verifiers[named].last_failure)
 
     def close(self) -> None:
         """Ends the graders' processes."""
@@ -404,6 +462,10 @@ def build_environment(
       sets: evaluation sets, if only these are wanted: no training question is loaded then.
     """
     style = style or format_for(config)
+
+    def encode(text: str) -> list[int]:
+        return encoding.encode_text(tokenizer, text).tolist()
+
     if sets is None:
         train, holdout, tests = _load_both(config, tokenizer, style)
     else:
@@ -418,7 +480,9 @@ def build_environment(
         train=train,
         holdout=holdout,
         eval=tests,
-        graders=open_graders(config, [one.set for one in (train, holdout, *tests.values())]),
+        graders=open_graders(
+            config, [one.set for one in (train, holdout, *tests.values())], encode
+        ),
         graded_by=train.set.graded_by,
-        rewards=open_rewards(config) if sets is None else {},
+        rewards=open_rewards(config, encode) if sets is None else {},
     )

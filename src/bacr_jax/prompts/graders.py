@@ -120,16 +120,27 @@ _REASONS = {
 }
 
 
-def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str, float], Any]:
+Encode = Callable[[str], list[int]] | None
+
+
+def open_graders(
+    config: Config, sets: Sequence[QuestionSet], encode: Encode = None
+) -> dict[tuple[str, float], Any]:
     """Graders of sets by what they are graded by; a verifier of one's own is the same for all.
+
+    `encode` gives the token ids of a text to verifiers of TRL's form.
 
     UserError: the file of a verifier or source can't be read.
     """
     kinds = {questions.graded_by for questions in sets}
     workers = _limits(config)
     if config.grader is not None:
-        verifier = load_verifier(config.grader)
-        return dict.fromkeys(kinds, VerifierGrader(verifier, batch=config.grading.batch, **workers))
+        verifier = dataclasses.replace(
+            load_verifier(config.grader), references=_reference_columns(config)
+        )
+        batch = config.grading.batch
+        own = VerifierGrader(verifier, batch=batch, encode=encode, **workers)
+        return dict.fromkeys(kinds, own)
 
     def grader(score: str, tolerance: float) -> Any:
         if score == EXACT:
@@ -138,7 +149,10 @@ def open_graders(config: Config, sets: Sequence[QuestionSet]) -> dict[tuple[str,
             return Grader(relative_tolerance=tolerance, **workers)
         asked = [both for found in sets if found.score == score for both in found.rows]
         verifier = load_verifier(f"{score}:score")
-        verifier = dataclasses.replace(verifier, of_rows=True, whole=asked[0][0].whole)
+        source = asked[0][0]
+        verifier = dataclasses.replace(
+            verifier, of_rows=True, whole=source.whole, third_party=source.third_party
+        )
         return VerifierGrader(verifier, rows=_packed_rows(asked, score), **workers)
 
     return {kind: grader(*kind) for kind in kinds}
@@ -173,7 +187,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return False
 
 
-def open_rewards(config: Config) -> dict[str, VerifierGrader]:
+def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGrader]:
     """Graders of the rewards beside correctness, by what reward.weights calls them.
 
     They are shown whole responses. UserError: the file of one can't be read.
@@ -181,16 +195,34 @@ def open_rewards(config: Config) -> dict[str, VerifierGrader]:
 
     def opened(name: str) -> VerifierGrader:
         verifier = load_verifier(name, "reward.weights")
-        verifier = dataclasses.replace(verifier, of_response=True)
-        return VerifierGrader(verifier, batch=config.grading.batch, **_limits(config))
+        columns = _reference_columns(config)
+        verifier = dataclasses.replace(verifier, of_response=True, references=columns)
+        limits = _limits(config)
+        return VerifierGrader(verifier, batch=config.grading.batch, encode=encode, **limits)
 
     return {name: opened(name) for name in reward_shares(config) if name != CORRECT}
+
+
+def _reference_columns(config: Config) -> tuple[str, ...]:
+    """The column of the references, by which functions of TRL's form ask for them."""
+    column = config.data.answer_column
+    return () if column is None else (column,)
 
 
 def _limits(config: Config) -> dict[str, Any]:
     """Of the workers of each grader."""
     names = ("workers", "deadline", "memory_mb")
     return {name: getattr(config.grading, name) for name in names}
+
+
+# Answers shown to a verifier and those that it gave no score, since it was opened.
+Shown = tuple[int, int]
+
+
+def shown_and_failed(grader: Any) -> Shown:
+    """How many answers a verifier was shown, and to how many of them it gave no score."""
+    now = grader.counters()
+    return now["graded"] - now["no_answer"], now["failed"]
 
 
 def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier") -> Iterator[str]:

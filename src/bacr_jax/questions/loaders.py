@@ -1,5 +1,6 @@
 """Sets of questions by name: what can stand in data.train and data.eval."""
 
+import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bacr_grading import confinement
 from bacr_jax.config import DataConfig
 from bacr_jax.config.checks import NUM_LEVELS
 from bacr_jax.config.derived import mixture, own_tokens
@@ -70,12 +72,19 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
         "gym": {"short": config.prompt_format == "characters"},
         "nemo_gym": {"read": functools.partial(read_rows, base=config.dir, any_split=True)},
     }
-    made = _refused(lambda: _PACKAGES[package].source(path, **options.get(package, {})))
+    tasks = _PACKAGES[package]
+    if tasks.THIRD_PARTY and not tasks.CHECKED and not confinement.is_available():
+        raise UserError(
+            f"{package}:{path}: its scorers were not checked, and this machine can't confine them "
+            "(that needs Linux with seccomp on x86_64 or aarch64); write another set"
+        )
+    made = _refused(lambda: tasks.source(path, **options.get(package, {})))
     questions = made.questions
     told_apart = list if made.SCORE == REPEATING else _told_apart
     made.questions = lambda split: told_apart(_refused(lambda: questions(split)))
     name = f"{package}:{path.partition('?')[0]}"
-    return _source_of(made, name, made.SCORE, whole=package == "gym")
+    source = _source_of(made, name, made.SCORE, whole=package == "gym")
+    return dataclasses.replace(source, third_party=tasks.THIRD_PARTY)
 
 
 def _told_apart(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

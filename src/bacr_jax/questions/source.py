@@ -58,6 +58,7 @@ class Source:
       score: RULES, EXACT, or the file whose `score(answer, row)` is asked, in processes that can be
         killed.
       whole: an answer is right at a score of 1.0, and else wrong.
+      third_party: `score` is a package's, and runs confined.
       trace: (row, style) -> text between the thinking's tags, for a supervised warm-up; "": the
         row has none.
       styles: those that `trace` knows, from short to long.
@@ -70,6 +71,7 @@ class Source:
     render: Callable[[Row], str] = question_of
     score: str = RULES
     whole: bool = False
+    third_party: bool = False
     trace: Callable[[Row, str], str] | None = None
     styles: tuple[str, ...] = ()
     relative_tolerance: float = 0.0

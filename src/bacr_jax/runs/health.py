@@ -18,6 +18,8 @@ WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
 CLIPPED = 0.5
 # Share of graded answers whose worker died or ran out of time.
 LOST_VERDICTS = 0.1
+# Steps in a row in which a verifier fails on every answer, after which a run stops.
+FAILING_STEPS = 3
 # Seconds of the slowest process over those of the others.
 SLOW_HOST = 3.0
 # Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
@@ -185,6 +187,33 @@ SYMPTOMS = {
         patience=1,
     ),
 }
+
+
+# Answers that a verifier was shown and those that it gave no score, by what names the verifier.
+Totals = Mapping[str, tuple[int, int]]
+
+
+def all_failed(before: Totals, now: Totals) -> dict[str, bool]:
+    """True for verifiers that failed on all answers between two totals.
+
+    A verifier that was shown none is left out.
+    """
+    shown = {name: count - before[name][0] for name, (count, _) in now.items()}
+    failed = {name: count - before[name][1] for name, (_, count) in now.items()}
+    return {name: failed[name] == count for name, count in shown.items() if count}
+
+
+class VerifierWatch:
+    """Counts steps in a row in which a verifier gives no answer a score."""
+
+    def __init__(self) -> None:
+        self._in_a_row: collections.Counter[str] = collections.Counter()
+
+    def after_step(self, before: Totals, now: Totals) -> list[str]:
+        """Names of verifiers that have failed for `FAILING_STEPS` steps, this one the last."""
+        for name, failed in all_failed(before, now).items():
+            self._in_a_row[name] = self._in_a_row[name] + 1 if failed else 0
+        return [name for name in now if self._in_a_row[name] >= FAILING_STEPS]
 
 
 class RunHealth:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -30,7 +30,7 @@ from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
-from bacr_jax.runs.health import RunHealth
+from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
 from bacr_jax.runs.metrics import MetricsWriter
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import (
@@ -64,6 +64,10 @@ _ORIGIN = ("start_fingerprint", "base_fingerprint")
 
 class TrainingFailed(Exception):
     """Going on would be no use; the message says what went wrong and what to do."""
+
+
+class VerifierFailed(UserError):
+    """A verifier gives no answer a score, so that training would only spoil the policy."""
 
 
 class Trainer:
@@ -117,6 +121,8 @@ class Trainer:
         self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
         self.health = RunHealth(largest_mismatch(config))
+        self.verifier_watch = VerifierWatch()
+        self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
 
@@ -261,6 +267,7 @@ class Trainer:
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """One iteration of Algorithm 1, logged."""
+        shown = self.environment.shown_to_verifiers()
         with phase_memory("training step", step=step + 1):
             state, done = iterate(
                 self.run,
@@ -285,6 +292,8 @@ class Trainer:
         )
         for warning in self.health.warnings(metrics):
             self.progress.say(f"WARNING, step {step + 1}: {warning}")
+        now = self.environment.shown_to_verifiers()
+        self.failing_verifiers = self.verifier_watch.after_step(shown, now)
         return state
 
     def maintain(self, state: RunState, step: int) -> None:
@@ -292,6 +301,9 @@ class Trainer:
         self.poll()
         self.checkpoints.confirm()
         self._check_head(state, step)
+        if self.failing_verifiers:
+            answers = f"of {FAILING_STEPS} steps in a row"
+            self._refuse_verifier(state, step, self.failing_verifiers[0], answers)
         if step == 0 or self.finished(state, step):
             return
         due = lambda every: every is not None and step % every == 0
@@ -325,6 +337,17 @@ class Trainer:
             "value.learning_rate (or optimizer.learning_rate with optimizer.single_rate), and the "
             f"same command goes on from checkpoint {self.checkpoints.latest or 0} in "
             f"{self.folder.checkpoints}; --allow-change names the key"
+        )
+
+    def _refuse_verifier(self, state: RunState, step: int, named: str, answers: str) -> NoReturn:
+        """Stops a run whose verifier fails on all answers, with a checkpoint."""
+        words = self.environment.last_failure(named)
+        self.leave(state, step)
+        raise VerifierFailed(
+            f"{named}: gave no score to any of the answers {answers} (the last: {words}); fix it, "
+            "with 0 for answers that it can't read, and write another output.dir, or, if it needs "
+            f"no change, the same command goes on from checkpoint {step} in "
+            f"{self.folder.checkpoints}"
         )
 
     def save(self, state: RunState, step: int) -> None:
@@ -372,6 +395,7 @@ class Trainer:
             return
         self.tell_phase("evaluation", step)
         params, counted = self.run.params(state.train), self.environment.grader.counters()
+        counts = self.environment.shown_to_verifiers()
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
@@ -405,6 +429,12 @@ class Trainer:
             used = digests(decoder.params)
             del decoder  # Two copies at once might not fit.
             verify(self.policy.decode_params(params), used)
+        if not self.evaluated:
+            # Not recorded: the run that goes on evaluates again.
+            after = self.environment.shown_to_verifiers()
+            for named, failed in all_failed(counts, after).items():
+                if failed:
+                    self._refuse_verifier(state, step, named, "of the first evaluation")
         sets = {name: result["by_budget"] for name, result in found.items()}
         record = {"step": step, "when": when, "sets": sets}
         dense = () if self.config.eval.dense is None else ("dense",)

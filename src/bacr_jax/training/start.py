@@ -171,8 +171,11 @@ def open_inputs_together(config: Config) -> tuple[Method, Environment]:
     return method, environment
 
 
-def check_inputs(config: Config) -> None:
+def check_inputs(config: Config) -> list[str]:
     """Reads what a run would before it uses a device, and refuses what it would refuse.
+
+    Returns:
+      Lines with the scores that verifiers give to reference answers.
 
     UserError: with what is wrong with method, model, verifier and sets, each looked at by itself.
     """
@@ -183,7 +186,9 @@ def check_inputs(config: Config) -> None:
         if config.warmup.steps and config.data.train != "ledger":
             own = derived.warmup_config(config)
             TraceLessons(own, _warmup_environment(config, environment))
+        lines = environment.try_verifiers()
         environment.close()
+        return lines
     except UserError as error:
         data, seed = config.data, config.seed
         sets: list[tuple[Split, Any]] = [("train", data.train)]
