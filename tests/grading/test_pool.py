@@ -71,14 +71,16 @@ def test_a_timeout_is_remembered():
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_worker_that_dies_twice_of_an_answer_costs_one_verdict():
+def test_a_worker_that_dies_twice_of_an_answer_costs_one_verdict(tmp_path, monkeypatch):
+    monkeypatch.setenv("BUSY_WORKERS", str(tmp_path))
     with Grader(workers=1, deadline=20) as grader:
         grader.grade([QUICK[0]], [QUICK[1]])
         killed = set()
 
         def kill_two():
             for pid in grader.worker_pids:
-                if len(killed) < 2 and pid not in killed:
+                has_begun = (tmp_path / str(pid)).exists()
+                if has_begun and len(killed) < 2 and pid not in killed:
                     killed.add(pid)
                     os.kill(pid, signal.SIGKILL)
 
