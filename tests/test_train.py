@@ -384,7 +384,7 @@ def test_in_a_thread_a_call_says_that_it_hears_no_signal(tmp_path, monkeypatch, 
         except Preempted as error:
             raised.append(str(error))
 
-    monkeypatch.setattr(sys.modules["bacr_jax.train"], "train", train)
+    monkeypatch.setattr(bacr_jax.train, "train", train)
     handlers = [signal.getsignal(number) for number in SIGNALS]
     thread = threading.Thread(target=call)
     thread.start()

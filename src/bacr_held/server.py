@@ -206,9 +206,10 @@ class Server:
 
     def _completion(self, reply: Any) -> tuple[list[Any], list[float]]:
         """Reads tokens and log-probabilities, if any, of a completion; errors as of `complete`."""
-        choices: Any = reply.get("choices") if isinstance(reply, dict) else None
-        is_one = isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)
-        choice = choices[0] if is_one else {}
+        choices = reply.get("choices") if isinstance(reply, dict) else None
+        choice: dict[str, Any] = {}
+        if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict):
+            choice = choices[0]
         reason = choice.get("finish_reason")
         if reason not in _FINISHED:
             raise EngineError(f"{self.url}: ended a completion by {said(repr(reason), 40)}")

@@ -36,6 +36,8 @@ from bacr_jax.types import Params, Poll, Prompts
 
 # Seconds between two questions to a server that starts, and until one is given up.
 _BETWEEN, _STARTING = 2.0, 3600.0
+# Contexts that a server is asked about at once when it is checked.
+_CHECKS_AT_ONCE = 16
 # Statuses of a server that finds fault with the request: every other server would, too.
 _WRONG_REQUEST = (400, 422)
 # From here on a status means that a server or what is in front of it does not work yet.
@@ -332,7 +334,8 @@ class Fleet:
             return tokens, logprobs
 
         try:
-            return await asyncio.gather(*map(one, range(len(contexts))))
+            work = [one(place) for place in range(len(contexts))]
+            return await together(work, _CHECKS_AT_ONCE, None)
         except EngineError as error:
             self._lose(server, error)
             return None
