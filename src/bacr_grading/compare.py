@@ -195,16 +195,17 @@ def decide(
     "number", "string" or "list" decided it; else only a computer algebra system can tell, and the
     verdict is None. `lenient` applies the lenient rules of docs/grading.md.
     """
-    if _joined_otherwise(pred, reference):
+    # The words that join relations are commas in the keys.
+    if "," in pred.key and _joined_otherwise(pred, reference):
         return False, "string"
     if pred.key == reference.key and pred.key:
         return True, "number" if reference.number else "string"
 
-    if ELISION.search(pred.key) or ELISION.search(reference.key):
-        return _same_sequence(pred, reference, lenient), "list"
     same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.number:
         return same(pred.number, reference.number), "number"
+    if ELISION.search(pred.key) or ELISION.search(reference.key):
+        return _same_sequence(pred, reference, lenient), "list"
     again = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
     based = _decide_based(pred, reference, lenient)
     if based is not None:

@@ -233,6 +233,8 @@ class _Scanner:
 
     def power(self, base: _Part, exponent: _Part) -> _Part:
         whole = exponent.value is not None and exponent.value.denominator == 1
+        if exponent.value in (0, 1):
+            self.undone.add("power")
         if base.value == 10 and whole:
             return _Part(RATIONAL, power_of_ten=True)
         if base.kind in ("e", "pi", "phi") or base.kind == "infinity":

@@ -169,7 +169,8 @@ _MATHEMATICS = frozenset(
     """.split()  # noqa: SIM905
 )
 _BARE_UNIT = re.compile(
-    r"(.*[\d}%.])\s+([A-Za-z][A-Za-z.]*(?:\s+[A-Za-z][A-Za-z.]*){0,3})\Z", re.DOTALL
+    r"(.*(?:[\d}%]|\d\.))\s+([A-Za-z][A-Za-z.]*(?:/[A-Za-z]+)?(?:\s+[A-Za-z][A-Za-z.]*){0,3})\Z",
+    re.DOTALL,
 )
 _ATTACHED_UNIT = re.compile(
     r"(?s)(.*[\d}])\s*([mck]m|[mk]g|[mM]L|ml|ft|oz|lbs?|tsp|tbsp|cups?|[mk]ph|hrs?|min|USD|[ap]\.?m)\Z"
@@ -196,6 +197,8 @@ def split_unit(text: str) -> tuple[str, str] | None:
 def _is_unit_word(name: str) -> bool:
     if name in _MATHEMATICS:
         return False
+    if "/" in name:
+        return _known(name) is not None
     return len(name) >= 3 or _known(name) is not None or name in _POWERS or name == "fl"
 
 

@@ -59,6 +59,7 @@ _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₒₓₙₘₖᵢⱼ"
 _RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
 _LOWERED = re.compile(f"[{_SUBSCRIPTS}]+")
+_SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀₁₂₃₄₅₆₇₈₉]+)")
 _ROOTS = {"√": "\\sqrt", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]"}
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+|(?=[({]))")
 
@@ -66,6 +67,9 @@ _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+|(?=[({]
 def plain_signs(text: str) -> str:
     """Rewrites Unicode mathematics as LaTeX: ⅓, 10⁵, √2, x₁, ℝ, bold and full-width letters."""
     text = "".join(map(_fraction_or_digit, text))
+    text = _SMALL_FRACTION.sub(
+        lambda found: f"\\frac{{{_compatible(found[1])}}}{{{_compatible(found[2])}}}", text
+    )
     text = _RAISED.sub(lambda run: f"^{{{_compatible(run[0])}}}", text)
     text = _LOWERED.sub(_subscript, text)
     text = text.translate(_UNICODE)
@@ -179,6 +183,7 @@ _NO_MEMBERS = re.compile(r"\\\{\s*\\\}")
 # \frac\pi 2 is \frac{\pi}{2}; math-verify reads only the part before it.
 _TOKEN = r"(\\(?!sqrt|[dtc]?frac|text|math)[A-Za-z]+|[0-9A-Za-z])"
 _BARE_FRACTION = re.compile(rf"\\([dtc]?frac)\s*{_TOKEN}\s*{_TOKEN}")
+_RAISED_FRACTION = re.compile(r"\^\s*(\\[dtc]?frac\{[^{}]*\}\{[^{}]*\})")
 _BARE_ROOT = re.compile(rf"\\sqrt\s*(\[[^\[\]{{}}]*\])\s*{_TOKEN}")
 _WORD_BELOW = re.compile(
     r"_\s*\{?\s*\\(?:(?:text(?:rm|it|bf)?|math(?:rm|it|bf)|mbox|operatorname)\s*\{\s*([A-Za-z0-9]+)"
@@ -196,6 +201,7 @@ def one_command(text: str) -> str:
     text = _NO_MEMBERS.sub(r"\\emptyset", text)
     if "frac" in text:
         text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)
+        text = _RAISED_FRACTION.sub(r"^{\1}", text)
     if "[" in text:
         text = _BARE_ROOT.sub(r"\\sqrt\1{\2}", text)
     if "_" in text:
@@ -278,7 +284,7 @@ def without_style(text: str) -> str:
             position = opening.start()
         else:
             position = opening.end()
-    return text
+    return _TEXT_NUMBER.sub(_number_and_words, text)
 
 
 def _apart(text: str, start: int, content: str) -> str:

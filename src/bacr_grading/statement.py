@@ -4,6 +4,7 @@ A computer algebra system finds a value in nearly anything: "\neq 5", "6 \\ 5", 
 A reward must not, so that the strict mode compares such an answer by its spelling only.
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Claim(NamedTuple):
 
 # Most answers: integers and decimals.
 _PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?")
+_FRACTION = re.compile(r"-?\\d?frac\{([0-9]{1,18})\}\{([0-9]{1,18})\}")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 # Commands whose meaning the comparison knows. What negates, hedges, strikes out, hides, points from
 # one thing to another or breaks a line is not among them.
@@ -102,7 +104,7 @@ def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | N
     members; None when the answer says more than one thing, or something whose meaning isn't known,
     so that only its spelling can be compared.
     """
-    if raw == answer.text and _PLAIN.fullmatch(raw):
+    if raw == answer.text and (_PLAIN.fullmatch(raw) or _in_lowest_terms(raw)):
         return (Claim(answer, reference),)
     if ELISION.search(raw) and not ELISION.search(reference.text):
         return None
@@ -116,6 +118,15 @@ def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | N
     if not wanted or (answer.ratio and reference.ratio):
         return wanted
     return wanted if _is_evaluated(wanted, reference) else None
+
+
+def _in_lowest_terms(text: str) -> bool:
+    """True if a text is one plain fraction that needs no further work."""
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return False
+    bottom = int(match[2])
+    return bottom > 1 and math.gcd(int(match[1]), bottom) == 1
 
 
 def _is_evaluated(wanted: tuple[Claim, ...], reference: Answer) -> bool:
