@@ -89,8 +89,12 @@ def test_check_tries_a_verifier_on_reference_answers(failing, capsys):
 
 
 def moody(answer, times):
-    """Hangs, fails, or replies with NaN, text, part credit or a score, by the answer's digits."""
-    kind = sum(map(ord, answer)) % 7
+    """Hangs, fails, or replies with NaN, text, part credit or a score.
+
+    By the answer's digits and how often it was asked about, so that no evaluation fails as a whole;
+    a second try is mostly answered as the first was.
+    """
+    kind = (sum(map(ord, answer)) + times // 2) % 7
     return ("hang", 500, "NaN", "well done", "7", "0.5", "1")[kind]
 
 
