@@ -508,14 +508,14 @@ class Trainer:
             f"{duration(seconds)}; everything is in {self.folder.path}"
         )
         for name, of_set in worse.items():
-            self.progress.say(
-                f"WARNING, worse than before training on {table.set_title(name)}: "
-                f"{table.decline_text(of_set)}"
-            )
+            if of_set:
+                self.progress.say(
+                    f"WARNING, worse than before training on {table.set_title(name)}: "
+                    f"{table.decline_text(of_set)}"
+                )
         return summary
 
     def _declines_by_set(self) -> dict[str, list[Decline]]:
-        """Returns what is worse than before training, for the sets on which anything is."""
+        """Returns what is worse than before training, by evaluation set."""
         before, after = self.evaluations["before"], self.evaluations["after"]
-        by_set = {name: list(declines(before[name], after[name])) for name in after}
-        return {name: of_set for name, of_set in by_set.items() if of_set}
+        return {name: list(declines(before[name], after[name])) for name in after}
