@@ -93,10 +93,14 @@ def session_folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def working_directory(tmp_path):
-    """Every test, and every process that it starts, works in the test's own empty folder."""
-    with contextlib.chdir(tmp_path):
-        yield tmp_path
+def working_directory(tmp_path, monkeypatch):
+    """Every test, and every process that it starts, works in the test's own empty folder.
+
+    By the same monkeypatch as a test's own chdir: undone separately and later, the test's would
+    leave the next test's shared fixtures in this test's folder.
+    """
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 OLD_FUSIONS = "xla_cpu_use_fusion_emitters"

@@ -96,6 +96,21 @@ def run_tests(repository, body, *options):
     )
 
 
+def test_a_test_that_changes_its_folder_leaves_shared_fixtures_in_theirs(small_repository):
+    body = (
+        "import pytest\n"
+        "@pytest.fixture(scope='module')\n"
+        "def shared():\n"
+        "    return Path.cwd()\n"
+        "def test_first(monkeypatch, tmp_path):\n"
+        "    monkeypatch.chdir(tmp_path)\n"
+        "def test_second(shared, tmp_path):\n"
+        "    assert 'session' in shared.name\n"
+    )
+    done = run_tests(small_repository, body)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "workers"])
 def test_a_session_that_writes_into_the_repository_fails_and_names_the_file(
     small_repository, options
