@@ -51,6 +51,7 @@ CONTENTS = {
         "studies/rivals",
         "studies/rivals-search",
         "studies/smollm2",
+        "studies/stability",
     ],
     "Serve": ["serving"],
     "The paper": ["equations", "paper", "theory"],

@@ -27,8 +27,8 @@ SLOW_HOST = 3.0
 MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
-# Answers that a healthy policy closes, and how much lower a share of the traces must be than at the
-# first iteration, or how much higher: twice the standard error of a share in 64 traces.
+# Share of answers that a healthy policy closes, and by how much a share must differ from the first
+# iteration's. In 64 traces .1 is almost four standard errors of a share of .95.
 CLOSED, SHARE_CHANGE = 0.95, 0.1
 # Importance ratio minus 1, and nats per token, that are rounding in float32.
 SAME_POLICY = 1e-6
@@ -81,7 +81,7 @@ def _off_centre(metrics: Metrics) -> bool:
 
 
 def _one_sided(metrics: Metrics, _: Reference) -> bool:
-    """True if nearly all advantages of an iteration have one sign."""
+    """True if the mean advantage is below 0 by more than half of the advantages' deviation."""
     mean, deviation = metrics.get("advantage/mean", 0.0), metrics.get("advantage/std", 1.0)
     return mean < -OFF_CENTRE * deviation
 
@@ -134,7 +134,7 @@ SYMPTOMS = {
         f"fewer answers are closed than at the first step (rollout/closed_answers), for "
         f"{SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at rollouts/; "
         "go back to a checkpoint, and write a lower optimizer.learning_rate and "
-        "optimizer.conditioning_learning_rate, or advantage.score_by_budget=true",
+        "optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "repetition": Symptom(
@@ -142,15 +142,15 @@ SYMPTOMS = {
         "more traces repeat themselves at their end than at the first step (rollout/repetition), "
         f"for {SHORT_PATIENCE} steps: the policy is being ruined at some budget. Look at "
         "rollouts/; go back to a checkpoint, and write a lower optimizer.learning_rate and "
-        "optimizer.conditioning_learning_rate, or advantage.score_by_budget=true",
+        "optimizer.conditioning_learning_rate",
         SHORT_PATIENCE,
     ),
     "one_sided": Symptom(
         _one_sided,
         "the mean advantage was more than half of its deviation below 0 in two steps in a row: the "
         "updates mostly lower the probability of what was sampled, which ruins a policy that can "
-        "do the task. Write advantage.baseline=same_budget and advantage.score_weighted=false, or "
-        "more rollout.questions",
+        "do the task. Write a lower optimizer.learning_rate, or more rollout.questions, so that "
+        "the mean reward of a batch varies less",
         2,
     ),
     "clipped": Symptom(
