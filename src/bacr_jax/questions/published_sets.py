@@ -36,7 +36,7 @@ PUBLISHED_SETS = {
         rows={"train": 7500, "test": 5000},
         licence="MIT (hendrycks/math; arXiv 2103.03874)",
         folders=("math", "MATH", "hendrycks_math"),
-        fingerprints={"train": "811f2df7b876fe39"},
+        fingerprints={"train": "fd40a9328eaf3f5f"},
     ),
     "math500": PublishedSet(
         hub="hf://HuggingFaceH4/MATH-500",
