@@ -169,8 +169,8 @@ class AdvantageConfig:
     )
     score_by_budget: bool = key(
         False,
-        "with score_weighted: running numbers of their own for every doubling of the budget, for "
-        "long traces whose budgets span more than a factor of two",
+        "with score_weighted or baseline=constant: separate running means for every doubling of "
+        "the budget, for budgets that span more than a factor of two",
     )
 
 

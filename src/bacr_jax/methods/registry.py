@@ -18,7 +18,10 @@ from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
 # Modules of this room that are no methods.
-_NO_METHODS = ("__init__", "budget_prior", "grpo_family", "method", "published", "registry")
+_NO_METHODS = (
+    *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
+    *("registry", "reward_terms"),
+)
 
 
 def built_in_methods() -> list[str]:

@@ -19,6 +19,8 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
+from bacr_jax.methods.baselines import baseline_of
+from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 from bacr_study.variance import control_variates as variates
 from bacr_study.variance.gradient_pool import Drawn, Rollouts
 
@@ -90,7 +92,7 @@ class Setting:
     def weights(self) -> Float[np.ndarray, "M"]:
         """Total weight u_j of each outcome."""
         shares = rewards.cut_shares(self.config.cuts.weights, self.config.cuts.count)
-        coefficient = bacr.coefficient_of(self.config)
+        coefficient = progress_coefficient(self.config)
         return np.asarray(rewards.outcome_coefficients(shares, coefficient=coefficient))
 
 
@@ -166,7 +168,7 @@ class GroupArm(Arm):
 
 @dataclasses.dataclass(frozen=True)
 class ValueArm(Arm):
-    """`bacr.make_advantages`: budget-conditioned advantages of Eq. 10 and their extensions.
+    """Budget-conditioned advantages of Eq. 10 with any baseline (`methods.bacr`).
 
     Attributes:
       value: the predicted outcomes that it reads.
@@ -193,7 +195,7 @@ class ValueArm(Arm):
         batch = groups.batch(reading)
         reward = bacr.dense_rewards(setting.config, None, batch)
         predicted = jnp.asarray(groups.values[self.value], jnp.float32)
-        coefficient = bacr.coefficient_of(setting.config)
+        coefficient = progress_coefficient(setting.config)
         return batch, reward, rewards.dense_reward(predicted, coefficient=coefficient)
 
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
@@ -202,8 +204,10 @@ class ValueArm(Arm):
         batch, reward, values = self._inputs(setting, groups, reading)
         left: tuple[Any, Any] = setting.earlier.get(self.reads(reading)) or (None, None)
         state, slope = left
-        thinking = bacr.make_advantages(config, state, batch, reward, values).thinking
-        _, expected = bacr.baselines(config, state, batch, reward, values)
+        baseline = baseline_of(config)
+        credit = bacr.budget_conditioned_advantages(config, baseline, state, batch, reward, values)
+        thinking = credit.thinking
+        expected = baseline.estimate(state or {}, batch, reward, values).correctness
         if self.previous:
             surprise = jnp.asarray(variates.before(batch.outcomes - expected))
             thinking = variates.history_advantage(thinking, surprise, slope)
@@ -218,7 +222,8 @@ class ValueArm(Arm):
         None where neither is needed; the slope is None for arms that don't look at that outcome.
         """
         config = self._config(setting.config)
-        state = bacr.init_state(config, 0)
+        baseline = baseline_of(config)
+        state = bacr.init_state(baseline, 0)
         if state is None and not self.previous:
             return None
         batch, reward, values = self._inputs(setting, groups, reading)
@@ -226,13 +231,15 @@ class ValueArm(Arm):
         blended = lambda old, new: _DECAY * old + (1.0 - _DECAY) * new
         for _ in range(_SETTLED):
             if self.previous:
-                baseline, expected = bacr.baselines(config, state, batch, reward, values)
-                residual = advantages.bcae_advantage(reward, baseline)
-                thinking = bacr.returns_to_go(config, residual)
-                surprise = jnp.asarray(variates.before(batch.outcomes - expected))
+                estimate = baseline.estimate(state or {}, batch, reward, values)
+                residual = advantages.bcae_advantage(reward, estimate.reward)
+                thinking = advantages.thinking_credit(
+                    residual, cut_weights(config), mode=config.advantage.credit
+                )
+                surprise = jnp.asarray(variates.before(batch.outcomes - estimate.correctness))
                 moments = variates.history_moments(thinking, surprise)
                 both, square = map(blended, (both, square), moments)
-            state = bacr.update(config, state, batch, reward, values)
+            state = bacr.update(baseline, state, batch, reward, values)
         return state, both / jnp.maximum(square, 1e-6) if self.previous else None
 
 

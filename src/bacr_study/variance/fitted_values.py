@@ -13,7 +13,7 @@ from bacr_jax.advantages import correctness_from_value
 from bacr_jax.learner import train_step
 from bacr_jax.learner.scoring import in_portions
 from bacr_jax.learner.spec import LearnerSpec
-from bacr_jax.methods import bacr
+from bacr_jax.methods.reward_terms import progress_coefficient
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
@@ -54,7 +54,7 @@ def predicted_outcomes(
     """Probabilities of a right answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
     values = value.values(head, jnp.asarray(features))
-    coefficient = bacr.coefficient_of(frozen.config)
+    coefficient = progress_coefficient(frozen.config)
     return np.asarray(correctness_from_value(values, coefficient=coefficient))
 
 
@@ -73,7 +73,7 @@ def fit_value(
     head = initial.random_head(jax.random.key(seed), policy)
     assert head is not None
     features = _features(frozen, frozen.environment.train, drawn, head, spec)
-    coefficient = bacr.coefficient_of(frozen.config)
+    coefficient = progress_coefficient(frozen.config)
     targets = rewards.dense_reward(drawn.by_answer.mean(-1), coefficient=coefficient)
     fit = ~held_out
     head = value.with_bias(head, jnp.float32(targets[fit].mean()))

@@ -1,0 +1,45 @@
+"""Baselines of budget-conditioned advantages, by the value of `advantage.baseline`.
+
+The paper subtracts V(q, b) (Eq. 10). The other baselines, and the correction of any of them by
+score weights, are the project's additions.
+
+value          the value head V(q, b) of Eq. 11
+residual_loo   V plus the mean residual of the other responses to the question
+shrink         V corrected by these residuals as far as they can be trusted
+group          mean reward of the responses to the question
+batch          mean reward of the batch's other responses
+same_budget    mean reward of the batch's other responses with the same budget
+constant       running mean of earlier batches
+optimal_token  mean of the question's responses weighted by score norms, one number per token
+"""
+
+from collections.abc import Callable
+
+from bacr_jax.config import Config
+from bacr_jax.methods.baselines import batch_mean, optimal_token, running_mean, value_head
+from bacr_jax.methods.baselines.baseline import (
+    Baseline as Baseline,
+    Credit as Credit,
+    Estimate as Estimate,
+    State as State,
+)
+from bacr_jax.methods.baselines.score_weighting import with_score_weights
+
+BASELINES: dict[str, Callable[[Config], Baseline]] = {
+    "value": value_head.value,
+    "residual_loo": value_head.residual_loo,
+    "shrink": value_head.shrink,
+    "group": batch_mean.group,
+    "batch": batch_mean.batch,
+    "same_budget": batch_mean.same_budget,
+    "constant": running_mean.constant,
+    "optimal_token": optimal_token.optimal_token,
+}
+
+
+def baseline_of(config: Config) -> Baseline:
+    """Returns the baseline that `advantage.baseline` and `advantage.score_weighted` name."""
+    baseline = BASELINES[config.advantage.baseline](config)
+    if config.advantage.score_weighted:
+        return with_score_weights(config, baseline)
+    return baseline

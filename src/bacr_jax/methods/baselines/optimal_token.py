@@ -1,0 +1,46 @@
+"""The optimal token baseline (arXiv 2602.07078): one number per question and token position."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.baselines.baseline import Baseline, Credit, Estimate, State
+from bacr_jax.methods.method import GroupBatch, PerCut
+
+
+def optimal_token(config: Config) -> Baseline:
+    """Returns the question's mean reward weighted by the squared norms of its responses' scores."""
+
+    def estimate(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> Estimate:
+        weights = _norms_at_cuts(batch)
+        reward_mean = advantages.token_baseline(reward, weights)
+        correctness_mean = advantages.token_baseline(batch.outcomes, weights)
+        return Estimate(
+            jnp.broadcast_to(reward_mean, reward.shape),
+            jnp.broadcast_to(correctness_mean, batch.outcomes.shape),
+        )
+
+    def refine(state: State, batch: GroupBatch, credit: Credit) -> Credit:
+        return credit._replace(tokens=_token_advantages(batch, credit.returns))
+
+    return Baseline(estimate, needs_score_norms=True, refine=refine)
+
+
+def _norms_at_cuts(batch: GroupBatch) -> PerCut:
+    """Returns the squared norms of each response's scores, summed up to each cut."""
+    assert batch.path is not None
+    before_cut = jnp.arange(batch.path.shape[-1]) < batch.cuts[..., None]
+    return jnp.where(before_cut, batch.path[..., None, :], 0.0).max(-1)
+
+
+def _token_advantages(batch: GroupBatch, returns: PerCut) -> Float[Array, "Q G T"]:
+    """Returns each thinking token's return minus the optimal token baseline."""
+    assert batch.path is not None
+    cuts = batch.cuts.reshape(-1, batch.cuts.shape[-1])
+    flat_returns = returns.reshape(-1, returns.shape[-1])
+    by_token = advantages.scatter_segments(flat_returns, cuts, batch.path.shape[-1])
+    token_returns: Array = by_token.reshape(batch.path.shape)
+    return token_returns - advantages.token_baseline(token_returns, batch.path)

@@ -1,0 +1,106 @@
+"""Moves any baseline to where the squared norms of the scores make the gradient least noisy.
+
+`advantage.score_weighted` turns it on. The baseline with the least gradient noise weighs returns by
+squared score norms. A running regression, fitted to earlier batches only, moves the baseline of
+each segment towards it (`advantages.optimal_shift`). The gradient stays unbiased.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.baselines.baseline import Baseline, Credit, State, running
+from bacr_jax.methods.baselines.budget_bins import budget_bins
+from bacr_jax.methods.method import GroupBatch, PerCut
+from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
+
+
+def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
+    """Returns a baseline whose segments are moved by a running regression on (1, V).
+
+    `advantage.score_uniform` moves all responses of a batch by the same mean shift.
+    """
+    bins = budget_bins(config)
+    is_constant = config.advantage.baseline == "constant"
+
+    def regressor(expected: PerCut) -> PerCut:
+        # A constant baseline has nothing to regress on but 1.
+        return jnp.zeros_like(expected) if is_constant else expected
+
+    def init_state() -> State:
+        # Slopes are 0, so that the baseline is unchanged, until a batch was seen.
+        moments = config.cuts.count * bins.count
+        return baseline.init_state() | {
+            "optimal_square": jnp.zeros((moments, 2, 2), jnp.float32),
+            "optimal_product": jnp.zeros((moments, 2), jnp.float32),
+            "optimal_spread": jnp.zeros(moments, jnp.float32),
+        }
+
+    def refine(state: State, batch: GroupBatch, credit: Credit) -> Credit:
+        expected = credit.returns - credit.thinking
+        predicted = bins.spread(batch, regressor(expected))
+        shift = bins.select(batch, advantages.optimal_shift(predicted, _slopes(state)))
+        if is_constant:
+            shift = _within_reach(config, shift, expected)
+        if config.advantage.score_uniform:
+            shift = jnp.broadcast_to(shift.mean((0, 1)), shift.shape)
+        return credit._replace(thinking=credit.thinking - shift)
+
+    def update(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> dict[str, Array]:
+        estimate = baseline.estimate(state, batch, reward, values)
+        residual = advantages.bcae_advantage(reward, estimate.reward)
+        weights, mode = cut_weights(config), config.advantage.credit
+        thinking = advantages.thinking_credit(residual, weights, mode=mode)
+        returns = advantages.thinking_credit(reward, weights, mode=mode)
+        square, product, spread = advantages.optimal_moments(
+            bins.spread(batch, thinking),
+            bins.spread(batch, regressor(returns - thinking)),
+            bins.spread(batch, batch.surprise),
+        )
+        return {
+            **baseline.update(state, batch, reward, values),
+            "optimal_square": running(state["optimal_square"], square),
+            "optimal_product": running(state["optimal_product"], product),
+            # A sum of squares, whose weights are squared too.
+            "optimal_spread": running(state["optimal_spread"], spread, power=2),
+        }
+
+    def metrics(state: State) -> dict[str, Any]:
+        offset, slope = _slopes(state).mean(0)
+        shown = {"advantage/score_offset": offset, "advantage/score_slope": slope}
+        return baseline.metrics(state) | shown
+
+    return Baseline(
+        baseline.estimate,
+        uses_value=baseline.uses_value,
+        needs_score_norms=baseline.needs_score_norms,
+        init_state=init_state,
+        update=update,
+        refine=refine,
+        metrics=metrics,
+    )
+
+
+def _slopes(state: State) -> Float[Array, "N 2"]:
+    """Returns offset and slope of each segment."""
+    square = state["optimal_square"]
+    traces = advantages.effective_traces(square, state["optimal_spread"])
+    return advantages.optimal_slopes(square, state["optimal_product"], traces)
+
+
+def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
+    """Clips a shift so that the moved baseline is a return that a response can have.
+
+    The running mean and its moments lag differently, so that their sum may leave this range.
+    """
+    coefficient, weights = progress_coefficient(config), cut_weights(config)
+    # Losing the answer at every cut after the first costs lambda at each of them.
+    worst_rewards = jnp.full_like(weights, -coefficient).at[0].set(0.0)
+    lowest = advantages.to_go(worst_rewards, weights)
+    highest = advantages.to_go(jnp.full_like(weights, 1.0 + coefficient), weights)
+    return jnp.clip(shift, lowest - expected, highest - expected)

@@ -1,0 +1,82 @@
+"""Baselines that read the value head V(q, b) of Eq. 11: V, or V corrected by other responses."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bacr_jax import advantages
+from bacr_jax.config import Config
+from bacr_jax.methods.baselines.baseline import Baseline, Estimate, State, running
+from bacr_jax.methods.method import GroupBatch, PerCut
+from bacr_jax.methods.reward_terms import progress_coefficient
+
+
+def implied_estimate(config: Config, baseline: PerCut) -> Estimate:
+    """Returns a baseline of R with the probabilities of a right answer that it implies (Eq. 7)."""
+    coefficient = progress_coefficient(config)
+    return Estimate(baseline, advantages.correctness_from_value(baseline, coefficient=coefficient))
+
+
+def value(config: Config) -> Baseline:
+    """Returns V(q, b), the paper's baseline (Eq. 10)."""
+
+    def estimate(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> Estimate:
+        assert values is not None
+        return implied_estimate(config, values)
+
+    return Baseline(estimate, uses_value=True)
+
+
+def residual_loo(config: Config) -> Baseline:
+    """Returns V plus the mean residual of the question's other responses."""
+
+    def estimate(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> Estimate:
+        assert values is not None
+        return implied_estimate(config, advantages.residual_loo_baseline(reward, values))
+
+    return Baseline(estimate, uses_value=True)
+
+
+def shrink(config: Config) -> Baseline:
+    """Returns V corrected by the other responses' residuals as far as they can be trusted.
+
+    The trust follows from two running moments: the variance of R within groups, and the mean
+    squared error of V (`advantages.shrink_baseline`).
+    """
+
+    def estimate(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> Estimate:
+        assert values is not None
+        strength = _prior_strength(state)
+        baseline = advantages.shrink_baseline(reward, values, prior_strength=strength)
+        return implied_estimate(config, baseline)
+
+    def update(
+        state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
+    ) -> dict[str, Array]:
+        assert values is not None
+        sigma2, error2 = advantages.residual_moments(reward, values)
+        return {
+            "sigma2": running(state["sigma2"], sigma2),
+            "error2": running(state["error2"], error2),
+        }
+
+    def metrics(state: State) -> dict[str, Array]:
+        return {"advantage/prior_strength": _prior_strength(state)}
+
+    return Baseline(
+        estimate, uses_value=True, init_state=_shrink_state, update=update, metrics=metrics
+    )
+
+
+def _shrink_state() -> State:
+    """Returns n0 = 0: until V's error is measured, only the other responses are trusted."""
+    return {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
+
+
+def _prior_strength(state: State) -> Float[Array, ""]:
+    return advantages.prior_strength(state["sigma2"], state["error2"])
