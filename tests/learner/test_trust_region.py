@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import TrainConfig
 from bacr_jax.learner import trust_region
+from bacr_jax.learner.train_step import init_state, score_batch
 from bacr_jax.learner.trust_region import SLACK, interpolated, kl_sum, shortened, step_scale
 from bacr_jax.learner.updates import Updates
 from devices_world import run_on_devices
-from learner_world import RULES, SPEC, make_batch_by_hand, state_of
+from learner_world import RULES, SPEC, WORLD, make_batch_by_hand, state_of
 
 BY_TOKENS = {"micro_batch_tokens": 50, "length_buckets": 2}
 PADDING_FREE = {"micro_batch_tokens": 28, "padding_free": True}
@@ -109,14 +110,11 @@ def updated(batch, bound, tx, **config):
 
 def kl_between(batch, old, new):
     """Mean k3 of the batch's tokens, by the sampler's own log-probabilities as the old ones."""
-    score = lambda policy: [trust_region_scores(policy, batch)]
+
+    def score(policy):
+        return [score_batch(policy, batch, RULES.allowed_tokens, spec=SPEC)]
+
     return trust_region.mean_kl(score(old), score(new), [batch])
-
-
-def trust_region_scores(policy, batch):
-    from bacr_jax.learner.train_step import score_batch
-
-    return score_batch(policy, batch, RULES.allowed_tokens, spec=SPEC)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +167,18 @@ def test_a_step_that_leaves_the_policy_alone_is_not_measured(batch):
     state, metrics = update(state_of(), batch, update_policy=False)
     jax.tree.map(np.testing.assert_array_equal, state.policy, start)
     assert (float(metrics[trust_region.KL]), float(metrics[trust_region.SCALE])) == (0.0, 1.0)
+
+
+def test_of_a_policy_with_a_frozen_base_only_the_trained_part_is_shortened(batch):
+    tx = optax.sgd(30.0)
+    trained = {"budget": WORLD.params["budget"]}
+    frozen = {name: leaf for name, leaf in WORLD.params.items() if name != "budget"}
+    state = init_state(jax.tree.map(jnp.array, trained), None, tx, tx)
+    update = Updates(SPEC, TrainConfig(minibatches=1), tx, tx, RULES.allowed_tokens, BOUND)
+    after, metrics = update(state, batch, frozen=frozen)
+    assert set(after.policy) == {"budget"} and 0.0 < float(metrics[trust_region.SCALE]) < 1.0
+    whole = {**frozen, **after.policy}
+    assert 0.0 < kl_between(batch, WORLD.params, whole) <= SLACK * BOUND * 1.001
 
 
 SHARDED = """
