@@ -127,7 +127,7 @@ def test_an_update_is_shortened_to_the_bound_however_it_is_split(batch, split):
     start = jax.tree.map(np.asarray, state_of().policy)
     whole, _ = updated(batch, None, tx, **split)
     limited, metrics = updated(batch, BOUND, tx, **split)
-    kl, scale = float(metrics[trust_region.KL]), float(metrics[trust_region.SCALE])
+    kl, scale = float(metrics["policy/update_kl"]), float(metrics["policy/update_scale"])
     assert kl == pytest.approx(kl_between(batch, start, whole.policy), rel=1e-3)
     assert kl > 2 * BOUND and 0.0 < scale < 0.8
     assert kl_between(batch, start, limited.policy) <= SLACK * BOUND * 1.001
@@ -144,8 +144,10 @@ def test_a_bound_that_no_step_meets_changes_nothing_but_two_metrics(batch):
     jax.tree.map(
         np.testing.assert_array_equal, dataclasses.asdict(limited), dataclasses.asdict(whole)
     )
-    assert set(measured) - set(metrics) == {trust_region.KL, trust_region.SCALE}
-    assert float(measured[trust_region.SCALE]) == 1.0 and float(measured[trust_region.KL]) > 0.0
+    assert set(measured) - set(metrics) == {"policy/update_kl", "policy/update_scale"}
+    assert (
+        float(measured["policy/update_scale"]) == 1.0 and float(measured["policy/update_kl"]) > 0.0
+    )
     for name in metrics:
         assert float(metrics[name]) == float(measured[name]), name
 
@@ -154,7 +156,7 @@ def test_both_updates_of_a_step_are_bounded_and_moments_are_those_of_whole_steps
     tx = optax.adam(0.03)
     whole, _ = updated(batch, None, tx, minibatches=2)
     limited, metrics = updated(batch, BOUND, tx, minibatches=2)
-    assert float(metrics[trust_region.SCALE]) < 1.0
+    assert float(metrics["policy/update_scale"]) < 1.0
     assert int(limited.updates) == int(whole.updates) == 2
     first = lambda state: jax.tree.leaves(state.policy_opt)[0]
     np.testing.assert_array_equal(first(limited), first(whole))
@@ -166,7 +168,7 @@ def test_a_step_that_leaves_the_policy_alone_is_not_measured(batch):
     start = jax.tree.map(np.asarray, state_of().policy)
     state, metrics = update(state_of(), batch, update_policy=False)
     jax.tree.map(np.testing.assert_array_equal, state.policy, start)
-    assert (float(metrics[trust_region.KL]), float(metrics[trust_region.SCALE])) == (0.0, 1.0)
+    assert (float(metrics["policy/update_kl"]), float(metrics["policy/update_scale"])) == (0.0, 1.0)
 
 
 def test_of_a_policy_with_a_frozen_base_only_the_trained_part_is_shortened(batch):
@@ -176,7 +178,7 @@ def test_of_a_policy_with_a_frozen_base_only_the_trained_part_is_shortened(batch
     state = init_state(jax.tree.map(jnp.array, trained), None, tx, tx)
     update = Updates(SPEC, TrainConfig(minibatches=1), tx, tx, RULES.allowed_tokens, BOUND)
     after, metrics = update(state, batch, frozen=frozen)
-    assert set(after.policy) == {"budget"} and 0.0 < float(metrics[trust_region.SCALE]) < 1.0
+    assert set(after.policy) == {"budget"} and 0.0 < float(metrics["policy/update_scale"]) < 1.0
     whole = {**frozen, **after.policy}
     assert 0.0 < kl_between(batch, WORLD.params, whole) <= SLACK * BOUND * 1.001
 
@@ -186,7 +188,6 @@ import dataclasses
 import jax, numpy as np, optax
 from bacr_jax import parallel
 from bacr_jax.config import TrainConfig
-from bacr_jax.learner import trust_region
 from bacr_jax.learner.updates import Updates
 from learner_world import RULES, SPEC, make_batch_by_hand, state_of
 
@@ -208,8 +209,8 @@ for sizes in ((1, 1, 1), (1, 8, 1), (2, 4, 1)):
     assert where == parallel.shardings(after.policy, mesh), where
     found.append((jax.tree.map(np.asarray, after.policy), jax.tree.map(float, metrics)))
 for policy, metrics in found:
-    assert metrics[trust_region.SCALE] < 1.0
-    for name in (trust_region.KL, trust_region.SCALE):
+    assert metrics["policy/update_scale"] < 1.0
+    for name in ("policy/update_kl", "policy/update_scale"):
         np.testing.assert_allclose(metrics[name], found[0][1][name], rtol=1e-3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), policy, found[0][0])
 print("fine")

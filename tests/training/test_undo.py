@@ -11,7 +11,7 @@ from bacr_jax.config import TrainConfig
 from bacr_jax.config.checks import problems
 from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.undo import UNDONE, HostArray, UpdateGuard, make_guard
+from bacr_jax.training.undo import HostArray, UpdateGuard, make_guard
 from devices_world import run_on_devices
 from methods_world import Odd, load, run_of
 
@@ -155,7 +155,7 @@ def runs(tmp_path_factory, tokenizer):
 
 def test_a_guard_that_sees_nothing_changes_one_metric(runs):
     for one, other in zip(runs["off"][1], runs["quiet"][1]):
-        assert numbers(other) == numbers(one) | {UNDONE: 0.0}
+        assert numbers(other) == numbers(one) | {"train/undone": 0.0}
         assert other.notes == ()
     jax.tree.map(np.testing.assert_array_equal, runs["quiet"][0], runs["off"][0])
 
@@ -165,7 +165,7 @@ def test_a_spoilt_update_leaves_no_trace_in_the_state_but_its_tokens(runs):
     (state, spoilt), (other, undone) = runs["spoilt"], runs["undone"]
     jax.tree.map(np.testing.assert_array_equal, state.train, other.train)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.train))
-    assert [one.metrics[UNDONE] for one in spoilt] == [0.0, 0.0, 1.0]
+    assert [one.metrics["train/undone"] for one in spoilt] == [0.0, 0.0, 1.0]
     assert numbers(spoilt[2])["reward/mean"] == numbers(undone[2])["reward/mean"]
     # Two updates count: the first and the third.
     assert int(state.train.updates) == 2

@@ -29,8 +29,6 @@ SLACK = 1.1
 # quadratic take two or three.
 MOST_SHRINKS = 4
 
-KL, SCALE = "policy/update_kl", "policy/update_scale"
-
 
 def kl_sum(
     old: Float[Array, "B T"], new: Float[Array, "B T"], mask: Bool[Array, "B T"]
@@ -136,6 +134,15 @@ def mean_kl(
     return total / max(count, 1.0)
 
 
+def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
+    """Adds the KL and the factor of a step to its metrics."""
+    return {
+        **metrics,
+        "policy/update_kl": jnp.float32(kl),
+        "policy/update_scale": jnp.float32(scale),
+    }
+
+
 def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
     """Returns an optimizer step that moves the policy by a KL of at most `SLACK` times the bound.
 
@@ -152,7 +159,7 @@ def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> 
     def limited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
         if not update_policy:
             state, metrics = step(state, update_policy)
-            return state, {**metrics, KL: jnp.float32(0.0), SCALE: jnp.float32(1.0)}
+            return state, _measured(metrics, 0.0, 1.0)
         # The step donates the state's parameters.
         before = jax.tree.map(lambda x: x.copy(), state.policy)
         old_scores = score(before)
@@ -161,6 +168,6 @@ def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> 
             before, state.policy, lambda new: mean_kl(old_scores, score(new), parts), bound
         )
         state = dataclasses.replace(state, policy=policy)
-        return state, {**metrics, KL: jnp.float32(kl), SCALE: jnp.float32(scale)}
+        return state, _measured(metrics, kl, scale)
 
     return limited

@@ -25,7 +25,7 @@ from bacr_jax.training.logging import (
     iteration_metrics,
 )
 from bacr_jax.training.run import Run, RunState, RunStateAhead
-from bacr_jax.training.undo import UNDONE, UpdateGuard, shares_of
+from bacr_jax.training.undo import UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
 
 # Folded into the run's key for a step that is sampled again after an undo. Steps are folded in too,
@@ -93,7 +93,7 @@ def iterate(
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
     metrics |= host_metrics(clock, graded, grader_totals(run.environment))
     if guard is not None:
-        metrics[UNDONE] = float(bool(notes))
+        metrics["train/undone"] = float(bool(notes))
     metrics = clock.timed(metrics, chosen.tokens)
     return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)), notes=notes)
 

@@ -16,8 +16,6 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.logging import rollout_metrics
 
-UNDONE = "train/undone"
-
 # Shares of a step's traces, in [0, 1], by the names of metrics.
 Shares = dict[str, float]
 
