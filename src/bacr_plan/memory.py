@@ -66,6 +66,25 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
     return sum(state_parts(work, layout).values())
 
 
+def bounded_update_bytes(work: Workload, layout: MeshShape) -> float:
+    """Copy of the trained parameters from before an update (optimizer.max_update_kl), or 0."""
+    bounded = work.config.optimizer.max_update_kl is not None
+    return parameter_bytes(work, layout) if bounded else 0.0
+
+
+def host_snapshot_bytes(work: Workload) -> float:
+    """Host memory of the state from before an update (train.undo_*), over all hosts, or 0.
+
+    Trained parameters, two moments, and the value head with its moments. Data-parallel copies on
+    one host share it.
+    """
+    train = work.config.train
+    if train.undo_closed_answers is None and train.undo_filled_budgets is None:
+        return 0.0
+    parameters = (FP32 + 2 * work.moment_bytes) * costs.trained_parameters(work)
+    return parameters + 3.0 * FP32 * costs.head_parameters(work)
+
+
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
     """One fp32 array of scores, one layer: of all branches over their trunks, and of the trunks.
 
@@ -160,7 +179,8 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
         layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
     )
     kept += saved_activations(work, layout, rows)
-    return MemoryPhase(state_bytes(work, layout), kept + alive)
+    copy = bounded_update_bytes(work, layout)
+    return MemoryPhase(state_bytes(work, layout), kept + alive, copy)
 
 
 def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
@@ -205,7 +225,8 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     scores = 2 * attention_scores(work, layout, rows)
     weights = model.layer_matrices / layout.tensor * work.float_bytes
     alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
-    return MemoryPhase(state_bytes(work, layout), stream + alive)
+    copy = bounded_update_bytes(work, layout)
+    return MemoryPhase(state_bytes(work, layout), stream + alive, copy)
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:

@@ -65,7 +65,7 @@ class Plan:
         phases = {
             "rollout": MemoryPhase(state, of_rollout, own),
             "score": dataclasses.replace(memory.score_phase(work, layout), resident=state),
-            "update": MemoryPhase(state, of_update),
+            "update": MemoryPhase(state, of_update, update.own),
         }
         if work.evaluated:
             evaluation = memory.rollout_phase(work.evaluation, layout)
@@ -227,8 +227,10 @@ def parts(plan: Plan) -> dict[str, float]:
     gradients = memory.gradient_bytes(work, layout)
     state = memory.state_parts(work, layout)
     seldom = {name: state.pop(name) for name in ("frozen_base", "reference")}
+    copy = memory.bounded_update_bytes(work, layout)
     return {
         **state,
+        **({"parameters_before_update": copy} if copy else {}),
         "gradients": gradients,
         "activations": max(plan.phases["update"].temporaries - gradients, 0.0),
         "score_temporaries": plan.phases["score"].temporaries,
@@ -260,6 +262,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "limit_gib": round(plan.limit / GIB, 3),
         "phases_gib": gib({name: phase.peak for name, phase in plan.phases.items()}),
         "parts_gib": gib(parts(plan)),
+        "host_gib": round(memory.host_snapshot_bytes(work) / GIB, 3),
         "flops": sum(flops.values()),
         "flops_by_phase": flops,
         "predicted_step_s": tenths({name: sum(by.values()) for name, by in predicted.items()}),
@@ -386,6 +389,12 @@ def as_text(plan: Plan) -> str:
     for name, meaning in _PHASE_NAMES.items():
         if name in phases and (name != "score" or work.scored):
             lines.append(f"  {meaning:52}{phases[name].peak / GIB:7.2f}")
+    if snapshot := memory.host_snapshot_bytes(work):
+        lines += [
+            "",
+            f"Host memory, all hosts: {snapshot / GIB:.2f} GiB for the state from before an update "
+            "(train.undo_closed_answers, train.undo_filled_budgets)",
+        ]
     lines += ["", *_verdict(plan), _largest(plan)]
     if work.adapters:
         million = costs.trained_parameters(work) / 1e6

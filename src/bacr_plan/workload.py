@@ -44,7 +44,8 @@ class Workload:
       value_hidden: width of the value head; 0 without one.
       rows: traces per iteration, Q G.
       micro_rows: traces per gradient accumulation step, of all devices.
-      scored: passes over all rows that only score them (old and reference log-probabilities).
+      scored: passes over all rows that only score them (old and reference log-probabilities, and
+        those before and after an update that has a bound).
       prompt: prompt tokens, padded.
       thinking: thinking tokens, padded: the largest budget.
       draw: gives the tokens of the rows to be expected (`lengths`); reads the data if it is there.
@@ -134,9 +135,10 @@ class Workload:
             self.config.train, micro_batch_tokens=None, padding_free=False, minibatches=1
         )
         loss = dataclasses.replace(self.config.loss, kl_coef=0.0)
+        optimizer = dataclasses.replace(self.config.optimizer, max_update_kl=None)
         return dataclasses.replace(
             self,
-            config=dataclasses.replace(self.config, train=train, loss=loss),
+            config=dataclasses.replace(self.config, train=train, loss=loss, optimizer=optimizer),
             conditioned=False,
             value_hidden=0,
             rows=rows,
@@ -249,7 +251,10 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         value_hidden=config.value.hidden_size if method.uses_value else 0,
         rows=rows,
         micro_rows=min(train.micro_batch_rows or update, update),
-        scored=scored / train.minibatches + (config.loss.kl_coef > 0),
+        scored=scored / train.minibatches
+        + (config.loss.kl_coef > 0)
+        # Before and after each update.
+        + 2 * (config.optimizer.max_update_kl is not None),
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max + config.budget.grace,
         draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),

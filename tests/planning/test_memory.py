@@ -26,6 +26,31 @@ def test_a_reference_policy_is_four_bytes_more():
     assert memory.state_bytes(plain, mesh()) == 16 * POLICY / 8
 
 
+def test_a_bounded_update_keeps_the_parameters_from_before_it_and_scores_twice_more():
+    plain, bounded = workload(), workload("optimizer.max_update_kl=0.01")
+    assert bounded.scored == plain.scored + 2
+    difference = memory.update_phase(bounded, mesh()).peak - memory.update_phase(plain, mesh()).peak
+    assert difference == 4 * POLICY / 8
+    assert memory.rollout_phase(bounded, mesh()).peak == memory.rollout_phase(plain, mesh()).peak
+    assert memory.bounded_update_bytes(plain, mesh()) == 0.0
+
+
+def test_of_adapters_a_bounded_update_keeps_the_adapters_alone():
+    bounded = workload("optimizer.max_update_kl=0.01", adapters=10**6, frozen_bytes=2)
+    trained = costs.trained_parameters(bounded)
+    assert trained < POLICY / 100
+    assert memory.bounded_update_bytes(bounded, mesh()) == 4 * trained / 8
+
+
+def test_the_state_that_may_come_back_is_in_host_memory():
+    plain = workload(value_hidden=0)
+    watched = workload("train.undo_closed_answers=0.9", value_hidden=0)
+    assert memory.host_snapshot_bytes(plain) == 0.0
+    # Parameters and two moments, of all shards.
+    assert memory.host_snapshot_bytes(watched) == 12 * POLICY
+    assert memory.update_phase(watched, mesh()).peak == memory.update_phase(plain, mesh()).peak
+
+
 def test_accumulation_keeps_a_second_gradient():
     one = workload("rollout.questions=4", "train.micro_batch_rows=16")
     many = workload("train.micro_batch_rows=16")

@@ -226,3 +226,15 @@ def test_several_devices_are_told_of_micro_batches_by_tokens_alone():
     assert found is not None and "train.padding_free" not in found
     tokens = planned("train.micro_batch_rows=null", "train.micro_batch_tokens=90624")
     assert as_object(tokens)["less_padding"] is None
+
+
+def test_copies_of_the_state_are_listed_where_there_are_some():
+    plain = planned()
+    keys = ("optimizer.max_update_kl=0.01", "train.undo_filled_budgets=0.9")
+    guarded = planned(*keys)
+    assert as_object(plain)["host_gib"] == 0.0 and "Host memory" not in as_text(plain)
+    copy = as_object(guarded)["parts_gib"]["parameters_before_update"]
+    assert copy == as_object(guarded)["parts_gib"]["parameters"]
+    before, after = (as_object(one)["phases_gib"]["update"] for one in (plain, guarded))
+    assert after - before == pytest.approx(copy, abs=2e-3)
+    assert "Host memory, all hosts: " in as_text(guarded)

@@ -1,5 +1,9 @@
 """Warnings come once, after the trouble has lasted, and not at all in a healthy run."""
 
+import importlib.util
+import json
+from pathlib import Path
+
 import pytest
 
 from bacr_jax.runs.health import (
@@ -54,6 +58,16 @@ def test_each_trouble_is_told_once_when_it_lasts(trouble, says):
     [
         ({"rollout/closed_answers": 0.86}, SHORT_PATIENCE, "fewer answers are closed"),
         ({"rollout/repetition": 0.13}, SHORT_PATIENCE, "more traces repeat themselves"),
+        (
+            {"policy/update_kl": 0.2, "policy/update_scale": 0.3},
+            SHORT_PATIENCE,
+            "more than ten times as large as optimizer.max_update_kl allows",
+        ),
+        (
+            {"policy/update_kl": 0.2, "policy/update_scale": 0.0},  # dropped
+            SHORT_PATIENCE,
+            "lower optimizer.learning_rate and optimizer.conditioning_learning_rate",
+        ),
         ({"advantage/mean": -0.6}, 2, "mean advantage was more than half of its deviation below 0"),
         (
             {"advantage/mean": -0.1, "advantage/std": 0.0},
@@ -84,6 +98,72 @@ def test_the_run_that_lost_its_largest_budget_would_have_been_warned_at_steps_6_
             warned[step] = message
     assert list(warned) == [6, 13]
     assert "mean advantage" in warned[6] and "closed" in warned[13]
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {"policy/update_kl": 0.02, "policy/update_scale": 0.4},
+        # No token was in the loss: means over no minibatch are 0.
+        {"policy/update_kl": 0.0, "policy/update_scale": 0.0},
+    ],
+)
+def test_an_update_that_is_shortened_a_little_or_not_measured_is_no_trouble(measured):
+    assert messages(*[HEALTHY | measured] * 2 * PATIENCE) == []
+
+
+@pytest.fixture(scope="module")
+def replay():
+    path = Path(__file__).parents[2] / "benchmarks" / "replay_alarms.py"
+    specification = importlib.util.spec_from_file_location("replay_alarms", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def replayed(replay, monkeypatch, capsys, *folders):
+    monkeypatch.setattr("sys.argv", ["replay_alarms.py", *map(str, folders)])
+    replay.main()
+    *runs, counts = map(json.loads, capsys.readouterr().out.splitlines())
+    return runs, counts
+
+
+def test_alarms_are_replayed_over_committed_runs(replay, monkeypatch, capsys):
+    results = Path(__file__).parents[2] / "docs" / "results"
+    names = ("smollm2-recipe-cpu", "quickstart-cpu")
+    runs, counts = replayed(replay, monkeypatch, capsys, *(results / name for name in names))
+    assert runs[0]["alarms"] == {"one_sided": 6, "closed_answers": 13}
+    assert [failure.split()[-3:] for failure in runs[0]["failed"]] == [
+        ["greedy", "48", "accuracy"],
+        ["48", "closed", "answers"],
+    ]
+    # docs/runs.md has these numbers.
+    assert all(run["alarms"] == {} for run in runs[1:])
+    assert counts == {
+        "runs": 7, "failed": 3, "failed_with_alarm": 1, "fine": 4, "fine_with_alarm": 0,
+        "false_alarms": {},
+    }  # fmt: skip
+
+
+def test_an_alarm_in_a_run_that_did_not_fail_is_a_false_one(replay, monkeypatch, capsys, tmp_path):
+    run = tmp_path / "one"
+    run.mkdir()
+    steps = [HEALTHY] + [HEALTHY | {"rollout/closed_answers": 0.8}] * 3
+    lines = [json.dumps({"step": step} | metrics) for step, metrics in enumerate(steps, 1)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    sets = {"ledger": {"greedy": {"8": {"accuracy": 0.5, "problems": 100}}}}
+    evaluations = [{"when": when, "sets": sets} for when in ("before", "after")]
+    (run / "eval.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    (report,), counts = replayed(replay, monkeypatch, capsys, run)
+    assert report == {"run": "one", "steps": 4, "alarms": {"closed_answers": 4}, "failed": []}
+    assert counts["false_alarms"] == {"closed_answers": 1} and counts["fine_with_alarm"] == 1
+
+
+def test_a_folder_without_a_run_is_refused_in_a_line(replay, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["replay_alarms.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        replay.main()
+    assert f"{tmp_path}: has neither metrics.jsonl nor" in capsys.readouterr().err
 
 
 def test_a_sampler_that_disagrees_is_told_at_once_with_the_likely_causes():

@@ -371,6 +371,13 @@ def _ahead(config: Config) -> Iterator[str]:
     rollout, loss = config.rollout, config.loss
     if not rollout.ahead:
         return
+    for name in ("undo_closed_answers", "undo_filled_budgets"):
+        bound = getattr(config.train, name)
+        if bound is not None:
+            yield (
+                f"train.{name}={written(bound)}: with rollout.ahead=1 the next batch is sampled "
+                "before the update that it would undo; write null, or rollout.ahead=0"
+            )
     if rollout.engine == "own":
         yield (
             "rollout.ahead=1: the learner and this package's decoder take turns on the same "

@@ -321,6 +321,12 @@ class OptimizerConfig:
     weight_decay: float = key(0.0, "decoupled weight decay of matrices", "[0, inf)")
     # Infinity: no clipping. 0 would scale every gradient to nothing.
     grad_clip: float = key(1.0, "largest global gradient norm", "(0, inf]")
+    max_update_kl: float | None = key(
+        None,
+        "largest KL(old, new) of one update, nats per sampled token: a larger one is shortened "
+        "to it, or dropped. Takes two forward passes more an update; null: not measured",
+        "(0, inf)",
+    )
 
 
 @dataclass(frozen=True)
@@ -359,6 +365,18 @@ class TrainConfig:
         10,
         "stop after this many updates in a row whose gradient is not finite; null: never",
         "[1, inf)",
+    )
+    undo_closed_answers: float | None = key(
+        None,
+        "undo an update, once, if less than this share of the next step's answers is closed, and "
+        "less than before the update; keeps a copy of the state in host memory; null: off",
+        "[0, 1]",
+    )
+    undo_filled_budgets: float | None = key(
+        None,
+        "undo an update, once, if more than this share of the next step's traces fill their "
+        "budget, and more than before the update; null: off",
+        "[0, 1]",
     )
 
 

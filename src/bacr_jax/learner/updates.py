@@ -37,11 +37,10 @@ from bacr_jax.learner.train_step import (
     score_batch,
     train_step,
 )
+from bacr_jax.learner.trust_region import Step, bounded
 from bacr_jax.oom import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 from bacr_jax.types import Params
-
-Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
 
 _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
 
@@ -55,13 +54,18 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """The learner's part of an iteration."""
+    """The learner's part of an iteration.
+
+    Attributes:
+      max_update_kl: bound of `trust_region`, in nats per token; None: steps are not measured.
+    """
 
     spec: LearnerSpec
     config: TrainConfig
     policy_tx: optax.GradientTransformation
     head_tx: optax.GradientTransformation
     allowed_tokens: Any
+    max_update_kl: float | None = None
 
     def __call__(
         self,
@@ -129,6 +133,8 @@ class Updates:
             for done, (micro, sampled_by) in enumerate(forms):
                 say(done, len(forms))
                 scored = self._scored(micro, sampled_by, reference)
+                if self.max_update_kl is not None:
+                    self._score(policy, scored.batch, 1)
                 jax.block_until_ready(self._add_up(state, [scored], normalizers, frozen))
             say(len(forms), len(forms))
 
@@ -163,13 +169,13 @@ class Updates:
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
 
         def score(policy: Params | None) -> TokenScores | None:
-            if policy is None:
-                return None
-            return score_batch(
-                policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts
-            )
+            return None if policy is None else self._score(policy, rows, parts)
 
         return Minibatch(rows, score(sampled_by), score(reference))
+
+    def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
+        """Scores rows on their devices under all parameters of a policy."""
+        return score_batch(policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts)
 
     def _by_rows(
         self,
@@ -182,9 +188,13 @@ class Updates:
         micro = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, micro)
         how = {"micro_batches": micro, **self._optimizers()}
-        return lambda state, update_policy: train_step(
-            state, minibatch, self.allowed_tokens, frozen, update_policy=update_policy, **how
-        )
+
+        def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
+            return train_step(
+                state, minibatch, self.allowed_tokens, frozen, update_policy=update_policy, **how
+            )
+
+        return self._bounded(step, [minibatch.batch], frozen, micro)
 
     def _by_tokens(
         self,
@@ -202,7 +212,24 @@ class Updates:
             moves = {"update_policy": update_policy, "has_tokens": normalizers.has_tokens}
             return apply_gradients(state, grads, **self._optimizers(), **moves)
 
-        return step
+        return self._bounded(step, [one.batch for one in parts], frozen)
+
+    def _bounded(
+        self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
+    ) -> Step:
+        """Keeps a step within `max_update_kl`, if that is set.
+
+        Args:
+          rows: the step's rows on their devices, scored `parts` micro-batches at a time.
+        """
+        if self.max_update_kl is None:
+            return step
+
+        def score(trained: Params) -> list[TokenScores]:
+            policy = {**(frozen or {}), **trained}
+            return [self._score(policy, one, parts) for one in rows]
+
+        return bounded(step, score, rows, self.max_update_kl)
 
     def _micro_batches(self, part: Batch, *, empty: bool = False) -> Iterable[Batch]:
         """Micro-batches of so many tokens; `empty`: one without rows of each shape instead."""

@@ -27,6 +27,9 @@ SLOW_HOST = 3.0
 MISMATCH = 0.1
 # Mean advantage over its deviation, of a baseline that scores have moved.
 OFF_CENTRE = 0.5
+# Part of a step that optimizer.max_update_kl left, at or below which the rates are far too high: KL
+# goes with the square, so .3 is a step with ten times the allowed KL.
+SHORTENED = 0.3
 # Share of answers that a healthy policy closes, and by how much a share must differ from the first
 # iteration's. In 64 traces .1 is almost four standard errors of a share of .95.
 CLOSED, SHARE_CHANGE = 0.95, 0.1
@@ -84,6 +87,13 @@ def _one_sided(metrics: Metrics, _: Reference) -> bool:
     """True if the mean advantage is below 0 by more than half of the advantages' deviation."""
     mean, deviation = metrics.get("advantage/mean", 0.0), metrics.get("advantage/std", 1.0)
     return mean < -OFF_CENTRE * deviation
+
+
+def _is_shortened(metrics: Metrics, _: Reference) -> bool:
+    """True if the step's KL was more than about ten times optimizer.max_update_kl."""
+    # Without a token in the loss both are 0.
+    was_measured = metrics.get("policy/update_kl", 0.0) > 0.0
+    return was_measured and metrics["policy/update_scale"] <= SHORTENED
 
 
 def _closes_less(metrics: Metrics, reference: Reference) -> bool:
@@ -152,6 +162,14 @@ SYMPTOMS = {
         "do the task. Write a lower optimizer.learning_rate, or more rollout.questions, so that "
         "the mean reward of a batch varies less",
         2,
+    ),
+    "update_kl": Symptom(
+        _is_shortened,
+        f"the updates were more than ten times as large as optimizer.max_update_kl allows, for "
+        f"{SHORT_PATIENCE} steps (policy/update_kl): each was shortened or dropped. Write a lower "
+        "optimizer.learning_rate and optimizer.conditioning_learning_rate, or more "
+        "optimizer.warmup_steps",
+        SHORT_PATIENCE,
     ),
     "clipped": Symptom(
         lambda m, _: m.get("policy/clipped_share", 0.0) > CLIPPED,

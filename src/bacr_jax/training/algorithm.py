@@ -8,6 +8,7 @@ cursors, so an iteration can be replayed from a checkpoint.
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -24,7 +25,12 @@ from bacr_jax.training.logging import (
     iteration_metrics,
 )
 from bacr_jax.training.run import Run, RunState, RunStateAhead
+from bacr_jax.training.undo import UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
+
+# Folded into the run's key for a step that is sampled again after an undo. Steps are folded in too,
+# and no run has this many.
+_SAMPLED_AGAIN = 2**31 + 1
 
 
 def iterate(
@@ -35,19 +41,22 @@ def iterate(
     reference: Any = None,
     poll: Poll = None,
     tell_phase: TellPhase | None = None,
+    guard: UpdateGuard | None = None,
 ) -> tuple[RunState, Iteration]:
     """Lines 3 to 16 of Algorithm 1, for one mini-batch; `state` is donated.
 
     `poll` is called while sampling and grading; it may raise, and `state` is whole then.
-    `reference`: parameters of the reference policy, for a KL term.
+    `reference`: parameters of the reference policy, for a KL term. `guard`: undoes the update of
+    the step before, if the traces of this step break a bound.
     """
     clock, graded = Clock(step, tell_phase), grader_totals(run.environment)
     # 3 to 11: questions, budgets, traces and their answers; in several rounds if the method says.
-    rounds, cursors = sample_rounds(
-        lambda index, cursors: sample_round(run, state, step, index, cursors, clock, poll),
-        state.stream,
-        run.method.dynamic_sampling,
-    )
+    rounds, cursors = sample_step(run, state, step, clock, poll)
+    notes: tuple[str, ...] = ()
+    if guard is not None:
+        state, rounds, cursors, notes = guarded(
+            guard, run, state, step, (rounds, cursors), clock, poll
+        )
     chosen = choose(rounds)
     # What reward.weights makes of the outcomes; pass rates and logs have them as they are.
     paid = grading.credited(run.config, chosen.group_batch)
@@ -83,8 +92,72 @@ def iterate(
     metrics = {**learned, **advantage_metrics}
     metrics |= iteration_metrics(run, state, new, rounds, chosen)
     metrics |= host_metrics(clock, graded, grader_totals(run.environment))
+    if guard is not None:
+        metrics["train/undone"] = float(bool(notes))
     metrics = clock.timed(metrics, chosen.tokens)
-    return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)))
+    return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)), notes=notes)
+
+
+Sampled = tuple[list[Round], Int[np.ndarray, "K"]]
+
+
+def sample_step(
+    run: Run, state: RunState, step: int, clock: Clock, poll: Poll, *, again: bool = False
+) -> Sampled:
+    """Samples all rounds of a step, and moves the place in the stream of questions.
+
+    Args:
+      again: True after an undo: draws with another key.
+    """
+    return sample_rounds(
+        lambda index, cursors: sample_round(
+            run, state, step, index, cursors, clock, poll, again=again
+        ),
+        state.stream,
+        run.method.dynamic_sampling,
+    )
+
+
+def guarded(
+    guard: UpdateGuard,
+    run: Run,
+    state: RunState,
+    step: int,
+    sampled: Sampled,
+    clock: Clock,
+    poll: Poll,
+) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
+    """Undoes the last update if the traces of the policy that it made break a bound.
+
+    Parameters, moments and value head are restored from before the update, and the step is sampled
+    again, once. Pass rates and the method's running means stay, since they describe traces
+    of the restored policy. So does the place in the stream of questions. Tokens of the traces that
+    are thrown away count as generated.
+
+    Returns:
+      State, rounds and place in the stream to go on with, and a line for each thing to report:
+      none without an undo.
+    """
+    rounds, cursors = sampled
+    notes: tuple[str, ...] = ()
+    breach = guard.breach(shares_of(rounds[0]))
+    if breach is not None and guard.can_undo(state.train):
+        wasted = choose(rounds).tokens
+        state = replace(
+            state,
+            train=guard.restored(),
+            generated_tokens=state.generated_tokens + wasted,
+        )
+        notes = (f"undid the update of step {step}, since {breach}; this step is sampled again",)
+        rounds, cursors = sample_step(run, state, step, clock, poll, again=True)
+        still = guard.breach(shares_of(rounds[0]))
+        if still is not None:
+            notes += (
+                f"without the update of step {step}, {still} as well; training goes on from there. "
+                "Write another bound, or lower optimizer.learning_rate",
+            )
+    guard.keep(state.train, shares_of(rounds[0]))
+    return state, rounds, cursors, notes
 
 
 def sample_round(
@@ -95,9 +168,14 @@ def sample_round(
     cursors: Int[np.ndarray, "K"],
     clock: Clock,
     poll: Poll,
+    *,
+    again: bool = False,
 ) -> tuple[Round, Int[np.ndarray, "K"]]:
     """Lines 3 to 11 of Algorithm 1: one round of questions, with traces and outcomes."""
-    plan_key, rollout_key = stages.round_keys(run.key, step, index)
+    key = jax.random.fold_in(run.key, _SAMPLED_AGAIN) if again else run.key
+    plan_key, rollout_key = stages.round_keys(key, step, index)
+    # Restored parameters are those that the step before was sampled with.
+    version = step - 1 if again else step
     if isinstance(state, RunStateAhead) and state.in_hand.there:
         plan, rollout = state.in_hand.plan, state.in_hand.rollout
         prompts = stages.prompts_of(run, plan)
@@ -105,7 +183,7 @@ def sample_round(
         plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
         clock.lap("plan")
         # 9: a trace under each budget, and an answer at each of its truncation points.
-        rollout = stages.traces_of(run, state, step, plan, prompts, rollout_key, poll)()
+        rollout = stages.traces_of(run, state, version, plan, prompts, rollout_key, poll)()
     plan = stages.placed_cuts(run.method, plan, rollout)
     clock.lap("rollout")
     # r(q, t_{:b_j}) of Eq. 7: is each answer correct?

@@ -38,12 +38,14 @@ class Iteration:
       chosen: what was learned from.
       advantages: of its tokens, and rewards, on the host.
       values: V(q, b, b_j) that was subtracted, on the host; None without a value head.
+      notes: lines to report, about an update that was undone (`training.undo`).
     """
 
     metrics: Metrics
     chosen: Round
     advantages: TokenAdvantages
     values: Float[np.ndarray, "Q G M"] | None
+    notes: tuple[str, ...] = ()
 
 
 def iteration_metrics(

@@ -53,6 +53,7 @@ from bacr_jax.training.start import (
     restore_files,
     untrained_state,
 )
+from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Poll
 
@@ -121,6 +122,7 @@ class Trainer:
         self.selected = selection_set(config)
         self.best: dict[str, Any] | None = None
         self.health = RunHealth(largest_mismatch(config))
+        self.guard = make_guard(config.train)
         self.verifier_watch = VerifierWatch()
         self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
@@ -276,6 +278,7 @@ class Trainer:
                 reference=self.reference,
                 poll=self.poll,
                 tell_phase=self.tell_phase,
+                guard=self.guard,
             )
         metrics = self.step_metrics = done.metrics
         if self.writes and (step + 1) % self.config.output.log_every == 0:
@@ -290,7 +293,7 @@ class Trainer:
             thinking=metrics["rollout/thinking_mean"],
             tokens_per_s=metrics["time/tokens_per_s"],
         )
-        for warning in self.health.warnings(metrics):
+        for warning in (*done.notes, *self.health.warnings(metrics)):
             self.progress.say(f"WARNING, step {step + 1}: {warning}")
         now = self.environment.shown_to_verifiers()
         self.failing_verifiers = self.verifier_watch.after_step(shown, now)

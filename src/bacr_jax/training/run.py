@@ -119,6 +119,7 @@ def make_run(
             policy_optimizer(config.optimizer, updates),
             value_optimizer(config.value, config.optimizer, updates),
             environment.rules.allowed_tokens,
+            config.optimizer.max_update_kl,
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),

@@ -1,0 +1,213 @@
+"""An update whose traces break a bound is undone once, and the run goes on as without it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bacr_jax.config import TrainConfig
+from bacr_jax.config.checks import problems
+from bacr_jax.questions import ledger
+from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.undo import HostArray, UpdateGuard, make_guard
+from devices_world import run_on_devices
+from methods_world import Odd, load, run_of
+
+
+def shares(closed, filled=0.5):
+    return {"rollout/closed_answers": closed, "rollout/forced_share": filled}
+
+
+def guard_after(before):
+    """A guard whose snapshot, of a state with three updates, has a share of closed answers."""
+    guard = UpdateGuard({"undo_closed_answers": 0.9})
+    guard.keep(small_state(updates=3), shares(before))
+    return guard
+
+
+def small_state(updates):
+    from learner_world import state_of
+
+    return dataclasses.replace(state_of(), updates=jnp.int32(updates))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "breaks"),
+    [
+        (0.98, 0.80, True),
+        (0.98, 0.90, False),  # at the bound
+        (0.85, 0.80, True),
+        (0.80, 0.85, False),  # below the bound, but the update made it better
+    ],
+)
+def test_a_share_breaks_its_bound_only_where_the_update_made_it_worse(before, now, breaks):
+    breach = guard_after(before).breach(shares(now))
+    assert (breach is not None) == breaks
+    if breaks:
+        assert breach == (
+            f"rollout/closed_answers is {now:.3f} ({before:.3f} before the update), "
+            "train.undo_closed_answers=0.9"
+        )
+
+
+def test_a_larger_share_of_filled_budgets_breaks_its_bound():
+    guard = UpdateGuard({"undo_filled_budgets": 0.8})
+    guard.keep(small_state(updates=1), shares(1.0, filled=0.5))
+    assert guard.breach(shares(0.1, filled=0.8)) is None
+    assert "rollout/forced_share is 0.900" in guard.breach(shares(1.0, filled=0.9))
+
+
+def test_an_update_that_did_not_move_the_policy_is_not_undone():
+    guard = guard_after(1.0)
+    assert not guard.can_undo(small_state(updates=3))
+    assert guard.can_undo(small_state(updates=4))
+    assert not UpdateGuard({"undo_closed_answers": 0.9}).can_undo(small_state(updates=4))
+
+
+def test_the_state_of_before_comes_back_after_its_arrays_were_donated():
+    guard = UpdateGuard({"undo_closed_answers": 0.9})
+    state = small_state(updates=3)
+    want = jax.tree.map(np.array, state)
+    guard.keep(state, shares(1.0))
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+    for _ in range(2):  # What was returned may be donated too.
+        restored = guard.restored()
+        jax.tree.map(np.testing.assert_array_equal, restored, want)
+        jax.tree.map(lambda leaf: leaf.delete(), restored)
+
+
+def test_an_array_that_was_on_no_particular_device_comes_back_as_such():
+    array = jnp.arange(3.0)
+    assert not array.committed
+    assert not HostArray.of(array).on_devices().committed
+    there = jax.device_put(array, jax.devices()[0])
+    assert HostArray.of(there).on_devices().committed
+
+
+def test_no_bound_is_no_guard():
+    assert make_guard(TrainConfig()) is None
+    assert make_guard(TrainConfig(undo_closed_answers=0.9)) is not None
+
+
+def test_batches_that_are_sampled_ahead_are_refused_with_a_bound(tmp_path):
+    config = load(tmp_path, None, "train.undo_closed_answers=0.9")
+    rollout = dataclasses.replace(config.rollout, ahead=1)
+    (line,) = [p for p in problems(dataclasses.replace(config, rollout=rollout)) if "undo" in p]
+    assert line.startswith("train.undo_closed_answers=0.9: with rollout.ahead=1")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    own = ledger.ledger_tokenizer()
+    return own, len(own)
+
+
+def steps_of(config, tokenizer, guard, count, spoil=None):
+    """Trains some steps; `spoil` makes the state of an update another one, by its step."""
+    run, state = run_of(config, tokenizer, Odd())
+    done = []
+    for step in range(count):
+        state, iteration = iterate(run, state, step, guard=guard)
+        done.append(iteration)
+        if spoil is not None and step == 1:
+            state = dataclasses.replace(state, train=spoil(state.train))
+    return state, done
+
+
+def numbers(iteration):
+    """Metrics that are equal in equal runs."""
+    return {
+        name: value
+        for name, value in iteration.metrics.items()
+        if not name.startswith(("time/", "process/"))
+    }
+
+
+class Scripted(UpdateGuard):
+    """A guard whose breaches are given: one entry for each look, in order."""
+
+    def __init__(self, *breaches):
+        super().__init__({"undo_closed_answers": 0.9})
+        self._breaches = iter(breaches)
+
+    def breach(self, shares):
+        return next(self._breaches)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tokenizer):
+    """The same three steps without a guard, with one that sees nothing, and with an undo."""
+    config = load(tmp_path_factory.mktemp("runs"), "bacr-weighted", "train.minibatches=1")
+    spoil = lambda train: dataclasses.replace(
+        train,
+        policy=jax.tree.map(lambda x: x * 0 + 7, train.policy),
+        head_opt=jax.tree.map(lambda x: x + 1, train.head_opt),
+    )
+    return {
+        "off": steps_of(config, tokenizer, None, 3),
+        "quiet": steps_of(config, tokenizer, Scripted(None, None, None), 3),
+        "spoilt": steps_of(config, tokenizer, Scripted(None, None, "closed is 0", None), 3, spoil),
+        "undone": steps_of(config, tokenizer, Scripted(None, None, "closed is 0", "still 0"), 3),
+    }
+
+
+def test_a_guard_that_sees_nothing_changes_one_metric(runs):
+    for one, other in zip(runs["off"][1], runs["quiet"][1]):
+        assert numbers(other) == numbers(one) | {"train/undone": 0.0}
+        assert other.notes == ()
+    jax.tree.map(np.testing.assert_array_equal, runs["quiet"][0], runs["off"][0])
+
+
+def test_a_spoilt_update_leaves_no_trace_in_the_state_but_its_tokens(runs):
+    """The state of the second update is replaced by sevens: nothing of that may be left."""
+    (state, spoilt), (other, undone) = runs["spoilt"], runs["undone"]
+    jax.tree.map(np.testing.assert_array_equal, state.train, other.train)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.train))
+    assert [one.metrics["train/undone"] for one in spoilt] == [0.0, 0.0, 1.0]
+    assert numbers(spoilt[2])["reward/mean"] == numbers(undone[2])["reward/mean"]
+    # Two updates count: the first and the third.
+    assert int(state.train.updates) == 2
+    # Pass rates and running means are of four batches' traces less the one thrown away.
+    fine = runs["off"][0]
+    assert state.generated_tokens > fine.generated_tokens
+
+
+def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_again(runs):
+    (only,) = runs["spoilt"][1][2].notes
+    assert only == "undid the update of step 2, since closed is 0; this step is sampled again"
+    first, second = runs["undone"][1][2].notes
+    assert first == only
+    assert second.startswith("without the update of step 2, still 0 as well; training goes on")
+
+
+def test_the_step_is_sampled_again_with_another_key(runs):
+    questions = lambda run: np.asarray(run[1][2].chosen.plan.questions)
+    assert (questions(runs["undone"]) != questions(runs["quiet"])).any()
+    for step in range(2):
+        assert numbers(runs["undone"][1][step]) == numbers(runs["quiet"][1][step])
+
+
+SHARDED = """
+import jax, numpy as np
+from bacr_jax import parallel
+from bacr_jax.training.undo import HostArray
+
+mesh = parallel.make_mesh(parallel.MeshShape(2, 4, 1, 1), jax.devices())
+tree = {"layers": {"q_kernel": np.arange(512, dtype=np.float32).reshape(2, 16, 16)}}
+placed = parallel.place(tree, parallel.shardings(tree, mesh))["layers"]["q_kernel"]
+copy = HostArray.of(placed)
+# Two data-parallel copies of four shards: the host keeps four.
+assert len(copy.shards) == 4 and sum(x.nbytes for x in copy.shards.values()) == placed.nbytes
+again = copy.on_devices()
+assert again.sharding == placed.sharding
+np.testing.assert_array_equal(again, placed)
+print("fine")
+"""
+
+
+@pytest.mark.slow
+def test_sharded_arrays_come_back_on_their_devices():
+    """Slow: a process with eight devices."""
+    assert run_on_devices(SHARDED) == "fine"
