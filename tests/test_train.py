@@ -20,8 +20,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import environment
-from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.checkpoint import read_meta
+from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.training import events
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
@@ -177,7 +177,7 @@ def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
     for line in map(json.loads, (folder / "eval.jsonl").read_text().splitlines()):
         assert list(line["sets"]) == ["ledger"]
     best = json.loads((folder / "best.json").read_text())
-    assert best == {"step": 1, "accuracy": None, "set": None}
+    assert best == {"step": 1, "accuracy": None, "set": None, "worst": None, "declines": []}
     prints = [
         json.loads((f / "checkpoints" / step / "meta" / "metadata").read_text())["meta"][
             "data_fingerprint"
@@ -404,8 +404,8 @@ def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoin
     }
     assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
     assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
-    assert saved_policy.choose_step(finished, "best") == best["step"]
-    assert saved_policy.choose_step(finished) == 4
+    assert choose_step(finished).step == choose_step(finished, "best").step == best["step"]
+    assert choose_step(finished, "newest").step == 4
 
 
 @pytest.mark.slow
@@ -537,7 +537,7 @@ def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_tha
         assert code == EXIT_CODE
     assert not (run / "summary.json").exists()
     train(config, run, *keep_one, *longer)
-    assert saved_policy.choose_step(run, "best") == 4
+    assert choose_step(run, "best").step == 4
 
 
 def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path, monkeypatch):

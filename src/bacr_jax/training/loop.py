@@ -17,7 +17,8 @@ from bacr_jax.documents import append_line, read_lines, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
-from bacr_jax.evaluation.summary import Summary, anytime_score
+from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
+from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.published import departures
 from bacr_jax.methods.registry import advice
 from bacr_jax.oom import phase_memory
@@ -26,6 +27,7 @@ from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
+from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
@@ -119,7 +121,9 @@ class Trainer:
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
-        self.best: dict[str, Any] | None = None
+        # Evaluated checkpoints that are on the disk, and the best of them.
+        self.candidates: list[Candidate] = []
+        self.best: Candidate | None = None
         self.health = RunHealth(largest_mismatch(config))
         self.verifier_watch = VerifierWatch()
         self.failing_verifiers: list[str] = []
@@ -199,18 +203,24 @@ class Trainer:
             self.reference = jax.tree.map(lambda x: x.copy(), start.train.policy) | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any], *, kept: bool = True) -> None:
-        """Remembers an evaluation, and whether it is the best of those whose checkpoint is kept."""
+        """Adds an evaluation, and chooses the best checkpoint anew if this one's is `kept`."""
         self.evaluated.append(record)
         if record["when"] in FRAME:
             self.evaluations[record["when"]] = record["sets"]
         if record["when"] == "before" or not kept:
             return
-        score = anytime_score(record["anytime"], self.selected)
-        before = None if self.best is None else self.best["accuracy"]
-        if before is None or (score is not None and score > before):
-            chosen_on = None if score is None else self.selected
-            self.best = {"step": record["step"], "accuracy": score, "set": chosen_on}
-            self.checkpoints.prefer(record["step"])
+        before = self.evaluations.get("before", {})
+        self.candidates.append(make_candidate(record, before, self.selected))
+        best = choose(self.candidates)
+        assert best is not None
+        if self.best is None or best.step != self.best.step:
+            self.checkpoints.prefer(best.step)
+        self.best = best
+
+    @property
+    def best_record(self) -> dict[str, Any] | None:
+        """Content of best.json; None if no checkpoint was evaluated."""
+        return None if self.best is None else to_record(self.best, self.selected)
 
     def describe(self, step: int) -> dict[str, Any]:
         """What is kept beside the state of a checkpoint."""
@@ -220,7 +230,7 @@ class Trainer:
         prompts = self.environment.prompt_fingerprints
         return {
             "step": step,
-            "best": self.best,
+            "best": self.best_record,
             "wall_seconds": self.wall_seconds,
             **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
@@ -309,7 +319,7 @@ class Trainer:
         due = lambda every: every is not None and step % every == 0
         if due(self.config.eval.every):
             self.evaluate(state, step, "during")
-        improved = self.best is not None and self.best["step"] == step
+        improved = self.best is not None and self.best.step == step
         # The first is made at once: whether it can be read is known before much is lost.
         if step == 1 or due(self.config.checkpoint.every) or improved:
             self.save(state, step)
@@ -467,7 +477,7 @@ class Trainer:
         if self.writes and self.best is None:
             self.folder.best.unlink(missing_ok=True)
         elif self.writes:
-            write_json(self.folder.best, self.best)
+            write_json(self.folder.best, self.best_record)
 
     def finish(self, state: RunState, step: int) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -482,7 +492,7 @@ class Trainer:
             "steps": step,
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
-            "best": self.best,
+            "best": self.best_record,
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
             },
@@ -513,6 +523,8 @@ class Trainer:
                     f"WARNING, worse than before training on {table.set_title(name)}: "
                     f"{table.decline_text(of_set)}"
                 )
+        if any(worse.values()) or (self.best is not None and self.best.step != step):
+            self.progress.say(best_note(self.best_record))
         return summary
 
     def _declines_by_set(self) -> dict[str, list[Decline]]:
