@@ -52,9 +52,7 @@ def test_a_best_checkpoint_that_is_gone_is_replaced_by_the_newest_unless_it_was_
     write_json(RunPaths(run).best, {**BEST, "step": 7})
     chosen = choose_step(run)
     assert (chosen.step, chosen.is_best) == (10, False)
-    with pytest.raises(
-        UserError, match="--step 7: .* no such checkpoint; write one of 2, 10"
-    ):
+    with pytest.raises(UserError, match="--step 7: .* no such checkpoint; write one of 2, 10"):
         choose_step(run, "best")
 
 
@@ -79,6 +77,7 @@ def test_best_json_of_older_versions_has_no_worst_budget(run):
         '{"step": 2, "set": "ledger"}',
         '{"step": 2, "set": "ledger", "accuracy": "high"}',
         '{"step": 2, "set": 3, "accuracy": 0.5}',
+        '{"step": 2, "set": "ledger", "accuracy": 71.2}',
         '{"step": 2, "worst": 4}',
         '{"step": 2, "worst": {"budget": 8, "before": 0.5, "after": 0.1}}',
         '{"step": 2, "declines": [{"budget": "8", "before": 0.5, "after": 0.1}]}',

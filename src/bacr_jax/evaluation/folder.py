@@ -316,16 +316,16 @@ def _evaluation_of_best(run: Path) -> Path | None:
     UserError: only other checkpoints were evaluated, which are not compared in its place.
     """
     paths = RunPaths(run)
-    made = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
-    if not made or not steps_in(paths.checkpoints):
+    evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
+    if not evaluations or not steps_in(paths.checkpoints):
         return None
     chosen = choose_step(run)
     if not chosen.is_best:
         return None
     evaluation = paths.evaluation_of(chosen.step)
-    if evaluation / SETTINGS not in made:
+    if evaluation / SETTINGS not in evaluations:
         raise UserError(
             f"--compare {run}: step {chosen.step} is its best and was not evaluated; run python -m "
-            f"bacr_jax.evaluate for it first, or write {made[-1].parent}"
+            f"bacr_jax.evaluate for it first, or write {evaluations[-1].parent}"
         )
     return evaluation

@@ -75,7 +75,7 @@ def make_candidate(
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Returns the best checkpoint, or None if there are no candidates.
+    """Returns the best checkpoint, or None if the list is empty.
 
     A checkpoint that has not declined at any budget beats one that has. Of those that have not, the
     one with the highest mean wins. If all have declined, the one that lost least at its worst

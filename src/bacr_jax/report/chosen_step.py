@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bacr_jax.config.cli import BEST, NEWEST
+from bacr_jax.errors import printable
 from bacr_jax.evaluation.decline import Decline
 from bacr_jax.report.table import budget_name, decline_text, set_title
 from bacr_jax.runs.chosen_step import ChosenStep
@@ -37,11 +38,11 @@ def step_lines(chosen: ChosenStep) -> Iterator[str]:
     A step that was given by its number needs no reason.
     """
     if reason := _reason(chosen):
-        yield f"{chosen.folder}: step {chosen.step}, {reason}"
+        yield printable(f"{chosen.folder}: step {chosen.step}, {reason}")
     if not chosen.is_best or chosen.best is None:
         return
     if declines := declines_of(chosen.best):
-        yield (
+        yield printable(
             f"WARNING, step {chosen.step}: the best checkpoint, yet worse than before training on "
             f"{set_title(chosen.best['set'])}: {decline_text(declines)}"
         )

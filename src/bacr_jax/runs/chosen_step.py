@@ -97,16 +97,20 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
     chosen_on = best.get("set")
     worst = best.get("worst")
     declines = best.get("declines", [])
+    shares: list[Any] = []
     kinds: list[tuple[Any, Any]] = [(best["step"], int)]
     if chosen_on is not None:
-        kinds += [(chosen_on, str), (best["accuracy"], int | float)]
+        kinds += [(chosen_on, str)]
+        shares += [best["accuracy"]]
     for change in (*declines, *([] if worst is None else [worst])):
         kinds += [(change["budget"], str)]
-        kinds += [(change[name], int | float) for name in ("before", "after")]
+        shares += [change["before"], change["after"]]
     for decline in declines:
         kinds += [(decline[name], str) for name in ("mode", "measure")]
     if not all(isinstance(value, kind) for value, kind in kinds):
         raise TypeError
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError
     return {
         "step": best["step"],
         "accuracy": best.get("accuracy"),

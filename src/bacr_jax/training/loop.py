@@ -393,10 +393,16 @@ class Trainer:
 
     # Evaluation and report --------------------------------------------------------------------
 
-    def evaluated_sets(self) -> dict[str, Questions]:
-        """Sets by name: those of data.eval, and held-out training questions if they select."""
+    def evaluated_sets(self, when: str) -> dict[str, Questions]:
+        """Returns sets by name: those of data.eval, and held-out training questions if they select.
+
+        Evaluations between the first and the last may look at the selection set only.
+        """
         own = {HOLDOUT: self.environment.holdout} if self.selected == HOLDOUT else {}
-        return self.environment.eval | own
+        sets = self.environment.eval | own
+        if when in FRAME or self.config.eval.during == "all" or self.selected is None:
+            return sets
+        return {self.selected: sets[self.selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
         """Accuracy by budget on every evaluated set, appended to eval.jsonl."""
@@ -414,7 +420,7 @@ class Trainer:
         )
         found = {}
         first = "" if self.evaluated else "compiling"
-        for name, questions in self.evaluated_sets().items():
+        for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
                 # All of them, as a subset would depend on the seed; greedily, as it chooses.
@@ -473,7 +479,7 @@ class Trainer:
             )
 
     def _keep_best(self) -> None:
-        """Writes best.json, or takes away that of steps which are no more."""
+        """Writes best.json, or removes it if no evaluated checkpoint is left."""
         if self.writes and self.best is None:
             self.folder.best.unlink(missing_ok=True)
         elif self.writes:
@@ -502,7 +508,7 @@ class Trainer:
         if not self.writes:
             return summary
         write_json(self.folder.summary, summary)
-        for name, questions in self.evaluated_sets().items():
+        for name, questions in self.evaluated_sets("after").items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
