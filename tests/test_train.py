@@ -20,8 +20,8 @@ from bacr_jax.config import io as config_io
 from bacr_jax.documents import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
 from bacr_jax.prompts import environment
-from bacr_jax.runs import open as saved_policy
 from bacr_jax.runs.checkpoint import read_meta
+from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.training import events
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run
 
@@ -177,7 +177,7 @@ def test_a_run_that_is_evaluated_once_holds_out_the_same_and_chooses_nothing(
     for line in map(json.loads, (folder / "eval.jsonl").read_text().splitlines()):
         assert list(line["sets"]) == ["ledger"]
     best = json.loads((folder / "best.json").read_text())
-    assert best == {"step": 1, "accuracy": None, "set": None}
+    assert best == {"step": 1, "accuracy": None, "set": None, "worst": None, "declines": []}
     prints = [
         json.loads((f / "checkpoints" / step / "meta" / "metadata").read_text())["meta"][
             "data_fingerprint"
@@ -404,8 +404,86 @@ def test_the_best_is_chosen_on_held_out_training_questions_and_has_its_checkpoin
     }
     assert best["accuracy"] == max(scores.values()) == scores[best["step"]]
     assert best["step"] == min(step for step in scores if scores[step] == best["accuracy"])
-    assert saved_policy.choose_step(finished, "best") == best["step"]
-    assert saved_policy.choose_step(finished) == 4
+    assert choose_step(finished).step == choose_step(finished, "best").step == best["step"]
+    assert choose_step(finished, "newest").step == 4
+
+
+def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_chooses_it_again(
+    config, finished, tmp_path, monkeypatch, capsys
+):
+    """Of 100 problems, 50 right before: 40 are below Wilson's interval of that, 45 are not."""
+    from bacr_jax.train import main
+    from bacr_jax.training import loop
+
+    # Means .5, .625, .475 and .6; at 12 tokens the evaluations of steps 1 and 3 have declined.
+    by_step = {0: (0.5, 0.5), 1: (0.85, 0.4), 2: (0.5, 0.45), 3: (0.85, 0.35)}
+    append = loop.append_line
+
+    def written(path, record):
+        if path.name == "eval.jsonl":
+            small, large = by_step[record["step"]]
+            modes = record["sets"]["train_holdout"]
+            for budget, accuracy in (("4", small), ("12", large)):
+                modes["greedy"][budget] |= {
+                    "accuracy": accuracy,
+                    "closed_rate": 1.0,
+                    "problems": 100,
+                }
+            record["anytime"]["train_holdout"]["greedy"]["mean"] = (small + large) / 2
+        append(path, record)
+
+    monkeypatch.setattr(loop, "append_line", written)
+    run = tmp_path / "run"
+    words = ["--config", str(config), f"output.dir={run}", f"warmup.dir={finished / 'warmup'}"]
+    words += [*PLAIN, "train.steps=3", "eval.every=1", "checkpoint.keep=1"]
+    with monkeypatch.context() as patch:
+        StopAt(patch, run / "metrics.jsonl", 3, 1)
+        assert main(words) == EXIT_CODE
+    stopped = json.loads((run / "best.json").read_text())
+    (run / "best.json").unlink()
+    capsys.readouterr()
+    assert main(words) == 0
+    best = json.loads((run / "best.json").read_text())
+    assert best == {
+        "step": 2,
+        "accuracy": pytest.approx(0.475),
+        "set": "train_holdout",
+        "worst": {"budget": "12", "before": 0.5, "after": 0.45},
+        "declines": [],
+    }
+    assert best == stopped == json.loads((run / "summary.json").read_text())["best"]
+    note = "the best checkpoint is step 2 (mean accuracy 47.5 % on train_holdout (validation, not a"
+    out = capsys.readouterr().out
+    assert note in out and "export, evaluate and generate take it" in out
+    assert choose_step(run).step == 2 and choose_step(run, "newest").step == 3
+    # evaluate says so, and its folder is that of the best step.
+    from bacr_jax import evaluate
+
+    assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4"]) == 0
+    out = capsys.readouterr().out
+    assert f"{run}: step 2, the best: mean accuracy 47.5 %" in out
+    assert "--step newest takes step 3" in out
+    assert [path.name for path in (run / "evaluation").iterdir()] == ["step-000002"]
+    assert (
+        evaluate.main(["--run", str(run), "--step", "newest", "--size", "4", "--budgets", "4"]) == 0
+    )
+    assert f"{run}: step 3, the newest\n" in capsys.readouterr().out
+    # A folder of one step is not continued with another.
+    out = str(run / "evaluation" / "step-000003")
+    assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
+    assert "policy.step (3 there, 2 now); write --step 3, or another" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_only_the_set_that_chooses_is_evaluated_in_between(config, finished, tmp_path):
+    run = tmp_path / "run"
+    warm = f"warmup.dir={finished / 'warmup'}"
+    train(config, run, "eval.during=selection", warm, *PLAIN)
+    sets = [list(record["sets"]) for record in read_lines(run / "eval.jsonl")]
+    both = ["ledger", "train_holdout"]
+    assert sets == [both, ["train_holdout"], both]
+    # What is learned does not depend on what is evaluated.
+    assert records(run) == records(finished)
 
 
 @pytest.mark.slow
@@ -537,7 +615,7 @@ def test_a_finished_run_that_goes_on_is_finished_no_more_and_its_best_is_one_tha
         assert code == EXIT_CODE
     assert not (run / "summary.json").exists()
     train(config, run, *keep_one, *longer)
-    assert saved_policy.choose_step(run, "best") == 4
+    assert choose_step(run, "best").step == 4
 
 
 def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path, monkeypatch):

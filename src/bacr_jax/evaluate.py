@@ -322,6 +322,7 @@ def evaluate(
     from bacr_jax.parallel.host_memory import keep_freed_memory
     from bacr_jax.prompts.prompt_date import with_prompt_date
     from bacr_jax.questions.missing import without_missing
+    from bacr_jax.report.chosen_step import step_lines
     from bacr_jax.report.evaluation import write_tables
     from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
@@ -350,7 +351,8 @@ def evaluate(
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.say(f"evaluating {work.name}; everything goes to {out}")
         used = () if work.engine is not None else (job.arithmetic_line(config),)
-        for line in (kept.line, *used, *left_out, *filter(None, [missing])):
+        taken = step_lines(saved.chosen) if saved.chosen is not None else ()
+        for line in (*taken, kept.line, *used, *left_out, *filter(None, [missing])):
             progress.say(line)
         results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):

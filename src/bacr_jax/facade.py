@@ -122,7 +122,8 @@ def load(
 
     Args:
       folder: a run folder (it holds config.yaml) or a Hugging Face folder (config.json).
-      step: checkpoint of a run: a number, or "best"; the newest by default.
+      step: checkpoint of a run: a number, "best" or "newest"; by default the best, or the newest if
+        no evaluation chose one.
       overrides: `key.sub=value` for how questions are read and answered.
     """
     quieten_orbax()

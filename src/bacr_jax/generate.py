@@ -144,7 +144,7 @@ def open_session(
     *,
     download: bool = False,
 ) -> "Session":
-    """A policy on disk, ready to be asked."""
+    """Opens a policy on disk; standard error gets a line with the step of a run and why."""
     from bacr_jax.runs.open import open_policy
 
     saved = open_policy(run, model, step, download=download)
@@ -153,13 +153,18 @@ def open_session(
     from bacr_jax.evaluation.ask import Session
     from bacr_jax.parallel import processes
     from bacr_jax.parallel.compile_cache import keep_programs
+    from bacr_jax.report.chosen_step import step_lines
 
     processes.check_platform()
     if (kept := keep_programs(config.output.compile_cache)).refused:
         print(kept.line, file=sys.stderr)
     saved = saved.under(config)
     style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)
-    return Session(saved, style)
+    session = Session(saved, style)
+    if saved.chosen is not None:
+        for line in step_lines(saved.chosen):
+            print(line, file=sys.stderr)
+    return session
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import STOPPED
+from bacr_jax.config.cli import NEWEST, STOPPED
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import read_lines, read_object, write_atomically
 from bacr_jax.evaluation.folder import RESULTS, read_samples
@@ -85,7 +85,8 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
     # Another command has another folder.
     what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
     out = RunPaths(run.folder).later_evaluations / f"study-{what}"
-    return [*arguments, "--out", str(out)], out
+    # A cell is the policy at the end of training: a choice would favour arms that vary.
+    return [*arguments, "--step", NEWEST, "--out", str(out)], out
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:

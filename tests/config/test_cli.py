@@ -51,7 +51,12 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, words):
 
 
 @pytest.mark.parametrize(
-    ("words", "step"), [([], None), (["--step", "007"], 7), (["--step", "best"], "best")]
+    ("words", "step"),
+    [
+        ([], None),
+        *((["--step", word], word) for word in ("best", "newest")),
+        (["--step", "007"], 7),
+    ],
 )
 def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
     arguments = parser().parse_args(["--run", "runs/a", *words])
@@ -67,8 +72,8 @@ def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
         ("--run a --model b", "write --run DIR or --model HFDIR"),
         ("--model b --step 3", "only a run has steps"),
         ("--run a --download", "a run holds its weights; leave it out"),
-        ("--run a --step -3", "found '-3'; write the number of a step, or best"),
-        ("--run a --step 3.5", "found '3.5'; write the number of a step, or best"),
+        ("--run a --step -3", "found '-3'; write the number of a step, best or newest"),
+        ("--run a --step 3.5", "found '3.5'; write the number of a step, best or newest"),
     ],
 )
 def test_no_policy_and_two_are_refused(words, says):

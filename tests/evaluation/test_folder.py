@@ -243,6 +243,12 @@ class TestFinished:
             read_settings(tmp_path)
 
 
+def evaluate(paths, step):
+    """Makes the folder of a checkpoint's evaluation."""
+    paths.evaluation_of(step).mkdir(parents=True)
+    (paths.evaluation_of(step) / SETTINGS).write_text("{}")
+
+
 class TestPlaces:
     def test_an_evaluation_that_goes_on_keeps_the_date_of_its_prompts(self, tmp_path):
         assert recorded_prompt_date(tmp_path / "none") == ""
@@ -260,14 +266,26 @@ class TestPlaces:
         assert default_folder(run, 20, None) == paths.evaluation_of(20)
         assert default_folder(None, None, tmp_path / "tiny").name == "evaluation-tiny"
         for step in (100, 20):
-            paths.evaluation_of(step).mkdir(parents=True)
-            (paths.evaluation_of(step) / SETTINGS).write_text("{}")
+            evaluate(paths, step)
         # The newest of them stands for the run, and an evaluation for itself.
         assert find_evaluation(run) == paths.evaluation_of(100)
         assert find_evaluation(paths.evaluation_of(20)) == paths.evaluation_of(20)
         assert finished_evaluations(run) == []
         (paths.evaluation_of(20) / RESULTS).write_text("{}")
         assert finished_evaluations(run) == [paths.evaluation_of(20) / RESULTS]
+
+    def test_a_run_is_compared_by_the_evaluation_of_its_best_checkpoint(self, tmp_path):
+        paths = RunPaths(tmp_path)
+        for step in (20, 30):
+            (paths.checkpoints / str(step)).mkdir(parents=True)
+        paths.best.write_text('{"step": 20, "accuracy": 0.5, "set": "train_holdout"}')
+        evaluate(paths, 30)
+        with pytest.raises(UserError, match="step 20 is its best and was not evaluated; .*-000030"):
+            find_evaluation(tmp_path)
+        evaluate(paths, 20)
+        assert find_evaluation(tmp_path) == paths.evaluation_of(20)
+        paths.best.unlink()
+        assert find_evaluation(tmp_path) == paths.evaluation_of(30)
 
     def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(UserError, match=f"--compare {tmp_path}: holds no evaluation"):

@@ -109,19 +109,30 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
         hf_config.read_budget_words(tmp_path / "out")
 
 
-def test_the_newest_checkpoint_is_the_one_unless_a_step_is_named(ledger_run, tmp_path, capsys):
+def test_the_best_checkpoint_is_exported_unless_a_step_is_named(ledger_run, tmp_path, capsys):
     run, older = ledger_run
     newer = hf_world.random_params(LEDGER, seed=9, conditioning=Config().conditioning)
     checkpoint(run, newer, 5)
     from_run.export(run, tmp_path / "out")
     same(reading.load_policy(tmp_path / "out")[1], newer)
+    assert export.main(["--run", str(run), "--out", str(tmp_path / "newest")]) == 0
+    same(reading.load_policy(tmp_path / "newest")[1], newer)
+    line = f"{run}: step 5, the newest, as no evaluation chose a best one\n"
+    assert capsys.readouterr().err == line
     (run / "best.json").write_text('{"step": 3, "accuracy": 0.5, "set": "ledger"}')
-    for step in ("3", "best"):
-        out = tmp_path / step
-        assert export.main(["--run", str(run), "--out", str(out), "--step", step]) == 0
-        same(reading.load_policy(out)[1], older)
-        assert "step 3" in (out / "README.md").read_text()
-    capsys.readouterr()
+    line = f"{run}: step 3, the best: mean accuracy 50.0 % on Ledger; --step newest takes step 5\n"
+    for words, policy, printed in (
+        ([], older, line),
+        (["--step", "best"], older, line),
+        (["--step", "3"], older, ""),
+        (["--step", "newest"], newer, f"{run}: step 5, the newest\n"),
+    ):
+        out = tmp_path / "-".join(["step", *words])
+        assert export.main(["--run", str(run), "--out", str(out), *words]) == 0
+        same(reading.load_policy(out)[1], policy)
+        number = 3 if policy is older else 5
+        assert f"step {number}" in (out / "README.md").read_text()
+        assert capsys.readouterr().err == printed
     out = tmp_path / "none"
     assert "write one of 3, 5" in refusal(capsys, "--run", run, "--out", out, "--step", "4")
     assert "--step" in refusal(capsys, "--run", run, "--out", out, "--step", "last")

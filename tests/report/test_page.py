@@ -128,8 +128,12 @@ def test_the_first_sentence_says_where_a_run_ended_worse_than_it_began(run):
     worse = evaluation(3, "after", 0.45)
     worse["sets"]["ledger"]["greedy"]["16"]["accuracy"] = 0.0
     lines(run / "eval.jsonl", [evaluation(0, "before", 0.2), worse])
-    said = "Worse than before training: greedy at 16: accuracy 30.0 to 0.0 %. Accuracy rose"
-    assert said in page(run)
+    decline = "Worse than before training: greedy at 16: accuracy 30.0 to 0.0 %."
+    assert f"{decline} Accuracy rose" in page(run)
+    best = {"step": 2, "accuracy": 0.5, "set": "ledger"}
+    (run / "summary.json").write_text(json.dumps({"best": best}))
+    chosen = "The best checkpoint is step 2 (mean accuracy 50.0 % on Ledger); export, evaluate and"
+    assert f"{decline} {chosen} generate take it. Accuracy rose" in page(run)
 
 
 def test_departures_are_folded_to_their_number(run):

@@ -7,11 +7,10 @@ import pytest
 from bacr_held.fingerprint import write_manifest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import write_json
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import choose_step, open_policy, read_config
+from bacr_jax.runs.open import open_policy, read_config
 
 
 @pytest.fixture
@@ -24,29 +23,13 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_the_newest_finished_checkpoint_unless_another_is_named(run):
-    assert choose_step(run) == 10
-    assert choose_step(run, 2) == 2
-    with pytest.raises(UserError, match=r"--step 30: .* write one of 2, 10"):
-        choose_step(run, 30)
-
-
-def test_the_best_is_the_one_that_best_json_names(run):
-    with pytest.raises(UserError, match="--step best: .* holds no evaluation"):
-        choose_step(run, "best")
-    write_json(RunPaths(run).best, {"step": 2, "accuracy": 0.5})
-    assert choose_step(run, "best") == 2
-    for damaged in ("", "[]", '{"step": 1.5}'):
-        RunPaths(run).best.write_text(damaged)
-        with pytest.raises(UserError, match="best.json is damaged; write the number of a step"):
-            choose_step(run, "best")
-
-
 def test_a_runs_policy_is_known_by_its_config_and_step(run):
     saved = open_policy(run, None, 2)
     assert (saved.config, saved.step) == (Config(), 2)
     assert saved.name == f"{run.name}, step 2"
     assert saved.identity["run"] == config_io.fingerprint(Config())
+    assert (saved.chosen.requested, saved.chosen.newest) == (2, 10)
+    assert open_policy(run, None).step == 10
 
 
 def test_a_folders_own_format_takes_the_texts_that_are_written(run):

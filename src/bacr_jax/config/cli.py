@@ -23,17 +23,20 @@ from bacr_grading.command import (
 )
 from bacr_jax.errors import UserError
 
-# The checkpoint whose evaluation was the best.
+# The checkpoint whose evaluation was the best, and the one that was saved last.
 BEST = "best"
+NEWEST = "newest"
 
 
 def checkpoint_step(text: str) -> int | str:
-    """The step of a checkpoint, or the word `best`; ArgumentTypeError: neither."""
-    if text == BEST:
+    """Reads a step, `best` or `newest`; ArgumentTypeError: it is none of these."""
+    if text in (BEST, NEWEST):
         return text
     number = whole_number(text, most=2**31 - 1)
     if number is None:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a step, or {BEST}")
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}; write the number of a step, {BEST} or {NEWEST}"
+        )
     return number
 
 
@@ -43,7 +46,8 @@ def add_step(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=checkpoint_step,
         metavar="N",
-        help=f"checkpoint of the run, or `{BEST}`; the newest by default",
+        help=f"checkpoint of the run, `{BEST}` (of its evaluations) or `{NEWEST}`; by default the "
+        "best, or the newest if no evaluation chose one (docs/evaluation.md)",
     )
 
 

@@ -66,7 +66,7 @@ _LATER = frozenset(
         *("optimizer.moment_dtype", "loss.old_logprobs"),
         *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
         *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
-        "warmup.seed",
+        *("warmup.seed", "eval.during"),
         *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
         *("export.every", "data.system_prompt", "data.template_variables"),
         "data.prompt_date",

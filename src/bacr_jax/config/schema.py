@@ -387,6 +387,11 @@ class EvalConfig:
     every: int | None = key(
         None, "steps between evaluations; null: only before and after", "[1, inf)"
     )
+    during: Literal["all", "selection"] = key(
+        "all",
+        "sets that evaluations between the first and the last look at: all, or selection: only the "
+        "one that chooses best.json",
+    )
     budgets: tuple[int, ...] = key(
         (512, 1024, 2048, 4096), "thinking budgets; 0: answer at once", "[0, inf)"
     )

@@ -17,12 +17,14 @@ from jaxtyping import Int
 from bacr_jax import documents
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
+from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.folder import (
     LOCK,
     RunPaths,
     drop_left_over,
     is_begun,
     lock_folder,
+    steps_in,
     usable,
 )
 
@@ -190,9 +192,13 @@ def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> Non
         if there.get(name) != now.get(name)
     ]
     if differing:
+        advice = "another --out"
+        other_step = there.get("policy.step")
+        if other_step not in (None, now.get("policy.step")):
+            advice = f"--step {other_step}, or {advice}"
         raise UserError(
             f"{where}: holds another evaluation, which differs in "
-            f"{first_of(differing, _MOST_NAMED)}; write another --out"
+            f"{first_of(differing, _MOST_NAMED)}; write {advice}"
         )
 
 
@@ -286,9 +292,15 @@ def finished_evaluations(run: Path) -> list[Path]:
 
 
 def find_evaluation(folder: Path) -> Path:
-    """The evaluation that a folder is, or the newest one of the run that it is."""
+    """Returns an evaluation to compare with: the folder itself, or one of the run in it.
+
+    That is the evaluation of the run's best checkpoint, or of the last one that was evaluated if no
+    checkpoint was chosen as the best. UserError: there is none, or the best was not evaluated.
+    """
     if (folder / SETTINGS).is_file():
         return folder
+    if best := _evaluation_of_best(folder):
+        return best
     made = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not made:
         raise UserError(
@@ -296,3 +308,24 @@ def find_evaluation(folder: Path) -> Path:
             "first, with the same sets and budgets"
         )
     return made[-1].parent
+
+
+def _evaluation_of_best(run: Path) -> Path | None:
+    """Returns the evaluation of a run's best checkpoint; None if commands take another one.
+
+    UserError: only other checkpoints were evaluated, which are not compared in its place.
+    """
+    paths = RunPaths(run)
+    evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
+    if not evaluations or not steps_in(paths.checkpoints):
+        return None
+    chosen = choose_step(run)
+    if not chosen.is_best:
+        return None
+    evaluation = paths.evaluation_of(chosen.step)
+    if evaluation / SETTINGS not in evaluations:
+        raise UserError(
+            f"--compare {run}: step {chosen.step} is its best and was not evaluated; run python -m "
+            f"bacr_jax.evaluate for it first, or write {evaluations[-1].parent}"
+        )
+    return evaluation

@@ -15,7 +15,15 @@ from bacr_jax.evaluation.metrics import (
     majority_at_k,
     pass_at_k,
 )
-from bacr_jax.evaluation.samples import SAMPLED, EvalSetting, Graded, budget_key, measured, number
+from bacr_jax.evaluation.samples import (
+    GREEDY,
+    SAMPLED,
+    EvalSetting,
+    Graded,
+    budget_key,
+    measured,
+    number,
+)
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.types import Poll
 
@@ -236,7 +244,12 @@ def summarise(
     }
 
 
+def scoring_mode(modes: Mapping[str, Any]) -> str:
+    """Returns the decoding whose mean chooses a checkpoint: greedy if it was measured."""
+    return GREEDY if GREEDY in modes else next(iter(modes))
+
+
 def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
     """A set's mean accuracy over budgets, greedy where that was measured; None: not evaluated."""
     modes = anytime.get(name) if name else None
-    return float(modes.get("greedy", next(iter(modes.values())))["mean"]) if modes else None
+    return float(modes[scoring_mode(modes)]["mean"]) if modes else None

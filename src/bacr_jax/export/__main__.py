@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None) -> None:
         step=arguments.step,
         merge_told_words=arguments.merge_told_words,
         adapter=arguments.adapter,
+        say=lambda line: print(line, file=sys.stderr),
     )
     for name in files:
         print(arguments.out / name)

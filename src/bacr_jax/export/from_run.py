@@ -1,6 +1,7 @@
 """A checkpoint of a run as a Hugging Face folder that says by itself how it is asked."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,10 @@ from bacr_jax.prompts.encoding import eos_ids
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.loaders import own_tokenizer
+from bacr_jax.report.chosen_step import step_lines
+from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.open import (
     check_trained_with,
-    choose_step,
     read_config,
     read_params,
     trained_style,
@@ -53,16 +55,19 @@ def export(
     step: int | str | None = None,
     merge_told_words: bool = False,
     adapter: Literal["merged", "peft"] = "merged",
+    say: Callable[[str], Any] | None = None,
 ) -> list[str]:
     """Writes a checkpoint of a run as a Hugging Face folder.
 
     Args:
       out: a folder that does not exist yet.
       base: where `model.path` lies now; None: where the config says.
-      step: of the checkpoint, or "best"; None: the newest.
+      step: of the checkpoint, "best" or "newest"; None: the best, or the newest if no evaluation
+        chose one.
       merge_told_words: leave out the code that holds budgets, for a policy told in words.
       adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
         alone in PEFT's layout.
+      say: called with the lines that describe the chosen step; None: they are not needed.
     """
     archive.check_free(out)
     config = read_config(run)
@@ -73,7 +78,8 @@ def export(
         )
     if adapter == "peft" and config.adapter.rank is None:
         raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
-    number = choose_step(run, step)
+    chosen = choose_step(run, step)
+    number = chosen.step
     params = read_params(run, number, base=base)
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
@@ -84,7 +90,7 @@ def export(
     if adapter == "peft":
         # After a warm-up the adapters belong to its weights, which no other folder holds.
         write_base = functools.partial(_write_base, params, config, base)
-        return peft.save_adapter(
+        files = peft.save_adapter(
             out,
             params,
             config=_shape(config, base, params),
@@ -93,10 +99,16 @@ def export(
             base=base,
             write_base=write_base if config.warmup.steps else None,
         )
-    tokenizer = _tokenizer(config, base)
-    check_trained_with(run, number, config, tokenizer)
-    about = Exported(run, number, config, trained_style(config), base, merge_told_words)
-    return write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
+    else:
+        tokenizer = _tokenizer(config, base)
+        check_trained_with(run, number, config, tokenizer)
+        about = Exported(run, number, config, trained_style(config), base, merge_told_words)
+        files = write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
+    if say is not None:
+        # After what can be refused, because a refusal is one line.
+        for line in step_lines(chosen):
+            say(line)
+    return files
 
 
 def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:

@@ -17,6 +17,7 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.registry import built_in_departures
 from bacr_jax.report import evaluation, figures, svg, table
 from bacr_jax.report.charts import Bars, Chart
+from bacr_jax.report.chosen_step import best_note
 from bacr_jax.report.evaluation_charts import (
     accuracy_charts,
     completion_charts,
@@ -97,11 +98,19 @@ def _headline(run: RunData, name: str, title: str) -> list[Part]:
     # The title says the decoding: without its column, and in two lines, it fits a telephone.
     rows = [row[1:] for row in whole.rows]
     short = replace(whole, header=whole.header[1:], rows=rows, sections=False, words=0)
-    return [{"lead": _sentence(of_mode, mode)}, _table(short, "headline"), *_charts(drawn)]
+    return [
+        {"lead": _sentence(of_mode, mode, run.summary)},
+        _table(short, "headline"),
+        *_charts(drawn),
+    ]
 
 
-def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
-    """Where accuracy rose or fell beyond the intervals, and what thinking came to."""
+def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
+    """Describes where accuracy rose or fell beyond the intervals, and the change in thinking.
+
+    If a budget is worse than before training, it names the best checkpoint of a finished run too.
+    `summary`: content of summary.json; empty before the end.
+    """
     first, last = (list(policies.values())[place][mode] for place in (0, -1))
     both = [budget for budget in by_size(last) if budget in first]
     if len(policies) < 2 or not both:
@@ -115,7 +124,9 @@ def _sentence(policies: Mapping[str, Summary], mode: str) -> str:
     )
     worse = list(declines({mode: first}, {mode: last}))
     if worse:
-        return f"Worse than before training: {decline_text(worse)}. {sentence}"
+        note = best_note(summary["best"]) if "best" in summary else ""
+        best = f" {note[0].upper()}{note[1:]}." if note else ""
+        return f"Worse than before training: {decline_text(worse)}.{best} {sentence}"
     return sentence
 
 

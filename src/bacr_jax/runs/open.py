@@ -1,7 +1,6 @@
 """Policies on disk, opened for reading: the checkpoint of a run, or a Hugging Face folder."""
 
 import dataclasses
-import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 from bacr_jax import documents
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.cli import BEST
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts import fingerprints, thinking_section, tokenizers
 from bacr_jax.prompts.formats import PromptFormat, format_for, with_texts
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import RunPaths, steps_in
+from bacr_jax.runs.chosen_step import ChosenStep, choose_step
+from bacr_jax.runs.folder import RunPaths
 from bacr_jax.types import Params
 
 
@@ -25,29 +24,6 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
     return run_folder.read_config_file(path)
-
-
-def choose_step(folder: Path, step: int | str | None = None) -> int:
-    """A finished checkpoint of a run: the newest, or the one asked for (a step, or "best")."""
-    steps = steps_in(RunPaths(folder).checkpoints)
-    if not steps:
-        raise UserError(f"--run {folder}: holds no finished checkpoint; let the run save one")
-    if step == BEST:
-        try:
-            step = operator.index(documents.read_json(RunPaths(folder).best)["step"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            reason = "holds no evaluation made in or after training" if missing else "is damaged"
-            raise UserError(
-                f"--step {BEST}: {folder if missing else RunPaths(folder).best} {reason}; write "
-                "the number of a step, or leave it out for the newest"
-            ) from None
-    if step is not None and step not in steps:
-        raise UserError(
-            f"--step {step}: {folder} holds no such checkpoint; write one of "
-            f"{', '.join(map(str, steps))}"
-        )
-    return steps[-1] if step is None else step
 
 
 def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
@@ -106,6 +82,7 @@ class SavedPolicy:
       style: prompt format that a Hugging Face folder names; None: the config says it.
       called: what tables call it; None: what its folder is called.
       trained: config of the run, whatever `under` changes; None for a Hugging Face folder.
+      chosen: how the step was chosen; None for a Hugging Face folder.
     """
 
     folder: Path
@@ -115,6 +92,7 @@ class SavedPolicy:
     style: PromptFormat | None = None
     called: str | None = None
     trained: Config | None = None
+    chosen: ChosenStep | None = None
 
     def under(self, config: Config) -> "SavedPolicy":
         """The policy under other settings; its own prompt format goes where they say another."""
@@ -179,9 +157,9 @@ def open_policy(
         # Folders of the hub's cache are called after commits.
         return saved if folder == model else dataclasses.replace(saved, called=model.name)
     config = read_config(run)
-    step = choose_step(run, step)
-    identity = {"run": config_io.fingerprint(config), "method": config.method, "step": step}
-    return SavedPolicy(run, step, config, identity, trained=config)
+    chosen = choose_step(run, step)
+    identity = {"run": config_io.fingerprint(config), "method": config.method, "step": chosen.step}
+    return SavedPolicy(run, chosen.step, config, identity, trained=config, chosen=chosen)
 
 
 def _policy_of_model(folder: Path) -> SavedPolicy:

@@ -17,7 +17,8 @@ from bacr_jax.documents import append_line, read_lines, write_json
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
-from bacr_jax.evaluation.summary import Summary, anytime_score
+from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
+from bacr_jax.evaluation.summary import Summary
 from bacr_jax.methods.published import departures
 from bacr_jax.methods.registry import advice
 from bacr_jax.oom import phase_memory
@@ -26,6 +27,7 @@ from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import TellPhase
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.report import table
+from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
@@ -120,7 +122,9 @@ class Trainer:
         self.evaluations: dict[str, dict[str, Summary]] = {}
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
-        self.best: dict[str, Any] | None = None
+        # Evaluated checkpoints that are on the disk, and the best of them.
+        self.candidates: list[Candidate] = []
+        self.best: Candidate | None = None
         self.health = RunHealth(largest_mismatch(config))
         self.guard = make_guard(config.train)
         self.verifier_watch = VerifierWatch()
@@ -201,18 +205,24 @@ class Trainer:
             self.reference = jax.tree.map(lambda x: x.copy(), start.train.policy) | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any], *, kept: bool = True) -> None:
-        """Remembers an evaluation, and whether it is the best of those whose checkpoint is kept."""
+        """Adds an evaluation, and chooses the best checkpoint anew if this one's is `kept`."""
         self.evaluated.append(record)
         if record["when"] in FRAME:
             self.evaluations[record["when"]] = record["sets"]
         if record["when"] == "before" or not kept:
             return
-        score = anytime_score(record["anytime"], self.selected)
-        before = None if self.best is None else self.best["accuracy"]
-        if before is None or (score is not None and score > before):
-            chosen_on = None if score is None else self.selected
-            self.best = {"step": record["step"], "accuracy": score, "set": chosen_on}
-            self.checkpoints.prefer(record["step"])
+        before = self.evaluations.get("before", {})
+        self.candidates.append(make_candidate(record, before, self.selected))
+        best = choose(self.candidates)
+        assert best is not None
+        if self.best is None or best.step != self.best.step:
+            self.checkpoints.prefer(best.step)
+        self.best = best
+
+    @property
+    def best_record(self) -> dict[str, Any] | None:
+        """Content of best.json; None if no checkpoint was evaluated."""
+        return None if self.best is None else to_record(self.best, self.selected)
 
     def describe(self, step: int) -> dict[str, Any]:
         """What is kept beside the state of a checkpoint."""
@@ -222,7 +232,7 @@ class Trainer:
         prompts = self.environment.prompt_fingerprints
         return {
             "step": step,
-            "best": self.best,
+            "best": self.best_record,
             "wall_seconds": self.wall_seconds,
             **self.origin,
             **provenance(self.config, questions, mesh, evaluated, verifiers, prompts),
@@ -312,7 +322,7 @@ class Trainer:
         due = lambda every: every is not None and step % every == 0
         if due(self.config.eval.every):
             self.evaluate(state, step, "during")
-        improved = self.best is not None and self.best["step"] == step
+        improved = self.best is not None and self.best.step == step
         # The first is made at once: whether it can be read is known before much is lost.
         if step == 1 or due(self.config.checkpoint.every) or improved:
             self.save(state, step)
@@ -386,10 +396,16 @@ class Trainer:
 
     # Evaluation and report --------------------------------------------------------------------
 
-    def evaluated_sets(self) -> dict[str, Questions]:
-        """Sets by name: those of data.eval, and held-out training questions if they select."""
+    def evaluated_sets(self, when: str) -> dict[str, Questions]:
+        """Returns sets by name: those of data.eval, and held-out training questions if they select.
+
+        Evaluations between the first and the last may look at the selection set only.
+        """
         own = {HOLDOUT: self.environment.holdout} if self.selected == HOLDOUT else {}
-        return self.environment.eval | own
+        sets = self.environment.eval | own
+        if when in FRAME or self.config.eval.during == "all" or self.selected is None:
+            return sets
+        return {self.selected: sets[self.selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
         """Accuracy by budget on every evaluated set, appended to eval.jsonl."""
@@ -407,7 +423,7 @@ class Trainer:
         )
         found = {}
         first = "" if self.evaluated else "compiling"
-        for name, questions in self.evaluated_sets().items():
+        for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
                 # All of them, as a subset would depend on the seed; greedily, as it chooses.
@@ -466,11 +482,11 @@ class Trainer:
             )
 
     def _keep_best(self) -> None:
-        """Writes best.json, or takes away that of steps which are no more."""
+        """Writes best.json, or removes it if no evaluated checkpoint is left."""
         if self.writes and self.best is None:
             self.folder.best.unlink(missing_ok=True)
         elif self.writes:
-            write_json(self.folder.best, self.best)
+            write_json(self.folder.best, self.best_record)
 
     def finish(self, state: RunState, step: int) -> dict[str, Any]:
         """Last checkpoint, summary.json, pictures, and the table on the terminal."""
@@ -485,7 +501,7 @@ class Trainer:
             "steps": step,
             "wall_seconds": seconds,
             "generated_tokens": int(state.generated_tokens),
-            "best": self.best,
+            "best": self.best_record,
             "declines": {
                 name: [decline._asdict() for decline in of_set] for name, of_set in worse.items()
             },
@@ -495,7 +511,7 @@ class Trainer:
         if not self.writes:
             return summary
         write_json(self.folder.summary, summary)
-        for name, questions in self.evaluated_sets().items():
+        for name, questions in self.evaluated_sets("after").items():
             policies = {
                 "before": self.evaluations["before"][name],
                 self.method.name: self.evaluations["after"][name],
@@ -516,6 +532,8 @@ class Trainer:
                     f"WARNING, worse than before training on {table.set_title(name)}: "
                     f"{table.decline_text(of_set)}"
                 )
+        if any(worse.values()) or (self.best is not None and self.best.step != step):
+            self.progress.say(best_note(self.best_record))
         return summary
 
     def _declines_by_set(self) -> dict[str, list[Decline]]:

@@ -1,0 +1,136 @@
+"""The best checkpoint is not one that ruined a budget, whatever its mean is."""
+
+import pytest
+
+from bacr_jax.evaluation.decline import ACCURACY, CLOSED, Decline
+from bacr_jax.evaluation.selection import (
+    Candidate,
+    WorstBudget,
+    choose,
+    make_candidate,
+    to_record,
+)
+
+# 50 of 100 before training: Wilson's 95 % interval is [.4038, .5962].
+BEFORE = {"16": 0.5, "48": 0.5}
+
+
+def summary(accuracies, closed=1.0):
+    entries = {
+        budget: {"accuracy": accuracy, "closed_rate": closed, "problems": 100}
+        for budget, accuracy in accuracies.items()
+    }
+    return {"greedy": entries}
+
+
+def candidate(step, accuracies, before=BEFORE, closed=1.0):
+    """An evaluation of the set `val`, whose mean is that over its budgets."""
+    mean = sum(accuracies.values()) / len(accuracies)
+    record = {
+        "step": step,
+        "when": "during",
+        "sets": {"val": summary(accuracies, closed), "test": summary({"16": 0.0})},
+        "anytime": {"val": {"greedy": {"mean": mean}}},
+    }
+    start = {"test": summary({"16": 1.0})}
+    if before:
+        start["val"] = summary(before)
+    return make_candidate(record, start, "val")
+
+
+def test_a_candidate_has_its_mean_and_the_budget_that_lost_most():
+    made = candidate(10, {"16": 0.9, "48": 0.4})
+    assert made.step == 10 and made.accuracy == pytest.approx(0.65)
+    assert made.worst == WorstBudget("48", 0.5, 0.4)
+    assert made.worst.loss == pytest.approx(0.1)
+    assert made.declines == (Decline("greedy", "48", ACCURACY, 0.5, 0.4),)
+    assert to_record(made, "val") == {
+        "step": 10,
+        "accuracy": made.accuracy,
+        "set": "val",
+        "worst": {"budget": "48", "before": 0.5, "after": 0.4},
+        "declines": [
+            {
+                "mode": "greedy",
+                "budget": "48",
+                "measure": "accuracy",
+                "before": 0.5,
+                "after": 0.4,
+            }
+        ],
+    }
+
+
+def test_the_worst_budget_of_a_checkpoint_that_gained_everywhere_gained_least():
+    assert candidate(10, {"16": 0.9, "48": 0.6}).worst == WorstBudget("48", 0.5, 0.6)
+
+
+def test_a_ruined_budget_is_not_outweighed_by_a_higher_mean():
+    # Means .52, .70 and .54; only the second has declined.
+    rising = candidate(10, {"16": 0.53, "48": 0.51})
+    ruined = candidate(20, {"16": 1.0, "48": 0.4})
+    last = candidate(30, {"16": 0.66, "48": 0.42})
+    assert [bool(one.declines) for one in (rising, ruined, last)] == [False, True, False]
+    assert choose([rising, ruined]) == rising
+    assert choose([rising, ruined, last]) == last
+    assert choose([ruined]) == ruined
+
+
+def test_answers_that_no_longer_close_are_a_decline_too():
+    unclosed = candidate(10, {"16": 0.9, "48": 0.9}, closed=0.5)
+    assert [one.measure for one in unclosed.declines] == [CLOSED, CLOSED]
+    healthy = candidate(20, {"16": 0.5, "48": 0.5})
+    assert choose([unclosed, healthy]) == healthy
+
+
+def test_of_declined_checkpoints_the_one_with_the_smallest_loss_wins():
+    # Losses at the worst budgets: .5, .2 and .2; means .5, .3 and .35.
+    high = candidate(10, {"16": 1.0, "48": 0.0})
+    low = candidate(20, {"16": 0.3, "48": 0.3})
+    same_loss = candidate(30, {"16": 0.4, "48": 0.3})
+    assert choose([high, low]) == low
+    assert choose([high, low, same_loss]) == same_loss
+
+
+def test_the_earlier_of_equal_checkpoints_wins():
+    first, second = (candidate(step, {"16": 0.6, "48": 0.7}) for step in (10, 20))
+    assert choose([first, second]) == first
+    ruined = [candidate(step, {"16": 0.1, "48": 0.1}) for step in (10, 20)]
+    assert choose(ruined) == ruined[0]
+
+
+def test_without_an_evaluation_before_training_the_mean_decides():
+    # Without "before", the second would not be ruined, and its mean is the higher one.
+    low = candidate(10, {"16": 0.5, "48": 0.5}, before=None)
+    high = candidate(20, {"16": 1.0, "48": 0.1}, before=None)
+    assert (high.worst, high.declines) == (None, ())
+    assert choose([low, high]) == high
+
+
+def test_without_a_selection_set_the_last_checkpoint_is_returned():
+    record = {"when": "after", "sets": {"test": summary(BEFORE)}, "anytime": {"test": {}}}
+    made = [make_candidate({"step": step, **record}, {}, None) for step in (10, 20)]
+    assert made[0] == Candidate(10, None)
+    assert choose(made) == made[1]
+    assert to_record(made[1], None) == {
+        "step": 20,
+        "accuracy": None,
+        "set": None,
+        "worst": None,
+        "declines": [],
+    }
+    # A set without budgets on the scale has no mean either.
+    assert make_candidate({"step": 10, **record}, {}, "test").accuracy is None
+    assert choose([]) is None
+
+
+def test_only_the_decoding_that_chooses_counts():
+    greedy, sampled = summary({"16": 0.9}), summary({"16": 0.0})
+    record = {
+        "step": 10,
+        "sets": {"val": {**greedy, "sampled": sampled["greedy"]}},
+        "anytime": {"val": {"sampled": {"mean": 0.0}, "greedy": {"mean": 0.9}}},
+    }
+    start = {"val": {**summary({"16": 0.5}), "sampled": summary({"16": 0.9})["greedy"]}}
+    made = make_candidate(record, start, "val")
+    assert (made.accuracy, made.declines) == (0.9, ())
