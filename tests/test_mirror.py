@@ -27,9 +27,9 @@ DOOR = "a door of a few lines"
 DRAWN = "how a page, table or figure looks, asked of the finished one"
 ELSEWHERE = {
     ("grading/test_strict.py", PART): "bacr_grading.statement",
-    ("grading/test_verifier.py", WIRE): "bacr_grading.spelling .verifier_worker",
+    ("grading/test_verifier.py", WIRE): "bacr_grading.verifier_spec .verifier_worker",
     ("grading/test_main.py", DOOR): "bacr_grading.command",
-    ("test_documents.py", WIRE): "bacr_grading.documents",
+    ("test_documents.py", WIRE): "bacr_grading.files",
     ("test_errors.py", RECORD): "bacr_grading.errors",
     ("test_held.py", PART): "bacr_held.calls .rules",
     ("evaluation/test_served.py", WIRE): "bacr_held.fingerprint .http_json .server",

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bacr_grading import confinement, verifier_worker
-from bacr_grading.documents import nearest, read_file
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
+from bacr_grading.files import nearest, read_file
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
 from bacr_grading.pool import Poll, Program, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
-from bacr_grading.spelling import grader_problem
+from bacr_grading.verifier_spec import grader_problem
 
 # Why an answer got no score; counted as failed_late and so on.
 FAULTS = ("late", "died", *verifier_worker.FAULTS)
