@@ -36,4 +36,6 @@ def faults_of(*checks: Callable[[], object]) -> list[str]:
 
 def printable(text: str) -> str:
     """Returns the text on one line, with escapes for unprintable characters and line ends."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

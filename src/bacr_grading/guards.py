@@ -41,9 +41,12 @@ def refuse(text: str) -> bool:
     if len(text) > MAX_CHARS or not_text(text) or _CODE.search(text):
         return True
     depth = nesting(text)
-    if depth is None or depth > MAX_DEPTH or _DIGITS.search(text):
+    if depth is None or depth > MAX_DEPTH:
         return True
-    if text.count("&") + text.count("\\\\") > MAX_MATRIX_CELLS:
+    if _DIGITS.search(text):
+        return True
+    cell_ends = text.count("&") + text.count("\\\\")
+    if cell_ends > MAX_MATRIX_CELLS:
         return True
     if _has_large_factorial(text):
         return True
@@ -67,9 +70,12 @@ def _has_large_factorial(text: str) -> bool:
 def _is_symbolic(text: str, end: int) -> bool:
     """True if the group that closes at `end` is a short sum with a variable, as in (2n)!."""
     start = text.rfind("(", 0, end)
+    if start < 0 or text[end] != ")":
+        return False
     content = text[start + 1 : end].replace(" ", "")
-    is_short = start >= 0 and len(content) <= _MOST_SYMBOLIC
-    return is_short and text[end] == ")" and _SYMBOLIC.fullmatch(content) is not None
+    if len(content) > _MOST_SYMBOLIC:
+        return False
+    return _SYMBOLIC.fullmatch(content) is not None
 
 
 def not_text(text: str) -> bool:
@@ -115,7 +121,8 @@ def _has_large_power(text: str) -> bool:
         if size > 1 and base.endswith((")", "}")):
             # (a+b+c)^n expands to C(n + k - 1, k - 1) terms for k summands.
             summands = min(max(letters, 2), 12)
-            if math.comb(int(size) + summands - 1, summands - 1) > MAX_TERMS:
+            terms = math.comb(int(size) + summands - 1, summands - 1)
+            if terms > MAX_TERMS:
                 return True
     return False
 
@@ -149,7 +156,7 @@ def _exponent_size(exponent: str) -> int | float | None:
         is_quotient = "\\frac" in exponent or "/" in exponent
         factors = numbers[:1] if is_quotient else numbers
         return math.prod(max(number, 1) for number in factors)
-    inner = _operand(exponent, caret.end())[0]
+    inner, _ = _operand(exponent, caret.end())
     power = max(_integers(inner), default=1)
     if power > 64 or len(_POWER.findall(exponent)) > 1:
         return None

@@ -4,6 +4,7 @@ Called by `compare` for every answer and reference. Judges nothing.
 """
 
 import re
+from typing import NamedTuple
 
 from bacr_grading.notation import closing_brace, one_command, plain_signs, without_style
 
@@ -102,6 +103,7 @@ def _strip_layer(text: str) -> str:
             text = text[len(left) : -len(right)].strip() or text
     if text.endswith((".", ",", ";", ":")):
         text = text[:-1].rstrip()
+    # Two backslashes are a line break.
     if text.endswith("\\") and not text.endswith("\\\\"):
         text = text[:-1].rstrip()
     if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
@@ -125,20 +127,27 @@ def canonical(text: str) -> str:
     return text
 
 
-def words(text: str) -> tuple[str, bool] | None:
-    """Reads a canonical answer that consists of words: a name, a weekday, a choice letter.
+class Words(NamedTuple):
+    """An answer that consists of words: a name, a weekday, a choice letter.
 
-    Returns:
-      The lower-case text without spaces and enclosing parentheses, and True if LaTeX marks it as
-      text, so that its letters are not a product of variables. None if the answer is not words.
+    Attributes:
+      letters: the text in lower case, without spaces and enclosing parentheses.
+      is_text: LaTeX marks the answer as text, so that its letters are not a product of variables.
     """
+
+    letters: str
+    is_text: bool
+
+
+def words(text: str) -> Words | None:
+    """Reads a canonical answer that consists of words; returns None for any other answer."""
     plain = _TEXT.sub(r"\1", text)
-    marked = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
-    if not marked and not _LETTERS.match(plain):
+    is_text = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
+    if not is_text and not _LETTERS.match(plain):
         return None
-    if not any(char.isalpha() for char in plain) or "\\" in plain:
+    if "\\" in plain or not any(char.isalpha() for char in plain):
         return None
-    return unmarked(text), marked
+    return Words(unmarked(text), is_text)
 
 
 def unmarked(text: str) -> str:

@@ -78,7 +78,10 @@ def parse_number(text: str) -> Number | None:
         return Number(int(text))
     enclosed = _ENCLOSED.match(text) if text[:1] == "(" else None
     match = _NUMBER.match(enclosed[1] if enclosed else text)
-    if match is None or len(match.group()) - len(match["rest"]) > MAX_DIGITS:
+    if match is None:
+        return None
+    digit_count = len(match.group()) - len(match["rest"])
+    if digit_count > MAX_DIGITS:
         return None
     tail = _tail(match["rest"])
     if tail is None:
@@ -88,7 +91,9 @@ def parse_number(text: str) -> Number | None:
         return None
     percent, unit_and_power, factor = tail
     value, places = unsigned
-    value *= factor
+    if factor != 1:
+        # Few numbers have a factor, and multiplying a Fraction takes time.
+        value *= factor
     if match["sign"] == "-":
         value = -value
     if match["currency"]:
@@ -122,7 +127,9 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
     exponent = int(match["braced"] or match["bare"] or match["after_e"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    places = len(digits) - digits.index(".") - 1 if "." in digits else None
+    places = None
+    if "." in digits:
+        places = len(digits) - digits.index(".") - 1
     if exponent:
         value *= Fraction(10) ** exponent
         places = max((places or 0) - exponent, 0) or None
@@ -132,7 +139,8 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
 def _repeating_decimal(head: str, fixed: str, cycle: str) -> Fraction:
     """Returns head.fixed(cycle), where the digits of `cycle` repeat without end."""
     start = _exact(f"{head or 0}.{fixed or 0}")
-    return start + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed))
+    nines = 10 ** len(cycle) - 1
+    return start + Fraction(int(cycle), nines * 10 ** len(fixed))
 
 
 def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
@@ -155,7 +163,8 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
         # Compound units such as m/s are not in the table.
         return False, None, 1
     factor, name = split_multiplier(match[1])
-    return False, unit(name, int(match[2] or match[3] or 1)), factor
+    power = int(match[2] or match[3] or 1)
+    return False, unit(name, power), factor
 
 
 def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
@@ -175,7 +184,10 @@ def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
         # Degrees at the end belong to the angle of the function.
         return None
     tail = _tail(match.group() if match else key[-1:])
-    return tail[1] if tail else None
+    if tail is None:
+        return None
+    _, unit_and_power, _ = tail
+    return unit_and_power
 
 
 def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool) -> bool:
@@ -183,9 +195,11 @@ def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient
 
     In the lenient mode only a.m. and p.m. do.
     """
-    if not (one and other) or one == other:
+    if one is None or other is None or one == other:
         return False
-    return not lenient or {one[0], other[0]} == _CLOCK
+    if not lenient:
+        return True
+    return {one[0], other[0]} == _CLOCK
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
@@ -215,7 +229,9 @@ def equal(
 
 
 def _as_fraction(number: Number) -> Number:
-    value = Fraction(number.value, 100) if number.percent else number.value
+    value = number.value
+    if number.percent:
+        value = Fraction(value, 100)
     return Number(value, number.places)
 
 
@@ -232,7 +248,8 @@ def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: f
         return True
     if exact:
         return False
-    if error * 10**PLACES <= 1 and error <= SMALL_NUMBER_TOLERANCE * abs(target):
+    largest_error = SMALL_NUMBER_TOLERANCE * abs(target)
+    if error * 10**PLACES <= 1 and error <= largest_error:
         return round(value, PLACES) == round(target, PLACES)
     places = pred.places
     if not lenient or places is None or places < 2 or _terminates(target):
@@ -243,8 +260,10 @@ def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: f
 
 def rounds_to(exact: Number, stated: Number, places: int) -> bool:
     """True if the exact number, rounded to `places` decimal places, is the stated number."""
+    if exact.percent != stated.percent:
+        return False
     error = abs(Fraction(exact.value) - Fraction(stated.value))
-    return exact.percent == stated.percent and 2 * error * 10**places <= 1
+    return 2 * error * 10**places <= 1
 
 
 def _terminates(value: Fraction) -> bool:
