@@ -128,15 +128,21 @@ def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: st
         preds = [row["pred"] for row in batch]
         references = [row["gold"] for row in batch]
         if isinstance(grader, VerifierGrader):
-            answers = [grader.verifier.shown(pred) for pred in preds]
-            if mode == LENIENT:
-                # Cases are usually bare answers, without a tag or box.
-                answers = [p if answer is None else answer for p, answer in zip(preds, answers)]
-            verdicts = grader.score(answers, references, [row["question"] for row in batch])
+            answers = [_answer(grader, pred, mode) for pred in preds]
+            questions = [row["question"] for row in batch]
+            verdicts = grader.score(answers, references, questions)
         else:
             verdicts = grader.grade(preds, references, mode=mode)
         for row, verdict in enumerate(verdicts, start=start):
             yield json.dumps({"row": row} | dataclasses.asdict(verdict)) + "\n"
+
+
+def _answer(grader: VerifierGrader, pred: str, mode: str) -> str | None:
+    """Returns the answer in a case; in the lenient mode the whole case if it has no tag or box."""
+    answer = grader.verifier.graded_text(pred)
+    if answer is None and mode == LENIENT:
+        return pred
+    return answer
 
 
 if __name__ == "__main__":
