@@ -70,7 +70,7 @@ async def request_json(url: str, body: Any = None, timeouts: Timeouts = SHORT) -
 
     Raises:
       Refused: the status is not 200.
-      EngineError: the server is missing, a timeout has passed, every try ends with a cut connection,
+      EngineError: the server is missing, a timeout has passed, the connection of every try is cut,
         or the response is not JSON.
     """
     for seconds in BACK_OFF:
