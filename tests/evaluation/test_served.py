@@ -156,7 +156,7 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
         ({"token_ids": [True]}, "with True, which is not a token id"),
         ({"token_ids": [0]}, "with 0, which can't be sampled"),
         ({"token_ids": [19] * 50}, "with 50 tokens where"),
-        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are no numbers"),
+        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are not numbers"),
     ],
 )
 def test_a_server_that_lies_about_its_tokens_is_one_line_and_no_result(
