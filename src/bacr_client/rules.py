@@ -81,6 +81,7 @@ class StopString:
 
 
 def _stop_string(section: Mapping[str, Any]) -> StopString:
+    """Reads a stop string, whose jumps are lists of source state or null, target state, ids."""
     anywhere: dict[int, int] = {}
     inside: dict[int, dict[int, int]] = {}
     for source, target, ids in section["jumps"]:

@@ -224,6 +224,7 @@ def _symbolic_eq(a: Any, b: Any) -> bool:
 
 
 def _is_zero(difference: Any) -> bool:
+    """True if sympy simplifies an expression to 0, if necessary by exponentials or gammas."""
     if sympy.simplify(difference).is_zero:
         return True
     if difference.has(sympy.sinh, sympy.cosh, sympy.tanh):

@@ -260,9 +260,11 @@ def decide(
     if pred.key and pred.key == reference.key:
         return True, "number" if reference.number else "string"
 
-    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.number:
-        return same(pred.number, reference.number), "number"
+        is_equal = equal(
+            pred.number, reference.number, lenient=lenient, relative_tolerance=relative_tolerance
+        )
+        return is_equal, "number"
     if ELISION.search(pred.key) or ELISION.search(reference.key):
         return _same_sequence(pred, reference, lenient), "list"
     based = _decide_based(pred, reference, lenient)
@@ -283,6 +285,7 @@ def decide(
         if _separators(pred.key) * _separators(reference.key) > MOST_PAIRS:
             return _same_spelling(pred.items, reference.items), "list"
         return _decide_items(pred.items, reference.items, compare), "list"
+    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:

@@ -4,7 +4,7 @@ Called by `judge`. Every function takes time linear in the text. Does not parse 
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bacr_grading.notation import closing_brace
 
@@ -55,8 +55,7 @@ _REJECTED = re.compile(
 _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """The content of a closed box or tag, and the positions of its first and last characters."""
 
     content: str
@@ -64,8 +63,7 @@ class Box:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Extracted:
+class Extracted(NamedTuple):
     r"""The answer of a text.
 
     Attributes:

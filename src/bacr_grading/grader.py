@@ -208,6 +208,7 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
 
 
 def _exact(text: str | None, reference: str | None) -> Verdict:
+    """Compares the last answer tag of a text with the reference."""
     response = after_thinking(text) if isinstance(text, str) else None
     tag = None if response is None else last_tag(response)
     if tag is None or not isinstance(reference, str):

@@ -7,6 +7,7 @@ computer algebra system. docs/grading.md has the rules.
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from bacr_grading.compare import Decision, ParsedAnswer, bases_clash, decide, read
 from bacr_grading.extract import (
@@ -164,6 +165,10 @@ def _read_reference(text: str) -> ParsedAnswer:
     return answer
 
 
+# Cached, because many rollouts of a group give the same answer.
+_read_answer = lru_cache(maxsize=4096)(read)
+
+
 def judge(
     text: str | None, reference: str | None, *, mode: str, relative_tolerance: float = 0.0
 ) -> Verdict | Undecided:
@@ -208,8 +213,7 @@ def _later_statement(text: str) -> str | None:
     return last_sentence(FINAL, tail[start:]) if start >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
+class _Comparison(NamedTuple):
     """Compares answers with one reference.
 
     Attributes:
@@ -247,7 +251,7 @@ class _Comparison:
             if len(content) > ANSWER_CAP:
                 continue
             raw = without_lead_in(content)
-            answer = read(raw)
+            answer = _read_answer(raw)
             strict: Reading | bool = False
             path = ""
             if counts_in_strict:

@@ -106,6 +106,7 @@ def _fraction_or_digit(char: str) -> str:
 
 
 def _roots(text: str) -> str:
+    """Rewrites root signs as commands, with braces around the radicand."""
     if not any(sign in text for sign in _ROOTS):
         return text
     text = _ROOT.sub(_root, text)
