@@ -14,7 +14,7 @@ import bacr_jax
 ROOT = Path(bacr_jax.__file__).parent
 SRC = ROOT.parent
 PACKAGES = {
-    0: "bacr_grading bacr_held bacr_tasks",
+    0: "bacr_grading bacr_client bacr_tasks",
     1: "bacr_jax",
     2: "bacr_gguf bacr_plan",
     3: "bacr_doctor bacr_study",
@@ -137,8 +137,8 @@ def test_a_door_forwards_and_does_nothing_else(door):
 
 
 def test_what_is_shared_with_servers_needs_python_only():
-    modules = {name for path in (SRC / "bacr_held").rglob("*.py") for name in imports(path)}
-    assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {"bacr_held"}
+    modules = {name for path in (SRC / "bacr_client").rglob("*.py") for name in imports(path)}
+    assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {"bacr_client"}
 
 
 def test_every_room_has_a_floor():

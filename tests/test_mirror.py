@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 # Rooms of tests for the packages beside the library; tests/study has those of the variance study.
 ROOMS = {
     "bacr_grading": ["grading"],
-    "bacr_held": ["held"],
+    "bacr_client": ["client"],
     "bacr_tasks": ["tasks"],
     "bacr_plan": ["planning"],
     "bacr_doctor": ["doctor"],
@@ -27,12 +27,12 @@ DOOR = "a door of a few lines"
 DRAWN = "how a page, table or figure looks, asked of the finished one"
 ELSEWHERE = {
     ("grading/test_strict.py", PART): "bacr_grading.statement",
-    ("grading/test_verifier.py", WIRE): "bacr_grading.spelling .verifier_worker",
+    ("grading/test_verifier.py", WIRE): "bacr_grading.verifier_spec .verifier_worker",
     ("grading/test_main.py", DOOR): "bacr_grading.command",
-    ("test_documents.py", WIRE): "bacr_grading.documents",
+    ("test_documents.py", WIRE): "bacr_grading.files",
     ("test_errors.py", RECORD): "bacr_grading.errors",
-    ("test_held.py", PART): "bacr_held.calls .rules",
-    ("evaluation/test_served.py", WIRE): "bacr_held.fingerprint .http_json .server",
+    ("test_client.py", PART): "bacr_client.calls .rules",
+    ("evaluation/test_served.py", WIRE): "bacr_client.fingerprint .http_json .server",
     ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",
     ("evaluation/test_job.py", PART): "bacr_jax.config.engine",

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 
 import jax
 
+from bacr_client.fingerprint import MANIFEST, file_digests
 from bacr_doctor.records import Record, Subject, held
 from bacr_grading import Grader
-from bacr_held.fingerprint import MANIFEST, file_digests
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import replace_file
 from bacr_jax.errors import UserError

@@ -1,9 +1,8 @@
-"""Grading of model outputs: fast rules first, math-verify in killable processes for the rest.
+"""Grades model outputs: fast rules first, math-verify in killable processes for the rest.
 
-A package of its own: it imports neither JAX nor `bacr_jax`, and no computer algebra system. The
-rules are written down in docs/grading.md. What is used is imported then: the library reads files
-and refuses by modules of this package, and a command that grades nothing should not wait for the
-rest.
+This package imports neither JAX nor `bacr_jax`, and no computer algebra system in the calling
+process. docs/grading.md has the rules. The names below are imported at their first use, because
+other packages need only the file readers and errors here and should not wait for the graders.
 """
 
 import importlib
@@ -36,7 +35,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is first used."""
+    """Imports a public name at its first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -6,11 +6,11 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_grading import LENIENT, Grader, VerifierGrader, documents, load_verifier
+from bacr_grading import LENIENT, Grader, VerifierGrader, files, load_verifier
 from bacr_grading.command import Parser, entry_point
 from bacr_grading.errors import UserError
 from bacr_grading.judge import MODES
@@ -20,7 +20,17 @@ _BATCH = 1024
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
+    """Grades the cases and writes one verdict a line; the counters go to stderr."""
+    options = _options(argv)
+    rows = _read_cases(options.cases, with_questions=options.grader is not None)
+    with _open_grader(options) as grader:
+        _write_lines(options.out, _grade(grader, rows, options.mode))
+        print(json.dumps(grader.counters()), file=sys.stderr)
+        if isinstance(grader, VerifierGrader) and grader.last_failure:
+            print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="bacr grade", description=__doc__)
     add = parser.add_argument
     add(
@@ -30,61 +40,72 @@ def main(argv: Sequence[str] | None) -> None:
         metavar="FILE",
         help="JSONL with the fields pred and gold",
     )
-    add("--out", type=Path, metavar="FILE", help="where the verdicts go (default: stdout)")
-    mode_help = "strict: only a closed answer tag or box counts; lenient (default): any text"
-    add("--mode", choices=MODES, default=LENIENT, help=mode_help)
-    own_help = "verifier of your own, FILE.py:function; cases need the field question too"
-    add("--grader", metavar="FILE.py:F", help=own_help)
+    add("--out", type=Path, metavar="FILE", help="file for the verdicts (default: stdout)")
+    add(
+        "--mode",
+        choices=MODES,
+        default=LENIENT,
+        help="strict: only a closed answer tag or box counts; lenient (default): any text",
+    )
+    add(
+        "--grader",
+        metavar="FILE.py:F",
+        help="your verifier, FILE.py:function; cases need the field question too",
+    )
     add("--workers", type=int, default=2, help="worker processes (default: 2)")
     add("--deadline", type=float, default=3.0, help="seconds for one answer (default: 3)")
     options = parser.parse_args(argv)
-    inputs = filter(None, (options.cases, (options.grader or "").rpartition(":")[0]))
-    if options.out and os.path.realpath(options.out) in map(os.path.realpath, inputs):
-        raise UserError(f"--out {options.out}: this command reads that file; write another path")
-    rows = _read(options.cases, own=options.grader is not None)
-    with _opened(options) as grader:
-        lines = _grade(grader, rows, options.mode)
-        if options.out is None:
-            sys.stdout.writelines(lines)
-        # A pipe or a device gets the lines as they come, a file is replaced once all are there.
-        elif os.path.exists(options.out) and not os.path.isfile(options.out):
-            with open(options.out, "w", encoding="utf-8") as out:
-                out.writelines(lines)
-        else:
-            try:
-                documents.replace_file(options.out, lines)
-            except OSError as error:
-                raise UserError(
-                    f"--out {options.out}: can't be written ({error.strerror}); write another path"
-                ) from None
-        print(json.dumps(grader.counters()), file=sys.stderr)
-        if isinstance(grader, VerifierGrader) and grader.last_failure:
-            print(f"the last answer without a score: {grader.last_failure}", file=sys.stderr)
+    if options.out:
+        verifier_path = (options.grader or "").rpartition(":")[0]
+        inputs = [os.path.realpath(path) for path in (options.cases, verifier_path) if path]
+        if os.path.realpath(options.out) in inputs:
+            raise UserError(
+                f"--out {options.out}: this command reads that file; write another path"
+            )
+    return options
 
 
-def _opened(options: argparse.Namespace) -> Grader | VerifierGrader:
-    limits = {"workers": options.workers, "deadline": options.deadline}
+def _open_grader(options: argparse.Namespace) -> Grader | VerifierGrader:
     if options.grader is None:
-        return Grader(**limits)
-    grader = VerifierGrader(load_verifier(options.grader), **limits)
+        return Grader(workers=options.workers, deadline=options.deadline)
+    grader = VerifierGrader(
+        load_verifier(options.grader), workers=options.workers, deadline=options.deadline
+    )
     grader.check(functools.partial(print, file=sys.stderr, flush=True))
     return grader
 
 
-def _read(path: Path, *, own: bool) -> list[dict[str, Any]]:
+def _write_lines(path: Path | None, lines: Iterable[str]) -> None:
+    """Writes lines to stdout, to a pipe or device as they come, or to a file all at once."""
+    if path is None:
+        sys.stdout.writelines(lines)
+    elif os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w", encoding="utf-8") as out:
+            out.writelines(lines)
+    else:
+        try:
+            files.replace_file(path, lines)
+        except OSError as error:
+            raise UserError(
+                f"--out {path}: can't be written ({error.strerror}); write another path"
+            ) from None
+
+
+def _read_cases(path: Path, *, with_questions: bool) -> list[dict[str, Any]]:
+    """Reads the cases and checks their fields; raises a `UserError` for a mistake in them."""
     try:
-        text = documents.read_file(path, most=documents.LARGEST_TABLE).decode("utf-8-sig")
-        rows = dict(documents.parse_lines(text))
+        text = files.read_file(path, most=files.LARGEST_TABLE).decode("utf-8-sig")
+        rows = dict(files.parse_lines(text))
     except OSError as error:
         raise UserError(f"--cases {path}: {error.strerror}; name a JSONL file") from None
     except UnicodeDecodeError as error:
         message = f"--cases {path}: not UTF-8 at byte {error.start}; name a JSONL file"
         raise UserError(message) from None
-    except documents.NotJson as error:
+    except files.NotJson as error:
         raise UserError(f"{path} {error}") from None
     if not rows:
         raise UserError(f"--cases {path}: no rows; write one JSON object with pred and gold a line")
-    names = ("pred", "gold", "question") if own else ("pred", "gold")
+    names = ("pred", "gold", "question") if with_questions else ("pred", "gold")
     for number, row in rows.items():
         _check_row(row, f"{path} line {number}", names)
     return list(rows.values())
@@ -97,22 +118,31 @@ def _check_row(row: dict[str, Any], where: str, names: Sequence[str]) -> None:
                 f"{where}: no field {name!r}, found {sorted(row)}; write {' and '.join(names)}"
             )
         if not isinstance(row[name], str):
-            raise UserError(f"{where}: {name} is no string; put it in quotes")
+            raise UserError(f"{where}: {name} is not a string; put it in quotes")
 
 
 def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
+    """Yields one JSON line per case: its row number, from 0 on, and the verdict."""
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
-        preds, references = [row["pred"] for row in batch], [row["gold"] for row in batch]
+        preds = [row["pred"] for row in batch]
+        references = [row["gold"] for row in batch]
         if isinstance(grader, VerifierGrader):
-            answers = [grader.verifier.shown(pred) for pred in preds]
-            if mode == LENIENT:  # Cases are usually bare answers.
-                answers = [p if answer is None else answer for p, answer in zip(preds, answers)]
-            verdicts = grader.score(answers, references, [row["question"] for row in batch])
+            answers = [_answer(grader, pred, mode) for pred in preds]
+            questions = [row["question"] for row in batch]
+            verdicts = grader.score(answers, references, questions)
         else:
             verdicts = grader.grade(preds, references, mode=mode)
         for row, verdict in enumerate(verdicts, start=start):
             yield json.dumps({"row": row} | dataclasses.asdict(verdict)) + "\n"
+
+
+def _answer(grader: VerifierGrader, pred: str, mode: str) -> str | None:
+    """Returns the answer in a case; in the lenient mode the whole case if it has no tag or box."""
+    answer = grader.verifier.graded_text(pred)
+    if answer is None and mode == LENIENT:
+        return pred
+    return answer
 
 
 if __name__ == "__main__":

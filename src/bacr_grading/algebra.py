@@ -1,8 +1,8 @@
 r"""Compares two answers by computer algebra. Runs in worker processes only.
 
-math-verify parses both answers and chooses what is compared with what. Four of its comparisons are
-replaced, because they accept different values: numbers that differ by less than 1e-16, letters of
-different case, equations without real solutions, and `I` as the imaginary unit.
+math-verify parses both answers and chooses the parts to compare. This module replaces four of its
+comparisons, because they accept different values: numbers that differ by less than 1e-16, letters
+of different case, equations without real solutions, and `I` as the imaginary unit.
 """
 
 import re
@@ -18,11 +18,11 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 # Decimals agree to this many places (docs/grading.md, rule 2).
 PLACES = 6
-# Digits of the first comparison of two constants, and of the one that decides where no
-# simplification does.
+# Digits of the first comparison of two constants.
 FIRST_DIGITS = 40
+# Digits of the comparison that decides if simplification does not.
 LAST_DIGITS = 500
-# Values of variables at which two expressions are compared before they are simplified.
+# Values of the variables at which two expressions are compared before they are simplified.
 _POINTS = tuple(sympy.Rational(n, 7) for n in (11, 17, 23, 31, 41, 47, 59, 61, 67, 73))
 
 _WORDS = r"\\(?:text[a-z]*|mbox|operatorname|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -42,38 +42,39 @@ def compare(
     """Compares one answer with its reference.
 
     Args:
-      prose: the answer is running text, in which a value is searched.
-      search: a value that is found somewhere in the answer counts, and not only the whole answer.
-      places: decimal places to which a decimal has to agree.
+      prose: the answer is running text, in which math-verify searches a value.
+      reference_is_prose: the reference is running text.
+      search: a value somewhere in the answer counts too, and not only the whole answer.
+      places: decimal places to which decimals must agree.
 
     Returns:
-      `correct`; `whole`: true if the whole answer was understood; `found`: the part of a running
-      text that was compared.
+      A dict with the verdict `correct`; with `whole`, True if the whole answer was understood and
+      is right; and with `found`, the part of running text that was compared.
     """
     if not prose:
-        gold = _reference(reference, True) if reference_is_prose else _whole(reference)
+        gold = _reference(reference, True) if reference_is_prose else _parse_whole(reference)
         gold = [part for part in gold if not _is_plain_equation(part)]
-        whole = verify(
+        is_same = verify(
             gold,
-            _whole(answer),
+            _parse_whole(answer),
             float_rounding=places,
             timeout_seconds=None,
             allow_set_relation_comp=True,
         )
-        if whole or not search:
-            return {"correct": whole, "whole": whole}
+        if is_same or not search:
+            return {"correct": is_same, "whole": is_same}
     text = answer if prose else f"\\boxed{{{_unambiguous(answer)}}}"
     target = parse(text, parsing_timeout=None)
     correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
     if not prose:
         return {"correct": correct}
-    # math-verify's last element is the text that it parsed.
-    found = next((part for part in reversed(target) if isinstance(part, str)), "")
-    return {"correct": correct, "found": found[:2000]}
+    # The last text in math-verify's result is the text that it parsed.
+    compared_text = next((part for part in reversed(target) if isinstance(part, str)), "")
+    return {"correct": correct, "found": compared_text[:2000]}
 
 
 def warm_up() -> None:
-    """Builds the parser's tables, which otherwise would be charged to the first request."""
+    """Builds the parser's tables, so that this time does not count for the first request."""
     for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
         compare(sample, "1")
 
@@ -84,8 +85,8 @@ def _is_plain_equation(part: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _whole(text: str) -> list[Any]:
-    """Parses the whole of a text; returns nothing if only a part of it can be parsed."""
+def _parse_whole(text: str) -> list[Any]:
+    """Parses a text; returns an empty list if only a part of it can be parsed."""
     return parse(
         f"\\boxed{{{_unambiguous(text)}}}",
         extraction_config=[LatexExtractionConfig()],
@@ -102,14 +103,18 @@ def _reference(text: str, is_prose: bool) -> list[Any]:
 
 
 def _unambiguous(text: str) -> str:
-    """Rewrites the signs that the parser drops or reads as something else.
+    """Rewrites signs that the parser drops or misreads.
 
-    It drops a prime and an exponent T, and reads the letter I as the imaginary unit. A prime behind
-    a digit means feet and stays.
+    The parser drops primes and the exponent T, and reads the letter I as the imaginary unit. A
+    prime behind a digit means feet and stays.
     """
-    text = _PRIMES.sub(lambda run: "^{" + r"\prime" * len(run[0]) + "}", text)
+    text = _PRIMES.sub(_exponent_of_primes, text)
     text = _TRANSPOSED.sub(r"^{\\mathcal{T}}", text)
     return _CURRENT.sub(_letter, text) if "I" in text else text
+
+
+def _exponent_of_primes(run: re.Match[str]) -> str:
+    return "^{" + r"\prime" * len(run[0]) + "}"
 
 
 def _letter(match: re.Match[str]) -> str:
@@ -118,10 +123,10 @@ def _letter(match: re.Match[str]) -> str:
     return r"^{\mathcal{I}}" if match[2] else r"\mathcal{I}"
 
 
-# --- comparisons that replace those of math-verify ------------------------------------------------
+# --- replacements of math-verify's comparisons ----------------------------------------------------
 
 
-# What sympy raises where an expression has no value or no truth value.
+# Errors of sympy for an expression without a value or truth value.
 _NO_VALUE = (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError)
 
 
@@ -134,16 +139,11 @@ def _numeric_eq(a: Any, b: Any, places: int, precision: int) -> bool:
 
 
 def _same_value(a: Any, b: Any, places: int) -> bool:
+    """True if two constants or matrices agree; can raise any error of `_NO_VALUE`."""
     matrices = (sympy.MatrixBase, sympy.MatrixExpr)
     if isinstance(a, matrices) and isinstance(b, matrices):
-        a = verification.safe_sympy_doit(a)
-        b = verification.safe_sympy_doit(b)
-        if getattr(a, "shape", None) != getattr(b, "shape", None) or not hasattr(a, "flat"):
-            return False
-        pairs = zip(a.flat(), b.flat(), strict=True)
-        return all(_same_value(x, y, places) or _symbolic_eq(x, y) for x, y in pairs)
-    percentages = [verification.get_pct_val(x, None) is not None for x in (a, b)]
-    if any(percentages):
+        return _same_matrix(a, b, places)
+    if any(verification.get_pct_val(x, None) is not None for x in (a, b)):
         a_number = verification.get_pct_val(a, a)
         b_number = verification.get_pct_val(b, b)
         if a_number.is_Integer and b_number.is_Integer:
@@ -157,12 +157,28 @@ def _same_value(a: Any, b: Any, places: int) -> bool:
     return _same_constant(left, right)
 
 
+def _same_matrix(a: Any, b: Any, places: int) -> bool:
+    """True if two matrices have the same shape and equal cells."""
+    a = verification.safe_sympy_doit(a)
+    b = verification.safe_sympy_doit(b)
+    if getattr(a, "shape", None) != getattr(b, "shape", None):
+        return False
+    if not hasattr(a, "flat"):
+        return False
+    return all(
+        _same_value(x, y, places) or _symbolic_eq(x, y)
+        for x, y in zip(a.flat(), b.flat(), strict=True)
+    )
+
+
 def _close(a: Any, b: Any, places: int) -> bool:
-    """True if two numbers agree when rounded, and within 0.1 % where that is the finer test."""
+    """True if two numbers agree after rounding to `places`, and within 0.1 % for six places."""
     if a.round(places) != b.round(places):
         return False
+    if places < PLACES:
+        return True
     error = abs(a - b).evalf(FIRST_DIGITS)
-    return places < PLACES or bool(1000 * error <= abs(b).evalf(FIRST_DIGITS))
+    return bool(1000 * error <= abs(b).evalf(FIRST_DIGITS))
 
 
 def _same_constant(a: Any, b: Any) -> bool:
@@ -188,7 +204,8 @@ def _differ(a: Any, b: Any, digits: int) -> bool:
     left = a.evalf(digits, maxn=2 * digits)
     right = b.evalf(digits, maxn=2 * digits)
     scale = max(abs(left), abs(right))
-    return bool(abs(left - right) > scale * sympy.Float(10, digits) ** (-3 * digits // 4))
+    tolerance = sympy.Float(10, digits) ** (-3 * digits // 4)
+    return bool(abs(left - right) > scale * tolerance)
 
 
 def _symbolic_eq(a: Any, b: Any) -> bool:
@@ -207,6 +224,7 @@ def _symbolic_eq(a: Any, b: Any) -> bool:
 
 
 def _is_zero(difference: Any) -> bool:
+    """True if sympy simplifies an expression to 0, if necessary by exponentials or gammas."""
     if sympy.simplify(difference).is_zero:
         return True
     if difference.has(sympy.sinh, sympy.cosh, sympy.tanh):
@@ -224,8 +242,9 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     values = dict(zip(names, _POINTS, strict=False))
     left = a.subs(values).doit()
     right = b.subs(values).doit()
-    numbers = left.is_number and right.is_number
-    if not numbers or left.has(sympy.Float) or right.has(sympy.Float):
+    if not left.is_number or not right.is_number:
+        return False
+    if left.has(sympy.Float) or right.has(sympy.Float):
         return False
     return _differ(left, right, FIRST_DIGITS)
 
@@ -236,7 +255,7 @@ def _compare_symbols(a: Any, b: Any) -> bool:
 
 
 def _spelling(expression: Any) -> str:
-    """The letters of a symbol or of a product of symbols, else the expression as text."""
+    """Returns the letters of a symbol or a product of symbols, else the expression as text."""
     if expression == sympy.E:
         return "e"
     if isinstance(expression, sympy.Symbol):
@@ -250,8 +269,8 @@ def _spelling(expression: Any) -> str:
 def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> bool:
     """True if two equations or inequalities have the same solutions.
 
-    Equations between polynomials are compared by their polynomials, complex solutions included.
-    Other equations need a real solution: without one nothing could tell them apart.
+    Equations of polynomials are compared by their polynomials, with complex solutions. Other
+    equations must have a real solution, because all equations without one have the same solutions.
     """
     if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq):
         same = _same_polynomials(gold, pred)
@@ -263,7 +282,7 @@ def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> boo
 
 
 def _same_polynomials(gold: Any, pred: Any) -> bool | None:
-    """True if two equations between polynomials have the same zeros; None if they are others."""
+    """True if two equations of polynomials have the same zeros; None for other equations."""
     numerators = []
     for equation in (gold, pred):
         difference = sympy.nsimplify(equation.lhs - equation.rhs, rational=True)
@@ -275,8 +294,8 @@ def _same_polynomials(gold: Any, pred: Any) -> bool | None:
         return None
     if any(polynomial.is_ground for polynomial in polynomials):
         return False
-    one, other = (polynomial.sqf_part().monic() for polynomial in polynomials)
-    return bool((one - other).is_zero)
+    gold_part, pred_part = (polynomial.sqf_part().monic() for polynomial in polynomials)
+    return bool((gold_part - pred_part).is_zero)
 
 
 _solve_and_compare = verification.sympy_solve_and_compare
@@ -287,6 +306,6 @@ verification.sympy_symbolic_eq = _symbolic_eq
 parsing.latex2sympy = partial(
     parsing.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
 )
-# Both letters would be Euler's constant.
+# The parser would read both letters as Euler's constant.
 for name in ("gamma", "Gamma"):
     letters.sympy_singleton_map.pop(name)

@@ -1,4 +1,8 @@
-"""Compares two answers without a computer algebra system, and says when it can't."""
+"""Compares two answers by rules, without a computer algebra system.
+
+Called by `judge`, which sends the pairs that the rules cannot decide to math-verify. The rules are
+in docs/grading.md ("Comparing").
+"""
 
 import re
 from collections.abc import Callable
@@ -8,6 +12,7 @@ from typing import NamedTuple
 from bacr_grading.normalize import (
     LIST_COMMA,
     ROW_END,
+    Words,
     canonical,
     clean,
     split_unit,
@@ -21,16 +26,18 @@ _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|lt|gt|in|approx|equiv)(?![A-Z
 _BASED = re.compile(r"(-?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:(\d)|\{(\d+)\})\Z")
 _SUBSCRIPT = re.compile(r"\d_(?:(\d)|\{(\d+)\})")
 _GROUPED = re.compile(r"(?<!\d)\d{1,3},\d{3}(?!\d)")
-_DECIMAL_COMMA, _TIGHT_COMMA = re.compile(r"-?\d+,\d+\Z"), re.compile(r"\d(?:,|\{,\})\d")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+\Z")
+_TIGHT_COMMA = re.compile(r"\d(?:,|\{,\})\d")
 _MATRIX = re.compile(rf"\\begin\{{([pb]?matrix)\}}(.*?){ROW_END}?\\end\{{\1\}}\Z", re.DOTALL)
 _WRAPPED_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}\Z")
 _MARKED = re.compile(r"\\text\{([A-Za-z/]+)\}")
 _CAPITALS = re.compile(r"\(?[A-Z]{3,}\)?\Z")
-_OPEN, _CLOSE = "([{", ")]}"
+_OPEN = "([{"
+_CLOSE = ")]}"
 _COLON = re.compile(":")
 _CLOCK_PART = re.compile(r"0\d")
 ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
-# Words and signs between relations: both have to hold, or one of them.
+# Words and signs between relations of which both must be true, or at least one.
 _BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\wedge(?![A-Za-z])")
 _EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\vee(?![A-Za-z])")
 _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
@@ -38,28 +45,46 @@ _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
 _SHORT_WORDS = frozenset("yes no true odd even none dne all both am pm red blue up down".split())  # noqa: SIM905
 _ANSWERS = frozenset("answer ans choice option letter".split())  # noqa: SIM905
 _SEPARATORS = ",;" + LIST_COMMA
-_COMMA, _SEMICOLON = re.compile(f"[,{LIST_COMMA}]"), re.compile(";")
+_COMMA = re.compile(f"[,{LIST_COMMA}]")
+_SEMICOLON = re.compile(";")
 
-# Members of lists are compared each with each; beyond this many pairs by their spelling. The
-# longest list in MATH has some twenty members.
+# Every member of a list is compared with every member of the other; lists with more pairs than this
+# are compared by their spelling. The longest list in MATH has about twenty members.
 MOST_PAIRS = 10_000
 
-# The verdict, or None when only a computer algebra system can tell; and what decided it.
+# The verdict, or None if only a computer algebra system can decide; and the name of the rule:
+# "number", "string", "list" or "symbolic".
 Decision = tuple[bool | None, str]
 
 
 class Items(NamedTuple):
-    """A list, tuple, interval, set or matrix: its brackets and its parts."""
-
-    kind: str
-    parts: tuple["Answer", ...]
-
-
-class Answer:
-    """One answer, read in every way the comparison needs, each computed once and on demand.
+    """The members of a list, tuple, interval, set or matrix.
 
     Attributes:
-      source: the running text that it stands for, which only math-verify can search; else "".
+      kind: "list", "set", "matrix" with the lengths of its rows, or the pair of brackets, as in
+        "(]".
+      parts: the members; the cells of a matrix row by row.
+    """
+
+    kind: str
+    parts: tuple["ParsedAnswer", ...]
+
+
+class Assignment(NamedTuple):
+    """An answer such as "x = 5"."""
+
+    name: str
+    value: "ParsedAnswer"
+
+
+class ParsedAnswer:
+    """An answer with all readings that the comparison needs, each computed once and on demand.
+
+    Attributes:
+      text: the cleaned answer.
+      source: the running text that contains the answer, which only math-verify can search; "" if
+        `text` is the answer.
+      key: the canonical form of `text`, in which equal spellings are equal strings.
     """
 
     def __init__(self, text: str, source: str = ""):
@@ -69,110 +94,138 @@ class Answer:
 
     @cached_property
     def number(self) -> Number | None:
-        """The number that this answer is, if it is one."""
+        """This answer as a number; None if it is not one."""
         number = parse_number(self.key)
-        if number is None and self.text[-1:].isalpha():
-            split = split_unit(self.text)
-            head = parse_number(canonical(split[0])) if split else None
-            if split and head and head.unit is None:
-                return with_bare_unit(head, split[1])
-        return number
+        if number is not None or not self.text[-1:].isalpha():
+            return number
+        number_and_words = split_unit(self.text)
+        if number_and_words is None:
+            return None
+        digits, unit_words = number_and_words
+        number = parse_number(canonical(digits))
+        if number is None or number.unit is not None:
+            return None
+        return with_bare_unit(number, unit_words)
 
     @cached_property
     def unit(self) -> tuple[str, int] | None:
-        """The known unit that this answer ends with, a number or not."""
-        return self.number.unit if self.number else trailing_unit(self.text, self.key)
+        """Name and power of the unit at the end of this answer; None without a known unit."""
+        if self.number is not None:
+            return self.number.unit
+        return trailing_unit(self.text, self.key)
 
     @cached_property
-    def words(self) -> tuple[str, bool] | None:
-        """The prose that this answer is, if it is prose."""
+    def words(self) -> Words | None:
+        """This answer as words; None if it is not words."""
         return words(self.key)
 
     @cached_property
     def based(self) -> tuple[str, str] | None:
-        """Digits and base of a number with a base subscript."""
+        """Digits and base of a number with a base subscript, such as 204_5; else None."""
         match = _BASED.match(self.key)
-        return (match[1].casefold(), match[2] or match[3]) if match else None
+        if match is None:
+            return None
+        base = match[2] or match[3]
+        return match[1].casefold(), base
 
     @cached_property
     def items(self) -> Items | None:
-        """The parts of a list, tuple, interval, set or matrix."""
+        """Members of a list, tuple, interval, set or matrix; else None."""
         return _items(self.key)
 
     @cached_property
-    def ratio(self) -> tuple["Answer", ...] | None:
-        """The members of a ratio of three or more; a time of day is none."""
+    def ratio(self) -> tuple["ParsedAnswer", ...] | None:
+        """Members of a ratio of three or more; None for a time of day and everything else."""
         if self.key.count(":") < 2:
             return None
         parts = split(self.key, _COLON)
-        if len(parts) < 3 or not all(parts) or any(map(_CLOCK_PART.match, parts)):
+        if len(parts) < 3 or not all(parts):
             return None
-        return tuple(map(Answer, parts))
+        if any(map(_CLOCK_PART.match, parts)):
+            return None
+        return tuple(map(ParsedAnswer, parts))
 
     @cached_property
     def joined(self) -> str | None:
-        """The word that joins the relations of this answer, "and" or "or"; None for both."""
+        """The word that joins relations in this answer, "and" or "or"; None for both or none."""
         if not _RELATION.search(self.key):
             return None
         both = bool(_BOTH.search(self.text))
         either = bool(_EITHER.search(self.text))
-        return None if both == either else "and" if both else "or"
+        if both == either:
+            return None
+        return "and" if both else "or"
 
     @cached_property
-    def assignment(self) -> tuple[str, "Answer"] | None:
-        """Variable and value of "x = 5"."""
+    def assignment(self) -> Assignment | None:
+        """Variable and value of an answer such as "x = 5"; else None."""
         match = _ASSIGNMENT.match(self.key)
         if match is None or _RELATION.search(self.key, match.end()):
             return None
-        return match[1], Answer(self.text.split("=", 1)[1].strip())
+        _, _, value = self.text.partition("=")
+        return Assignment(match[1], ParsedAnswer(value.strip()))
 
 
-def read(answer: str) -> Answer:
-    """Reads what a box or tag holds."""
-    return Answer(clean(answer))
+def read(answer: str) -> ParsedAnswer:
+    """Reads the content of a box or tag."""
+    return ParsedAnswer(clean(answer))
 
 
 def _items(key: str) -> Items | None:
+    """Splits a canonical answer into members; returns None if it has fewer than two."""
     matrix = _MATRIX.match(key.removeprefix("(").removesuffix(")"))
     if matrix:
-        rows = [row.split("&") for row in matrix[2].split(ROW_END)]
-        kind, parts = f"matrix {[len(row) for row in rows]}", [cell for row in rows for cell in row]
-        return Items(kind, tuple(map(Answer, parts)))
+        return _matrix_items(matrix[2])
     wrapped = _WRAPPED_LIST.match(key)
     if wrapped:
         key = wrapped[1]
-    kind, inner = "list", key
+    kind = "list"
+    inner = key
     if len(key) > 2 and _encloses(key):
-        is_set = key.startswith("\\{")
-        kind, inner = ("set", key[2:-2]) if is_set else (key[0] + key[-1], key[1:-1])
+        if key.startswith("\\{"):
+            kind = "set"
+            inner = key[2:-2]
+        else:
+            kind = key[0] + key[-1]
+            inner = key[1:-1]
     elif _GROUPED.search(key):
-        return None  # "1,000,7": two lists fit
+        # "1,000,7" can be 1000 and 7, or 1, 000 and 7.
+        return None
     parts = _split_list(inner)
-    return Items(kind, tuple(map(Answer, parts))) if len(parts) > 1 else None
+    return Items(kind, tuple(map(ParsedAnswer, parts))) if len(parts) > 1 else None
+
+
+def _matrix_items(content: str) -> Items:
+    rows = [row.split("&") for row in content.split(ROW_END)]
+    row_lengths = [len(row) for row in rows]
+    cells = [cell for row in rows for cell in row]
+    return Items(f"matrix {row_lengths}", tuple(map(ParsedAnswer, cells)))
 
 
 def _encloses(key: str) -> bool:
-    """Whether one pair of brackets holds the whole answer."""
+    """True if one pair of brackets encloses the whole answer."""
     if key.startswith("\\{"):
         return key.endswith("\\}") and "\\}" not in key[2:-2]
     if key[0] not in "([" or key[-1] not in ")]":
         return False
     depth = 0
-    for place, char in enumerate(key):
+    for position, char in enumerate(key):
         depth += (char in _OPEN) - (char in _CLOSE)
         if not depth:
-            return place == len(key) - 1
+            return position == len(key) - 1
     return False
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Splits at a separator outside all brackets."""
+    """Splits a text at the matches of a separator that are outside all brackets."""
     parts: list[str] = []
-    depth = place = start = 0
+    depth = 0
+    position = 0
+    start = 0
     for match in separator.finditer(text):
-        between = text[place : match.start()]
+        between = text[position : match.start()]
         depth += sum(map(between.count, _OPEN)) - sum(map(between.count, _CLOSE))
-        place = match.start()
+        position = match.start()
         if not depth:
             parts.append(text[start : match.start()])
             start = match.end()
@@ -180,33 +233,40 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _split_list(text: str) -> list[str]:
-    """Splits at commas or semicolons; where both separate, nothing says which of them do."""
-    by_comma, by_semicolon = split(text, _COMMA), split(text, _SEMICOLON)
+    """Splits at commas or at semicolons; does not split a text with both, which is ambiguous."""
+    by_comma = split(text, _COMMA)
+    by_semicolon = split(text, _SEMICOLON)
     if len(by_comma) > 1 and len(by_semicolon) > 1:
         return [text]
     return max(by_comma, by_semicolon, key=len)
 
 
 def decide(
-    pred: Answer, reference: Answer, *, lenient: bool, relative_tolerance: float = 0.0
+    pred: ParsedAnswer, reference: ParsedAnswer, *, lenient: bool, relative_tolerance: float = 0.0
 ) -> Decision:
-    """Compares an answer with its reference as far as that is certain.
+    """Compares an answer with its reference by rules.
 
-    "number", "string" or "list" decided it; else only a computer algebra system can tell, and the
-    verdict is None. `lenient` applies the lenient rules of docs/grading.md.
+    Args:
+      lenient: apply the lenient rules of docs/grading.md.
+      relative_tolerance: largest accepted error of numbers, relative to the reference.
+
+    Returns:
+      The verdict and the deciding rule: "number", "string" or "list". If no rule decides, None and
+      "symbolic".
     """
-    # The words that join relations are commas in the keys.
+    # In the keys, commas replace the words that join relations.
     if "," in pred.key and _joined_otherwise(pred, reference):
         return False, "string"
-    if pred.key == reference.key and pred.key:
+    if pred.key and pred.key == reference.key:
         return True, "number" if reference.number else "string"
 
-    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.number:
-        return same(pred.number, reference.number), "number"
+        is_equal = equal(
+            pred.number, reference.number, lenient=lenient, relative_tolerance=relative_tolerance
+        )
+        return is_equal, "number"
     if ELISION.search(pred.key) or ELISION.search(reference.key):
         return _same_sequence(pred, reference, lenient), "list"
-    again = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
     based = _decide_based(pred, reference, lenient)
     if based is not None:
         return based, "number"
@@ -217,17 +277,22 @@ def decide(
         return prose, "string"
     if _chooses(pred, reference) or _chooses(reference, pred):
         return False, "string"
-    assigned = _unwrap(pred, reference)
-    if assigned is not None:
-        return again(*assigned)
+    compare = partial(decide, lenient=lenient, relative_tolerance=relative_tolerance)
+    values = _assigned_values(pred, reference)
+    if values is not None:
+        return compare(*values)
     if pred.items and reference.items:
         if _separators(pred.key) * _separators(reference.key) > MOST_PAIRS:
             return _same_spelling(pred.items, reference.items), "list"
-        return _decide_items(pred.items, reference.items, again), "list"
+        return _decide_items(pred.items, reference.items, compare), "list"
+    same = partial(equal, lenient=lenient, relative_tolerance=relative_tolerance)
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:
-        return _decide_mixed(reference.number, pred, lambda n, m: same(m, n), comma=True), "list"
+        # `same` takes the answer first, and `_decide_mixed` passes the number first.
+        return _decide_mixed(
+            reference.number, pred, lambda number, member: same(member, number), comma=True
+        ), "list"
     if clash(pred.unit, reference.unit, lenient=lenient):
         return False, "number"
     if _MARKED.sub(r"\1", pred.key) == _MARKED.sub(r"\1", reference.key):
@@ -235,8 +300,11 @@ def decide(
     return None, "symbolic"
 
 
-def _decide_based(pred: Answer, reference: Answer, lenient: bool) -> bool | None:
-    """Base subscripts: 204_5 is not 204_7; the base may be left out where the reference has it."""
+def _decide_based(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool | None:
+    """Compares numbers with base subscripts: 204_5 is not 204_7.
+
+    The base may be missing in the answer if the reference has it.
+    """
     if reference.based:
         if pred.based:
             return pred.based == reference.based
@@ -246,23 +314,34 @@ def _decide_based(pred: Answer, reference: Answer, lenient: bool) -> bool | None
     return None
 
 
-def _decide_words(pred: Answer, reference: Answer) -> bool | None:
+def _decide_words(pred: ParsedAnswer, reference: ParsedAnswer) -> bool | None:
+    """Compares answers of which at least one is words; None if no rule decides."""
     if pred.words and reference.words:
-        if pred.words[0] == reference.words[0]:
+        if pred.words.letters == reference.words.letters:
             return _same_case(pred, reference)
-        # Unmarked letters may be a product of variables; three capitals are points or a word.
-        marked = pred.words[1] or reference.words[1]
-        return False if marked or all(_CAPITALS.match(a.key) for a in (pred, reference)) else None
-    for prose, other in ((pred.words, reference), (reference.words, pred)):
-        if prose and prose[1] and prose[0] == unmarked(other.key):
-            return True
+        # Letters that are not marked as text may be a product of variables, but three capitals are
+        # points or a word.
+        if pred.words.is_text or reference.words.is_text:
+            return False
+        if _CAPITALS.match(pred.key) and _CAPITALS.match(reference.key):
+            return False
+        return None
+    if _is_marked_spelling(pred, reference) or _is_marked_spelling(reference, pred):
+        return True
     if (pred.number and reference.words) or (pred.words and reference.number):
         return False
     return None
 
 
-def _joined_otherwise(pred: Answer, reference: Answer) -> bool:
-    """True if all relations have to hold on one side, and any of them on the other."""
+def _is_marked_spelling(marked: ParsedAnswer, other: ParsedAnswer) -> bool:
+    """True if one answer is text in LaTeX and the other has the same letters, marked or not."""
+    if marked.words is None or not marked.words.is_text:
+        return False
+    return marked.words.letters == unmarked(other.key)
+
+
+def _joined_otherwise(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    """True if one side joins its relations by "and", and the other side by "or"."""
     if pred.joined is None:
         return False
     if pred.joined == "and" and "\\cup" in reference.key:
@@ -270,95 +349,127 @@ def _joined_otherwise(pred: Answer, reference: Answer) -> bool:
     return reference.joined not in (None, pred.joined)
 
 
-def _same_case(pred: Answer, reference: Answer) -> bool:
-    """True if equal letters are a word or a choice, or have the same case: m is not M."""
-    texts = [answer.key for answer in (pred, reference)]
-    if any(answer.words and answer.words[1] or "(" in answer.key for answer in (pred, reference)):
+def _same_case(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    """True if equal letters also have the same case, or are a word or choice without a case.
+
+    The variables m and M differ; "Monday" and "monday" do not.
+    """
+    if _is_text_or_choice(pred) or _is_text_or_choice(reference):
         return True
-    one, other = (text.rstrip(".") for text in texts)
-    if one == other or one.casefold() in _SHORT_WORDS:
+    word = pred.key.rstrip(".")
+    target = reference.key.rstrip(".")
+    if word == target or word.casefold() in _SHORT_WORDS:
         return True
-    capitals = one.isupper() or other.isupper()
-    return len(one) >= (5 if capitals else 4) and _VOWEL.search(one) is not None
+    # Letters without a vowel, and few letters, may be a product of variables.
+    shortest_word = 5 if word.isupper() or target.isupper() else 4
+    return len(word) >= shortest_word and _VOWEL.search(word) is not None
 
 
-def _chooses(equation: Answer, choice: Answer) -> bool:
-    """True if one answer is an equation with a letter on its right, and the other is a choice."""
-    if not equation.assignment or not choice.words or len(choice.words[0]) != 1:
+def _is_text_or_choice(answer: ParsedAnswer) -> bool:
+    """True for words that LaTeX marks as text, and for a choice in parentheses."""
+    if answer.words is not None and answer.words.is_text:
+        return True
+    return "(" in answer.key
+
+
+def _chooses(equation: ParsedAnswer, choice: ParsedAnswer) -> bool:
+    """True if one answer is an equation such as "x = B" and the other is the choice B."""
+    if equation.assignment is None or choice.words is None:
         return False
-    name, value = equation.assignment
-    is_choice = choice.words[1] or "(" in choice.key
-    lone = len(value.key) == 1 and value.key.isalpha()
-    return is_choice and lone and name.casefold() not in _ANSWERS
+    if len(choice.words.letters) != 1 or not _is_text_or_choice(choice):
+        return False
+    value = equation.assignment.value.key
+    if len(value) != 1 or not value.isalpha():
+        return False
+    return equation.assignment.name.casefold() not in _ANSWERS
 
 
-def _decide_ratio(pred: Answer, reference: Answer) -> Decision:
-    """Compares ratios of three or more, which are equal when they are proportional."""
+def _decide_ratio(pred: ParsedAnswer, reference: ParsedAnswer) -> Decision:
+    """Compares ratios of three or more members, which are equal if they are proportional."""
     if pred.ratio is None or reference.ratio is None:
-        return (False, "list") if pred.number or reference.number else (None, "symbolic")
+        if pred.number or reference.number:
+            return False, "list"
+        return None, "symbolic"
     if len(pred.ratio) != len(reference.ratio):
         return False, "list"
-    numbers = [(p.number, r.number) for p, r in zip(pred.ratio, reference.ratio, strict=True)]
-    if not all(p and r for p, r in numbers):
-        return None, "symbolic"
-    values = [(p.value, r.value) for p, r in numbers if p and r]
-    first, target = next((pair for pair in values if all(pair)), (0, 0))
-    if not first:
+    values = []
+    for member, target in zip(pred.ratio, reference.ratio, strict=True):
+        if member.number is None or target.number is None:
+            return None, "symbolic"
+        values.append((member.number.value, target.number.value))
+    # The first pair without a zero gives the factor between the two ratios.
+    pred_scale, reference_scale = next((pair for pair in values if all(pair)), (0, 0))
+    if not pred_scale:
         return False, "list"
-    return all(p * target == r * first for p, r in values), "list"
+    return all(p * reference_scale == r * pred_scale for p, r in values), "list"
 
 
-def _same_sequence(pred: Answer, reference: Answer, lenient: bool) -> bool:
-    """True if lists with an elision agree member by member."""
-    if not (pred.items and reference.items) or pred.items.kind != reference.items.kind:
+def _same_sequence(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool:
+    """True if two lists with dots, such as "1, 2, ...", agree member by member."""
+    if pred.items is None or reference.items is None:
         return False
-    pairs = list(zip(pred.items.parts, reference.items.parts, strict=False))
-    if len(pred.items.parts) != len(reference.items.parts):
+    if pred.items.kind != reference.items.kind:
         return False
-    return all(p.key == r.key or _same_number(p, r, lenient) for p, r in pairs)
+    members = pred.items.parts
+    targets = reference.items.parts
+    if len(members) != len(targets):
+        return False
+    for member, target in zip(members, targets, strict=True):
+        if member.key != target.key and not _same_number(member, target, lenient):
+            return False
+    return True
 
 
-def _same_number(pred: Answer, reference: Answer, lenient: bool) -> bool:
-    one = pred.number
-    other = reference.number
-    return one is not None and other is not None and equal(one, other, lenient=lenient)
+def _same_number(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool:
+    if pred.number is None or reference.number is None:
+        return False
+    return equal(pred.number, reference.number, lenient=lenient)
 
 
-def _unwrap(pred: Answer, reference: Answer) -> tuple[Answer, Answer] | None:
-    """Drops "x =" where only one side has it, or both have the same variable."""
-    left, right = pred.assignment, reference.assignment
-    if left and right:
-        return (left[1], right[1]) if left[0] == right[0] else None
-    if left and not _RELATION.search(reference.key):
-        return left[1], reference
-    if right and not _RELATION.search(pred.key):
-        return pred, right[1]
+def _assigned_values(
+    pred: ParsedAnswer, reference: ParsedAnswer
+) -> tuple[ParsedAnswer, ParsedAnswer] | None:
+    """Removes "x =" from the sides that have it; returns the values to compare.
+
+    None if neither side has it, the variables differ, or the other side is another relation.
+    """
+    if pred.assignment and reference.assignment:
+        if pred.assignment.name != reference.assignment.name:
+            return None
+        return pred.assignment.value, reference.assignment.value
+    if pred.assignment and not _RELATION.search(reference.key):
+        return pred.assignment.value, reference
+    if reference.assignment and not _RELATION.search(pred.key):
+        return pred, reference.assignment.value
     return None
 
 
 def _separators(key: str) -> int:
-    """Members that a list can have, those of the lists inside it included."""
+    """Returns an upper bound of a list's members, including the members of inner lists."""
     return 1 + sum(map(key.count, _SEPARATORS))
 
 
 def _same_spelling(pred: Items, reference: Items) -> bool:
-    mine, theirs = [part.key for part in pred.parts], [part.key for part in reference.parts]
-    ordered = reference.kind not in ("list", "set")
-    return mine == theirs if ordered else set(mine) == set(theirs)
+    """True if two lists have the same members by spelling, in any order unless they are tuples."""
+    keys = [part.key for part in pred.parts]
+    target_keys = [part.key for part in reference.parts]
+    if reference.kind in ("list", "set"):
+        return set(keys) == set(target_keys)
+    return keys == target_keys
 
 
 def _decide_items(
-    pred: Items, reference: Items, compare: Callable[[Answer, Answer], Decision]
+    pred: Items, reference: Items, compare: Callable[[ParsedAnswer, ParsedAnswer], Decision]
 ) -> bool | None:
+    """Compares lists or tuples of the same kind; None if no rule decides.
+
+    Args:
+      compare: compares a member of the answer with a member of the reference.
+    """
     if pred.kind != reference.kind:
         return None
     if reference.kind in ("list", "set"):
-        # Order and repetition don't matter, each side must cover the other.
-        table = [[compare(p, r)[0] for r in reference.parts] for p in pred.parts]
-        lines = table + [list(column) for column in zip(*table, strict=True)]
-        if all(True in line for line in lines):
-            return True
-        return False if any(set(line) == {False} for line in lines) else None
+        return _decide_set(pred, reference, compare)
     if len(pred.parts) != len(reference.parts):
         return False
     verdicts = [compare(p, r)[0] for p, r in zip(pred.parts, reference.parts, strict=True)]
@@ -367,26 +478,56 @@ def _decide_items(
     return None if None in verdicts else True
 
 
-def _decide_mixed(
-    number: Number, other: Answer, same: Callable[[Number, Number], bool], *, comma: bool
+def _decide_set(
+    pred: Items, reference: Items, compare: Callable[[ParsedAnswer, ParsedAnswer], Decision]
 ) -> bool | None:
-    """One number against a list: a decimal comma ("1,5") if `comma`, or one that repeats it."""
+    """Compares lists without regard to order and repetition; None if no rule decides.
+
+    They are equal if every member of each list equals a member of the other.
+    """
+    rows = [[compare(p, r)[0] for r in reference.parts] for p in pred.parts]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    verdicts_by_member = rows + columns
+    if all(True in verdicts for verdicts in verdicts_by_member):
+        return True
+    if any(set(verdicts) == {False} for verdicts in verdicts_by_member):
+        return False
+    return None
+
+
+def _decide_mixed(
+    number: Number, other: ParsedAnswer, same: Callable[[Number, Number], bool], *, comma: bool
+) -> bool | None:
+    """Compares a number with a list; None if no rule decides.
+
+    Equal if every member of the list is the number.
+
+    Args:
+      same: compares the number with another one.
+      comma: read a list such as "1,5" as a number with a decimal comma, if `number` is a decimal.
+    """
     if other.items is None:
         return None
-    # The key of "1, 5" and of "1 and 5" is "1,5" too.
-    comma = comma and bool(_DECIMAL_COMMA.match(other.key) and _TIGHT_COMMA.search(other.text))
-    if comma and number.places is not None:
+    if comma and number.places is not None and _has_decimal_comma(other):
         decimal = parse_number(other.key.replace(",", "."))
         return decimal is not None and same(number, decimal)
     members = [part.number for part in other.items.parts]
     if None in members:
         return None
-    repeats = all(member and same(number, member) for member in members)
-    return other.items.kind in ("list", "set") and repeats
+    if other.items.kind not in ("list", "set"):
+        return False
+    return all(member and same(number, member) for member in members)
+
+
+def _has_decimal_comma(answer: ParsedAnswer) -> bool:
+    """True for "1,5", but not for "1, 5" and "1 and 5", whose canonical form is "1,5" too."""
+    if not _DECIMAL_COMMA.match(answer.key):
+        return False
+    return _TIGHT_COMMA.search(answer.text) is not None
 
 
 def bases_clash(pred: str, reference: str) -> bool:
-    """Whether two expressions carry different base subscripts, which math-verify would not see."""
-    mine = {a or b for a, b in _SUBSCRIPT.findall(pred)}
-    theirs = {a or b for a, b in _SUBSCRIPT.findall(reference)}
-    return bool(mine and theirs and mine != theirs)
+    """True if two expressions have different base subscripts, which math-verify ignores."""
+    bases = {digit or digits for digit, digits in _SUBSCRIPT.findall(pred)}
+    target_bases = {digit or digits for digit, digits in _SUBSCRIPT.findall(reference)}
+    return bool(bases and target_bases and bases != target_bases)

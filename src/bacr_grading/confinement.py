@@ -1,20 +1,22 @@
-"""Takes away a process's rights for good, so that it can run code which reads untrusted text.
+"""Removes most rights of a process for good, so that it can run code on untrusted text.
 
-A seccomp filter of the Linux kernel lets a list of system calls through and refuses every other one
-(EPERM): the process computes, reads files and answers through descriptors that are already open.
-It opens no file for writing, no socket, starts no process and signals none. Needs no privileges
-and no user namespace, so that it works as root and in most containers. Standard library only.
+A seccomp filter of the Linux kernel allows a list of system calls and refuses all others with
+EPERM. The process can compute, read files and answer through descriptors that are open already. It
+cannot open a file for writing or a socket, start a process or send a signal. This needs neither
+privileges nor a user namespace, so that it works as root and in most containers. Standard library
+only. Called by `worker` and `forked`.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import struct
 import sys
 from collections.abc import Iterator
 
-# Numbers of a system call for x86_64 and aarch64 (asm/unistd_64.h, asm-generic/unistd.h); None: it
-# has none.
+# Numbers of a system call on x86_64 and aarch64 (asm/unistd_64.h, asm-generic/unistd.h); None if
+# the machine does not have it.
 _Numbers = tuple[int | None, int | None]
 _ALLOWED: dict[str, _Numbers] = {
     # Open descriptors, and files for reading.
@@ -53,7 +55,7 @@ _ALLOWED: dict[str, _Numbers] = {
     "madvise": (28, 233),
     "brk": (12, 214),
     "membarrier": (324, 283),
-    # Threads and what a process may know and do about itself.
+    # Threads, and information and settings of the process.
     "futex": (202, 98),
     "set_robust_list": (273, 99),
     "rseq": (334, 293),
@@ -86,7 +88,7 @@ _ALLOWED: dict[str, _Numbers] = {
     "nanosleep": (35, 101),
     "gettimeofday": (96, 169),
     "time": (201, None),
-    # An event loop's (asyncio).
+    # The event loop of asyncio.
     "poll": (7, None),
     "ppoll": (271, 73),
     "select": (23, None),
@@ -102,66 +104,81 @@ _ALLOWED: dict[str, _Numbers] = {
 }
 _NOT_FOR_READING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ANY_BIT = 0xFFFFFFFF
-_CLONE_THREAD, _FIONBIO, _FIOCLEX = 0x10000, 0x5421, 0x5451
-# Allowed if the argument of this index has none of these bits.
+_CLONE_THREAD = 0x10000
+_FIONBIO = 0x5421
+_FIOCLEX = 0x5451
+# System calls that are allowed if an argument has none of some bits: the numbers, the index of the
+# argument, and the bits.
 _WITHOUT: dict[str, tuple[_Numbers, int, int]] = {
     "open": ((2, None), 1, _NOT_FOR_READING),
     "openat": ((257, 56), 2, _NOT_FOR_READING),
-    # Of its own limits: another process would be ended by new ones.
+    # Only for this process, because lower limits can end another process.
     "prlimit64": ((302, 261), 0, _ANY_BIT),
-    # Copies and flags of descriptors; F_SETOWN would have a signal sent to another process.
+    # Copies and flags of descriptors, but not F_SETOWN, which can send signals to other processes.
     "fcntl": ((72, 25), 1, _ANY_BIT ^ 0x7),
-    # Streams: a datagram could be sent to any socket of the machine.
+    # Streams only, because datagrams can be sent to any socket of the machine.
     "socketpair": ((53, 199), 1, 0xE),
 }
-# Allowed if the argument of this index has this bit.
+# System calls that are allowed if an argument has a bit.
 _WITH: dict[str, tuple[_Numbers, int, int]] = {"clone": ((56, 220), 0, _CLONE_THREAD)}
-# Allowed if the argument of this index is one of these.
+# System calls that are allowed if an argument has one of some values.
 _AMONG: dict[str, tuple[_Numbers, int, tuple[int, ...]]] = {
     "ioctl": ((16, 29), 1, (_FIONBIO, _FIOCLEX))
 }
-# The C library tries this first, whose arguments no filter can see, and then clone.
+# A filter cannot read the arguments of clone3. Without it, the C library uses clone.
 _ABSENT: dict[str, _Numbers] = {"clone3": (435, 435)}
 
 # Index into the numbers above, and the kernel's AUDIT_ARCH_*, by platform.machine().
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-# linux/filter.h, linux/seccomp.h, linux/prctl.h.
-_LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
-_NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
-_PASS, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOSYS = 1, 38
-_SET_PDEATHSIG, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 22, 38
+# Instructions of a filter (linux/filter.h).
+_LOAD = 0x20
+_JUMP_EQUAL = 0x15
+_JUMP_BITS = 0x45
+_RETURN = 0x06
+# Offsets in bytes of a call's data (linux/seccomp.h).
+_NUMBER_AT = 0
+_MACHINE_AT = 4
+_ARGUMENTS_AT = 16
+# Results of a filter (linux/seccomp.h).
+_PASS = 0x7FFF0000
+_KILL = 0x80000000
+_REFUSE = 0x00050000
+# Options of prctl (linux/prctl.h).
+_SET_PDEATHSIG = 1
+_SET_SECCOMP = 22
+_SET_NO_NEW_PRIVS = 38
 _FILTER_MODE = 2
 _SIGKILL = 9
-_EFAULT = 14
 
 
 class _Program(ctypes.Structure):
-    """sock_fprog."""
+    """The C structure sock_fprog: a filter and the number of its instructions."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def is_available() -> bool:
-    """True if `confine` works on this machine. Changes nothing."""
+    """True if `confine` works on this machine. Does not change the process."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES or sys.maxsize < 1 << 32:
         return False
-    # A kernel with filters looks for the program at address 0.
-    return _prctl(_SET_SECCOMP, _FILTER_MODE) == _EFAULT
+    # A kernel with filters tries to read the filter at address 0 and fails with EFAULT.
+    return _prctl(_SET_SECCOMP, _FILTER_MODE) == errno.EFAULT
 
 
 def end_with_parent() -> None:
-    """Has the kernel end this process when the thread that started it ends."""
+    """Makes the kernel kill this process when the thread that started it ends."""
     _prctl(_SET_PDEATHSIG, _SIGKILL)
 
 
 def confine() -> None:
-    """Confines the calling process, which must have one thread.
+    """Removes the rights of the calling process, which must have only one thread.
 
-    OSError: the kernel refuses; the process has the rights that it had.
+    Raises:
+      OSError: the kernel refuses the filter; the process keeps its rights.
     """
-    code = b"".join(_instructions(*_MACHINES[platform.machine()]))
+    index, machine = _MACHINES[platform.machine()]
+    code = b"".join(_instructions(index, machine))
     program = _Program(len(code) // 8, code)
     for option, argument, more in (
         (_SET_NO_NEW_PRIVS, 1, None),
@@ -173,50 +190,64 @@ def confine() -> None:
 
 
 def _prctl(option: int, argument: int, more: object = None) -> int:
-    """The error number of a call of prctl; 0 if it succeeded."""
+    """Calls prctl and returns the error number; 0 if the call succeeded."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     nothing = ctypes.c_ulong(0)
     failed = call(option, ctypes.c_ulong(argument), more or nothing, nothing, nothing)
     return ctypes.get_errno() if failed else 0
 
 
-def _instructions(place: int, machine: int) -> Iterator[bytes]:
-    """The filter's program (classic BPF) for one kind of machine."""
+def _instructions(index_of_machine: int, machine: int) -> Iterator[bytes]:
+    """Yields the instructions of the filter (classic BPF).
+
+    Args:
+      index_of_machine: index into the pairs of system call numbers.
+      machine: the kernel's number of the machine's kind, AUDIT_ARCH_*.
+    """
     passes = _instruction(_RETURN, _PASS)
-    refuses = _instruction(_RETURN, _REFUSE | _EPERM)
-    # Numbers mean other calls for programs of another kind of machine.
+    refuses = _instruction(_RETURN, _REFUSE | errno.EPERM)
+    # For programs of another kind of machine, the same numbers mean other calls.
     yield _instruction(_LOAD, _MACHINE_AT)
     yield _instruction(_JUMP_EQUAL, machine, 1, 0)
     yield _instruction(_RETURN, _KILL)
     yield _instruction(_LOAD, _NUMBER_AT)
     for numbers in _ALLOWED.values():
-        yield from _if_called(numbers[place], passes)
+        yield from _if_called(numbers[index_of_machine], passes)
     for numbers, index, bits in _WITHOUT.values():
         test = _instruction(_JUMP_BITS, bits, 1, 0)
-        yield from _if_called(numbers[place], _argument(index), test, passes, refuses)
+        yield from _if_called(numbers[index_of_machine], _argument(index), test, passes, refuses)
     for numbers, index, bits in _WITH.values():
         test = _instruction(_JUMP_BITS, bits, 0, 1)
-        yield from _if_called(numbers[place], _argument(index), test, passes, refuses)
+        yield from _if_called(numbers[index_of_machine], _argument(index), test, passes, refuses)
     for numbers, index, values in _AMONG.values():
-        tests = [part for v in values for part in (_instruction(_JUMP_EQUAL, v, 0, 1), passes)]
-        yield from _if_called(numbers[place], _argument(index), *tests, refuses)
+        tests: list[bytes] = []
+        for value in values:
+            tests += [_instruction(_JUMP_EQUAL, value, 0, 1), passes]
+        yield from _if_called(numbers[index_of_machine], _argument(index), *tests, refuses)
     for numbers in _ABSENT.values():
-        yield from _if_called(numbers[place], _instruction(_RETURN, _REFUSE | _ENOSYS))
+        yield from _if_called(
+            numbers[index_of_machine], _instruction(_RETURN, _REFUSE | errno.ENOSYS)
+        )
     yield refuses
 
 
 def _if_called(number: int | None, *body: bytes) -> Iterator[bytes]:
-    """Runs `body`, which returns, for one system call; None: this machine doesn't have it."""
+    """Yields instructions that run `body` for one system call.
+
+    Args:
+      number: the number of the system call; None if this machine does not have it.
+      body: instructions, of which the last returns.
+    """
     if number is not None:
         yield _instruction(_JUMP_EQUAL, number, 0, len(body))
         yield from body
 
 
 def _argument(index: int) -> bytes:
-    """Loads the lower half of an argument, where both machines have it first."""
+    """Returns the instruction that loads the lower half of an argument, the first in memory."""
     return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """sock_filter."""
+    """Returns the C structure sock_filter."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

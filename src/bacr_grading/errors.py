@@ -1,35 +1,41 @@
-"""The exception that means: this input can not be used, and here is what to write instead."""
+"""The exception for input that the user has to fix, and helpers for its messages.
+
+Used by every package of this project; entry points (`bacr_grading.command`) print it.
+"""
 
 from collections.abc import Callable
 
 
 class UserError(ValueError):
-    """Bad input. Its message is one line: where, what was found, what to write instead.
+    """Input that cannot be used.
 
-    Entry points print the message without a traceback and exit with code 2.
+    The message is one line: the place, what was found there, and what to write instead. Entry
+    points print it without a traceback and exit with code 2.
 
     Attributes:
-      lines: the message, and those of mistakes that were found beside it.
+      lines: the message, then the messages of further mistakes in the same input.
     """
 
     def __init__(self, message: str, *others: str):
-        # The input may be quoted in them, whatever it holds.
+        # Messages quote the input, which may contain control characters.
         self.lines = tuple(map(printable, (message, *others)))
         more = f" ({len(others)} more to fix)" if others else ""
         super().__init__(self.lines[0] + more)
 
 
-def faults_of(*looks: Callable[[], object]) -> list[str]:
-    """What is refused by functions that are called one after the other, each line once."""
+def faults_of(*checks: Callable[[], object]) -> list[str]:
+    """Runs checks and returns the messages of all `UserError`s that they raise, each once."""
     lines: list[str] = []
-    for look in looks:
+    for check in checks:
         try:
-            look()
+            check()
         except UserError as error:
             lines += [line for line in error.lines if line not in lines]
     return lines
 
 
 def printable(text: str) -> str:
-    """Text on one line: what can't be printed is escaped, ends of lines included."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    """Returns the text on one line, with escapes for unprintable characters and line ends."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

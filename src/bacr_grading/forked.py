@@ -1,8 +1,8 @@
-"""Scores rows in processes that are forked from a warm one and end after a batch.
+"""Scores rows in forked processes, which end after a batch.
 
-A process that has loaded a package's scorer calls `scores_of_forks`. Each fork gives up its rights
-(`confinement`) before it sees an answer, so that an answer which takes over the scorer changes
-neither this machine nor the score of an answer of another batch.
+`verifier_worker` calls `scores_of_forks` after it has loaded a package's scorer. Each fork gives up
+its rights (`confinement`) before it receives an answer. If an answer takes over the scorer, it can
+change neither the machine nor the scores of other batches.
 """
 
 import contextlib
@@ -17,19 +17,26 @@ from typing import Any, NoReturn
 
 from bacr_grading import confinement
 
-# A score or None, a fault or "", and what is said of the fault.
+# A score or None, a fault or "", and a message about the fault.
 Scored = tuple[float | None, str, str]
-LATE, DIED = "late", "died"
+LATE = "late"
+DIED = "died"
 _DIED: Scored = (None, DIED, "the process of the scorer died")
 _LATE: Scored = (None, LATE, "it took longer than grading.deadline")
+# Descriptor on which a fork writes its replies.
 _REPLIES = 3
-# Bytes of a reply: an exception's text is cut at some hundred characters.
+# Bytes of a reply. The text of an exception is cut at some hundred characters.
 _LONGEST = 1 << 16
+# Descriptors up to this number are closed in a fork.
 _MOST_FILES = 1 << 16
 
 
 def check_confinement() -> None:
-    """Confines a fork and has it open a socket; OSError: that is not refused."""
+    """Tests in a fork that a confined process cannot open a socket.
+
+    Raises:
+      OSError: the socket was opened, or the fork could not be confined.
+    """
     child = os.fork()
     if child == 0:
         _try_a_socket()
@@ -39,7 +46,7 @@ def check_confinement() -> None:
 
 
 def _try_a_socket() -> NoReturn:
-    """Ends this process with status 0 if the kernel refuses a socket to it."""
+    """Confines this process and ends it, with status 0 if it cannot open a socket."""
     import socket
 
     try:
@@ -54,10 +61,12 @@ def _try_a_socket() -> NoReturn:
 def scores_of_forks(
     score: Callable[[Any], Scored], rows: Sequence[Any], *, seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores rows in one fork, or, behind a row that its process did not survive, in another.
+    """Scores rows in a fork, and in a new fork after every row that ended its process.
 
     Args:
-      seconds: that a row may take.
+      score: scores one row.
+      rows: the rows.
+      seconds: deadline of a row.
       confined: the forks give up their rights.
     """
     scores: list[Scored] = []
@@ -69,18 +78,18 @@ def scores_of_forks(
 def _scores_of_a_fork(
     score: Callable[[Any], Scored], rows: Sequence[Any], seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores of the first rows: of all, or up to one that was late or ended the process."""
-    # What else writes into the pipe doesn't know this.
+    """Scores the rows up to one that is late or ends the process; that row gets a fault."""
+    # Lines that something else writes into the pipe do not begin with this token.
     token = secrets.token_hex(16)
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _score_and_exit(score, rows, token, writing, confined)
-    os.close(writing)
+        _score_and_exit(score, rows, token, write_end, confined)
+    os.close(write_end)
     try:
-        return _replies(reading, token, len(rows), seconds)
+        return _replies(read_end, token, len(rows), seconds)
     finally:
-        os.close(reading)
+        os.close(read_end)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -89,10 +98,10 @@ def _scores_of_a_fork(
 def _score_and_exit(
     score: Callable[[Any], Scored], rows: Sequence[Any], token: str, pipe: int, confined: bool
 ) -> NoReturn:
-    """Writes a line for each row and ends this process."""
+    """Writes a line with the token and the score for each row, then ends this process."""
     try:
         os.dup2(pipe, _REPLIES)
-        # The worker's own pipes among them.
+        # These include the pipes between the worker and its parent.
         os.closerange(_REPLIES + 1, _MOST_FILES)
         if confined:
             confinement.end_with_parent()
@@ -106,15 +115,15 @@ def _score_and_exit(
 
 
 def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
-    """Reads the replies of a fork: up to `count`, of which the last can be a failure."""
+    """Reads up to `count` replies of a fork; the last one can be a fault."""
     scores: list[Scored] = []
     buffer = b""
-    late_at = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     ready = select.poll()
     ready.register(pipe, select.POLLIN)
     while len(scores) < count:
-        left = late_at - time.monotonic()
-        if left <= 0 or not ready.poll(1000 * left):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not ready.poll(1000 * remaining):
             return [*scores, _LATE]
         data = os.read(pipe, _LONGEST)
         *lines, buffer = (buffer + data).split(b"\n")
@@ -123,16 +132,16 @@ def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
             scores.append(reply)
             if reply == _DIED or len(scores) == count:
                 return scores
-            late_at = time.monotonic() + seconds
+            deadline = time.monotonic() + seconds
         if not data or len(buffer) > _LONGEST:
             return [*scores, _DIED]
     return scores
 
 
 def _reply(line: bytes, token: str) -> Scored:
-    """What a line holds; a line that doesn't begin with the token counts as a death."""
+    """Parses a line of a fork; a line without the token counts as the end of the process."""
     try:
-        first, value, fault, words = json.loads(line)
+        first, value, fault, message = json.loads(line)
     except (RecursionError, TypeError, ValueError):
         return _DIED
-    return (value, fault, words) if first == token else _DIED
+    return (value, fault, message) if first == token else _DIED

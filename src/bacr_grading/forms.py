@@ -1,8 +1,8 @@
 r"""Finds arithmetic that an answer leaves undone.
 
-The strict mode pays for a number and not for a copy of the question: where the reference is a
-number, `7\cdot 8` is no answer for 56 (docs/grading.md, "Evaluated answers"). Reads canonical
-answers; evaluates nothing, so that its time is linear in the length of an answer.
+Used by the strict mode, which does not accept a copy of the question: if the reference is a number,
+`7\cdot 8` is not an answer for 56 (docs/grading.md, "Evaluated answers"). Evaluates nothing, so
+that its time is linear in the length of an answer.
 """
 
 import math
@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bacr_grading.compare import Answer
+from bacr_grading.compare import ParsedAnswer
 from bacr_grading.normalize import canonical, split_unit
 
 MOST_CHARS = 1000
 MOST_DEPTH = 24
-# Beyond this a root is not examined for factors.
+# Roots of larger numbers are not examined for factors.
 LARGEST_RADICAND = 10**9
 
 _TOKEN = re.compile(
@@ -51,19 +51,19 @@ RATIONAL = ""
 
 
 class _NotConstant(Exception):
-    """The text holds a variable, or a sign that is not arithmetic."""
+    """The text contains a variable, or a sign that is not arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    r"""A part of an expression.
+class _Operand:
+    r"""An operand of an expression.
 
     Attributes:
-      kind: "" for a rational number, else the irrational factor: two parts of one kind can be
-        added (3 and 4; `2\sqrt{3}` and `\sqrt{3}`).
-      value: the number, if the part is one number as written.
-      power_of_ten: it is a power of ten, as in scientific notation.
-      fraction: it is a fraction of two integers.
+      kind: "" for a rational number, else the irrational factor. Two operands of the same kind can
+        be added (3 and 4; `2\sqrt{3}` and `\sqrt{3}`).
+      value: the number, if the operand is written as one number.
+      power_of_ten: the operand is a power of ten, as in scientific notation.
+      fraction: the operand is a fraction of two integers.
     """
 
     kind: str
@@ -72,27 +72,33 @@ class _Part:
     fraction: bool = False
 
 
-def operations(answer: Answer) -> frozenset[str] | None:
-    r"""Returns the operations with numbers that an answer leaves undone.
+def operations(answer: ParsedAnswer) -> frozenset[str] | None:
+    r"""Returns the names of the operations with numbers that an answer leaves undone.
 
-    An empty set: the answer is a number, or a list, tuple, interval or matrix of numbers, in a
-    usual exact form. `2\cdot 3+\sqrt{4}` gives product, root and sum. None: the answer is no
-    constant.
+    `2\cdot 3+\sqrt{4}` returns product, root and sum. The set is empty if the answer is a number in
+    a usual exact form, or a list, tuple, interval or matrix of such numbers. None if the answer is
+    not a constant.
     """
-    if _PLAIN.fullmatch(answer.key) or answer.based or (answer.words and answer.words[1]):
+    if _PLAIN.fullmatch(answer.key) or answer.based:
+        return frozenset()
+    if answer.words and answer.words.is_text:
         return frozenset()
     if len(answer.key) > MOST_CHARS:
         return None
     if answer.assignment:
-        return operations(answer.assignment[1])
+        return operations(answer.assignment.value)
     if "\\cup" in answer.key:
-        parts = tuple(map(Answer, answer.key.split("\\cup")))
+        parts = tuple(map(ParsedAnswer, answer.key.split("\\cup")))
     else:
         parts = answer.items.parts if answer.items else ()
     if parts:
-        members = [operations(part) for part in parts]
-        known = [member for member in members if member is not None]
-        return frozenset().union(*known) if len(known) == len(members) else None
+        undone: frozenset[str] = frozenset()
+        for part in parts:
+            undone_in_part = operations(part)
+            if undone_in_part is None:
+                return None
+            undone |= undone_in_part
+        return undone
     split = split_unit(answer.text) if answer.text[-1:].isalpha() else None
     key = _UNITS.sub("", canonical(split[0]) if split else answer.key)
     try:
@@ -102,7 +108,17 @@ def operations(answer: Answer) -> frozenset[str] | None:
 
 
 class _Scanner:
-    """Reads one expression from left to right and notes what could still be computed."""
+    """Parses one expression by recursive descent and collects the operations that are left undone.
+
+    Raises:
+      _NotConstant: by any method, if the expression is not a constant.
+
+    Attributes:
+      tokens: the signs, numbers, letters and commands of the expression.
+      undone: names of the operations that are left undone.
+      position: index of the next token.
+      depth: number of sums that enclose the next token.
+    """
 
     def __init__(self, key: str):
         self.tokens: list[str] = []
@@ -119,22 +135,26 @@ class _Scanner:
             position = match.end()
 
     def scan(self) -> frozenset[str]:
+        """Parses the whole expression and returns the operations that it leaves undone."""
         self.sum()
         if self.position < len(self.tokens):
             raise _NotConstant
         return frozenset(self.undone)
 
     def peek(self) -> str:
+        """Returns the next token; "" at the end."""
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, token: str = "") -> str:
-        found = self.peek()
-        if not found or (token and found != token):
+        """Returns the next token and moves behind it; `token`, if given, must be the next token."""
+        following = self.peek()
+        if not following or (token and following != token):
             raise _NotConstant
         self.position += 1
-        return found
+        return following
 
-    def sum(self) -> _Part:
+    def sum(self) -> _Operand:
+        """Parses terms with signs between them, and notes if two of them can be added."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise _NotConstant
@@ -151,13 +171,14 @@ class _Scanner:
         self.depth -= 1
         if len(terms) == 1:
             value = -first.value if negative and first.value is not None else first.value
-            return _Part(first.kind, value, first.power_of_ten, first.fraction)
+            return _Operand(first.kind, value, first.power_of_ten, first.fraction)
         kinds = [term.kind for term in terms]
         if len(set(kinds)) < len(kinds):
             self.undone.add("sum")
-        return _Part("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
+        return _Operand("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
 
-    def product(self) -> _Part:
+    def product(self) -> _Operand:
+        """Parses factors with or without signs between them, and quotients."""
         factors = [self.factor()]
         divided = False
         while True:
@@ -171,10 +192,10 @@ class _Scanner:
                     factors[-1] = self.quotient(factors[-1], self.factor())
             elif self.starts_factor(token):
                 following = self.factor()
-                whole = factors[-1].value
-                mixed = whole is not None and whole.denominator == 1 and following.fraction
-                if mixed and len(factors) == 1 and not divided:
-                    factors[-1] = _Part(RATIONAL)
+                is_integer = _is_integer(factors[-1].value)
+                if is_integer and following.fraction and len(factors) == 1 and not divided:
+                    # A mixed fraction, such as two and a half.
+                    factors[-1] = _Operand(RATIONAL)
                 else:
                     factors.append(following)
             else:
@@ -182,35 +203,42 @@ class _Scanner:
         return self.multiplied(factors) if len(factors) > 1 else factors[0]
 
     def starts_factor(self, token: str) -> bool:
+        r"""True if a token begins a factor that follows without a sign, as in `2\pi`."""
         if token in ("(", "{", "[", "\\frac", "\\sqrt", "\\binom") or token in _CONSTANTS:
             return True
         return token[:1].isalnum() or token[1:] in _FAMILIES or token in _ROUNDED
 
-    def multiplied(self, factors: list[_Part]) -> _Part:
+    def multiplied(self, factors: list[_Operand]) -> _Operand:
+        """Returns the product of two factors or more, and notes if it is left undone."""
         rational = [factor for factor in factors if factor.kind == RATIONAL]
         irrational = [factor.kind for factor in factors if factor.kind != RATIONAL]
         scientific = len(rational) == 2 and rational[1].power_of_ten
         if len(rational) > 1 and not scientific:
             self.undone.add("product")
-        roots = sum(kind.startswith("root") for kind in irrational)
-        sums = sum(kind.startswith("(") for kind in irrational)
-        if roots > 1 or sums > 1 or len(set(irrational)) < len(irrational):
+        roots = [kind for kind in irrational if kind.startswith("root")]
+        sums = [kind for kind in irrational if kind.startswith("(")]
+        has_repeated_kind = len(set(irrational)) < len(irrational)
+        if has_repeated_kind or len(roots) > 1 or len(sums) > 1:
             self.undone.add("product")
-        return _Part("*".join(sorted(irrational)))
+        return _Operand("*".join(sorted(irrational)))
 
-    def quotient(self, top: _Part, bottom: _Part) -> _Part:
-        both = (top.value, bottom.value)
-        integers = [value for value in both if value is not None and value.denominator == 1]
-        fraction = len(integers) == 2
+    def quotient(self, top: _Operand, bottom: _Operand) -> _Operand:
+        """Returns a quotient, and notes if it is not a fraction in lowest terms."""
+        values = (top.value, bottom.value)
+        numbers = [value for value in values if value is not None and value.denominator == 1]
+        fraction = len(numbers) == 2
         if fraction:
-            if abs(integers[1]) <= 1 or math.gcd(int(integers[0]), int(integers[1])) > 1:
+            numerator, denominator = map(int, numbers)
+            is_in_lowest_terms = math.gcd(numerator, denominator) == 1
+            if abs(denominator) <= 1 or not is_in_lowest_terms:
                 self.undone.add("quotient")
         elif top.kind == bottom.kind and not self.undone:
             self.undone.add("quotient")
         kinds = [part.kind for part in (top, bottom) if part.kind]
-        return _Part("*".join(sorted(kinds)), fraction=fraction)
+        return _Operand("*".join(sorted(kinds)), fraction=fraction)
 
-    def factor(self) -> _Part:
+    def factor(self) -> _Operand:
+        """Parses an atom with the powers, factorials and signs behind it."""
         part = self.atom()
         while True:
             token = self.peek()
@@ -220,37 +248,44 @@ class _Scanner:
             elif token == "!":
                 self.take()
                 self.undone.add("factorial")
-                part = _Part(RATIONAL)
+                part = _Operand(RATIONAL)
             elif token in ("%", "°") and token:
                 self.take()
             else:
                 return part
 
-    def exponent(self) -> _Part:
+    def exponent(self) -> _Operand:
+        """Parses an exponent: a group in braces or parentheses, or an atom."""
         if self.peek() in ("{", "("):
             return self.group()
         return self.atom()
 
-    def power(self, base: _Part, exponent: _Part) -> _Part:
-        whole = exponent.value is not None and exponent.value.denominator == 1
+    def power(self, base: _Operand, exponent: _Operand) -> _Operand:
+        """Returns a power, and notes if it is left undone.
+
+        Powers of ten, of e, pi and phi, and irrational roots are usual exact forms.
+        """
+        is_integer = _is_integer(exponent.value)
         if exponent.value in (0, 1):
             self.undone.add("power")
-        if base.value == 10 and whole:
-            return _Part(RATIONAL, power_of_ten=True)
-        if base.kind in ("e", "pi", "phi") or base.kind == "infinity":
-            return _Part(f"{base.kind}^{self.position}")
-        if base.kind == RATIONAL and not whole and not _is_power(base.value):
-            return _Part(f"power{self.position}")
+        if base.value == 10 and is_integer:
+            return _Operand(RATIONAL, power_of_ten=True)
+        if base.kind in ("e", "pi", "phi", "infinity"):
+            return _Operand(f"{base.kind}^{self.position}")
+        if base.kind == RATIONAL and not is_integer and not _is_power(base.value):
+            return _Operand(f"power{self.position}")
         self.undone.add("power")
-        return _Part(base.kind)
+        return _Operand(base.kind)
 
-    def group(self) -> _Part:
+    def group(self) -> _Operand:
+        """Parses a sum in brackets."""
         closing = _OPENED[self.take()]
         part = self.sum()
         self.take(closing)
         return part
 
-    def atom(self) -> _Part:
+    def atom(self) -> _Operand:
+        """Parses a number, constant, group, fraction, root or function."""
         token = self.peek()
         if token in _OPENED:
             return self.group()
@@ -260,18 +295,24 @@ class _Scanner:
         if token in ("$", "€", "£"):
             return self.atom()
         if token in _CONSTANTS:
-            return _Part(_CONSTANTS[token])
+            return _Operand(_CONSTANTS[token])
         if token in _LETTERS:
-            return _Part(_LETTERS[token])
+            return _Operand(_LETTERS[token])
         if token == "\\frac":
             return self.quotient(self.argument(), self.argument())
         if token == "\\sqrt":
             return self.root()
+        if token[1:] in _FAMILIES:
+            return self.function(token[1:])
+        return self.bracketed(token)
+
+    def bracketed(self, token: str) -> _Operand:
+        """Parses the rest of a binomial, an absolute value or a rounding after its first token."""
         if token == "\\binom":
             self.undone.add("binomial")
             self.argument()
             self.argument()
-            return _Part(RATIONAL)
+            return _Operand(RATIONAL)
         if token == "|":
             self.undone.add("absolute value")
             part = self.sum()
@@ -281,15 +322,15 @@ class _Scanner:
             self.undone.add("rounding")
             self.sum()
             self.take(_ROUNDED[token])
-            return _Part(RATIONAL)
-        if token[1:] in _FAMILIES:
-            return self.function(token[1:])
+            return _Operand(RATIONAL)
         raise _NotConstant
 
-    def argument(self) -> _Part:
+    def argument(self) -> _Operand:
+        """Parses the argument of a command: a group, or an atom without braces."""
         return self.group() if self.peek() == "{" else self.atom()
 
-    def function(self, name: str) -> _Part:
+    def function(self, name: str) -> _Operand:
+        """Parses the exponent, base and arguments of a function, and notes it as undone."""
         self.undone.add(_FAMILIES[name])
         start = self.position
         while self.peek() in ("^", "_") and self.peek():
@@ -302,45 +343,58 @@ class _Scanner:
                 self.take()
                 self.sum()
             self.take(")")
-            return _Part(RATIONAL)
+            return _Operand(RATIONAL)
         self.factor()
-        return _Part(f"{name}{start}")
+        return _Operand(f"{name}{start}")
 
-    def root(self) -> _Part:
+    def root(self) -> _Operand:
+        """Parses the index and radicand of a root, and notes if it can be simplified."""
         index = 2
         if self.peek() == "[":
             degree = self.group().value
-            index = int(degree) if degree is not None and 2 <= degree <= 64 else 0
+            # The index is 0 if the degree is unusual.
+            index = 0
+            if degree is not None and 2 <= degree <= 64:
+                index = int(degree)
         start = self.position
         radicand = self.argument()
         value = radicand.value
         text = "".join(self.tokens[start : self.position])
         if value is None:
-            return _Part(f"root{index}({text})")
+            return _Operand(f"root{index}({text})")
         if index == 0 or value <= 0 or not _is_simplest(value, index):
             self.undone.add("root")
-        return _Part(RATIONAL if value == 1 else f"root{index}({text})")
+        return _Operand(RATIONAL if value == 1 else f"root{index}({text})")
 
 
-def _literal(token: str) -> _Part:
+def _literal(token: str) -> _Operand:
+    """Returns a number token as an operand; its value is None for repeating decimals and such."""
     digits = token.replace(",", "")
-    plain = re.fullmatch(r"\d+\.?\d*|\.\d+", digits)
-    return _Part(RATIONAL, Fraction(digits.rstrip(".")) if plain else None)
+    is_decimal = re.fullmatch(r"\d+\.?\d*|\.\d+", digits)
+    return _Operand(RATIONAL, Fraction(digits.rstrip(".")) if is_decimal else None)
+
+
+def _is_integer(value: Fraction | None) -> bool:
+    return value is not None and value.denominator == 1
 
 
 def _is_power(value: Fraction | None) -> bool:
-    """True if a base is not a positive integer, or is a square or a cube."""
+    """True if a base is not an integer above 1, or is a square or a cube."""
     if value is None or value.denominator != 1 or value <= 1:
         return True
-    roots = [round(int(value) ** (1 / n)) for n in (2, 3)] if value < 1e15 else []
-    return any(root**n == value for n, root in zip((2, 3), roots, strict=False))
+    if value >= 1e15:
+        # Beyond this the root of a float is not exact.
+        return False
+    for exponent in (2, 3):
+        root = round(int(value) ** (1 / exponent))
+        if root**exponent == value:
+            return True
+    return False
 
 
 def _is_simplest(value: Fraction, index: int) -> bool:
     """True if no factor can be taken out of the root of a number."""
-    number = (
-        abs(value.numerator) if value.denominator == 1 else abs(value.numerator * value.denominator)
-    )
+    number = abs(value.numerator * value.denominator)
     if number > LARGEST_RADICAND:
         return True
     if value.denominator != 1:

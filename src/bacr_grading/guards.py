@@ -1,4 +1,7 @@
-"""What is never handed to a computer algebra system: answers whose evaluation would explode."""
+"""Refuses answers whose evaluation by a computer algebra system would take too much time or memory.
+
+Called by `judge` before a comparison is sent to math-verify. Evaluates nothing.
+"""
 
 import math
 import re
@@ -15,7 +18,7 @@ MAX_MATRIX_CELLS = 64
 _DIGITS = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1},}}")
 _LARGE_INTEGER = re.compile(r"\d[\d, ]*")
 _FACTORIAL = re.compile(r"\d\s*!\s*!|(\d[\d,]*|[)}\]])\s*!(?!=)")
-# Small numbers and variables, at least one, without products of variables or powers.
+# A short sum of small numbers and variables, at least one variable, without products and powers.
 _SYMBOLIC = re.compile(r"(?=.*[A-Za-z])(?:[-+]?\d{0,3}[A-Za-z]?){1,6}")
 _MOST_SYMBOLIC = 24
 _BIG_OPERATOR = re.compile(r"\\(?:[dt]?binom|choose|sum|prod|bigcup|bigcap)")
@@ -30,46 +33,61 @@ _UNBOUNDED_IN_EXPONENT = re.compile(r"!|\\[dt]?binom|\\sum|\\prod")
 
 
 def refuse(text: str) -> bool:
-    """Whether a cleaned answer must not be evaluated.
+    """True if a cleaned answer must not be evaluated.
 
-    The bounds are wide: no reference answer of MATH or GSM8K comes near them. Whatever passes still
-    runs under the deadline and the memory limit of a worker.
+    The bounds are wide: no reference answer of MATH or GSM8K comes near them. Accepted answers are
+    still limited by the deadline and the memory limit of a worker.
     """
     if len(text) > MAX_CHARS or not_text(text) or _CODE.search(text):
         return True
     depth = nesting(text)
-    if depth is None or depth > MAX_DEPTH or _DIGITS.search(text):
+    if depth is None or depth > MAX_DEPTH:
         return True
-    if text.count("&") + text.count("\\\\") > MAX_MATRIX_CELLS:
+    if _DIGITS.search(text):
         return True
-    for match in _FACTORIAL.finditer(text):
-        number = match.group(1)
-        if number in (")", "}", "]"):
-            if not _is_symbolic(text, match.start()):
-                return True
-        elif number is None or _integer(number) > MAX_FACTORIAL:
-            return True
+    cell_ends = text.count("&") + text.count("\\\\")
+    if cell_ends > MAX_MATRIX_CELLS:
+        return True
+    if _has_large_factorial(text):
+        return True
     if _BIG_OPERATOR.search(text) and max(_integers(text), default=0) > MAX_FACTORIAL:
         return True
     return _has_large_power(text)
 
 
+def _has_large_factorial(text: str) -> bool:
+    """True if a text contains a double factorial, or one of a large number or unknown value."""
+    for match in _FACTORIAL.finditer(text):
+        operand = match.group(1)
+        if operand in (")", "}", "]"):
+            if not _is_symbolic(text, match.start()):
+                return True
+        elif operand is None or _integer(operand) > MAX_FACTORIAL:
+            return True
+    return False
+
+
 def _is_symbolic(text: str, end: int) -> bool:
     """True if the group that closes at `end` is a short sum with a variable, as in (2n)!."""
     start = text.rfind("(", 0, end)
+    if start < 0 or text[end] != ")":
+        return False
     content = text[start + 1 : end].replace(" ", "")
-    is_short = start >= 0 and len(content) <= _MOST_SYMBOLIC
-    return is_short and text[end] == ")" and _SYMBOLIC.fullmatch(content) is not None
+    if len(content) > _MOST_SYMBOLIC:
+        return False
+    return _SYMBOLIC.fullmatch(content) is not None
 
 
 def not_text(text: str) -> bool:
-    """Whether a text holds control characters or halves of surrogate pairs."""
+    """True if a text contains control characters or halves of surrogate pairs."""
     return _NOT_TEXT.search(text) is not None
 
 
 def nesting(text: str) -> int | None:
-    """The deepest nesting of braces and brackets, or None when the braces do not balance."""
-    braces = brackets = deepest = 0
+    """Returns the deepest nesting of braces and brackets; None if the braces do not balance."""
+    braces = 0
+    brackets = 0
+    deepest = 0
     for char in _ESCAPED.sub("", text):
         braces += (char == "{") - (char == "}")
         brackets = max(brackets + (char in "([") - (char in ")]"), 0)
@@ -88,7 +106,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _has_large_power(text: str) -> bool:
-    """Whether a text holds a tower of powers, or one whose value or expansion is too large."""
+    """True if a text contains a tower of powers, or a power with too large a value or expansion."""
     if _PYTHON_TOWER.search(text):
         return True
     letters = len(set(_LETTER.findall(text)))
@@ -99,26 +117,31 @@ def _has_large_power(text: str) -> bool:
         size = _exponent_size(exponent)
         if size is None or size > MAX_POWER:
             return True
-        before = text[: match.start()].rstrip()
-        # (a+b+c)^n expands to C(n + k - 1, k - 1) terms for k summands
-        if before.endswith((")", "}")) and size > 1:
+        base = text[: match.start()].rstrip()
+        if size > 1 and base.endswith((")", "}")):
+            # (a+b+c)^n expands to C(n + k - 1, k - 1) terms for k summands.
             summands = min(max(letters, 2), 12)
-            if math.comb(int(size) + summands - 1, summands - 1) > MAX_TERMS:
+            terms = math.comb(int(size) + summands - 1, summands - 1)
+            if terms > MAX_TERMS:
                 return True
     return False
 
 
 def _operand(text: str, start: int) -> tuple[str, int]:
-    """What a caret raises to (a group, a number or one character) and where it ends."""
+    """Returns the exponent that begins at `start`, and the position behind it.
+
+    The exponent is the content of a group, a number, or one character.
+    """
     if start >= len(text):
         return "", start
-    if text[start] in "{(":
-        opening, closing = text[start], "}" if text[start] == "{" else ")"
+    opening = text[start]
+    if opening in "{(":
+        closing = "}" if opening == "{" else ")"
         depth = 0
-        for place in range(start, len(text)):
-            depth += (text[place] == opening) - (text[place] == closing)
+        for position in range(start, len(text)):
+            depth += (text[position] == opening) - (text[position] == closing)
             if not depth:
-                return text[start + 1 : place], place + 1
+                return text[start + 1 : position], position + 1
         return text[start + 1 :], len(text)
     number = _SIGNED_INTEGER.match(text, start)
     end = number.end() if number else start + 1
@@ -126,13 +149,14 @@ def _operand(text: str, start: int) -> tuple[str, int]:
 
 
 def _exponent_size(exponent: str) -> int | float | None:
-    """An upper bound for the integers in an exponent; None for a tower that can't be bounded."""
+    """Returns an upper bound of an exponent's value; None for a tower of unknown size."""
     numbers = _integers(exponent)
     caret = _POWER.search(exponent)
     if caret is None:
-        quotient = "\\frac" in exponent or "/" in exponent
-        return math.prod(max(number, 1) for number in (numbers[:1] if quotient else numbers))
-    inner = _operand(exponent, caret.end())[0]
+        is_quotient = "\\frac" in exponent or "/" in exponent
+        factors = numbers[:1] if is_quotient else numbers
+        return math.prod(max(number, 1) for number in factors)
+    inner, _ = _operand(exponent, caret.end())
     power = max(_integers(inner), default=1)
     if power > 64 or len(_POWER.findall(exponent)) > 1:
         return None

@@ -1,10 +1,15 @@
-"""The verdict on one text as far as it can be had at once, and the questions that remain."""
+"""Grades a text by rules, and returns the comparisons that still need math-verify.
+
+Called by `grader`, which sends those comparisons to worker processes. Starts no process and uses no
+computer algebra system. docs/grading.md has the rules.
+"""
 
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from bacr_grading.compare import Answer, Decision, bases_clash, decide, read
+from bacr_grading.compare import Decision, ParsedAnswer, bases_clash, decide, read
 from bacr_grading.extract import (
     ANSWER_CAP,
     FINAL,
@@ -30,18 +35,21 @@ STRICT = "strict"
 LENIENT = "lenient"
 MODES = (STRICT, LENIENT)
 
-# Text beyond this is not read. The answer is at the end, so it is the start that is dropped.
+# Characters of a text that are read, from its end, because the answer is at the end.
 MAX_CHARS = 1 << 20
-# The end of a running text that math-verify searches; its patterns can take quadratic time.
+# Characters at the end of running text that math-verify searches; its patterns take quadratic time.
 PROSE_CHARS = 4000
+# Characters of a text without tag or box that can be an answer.
 BARE_ANSWER_CHARS = 300
+# Characters of the answer in a verdict.
 EXTRACTED_CHARS = 500
+_NO_ANSWER = ParsedAnswer("")
 _TRANSPOSED = re.compile(
     r"(?:(?<![\\A-Za-z])[A-Za-df-z]|[A-Za-z]\s*[)}\]])\^"
     r"(?:T|\{(?:T|\\top|\\intercal|\\text\{T\})\}|\\(?:top|intercal)|\\text\{T\})"
 )
 _CURRENCY = re.compile(r"[$€£]")
-# The last number of a running text: a sign may precede its currency.
+# A number in running text, with a sign before its currency and a percent sign behind it.
 _LAST_NUMBER = re.compile(
     r"(?<![\w.,/^*)}])[-−–]?\s?\\?[$€£]?\d[\d,]*(?:\.\d+)?(?:\s?\\?%|\s(?:percent|pct)\b)?"
 )
@@ -52,15 +60,15 @@ class Verdict:
     """The verdict on one text.
 
     Attributes:
-      correct: whether the answer is right in the mode asked for; of a verifier of one's own the
-        score in [0, 1], a float.
-      extracted: the answer that was found, or None.
-      path: what decided: "number", "string", "list" (no computer algebra), "symbolic"
-        (math-verify), "guard" (refused unseen), "none" (no answer, or no usable reference),
-        "verifier" (one's own), "failed" (which gave no score).
-      timed_out: a worker was killed at the deadline, and so there is no verdict but "incorrect".
-      strict: whether the answer is right in the strict mode, whatever mode was asked for; the same
-        score of a verifier of one's own.
+      correct: True if the answer is right in the requested mode; the score in [0, 1], a float, of a
+        user's verifier.
+      extracted: the answer in the text, or None.
+      path: the deciding rule: "number", "string", "list" (no computer algebra), "symbolic"
+        (math-verify), "guard" (refused without a comparison), "none" (no answer, or no usable
+        reference), "verifier" (a user's verifier), "failed" (the verifier gave no score).
+      timed_out: a worker was killed at the deadline, so that the answer counts as incorrect.
+      strict: True if the answer is right in the strict mode, in every requested mode; the same
+        score as `correct` of a user's verifier.
     """
 
     correct: bool | float
@@ -72,11 +80,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What math-verify has to say yes to for one reading of an answer to be right.
+    """One reading of an answer, which is right if math-verify confirms all of its requests.
 
     Attributes:
-      strict: whether the strict mode accepts this reading too, when math-verify understood the
-        whole of it.
+      requests: the comparisons.
+      strict: the strict mode accepts this reading too, if math-verify understands the whole answer.
     """
 
     requests: tuple[Request, ...]
@@ -85,11 +93,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What only math-verify can decide.
+    """An answer that only math-verify can grade.
 
     Attributes:
-      readings: readings of the answer; one that is right is enough.
-      extracted: the answer, or None where math-verify has to find it.
+      readings: readings of the answer; it is right if one of them is.
+      extracted: the answer, or None if math-verify has to find it in the text.
     """
 
     readings: tuple[Reading, ...]
@@ -97,7 +105,7 @@ class Undecided:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Everything to ask."""
+        """The requests of all readings."""
         return tuple(request for reading in self.readings for request in reading.requests)
 
 
@@ -106,8 +114,8 @@ class Reference:
     """A usable reference answer.
 
     Attributes:
-      text: the answer without its box, delimiters or the solution around it. Grading against it
-        is grading against the reference it came from.
+      text: the answer without its box, delimiters and the solution around it. Grading against this
+        text gives the same verdicts as grading against the whole reference.
       kind: "number", "text", "list" or "expression". Only expressions need the worker pool.
     """
 
@@ -118,8 +126,9 @@ class Reference:
 def parse_reference(text: str | None) -> Reference | None:
     """Reads a reference when the data is loaded, so that unusable rows never reach training.
 
-    None: no output could ever be graded correct against it: nothing there, braces that do not
-    balance, control characters, or more than 2,000 characters.
+    Returns:
+      The reference, or None if no output could be graded correct against it, because it is empty,
+      has unbalanced braces, control characters or more than 2,000 characters.
     """
     if not isinstance(text, str):
         return None
@@ -128,123 +137,174 @@ def parse_reference(text: str | None) -> Reference | None:
         return None
     if not_text(answer.text):
         return None
+    return Reference(answer.source or answer.text, _kind(answer))
+
+
+def _kind(answer: ParsedAnswer) -> str:
     if answer.number or answer.based:
-        kind = "number"
-    elif answer.words:
-        kind = "text"
-    else:
-        kind = "list" if answer.items else "expression"
-    return Reference(answer.source or answer.text, kind)
+        return "number"
+    if answer.words:
+        return "text"
+    return "list" if answer.items else "expression"
 
 
+# Cached, because all rollouts of a group have the same reference.
 @lru_cache(maxsize=16384)
-def _read_reference(text: str) -> Answer:
-    """Reads a reference for comparing. Cached: a group of rollouts shares its reference."""
+def _read_reference(text: str) -> ParsedAnswer:
+    """Parses a reference for comparisons; returns an empty answer for a reference that is too long.
+
+    If the reference is running text that only math-verify can search, `source` is set.
+    """
     raw = reference_answer(text)
     if len(raw) > ANSWER_CAP:
-        # Read before it is parsed: nothing this long is an answer, and every pattern takes time.
-        return Answer("")
+        # Not parsed, because every pattern would take time.
+        return ParsedAnswer("")
     answer = read(raw)
     if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
-        return Answer(answer.text, source=raw)
+        return ParsedAnswer(answer.text, source=raw)
     return answer
+
+
+# Cached, because many rollouts of a group give the same answer.
+_read_answer = lru_cache(maxsize=4096)(read)
 
 
 def judge(
     text: str | None, reference: str | None, *, mode: str, relative_tolerance: float = 0.0
 ) -> Verdict | Undecided:
-    """Grades one text without a computer algebra system, or says what to ask one."""
+    """Grades one text by rules.
+
+    Args:
+      text: the model's output.
+      reference: the reference answer, or a solution that contains it.
+      mode: "strict" or "lenient".
+      relative_tolerance: largest accepted error of numbers, relative to the reference.
+
+    Returns:
+      The verdict, or the comparisons that only math-verify can decide.
+    """
     if not isinstance(text, str):
         return Verdict(False, None, "none")
-    text, lenient = text[-MAX_CHARS:], mode == LENIENT
-    found = closed_answer(text)
-    closed = found.source != "none"
-    if not closed and lenient:
-        found = open_answer(text)
-    extracted = found.answer[:EXTRACTED_CHARS] or None
-    target = _read_reference(reference[-MAX_CHARS:]) if isinstance(reference, str) else Answer("")
+    text = text[-MAX_CHARS:]
+    lenient = mode == LENIENT
+    extracted = closed_answer(text)
+    is_closed = extracted.source != "none"
+    if not is_closed and lenient:
+        extracted = open_answer(text)
+    target = _NO_ANSWER
+    if isinstance(reference, str):
+        target = _read_reference(reference[-MAX_CHARS:])
     if not target.key:
-        return Verdict(False, extracted, "none")
-    against = _Comparison(target, lenient, relative_tolerance)
-    if found.source == "none" and lenient and not found.unclosed:
-        return against.open_text(text)
-    if not found.answer:
+        return Verdict(False, extracted.answer[:EXTRACTED_CHARS] or None, "none")
+    comparison = _Comparison(target, lenient, relative_tolerance)
+    if extracted.source == "none" and lenient and not extracted.unclosed:
+        return comparison.judge_open_text(text)
+    if not extracted.answer:
         return Verdict(False, None, "none")
-    # A later "the final answer is ..." is a second reading, in reports only.
-    return against.found(found, closed, _stated_later(text) if lenient else None)
+    # In reports, a sentence "the final answer is ..." behind the box is a second reading.
+    later_statement = _later_statement(text) if lenient else None
+    return comparison.judge_extracted(extracted, is_closed, later_statement)
 
 
-def _stated_later(text: str) -> str | None:
+def _later_statement(text: str) -> str | None:
+    """Returns the answer that a sentence behind the last box or tag states, if there is one."""
     tail = text[-PROSE_CHARS:]
-    place = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
-    return last_sentence(FINAL, tail[place:]) if place >= 0 else None
+    start = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
+    return last_sentence(FINAL, tail[start:]) if start >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """What an answer is compared with, and how."""
+class _Comparison(NamedTuple):
+    """Compares answers with one reference.
 
-    reference: Answer
+    Attributes:
+      reference: the reference answer.
+      lenient: the mode is lenient.
+      tolerance: largest accepted error of numbers, relative to the reference.
+    """
+
+    reference: ParsedAnswer
     lenient: bool
     tolerance: float
 
-    def found(
-        self, found: Extracted, closed: bool, stated: str | None = None
+    def judge_extracted(
+        self, extracted: Extracted, is_closed: bool, later_statement: str | None = None
     ) -> Verdict | Undecided:
-        """Compares the answer, read as the last box and as the list of the last boxes."""
-        extracted = found.answer[:EXTRACTED_CHARS]
-        if len(found.answer) > ANSWER_CAP:
-            return Verdict(False, extracted, "guard")
+        """Grades an answer, read as the last box and as the list of the last boxes.
+
+        Args:
+          extracted: the answer.
+          is_closed: the strict mode accepts this answer.
+          later_statement: a further reading of the answer, for the lenient mode only.
+        """
+        shortened = extracted.answer[:EXTRACTED_CHARS]
+        if len(extracted.answer) > ANSWER_CAP:
+            return Verdict(False, shortened, "guard")
+        candidates = [(extracted.answer, is_closed)]
+        if extracted.run is not None:
+            candidates.append((extracted.run, is_closed))
+        if later_statement is not None:
+            candidates.append((later_statement, False))
         readings: list[Reading] = []
         first_path = ""
-        prose = False
-        for content, counts in ((found.answer, closed), (found.run, closed), (stated, False)):
-            if content is None or len(content) > ANSWER_CAP:
+        has_prose = False
+        for content, counts_in_strict in candidates:
+            if len(content) > ANSWER_CAP:
                 continue
             raw = without_lead_in(content)
-            answer = read(raw)
-            strict, path = self._strictly(raw, answer) if counts else (False, "")
+            answer = _read_answer(raw)
+            strict: Reading | bool = False
+            path = ""
+            if counts_in_strict:
+                strict, path = self._decide_strictly(raw, answer)
             if strict is True:
-                return Verdict(True, extracted, path, strict=True)
-            wanted: Reading | bool = strict
+                return Verdict(True, shortened, path, strict=True)
+            decision: Reading | bool = strict
             if self.lenient:
-                wanted, path = self._leniently(answer, strict)
-            if wanted is True:
-                return Verdict(True, extracted, path)
-            if wanted is not False:
-                readings.append(wanted)
-            if strict and wanted is not strict:
+                decision, path = self._decide_leniently(answer, strict)
+            if decision is True:
+                return Verdict(True, shortened, path)
+            if decision is not False:
+                readings.append(decision)
+            if strict and decision is not strict:
                 readings.append(strict)
-            # An answer in running text was compared as a string, and that is all in strict mode.
-            prose = prose or path == "prose"
+            has_prose = has_prose or path == "prose"
             first_path = first_path or path
         if readings:
-            return Undecided(tuple(readings), extracted)
-        if prose and self.lenient:
-            return self.open_text(found.answer)
-        return Verdict(False, extracted, first_path.replace("prose", "string"))
+            return Undecided(tuple(readings), shortened)
+        if has_prose and self.lenient:
+            return self.judge_open_text(extracted.answer)
+        # The strict mode has compared running text by its spelling only.
+        return Verdict(False, shortened, first_path.replace("prose", "string"))
 
-    def _strictly(self, raw: str, answer: Answer) -> tuple[Reading | bool, str]:
-        """The strict verdict on one reading, or what is left to ask; and what decided it."""
-        wanted = claims(raw, answer, self.reference)
-        if wanted is None:
+    def _decide_strictly(self, raw: str, answer: ParsedAnswer) -> tuple[Reading | bool, str]:
+        """Applies the strict rules to one reading.
+
+        Returns:
+          The verdict, or the comparisons that only math-verify can decide; and the deciding rule.
+        """
+        equalities = claims(raw, answer, self.reference)
+        if equalities is None:
             return False, "string"
         requests: list[Request] = []
         path = ""
-        for claim in wanted:
+        for claim in equalities:
             verdict, path = self._decide_claim(claim)
-            if verdict is None and (refusal := _refusal(claim.answer, claim.reference)):
-                verdict, path = False, refusal
-            if verdict is False:
-                return False, path
             if verdict is None:
-                asked = _request(claim.answer.text, claim.reference)
-                requests.append(asked._replace(search=False, places=claim.places or PLACES))
-        return (Reading(tuple(requests), strict=True), "symbolic") if requests else (True, path)
+                refusal = _refusal(claim.answer, claim.reference)
+                if refusal is not None:
+                    return False, refusal
+                request = _request(claim.answer.text, claim.reference)
+                requests.append(request._replace(search=False, places=claim.places or PLACES))
+            elif not verdict:
+                return False, path
+        if requests:
+            return Reading(tuple(requests), strict=True), "symbolic"
+        return True, path
 
     def _decide_claim(self, claim: Claim) -> Decision:
-        """Compares one claim as far as that is certain."""
-        answer, reference = claim.answer, claim.reference
+        """Compares the two sides of one equality by rules."""
+        answer = claim.answer
+        reference = claim.reference
         if claim.places is None:
             return decide(answer, reference, lenient=False, relative_tolerance=self.tolerance)
         if answer.number is None or reference.number is None:
@@ -253,80 +313,108 @@ class _Comparison:
             return False, "number"
         return rounds_to(reference.number, answer.number, claim.places), "number"
 
-    def _leniently(self, answer: Answer, strict: Reading | bool) -> tuple[Reading | bool, str]:
-        """As `_strictly`, for the lenient mode: an answer may hold more than what is right."""
+    def _decide_leniently(
+        self, answer: ParsedAnswer, strict: Reading | bool
+    ) -> tuple[Reading | bool, str]:
+        """Applies the lenient rules, by which an answer may contain more than the right value.
+
+        Args:
+          strict: the result of `_decide_strictly`.
+
+        Returns:
+          The same as `_decide_strictly`.
+        """
         reference = self.reference
         if answer.ratio or reference.ratio:
             return strict, "list"
-        verdict, path = decide(answer, reference, lenient=True, relative_tolerance=self.tolerance)
+        verdict, path = self._decide_by_lenient_rules(answer)
         if verdict is not None:
             return verdict, path
-        if refusal := _refusal(answer, reference):
+        refusal = _refusal(answer, reference)
+        if refusal is not None:
             return False, refusal
-        requests = (_request(answer.text, reference),)
-        same = isinstance(strict, Reading) and [r.answer for r in strict.requests] == [answer.text]
-        return Reading(requests, strict=same), path
+        request = _request(answer.text, reference)
+        if isinstance(strict, Reading):
+            strict_answers = [strict_request.answer for strict_request in strict.requests]
+            return Reading((request,), strict=strict_answers == [answer.text]), path
+        return Reading((request,), strict=False), path
 
-    def _read(self, candidate: str) -> Decision:
-        return decide(
-            read(candidate), self.reference, lenient=True, relative_tolerance=self.tolerance
-        )
+    def _decide_by_lenient_rules(self, answer: ParsedAnswer) -> Decision:
+        return decide(answer, self.reference, lenient=True, relative_tolerance=self.tolerance)
 
-    def open_text(self, text: str) -> Verdict | Undecided:
-        """Lenient reports also read a text without tag or box."""
-        reference, tail = self.reference, text[-PROSE_CHARS:].strip()
-        whole = clean(tail)
-        if not whole:
+    def judge_open_text(self, text: str) -> Verdict | Undecided:
+        """Grades a text without tag or box, for lenient reports.
+
+        A short text is compared as an answer. In running text, the sentence that states an answer
+        is compared, then the last number if it has a percent sign or currency. math-verify searches
+        the rest.
+        """
+        tail = text[-PROSE_CHARS:].strip()
+        answer = clean(tail)
+        if not answer:
             return Verdict(False, None, "none")
-        short = len(whole) <= BARE_ANSWER_CHARS
-        prose = not short or is_prose(whole)
-        statement = last_statement(STATED, tail) if prose else None
-        stated = None if statement is None else last_sentence(STATED, tail)
-        for candidate in (whole if short else None, stated):
-            if candidate is None:
-                continue
-            verdict, path = self._read(candidate)
-            certain = verdict is False and (not prose or candidate is not whole)
-            if verdict or certain:
-                return Verdict(bool(verdict), candidate, path)
-        if not prose:
-            return self.found(Extracted(whole, "tag"), closed=False)
-        if _refuse_reference(reference) or not_text(tail):
+        is_short = len(answer) <= BARE_ANSWER_CHARS
+        has_prose = not is_short or is_prose(answer)
+        statement_start = last_statement(STATED, tail) if has_prose else None
+        if is_short:
+            verdict, path = self._decide_by_lenient_rules(read(answer))
+            if verdict or (verdict is False and not has_prose):
+                return Verdict(verdict, answer, path)
+        stated_answer = None if statement_start is None else last_sentence(STATED, tail)
+        if stated_answer is not None:
+            verdict, path = self._decide_by_lenient_rules(read(stated_answer))
+            if verdict is not None:
+                return Verdict(verdict, stated_answer, path)
+        if not has_prose:
+            return self.judge_extracted(Extracted(answer, "tag"), is_closed=False)
+        return self._search_prose(tail, statement_start)
+
+    def _search_prose(self, tail: str, statement_start: int | None) -> Verdict | Undecided:
+        """Grades the last number of running text, or has math-verify search the text.
+
+        Args:
+          tail: the end of the running text.
+          statement_start: position of the sentence that states an answer, if there is one.
+        """
+        if _refuse_reference(self.reference) or not_text(tail):
             return Verdict(False, None, "guard")
-        searched = without_denials(tail if statement is None else tail[statement:])
-        if statement is None and (number := _last_number(searched)):
-            verdict, path = self._read(number)
+        searched = without_denials(tail if statement_start is None else tail[statement_start:])
+        number = _last_number(searched) if statement_start is None else None
+        if number is not None:
+            verdict, path = self._decide_by_lenient_rules(read(number))
             if verdict:
                 return Verdict(True, number, path)
-        asked = _request(searched, reference)._replace(prose=True)
-        return Undecided((Reading((asked,), strict=False),), None)
+        request = _request(searched, self.reference)._replace(prose=True)
+        return Undecided((Reading((request,), strict=False),), None)
 
 
 def _last_number(text: str) -> str | None:
-    """The last number of a running text, if it has a percent sign or a currency."""
+    """Returns the last number of running text if it has a percent sign or a currency, else None."""
     numbers = _LAST_NUMBER.findall(text)
     if not numbers:
         return None
     number: str = numbers[-1].strip()
-    return number if number.endswith(("%", "percent", "pct")) or _CURRENCY.search(number) else None
+    is_percentage = number.endswith(("%", "percent", "pct"))
+    return number if is_percentage or _CURRENCY.search(number) else None
 
 
-def _refusal(answer: Answer, reference: Answer) -> str | None:
-    """The path of the verdict "incorrect" without asking math-verify, or None when to ask it."""
+def _refusal(answer: ParsedAnswer, reference: ParsedAnswer) -> str | None:
+    """Returns the path of the verdict "incorrect" if math-verify must not compare, else None."""
     if bases_clash(answer.key, reference.key):
         return "number"
     if _TRANSPOSED.search(answer.key) or _TRANSPOSED.search(reference.key):
-        # The parser's products commute, which those of matrices do not.
+        # The parser's products commute, but products of matrices do not.
         return "string"
     if is_prose(answer.text):
         return "prose"
     return "guard" if refuse(answer.text) or _refuse_reference(reference) else None
 
 
-def _refuse_reference(reference: Answer) -> bool:
+def _refuse_reference(reference: ParsedAnswer) -> bool:
     return not_text(reference.source) if reference.source else refuse(reference.text)
 
 
-def _request(text: str, reference: Answer) -> Request:
-    source = reference.source
-    return Request(text, source or reference.text, reference_is_prose=bool(source))
+def _request(text: str, reference: ParsedAnswer) -> Request:
+    if reference.source:
+        return Request(text, reference.source, reference_is_prose=True)
+    return Request(text, reference.text)

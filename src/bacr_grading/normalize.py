@@ -1,26 +1,33 @@
-"""One spelling for answers that differ only in how they are written; units after numbers."""
+"""Rewrites answers that differ only in spelling to one text, and reads units after numbers.
+
+Called by `compare` for every answer and reference. Judges nothing.
+"""
 
 import re
+from typing import NamedTuple
 
 from bacr_grading.notation import closing_brace, one_command, plain_signs, without_style
 
 _BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
-# What else than a brace in front has to be there for something to strip.
+# `clean` strips only answers that start with a brace or end with one of these.
 _ENDINGS = frozenset(")]*`.,;:\\")
-# What every rule below leaves alone.
+# Layers of delimiters that are removed from an answer.
+_MOST_LAYERS = 8
+# Numbers that no rule below changes.
 _NUMERAL = re.compile(r"-?(?:[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\Z")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 # Euler's number and the imaginary unit; math-verify takes them for a unit at the end.
 _UPRIGHT = re.compile(r"\\mathrm\s*\{\s*([ei])\s*\}")
 
-# Stands for the two backslashes between the rows of a matrix, so that no rewrite splits them.
+# Replaces the two backslashes between the rows of a matrix, so that no rewrite splits them.
 ROW_END = "¶"
-# Stands for a comma that surely separates a list, where without it one number could be read.
+# Replaces a comma that certainly separates a list, so that "32, 349" is not read as one number.
 LIST_COMMA = "¦"
 
-# In order: a rule runs only where its first string occurs, which most answers are spared. Each
-# pattern is linear in an answer, which is at most ANSWER_CAP characters long.
+# Rules in the order in which they run. A rule runs only if its first string occurs in the answer,
+# which saves most answers most rules. Every pattern takes time linear in the answer, which has at
+# most ANSWER_CAP characters.
 _REWRITES = tuple(
     (needle, re.compile(pattern), replacement)
     for needle, pattern, replacement in (
@@ -67,40 +74,47 @@ _LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z'.-]*\)?\Z")
 
 
 def clean(answer: str) -> str:
-    """Strips what is not part of an answer: math delimiters, emphasis, the full stop after it.
+    """Removes math delimiters, emphasis, styles and a final full stop from an answer.
 
-    What is left is LaTeX that a parser can still read.
+    Returns LaTeX that a parser can read.
     """
     if _NUMERAL.match(answer):
         return answer
     text = answer if answer.isascii() else plain_signs(answer)
-    # One blank means what many do, and patterns that begin with blanks are quadratic in them.
+    # Patterns that begin with blanks take time quadratic in a run of blanks.
     text = _BLANKS.sub(" ", text)
     if "$" in text and len(_DOLLAR.findall(text)) > 1:
         text = _DOLLAR.sub("", text)
     text = without_style(one_command(_UPRIGHT.sub(r"\1", text))).strip()
-    for _ in range(8):
+    for _ in range(_MOST_LAYERS):
         if text[-1:] not in _ENDINGS and text[:1] != "{":
             break
-        before = text
-        for left, right in _WRAPPERS:
-            if text.startswith(left) and text.endswith(right):
-                text = text[len(left) : -len(right)].strip() or text
-        if text.endswith((".", ",", ";", ":")):
-            text = text[:-1].rstrip()
-        if text.endswith("\\") and not text.endswith("\\\\"):
-            text = text[:-1].rstrip()
-        if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
-            text = text[1:-1].strip()
-        if text == before:
+        stripped = _strip_layer(text)
+        if stripped == text:
             break
+        text = stripped
+    return text
+
+
+def _strip_layer(text: str) -> str:
+    """Removes one pair of delimiters or braces around a text, and punctuation behind it."""
+    for left, right in _WRAPPERS:
+        if text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)].strip() or text
+    if text.endswith((".", ",", ";", ":")):
+        text = text[:-1].rstrip()
+    # Two backslashes are a line break.
+    if text.endswith("\\") and not text.endswith("\\\\"):
+        text = text[:-1].rstrip()
+    if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
     return text
 
 
 def canonical(text: str) -> str:
     """Rewrites a cleaned answer so that equal spellings become equal strings.
 
-    They are for comparing, and not meant for a LaTeX parser: the spaces are gone.
+    The result is for comparisons only: a LaTeX parser cannot read it, because spaces are removed.
     """
     if _NUMERAL.match(text):
         return text
@@ -113,23 +127,31 @@ def canonical(text: str) -> str:
     return text
 
 
-def words(text: str) -> tuple[str, bool] | None:
-    """Reads a canonical answer that is prose: a name, a weekday, a choice letter; else None.
+class Words(NamedTuple):
+    """An answer that consists of words: a name, a weekday, a choice letter.
 
-    The lower-case text without spaces and enclosing parentheses, and whether it was marked as text
-    in LaTeX (so that its letters can't be a product of variables).
+    Attributes:
+      letters: the text in lower case, without spaces and enclosing parentheses.
+      is_text: LaTeX marks the answer as text, so that its letters are not a product of variables.
     """
+
+    letters: str
+    is_text: bool
+
+
+def words(text: str) -> Words | None:
+    """Reads a canonical answer that consists of words; returns None for any other answer."""
     plain = _TEXT.sub(r"\1", text)
-    marked = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
-    if not marked and not _LETTERS.match(plain):
+    is_text = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
+    if not is_text and not _LETTERS.match(plain):
         return None
-    if not any(char.isalpha() for char in plain) or "\\" in plain:
+    if "\\" in plain or not any(char.isalpha() for char in plain):
         return None
-    return unmarked(text), marked
+    return Words(unmarked(text), is_text)
 
 
 def unmarked(text: str) -> str:
-    """The lower-case text of a canonical answer without its marks of text and outer parentheses."""
+    r"""Returns a canonical answer in lower case, without `\text` and outer parentheses."""
     plain = _TEXT.sub(r"\1", text)
     if plain.startswith("(") and plain.endswith(")"):
         plain = plain[1:-1]
@@ -138,8 +160,8 @@ def unmarked(text: str) -> str:
 
 # --- units ----------------------------------------------------------------------------------------
 
-# Spellings of the units that reference answers use, after each unit's own name; a plural s may
-# follow. A unit that is not here is read and ignored.
+# The units of reference answers: each unit's name, then its other spellings. A plural s may follow.
+# Units that are not in this table are ignored.
 _UNITS = """
 mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
 in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gm gram gramme |
@@ -156,9 +178,9 @@ _UNIT_OF = {name: line.split()[0] for line in _UNITS.split("|") for name in line
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 _MULTIPLIERS |= {"billion": 10**9, "trillion": 10**12}
-# A plural s may follow; a "th" makes a fraction of it.
+# A plural s may follow, but not "th", because a millionth is a fraction.
 _MULTIPLIER = re.compile(rf"(?i)({'|'.join(_MULTIPLIERS)})(?!th(?!ousand))(?:s(?![a-z]))?")
-# Words that are mathematics and never a unit.
+# Words with a mathematical meaning, which are never units.
 _MATHEMATICS = frozenset(
     """
     abs alpha and approximately arccos arcsin arctan beta by choose cos cosh cot csc cubed delta
@@ -178,16 +200,21 @@ _ATTACHED_UNIT = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, str] | None:
-    """Splits a cleaned "18 square feet" into number and up to four plain words; None: no unit.
+    """Splits a cleaned answer such as "18 square feet" into a number and up to four words.
 
-    A word counts when it is a known unit or has at least three letters (two letters may be two
-    variables), and is no mathematical word such as "pi" or "over".
+    Every word must be a unit of the table or have three letters or more, because two letters may be
+    two variables. Mathematical words such as "pi" and "over" do not count.
+
+    Returns:
+      The number and the words as texts, or None if such words do not follow a number.
     """
     match = _BARE_UNIT.match(text)
     if match is not None:
         names = match.group(2).casefold().split()
-        inside = [name for name in names[1:-1] if name == "of"]
-        if sum(_is_unit_word(name.rstrip(".")) for name in names) + len(inside) == len(names):
+        # "of" may join two words: "cups of sugar".
+        connecting_count = names[1:-1].count("of")
+        unit_count = sum(_is_unit_word(name.rstrip(".")) for name in names)
+        if unit_count + connecting_count == len(names):
             return match.group(1), " ".join(names)
         return None
     match = _ATTACHED_UNIT.match(text)
@@ -198,28 +225,42 @@ def _is_unit_word(name: str) -> bool:
     if name in _MATHEMATICS:
         return False
     if "/" in name:
-        return _known(name) is not None
-    return len(name) >= 3 or _known(name) is not None or name in _POWERS or name == "fl"
+        return _unit_name(name) is not None
+    return len(name) >= 3 or _unit_name(name) is not None or name in _POWERS or name == "fl"
 
 
 def split_multiplier(name: str) -> tuple[int, str]:
-    """Splits the words after a number, spaced or not: "hundred millions" is (10**8, "")."""
-    factor, rest = 1, name.strip()
+    """Splits words after a number, with or without spaces, into a factor and the other words.
+
+    "hundred millions" is (10**8, ""), and "dozen eggs" is (12, "eggs").
+    """
+    factor = 1
+    rest = name.strip()
     while match := _MULTIPLIER.match(rest):
-        factor, rest = factor * _MULTIPLIERS[match[1].casefold()], rest[match.end() :].strip()
+        factor *= _MULTIPLIERS[match[1].casefold()]
+        rest = rest[match.end() :].strip()
     return factor, rest
 
 
 def unit(name: str, power: int = 1) -> tuple[str, int] | None:
-    """Unit and power: "square feet" and "ft" with power 2 are ("ft", 2); None: not in the table."""
+    """Returns the name and power of a unit, or None if the unit is not in the table.
+
+    "square feet", and "ft" with power 2, are ("ft", 2).
+    """
     name = re.sub(r"[\s.\\]", "", name.casefold())
-    for prefix, implied in _POWERS.items():
-        if name.startswith(prefix) and _known(name[len(prefix) :]):
-            name, power = name[len(prefix) :], implied
+    for prefix, implied_power in _POWERS.items():
+        rest = name.removeprefix(prefix)
+        if rest != name and _unit_name(rest):
+            name = rest
+            power = implied_power
             break
-    known = _known(name)
-    return (known, power) if known else None
+    unit_name = _unit_name(name)
+    return (unit_name, power) if unit_name else None
 
 
-def _known(name: str) -> str | None:
-    return _UNIT_OF.get(name) or (_UNIT_OF.get(name[:-1]) if name.endswith("s") else None)
+def _unit_name(name: str) -> str | None:
+    """Returns the main name of a unit in the singular or plural; None if it is not in the table."""
+    singular = _UNIT_OF.get(name)
+    if singular:
+        return singular
+    return _UNIT_OF.get(name[:-1]) if name.endswith("s") else None

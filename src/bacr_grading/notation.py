@@ -13,9 +13,9 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
-    """Returns where the brace that opens at `start` closes, before `limit`.
+    """Returns the position at which the brace at `start` closes; None if it does not close.
 
-    Escaped braces do not count.
+    Only positions before `limit` are searched. Escaped braces do not count.
     """
     depth = 0
     for match in _BRACES.finditer(text, start, len(text) if limit is None else limit):
@@ -31,7 +31,7 @@ def closing_brace(text: str, start: int, limit: int | None = None) -> int | None
 
 # --- Unicode --------------------------------------------------------------------------------------
 
-# Symbols and the command each stands for.
+# Symbols, each followed by the command with the same meaning.
 _SYMBOLS = r"""
 × \times · \cdot ⋅ \cdot π \pi ∞ \infty ≤ \le ⩽ \le ≥ \ge ⩾ \ge ≠ \ne ≈ \approx ∪ \cup ∩ \cap
 ∈ \in ± \pm ∓ \mp ° ^\circ ∅ \emptyset ∠ \angle △ \triangle ∧ \wedge ∨ \vee → \to ∑ \sum ∏ \prod
@@ -67,10 +67,8 @@ _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+|(?=[({]
 def plain_signs(text: str) -> str:
     """Rewrites Unicode mathematics as LaTeX: ⅓, 10⁵, √2, x₁, ℝ, bold and full-width letters."""
     text = "".join(map(_fraction_or_digit, text))
-    text = _SMALL_FRACTION.sub(
-        lambda found: f"\\frac{{{_compatible(found[1])}}}{{{_compatible(found[2])}}}", text
-    )
-    text = _RAISED.sub(lambda run: f"^{{{_compatible(run[0])}}}", text)
+    text = _SMALL_FRACTION.sub(_fraction, text)
+    text = _RAISED.sub(_superscript, text)
     text = _LOWERED.sub(_subscript, text)
     text = text.translate(_UNICODE)
     return _roots(text)
@@ -80,13 +78,21 @@ def _compatible(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("−", "-")
 
 
+def _fraction(match: re.Match[str]) -> str:
+    return f"\\frac{{{_compatible(match[1])}}}{{{_compatible(match[2])}}}"
+
+
+def _superscript(run: re.Match[str]) -> str:
+    return f"^{{{_compatible(run[0])}}}"
+
+
 def _subscript(run: re.Match[str]) -> str:
     content = _compatible(run[0])
     return f"_{content}" if len(content) == 1 else f"_{{{content}}}"
 
 
 def _fraction_or_digit(char: str) -> str:
-    """Rewrites a vulgar fraction, and a letter or digit that only differs in style."""
+    """Rewrites a character that is a fraction, or a letter or digit in another style."""
     if char.isascii():
         return char
     kind = unicodedata.decomposition(char)
@@ -100,6 +106,7 @@ def _fraction_or_digit(char: str) -> str:
 
 
 def _roots(text: str) -> str:
+    """Rewrites root signs as commands, with braces around the radicand."""
     if not any(sign in text for sign in _ROOTS):
         return text
     text = _ROOT.sub(_root, text)
@@ -197,7 +204,7 @@ def one_command(text: str) -> str:
     if "\\" not in text:
         return text
     text = _COMMAND.sub(_synonym, text)
-    text = _BLACKBOARD.sub(lambda found: f"\\mathbb{{{found[1] or found[2]}}}", text)
+    text = _BLACKBOARD.sub(_blackboard_letter, text)
     text = _NO_MEMBERS.sub(r"\\emptyset", text)
     if "frac" in text:
         text = _BARE_FRACTION.sub(r"\\\1{\2}{\3}", text)
@@ -208,9 +215,8 @@ def one_command(text: str) -> str:
         text = _WORD_BELOW.sub(_subscript_word, text)
     if "\\over" in text or "\\choose" in text:
         text = _INFIX.sub(_prefix, f"{{{text}}}")
-        text = (
-            text[1:-1] if text.startswith("{") and closing_brace(text, 0) == len(text) - 1 else text
-        )
+        if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
+            text = text[1:-1]
     return text
 
 
@@ -218,13 +224,18 @@ def _synonym(match: re.Match[str]) -> str:
     return _SYNONYMS.get(match[1], match[0])
 
 
+def _blackboard_letter(match: re.Match[str]) -> str:
+    return f"\\mathbb{{{match[1] or match[2]}}}"
+
+
 def _subscript_word(match: re.Match[str]) -> str:
-    return (
-        f"_{{{match[1] or match[2]}}}" if match[0].count("{") <= match[0].count("}") else match[0]
-    )
+    if match[0].count("{") > match[0].count("}"):
+        return match[0]
+    return f"_{{{match[1] or match[2]}}}"
 
 
 def _prefix(match: re.Match[str]) -> str:
+    r"""Rewrites `{a \over b}` as `\frac{a}{b}`, and `\choose` as `\binom`."""
     command = "\\frac" if match[2] == "over" else "\\binom"
     return f"{command}{{{match[1].strip()}}}{{{match[3].strip()}}}"
 
@@ -239,7 +250,7 @@ _SWITCHES = re.compile(
     r"\\(?:bf|rm|it|sf|tt|em|bfseries|itshape|boldmath|tiny|scriptsize|footnotesize|small|normalsize"
     r"|large|Large|LARGE|huge|Huge|mathstrut|strut|nolimits|allowbreak|nobreak)(?![A-Za-z])\s*"
 )
-# Commands that change how anything in them looks.
+# Commands that change only the style of their content.
 _LOOKS = re.compile(
     r"\\(?:underline|uline|underbar|boldsymbol|bm|pmb|mathbf|mathsf|mathtt|mathnormal|ensuremath"
     r"|textup|textmd|textsl|textsf|texttt|emph|textbf|textit|mathrm|mathit)\s*\{"
@@ -251,15 +262,15 @@ _TEXT_NUMBER = re.compile(
     r"(\s+[A-Za-z][A-Za-z .]*)?\s*\}"
 )
 _ALWAYS = ("underline", "uline", "underbar", "boldsymbol", "bm", "pmb", "ensuremath")
-# Longer answers keep the rest of their fonts.
+# Font commands that are removed from an answer; further ones stay.
 _MOST_FONTS = 64
 
 
 def without_style(text: str) -> str:
     r"""Removes fonts, colours and underlining, which do not change a value.
 
-    Words keep their mark of text; numbers lose it: `\textbf{6}` is 6, and `\text{3 hours}` is
-    `3\text{ hours}`.
+    Words stay marked as text, but numbers do not: `\textbf{6}` becomes 6, and `\text{3 hours}`
+    becomes `3\text{ hours}`.
     """
     if "\\" not in text:
         return text
@@ -278,8 +289,9 @@ def without_style(text: str) -> str:
         content = text[opening.end() : closing]
         name = opening[0].rstrip("{").strip().lstrip("\\")
         letters = _LETTERS.search(re.sub(r"\\[A-Za-z]+", "", content))
-        if name in _ALWAYS or not letters or (name.startswith("math") and "\\" in content):
-            content = _apart(text, opening.start(), content)
+        is_formula = name.startswith("math") and "\\" in content
+        if name in _ALWAYS or is_formula or not letters:
+            content = _group_if_needed(text, opening.start(), content)
             text = text[: opening.start()] + content + text[closing + 1 :]
             position = opening.start()
         else:
@@ -287,8 +299,8 @@ def without_style(text: str) -> str:
     return _TEXT_NUMBER.sub(_number_and_words, text)
 
 
-def _apart(text: str, start: int, content: str) -> str:
-    """Keeps a letter from joining the command that precedes it."""
+def _group_if_needed(text: str, start: int, content: str) -> str:
+    """Puts content in braces if it would otherwise join the command before `start`."""
     command = re.search(r"\\[A-Za-z]+\Z", text[max(start - 32, 0) : start])
     needs_group = start > 0 and (text[start - 1] in "^_" or command)
     return f"{{{content}}}" if needs_group else content

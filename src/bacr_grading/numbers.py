@@ -1,36 +1,39 @@
-"""Numbers in answers: parsed exactly, compared by one rule, without a computer algebra system."""
+"""Parses numbers in answers exactly and compares them, without a computer algebra system.
+
+Called by `compare`. The rules of comparison are in docs/grading.md ("Comparing").
+"""
 
 if __name__ == "numbers":
-    # A file of this folder was run as a script. Python then looks here first for its own `numbers`.
+    # A file of this folder was run as a script, so that Python's `import numbers` finds this file.
     import sys
 
-    _found = f"{sys.argv[0]}: is a part of the package bacr_grading"
-    print(f"error: {_found}; write python -m bacr_grading", file=sys.stderr)
+    _message = f"{sys.argv[0]}: is a part of the package bacr_grading"
+    print(f"error: {_message}; write python -m bacr_grading", file=sys.stderr)
     raise SystemExit(2)
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from bacr_grading.normalize import split_multiplier, split_unit, unit
 
-# A longer run of digits is no answer; Python also refuses to parse beyond 4,300 digits.
+# Digits of a number in an answer. Python does not parse integers of more than 4,300 digits.
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-# Decimals that agree when rounded to six places are equal (math-verify's rule), unless that would
-# forgive more than a thousandth of the reference, which happens for small numbers only.
+# Decimals that agree when rounded to six places are equal (math-verify's rule), if they also agree
+# within a thousandth of the reference. The second condition matters for small numbers only.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number as an answer writes it.
+class Number(NamedTuple):
+    """A number in the form in which an answer contains it.
 
     Attributes:
-      value: exact value, without the percent sign's factor.
-      places: digits after the decimal point, or None when it is not written as a decimal.
-      unit: (name, power) of a known unit, else None.
+      value: exact value; 50 for "50%".
+      places: digits after the decimal point, or None if the number is not a decimal.
+      percent: a percent sign follows the number.
+      unit: (name, power) of a unit of the table in `normalize`, else None.
     """
 
     value: int | Fraction
@@ -64,39 +67,56 @@ _ENCLOSED = re.compile(r"\(([^()\[\],;]*)\)\Z")
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Parses a canonical answer that is one number; None: it is something else.
+    r"""Parses a canonical answer that is one number; returns None for any other answer.
 
     Reads integers, thousands separators, decimals, fractions, mixed fractions, repeating decimals
     (0.1\overline{6}), powers of ten, a currency sign, a percent sign, degrees and a unit.
     """
-    # Most answers are one, and a Fraction takes its time.
+    # Most answers are short integers, and an int is faster to make than a Fraction.
     if _SIMPLE.match(text):
         return Number(int(text))
     enclosed = _ENCLOSED.match(text) if text[:1] == "(" else None
     match = _NUMBER.match(enclosed[1] if enclosed else text)
-    if match is None or len(match.group()) - len(match["rest"]) > MAX_DIGITS:
+    if match is None:
         return None
-    tail, parsed = _tail(match["rest"]), _value(match)
-    if tail is None or parsed is None:
+    digit_count = len(match.group()) - len(match["rest"])
+    if digit_count > MAX_DIGITS:
         return None
-    percent, known, factor = tail
-    value, places = parsed
+    tail = _tail(match["rest"])
+    if tail is None:
+        return None
+    unsigned = _value(match)
+    if unsigned is None:
+        return None
+    percent, unit_and_power, factor = tail
+    value, places = unsigned
+    if factor != 1:
+        # Few numbers have a factor, and multiplying a Fraction takes time.
+        value *= factor
+    if match["sign"] == "-":
+        value = -value
     if match["currency"]:
-        known = unit(match["currency"])
-    return Number(
-        -value * factor if match["sign"] == "-" else value * factor, places, percent, known
-    )
+        unit_and_power = unit(match["currency"])
+    return Number(value, places, percent, unit_and_power)
 
 
 def _exact(digits: str) -> Fraction:
-    return Fraction(digits.replace(",", "").rstrip(".") or "0")
+    """Returns the exact value of digits with a decimal point and thousands separators."""
+    # Fraction also parses text, but takes several times as long.
+    whole, _, decimals = digits.replace(",", "").partition(".")
+    if not decimals:
+        return Fraction(int(whole or 0))
+    return Fraction(int(whole + decimals), 10 ** len(decimals))
 
 
 def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
-    """The unsigned value and its decimal places."""
-    top, bottom = match["top"] or match["left"], match["bottom"] or match["right"]
+    """Returns the absolute value of a match of `_NUMBER` and its decimal places, if it has any.
+
+    None if the divisor is 0, a mixed fraction has a negative part, or an exponent is too large.
+    """
+    top = match["top"] or match["left"]
     if top is not None:
-        divisor = _exact(bottom)
+        divisor = _exact(match["bottom"] or match["right"])
         if not divisor:
             return None
         fraction = _exact(top) / divisor
@@ -105,23 +125,35 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
         return fraction + int(match["whole"] or 0), None
     cycle = match["cycle"] or match["digit"]
     if cycle:
-        fixed = match["fixed"]
-        start = _exact(f"{match['head'] or 0}.{fixed or 0}")
-        return start + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed)), None
+        return _repeating_decimal(match["head"], match["fixed"], cycle), None
     digits = match["number"] or match["factor"] or "1"
     value = _exact(digits)
     exponent = int(match["braced"] or match["bare"] or match["after_e"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    places = len(digits) - digits.index(".") - 1 if "." in digits else None
+    places = None
+    if "." in digits:
+        places = len(digits) - digits.index(".") - 1
     if exponent:
         value *= Fraction(10) ** exponent
         places = max((places or 0) - exponent, 0) or None
     return value, places
 
 
+def _repeating_decimal(head: str, fixed: str, cycle: str) -> Fraction:
+    """Returns head.fixed(cycle), where the digits of `cycle` repeat without end."""
+    start = _exact(f"{head or 0}.{fixed or 0}")
+    nines = 10 ** len(cycle) - 1
+    return start + Fraction(int(cycle), nines * 10 ** len(fixed))
+
+
 def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
-    """Percent, unit and multiplier of what follows the digits; None when it is none of these."""
+    """Reads the text behind the digits of a number.
+
+    Returns:
+      True if the text is a percent sign, the unit and its power, and the factor of a word such as
+      "million". None if the text is something else.
+    """
     if not rest:
         return False, None, 1
     if rest in ("%", "%%"):
@@ -131,33 +163,51 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
     match = _UNIT.match(rest)
     if match is None:
         return None
-    if match[4]:  # m/s: not in the table
+    if match[4]:
+        # Compound units such as m/s are not in the table.
         return False, None, 1
     factor, name = split_multiplier(match[1])
-    return False, unit(name, int(match[2] or match[3] or 1)), factor
+    power = int(match[2] or match[3] or 1)
+    return False, unit(name, power), factor
 
 
 def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
-    """The known unit that an answer, with its canonical form, ends with."""
-    if split := split_unit(text) if text[-1:].isalpha() else None:
-        # The last letter of "2 g + 3 h" is no unit.
-        return None if re.search(r"(?<![\\A-Za-z])[A-Za-z]", split[0]) else unit(split[1])
+    """Returns the unit, and its power, at the end of an answer that is not a number.
+
+    Args:
+      text: the cleaned answer.
+      key: the canonical answer.
+    """
+    split = split_unit(text) if text[-1:].isalpha() else None
+    if split:
+        # The last letter of "2 g + 3 h" is a variable and not a unit.
+        has_variable = re.search(r"(?<![\\A-Za-z])[A-Za-z]", split[0])
+        return None if has_variable else unit(split[1])
     match = _UNIT.search(key)
     if match is None and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", key):
-        return None  # Degrees at the end are those of its angle.
+        # Degrees at the end belong to the angle of the function.
+        return None
     tail = _tail(match.group() if match else key[-1:])
-    return tail[1] if tail else None
+    if tail is None:
+        return None
+    _, unit_and_power, _ = tail
+    return unit_and_power
 
 
 def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool) -> bool:
-    """Whether two known units make two answers different; lenient: a.m. and p.m. alone do."""
-    if not (one and other) or one == other:
+    """True if two units make two answers different.
+
+    In the lenient mode only a.m. and p.m. do.
+    """
+    if one is None or other is None or one == other:
         return False
-    return not lenient or {one[0], other[0]} == _CLOCK
+    if not lenient:
+        return True
+    return {one[0], other[0]} == _CLOCK
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
-    """Gives a number the plain words that followed it ("5 million dollars", "18 eggs")."""
+    """Returns the number with the words behind it applied ("5 million dollars", "18 eggs")."""
     factor, name = split_multiplier(name)
     return Number(number.value * factor, number.places, number.percent, unit(name))
 
@@ -165,10 +215,13 @@ def with_bare_unit(number: Number, name: str) -> Number:
 def equal(
     pred: Number, reference: Number, *, lenient: bool, relative_tolerance: float = 0.0
 ) -> bool:
-    """Whether two numbers are the same answer, by rules 2 to 4 of docs/grading.md ("Comparing").
+    """True if two numbers are the same answer by rules 2 to 4 of docs/grading.md ("Comparing").
 
-    A tolerance is relative to the reference. The lenient mode ignores units, and accepts a decimal
-    of two significant digits or more, rounded correctly, for a fraction without a finite one.
+    The lenient mode ignores units. It also accepts a correctly rounded decimal of two significant
+    digits or more for a fraction without a finite decimal expansion.
+
+    Args:
+      relative_tolerance: largest accepted error, relative to the reference.
     """
     if clash(pred.unit, reference.unit, lenient=lenient):
         return False
@@ -180,41 +233,47 @@ def equal(
 
 
 def _as_fraction(number: Number) -> Number:
-    value = Fraction(number.value, 100) if number.percent else number.value
+    value = number.value
+    if number.percent:
+        value = Fraction(value, 100)
     return Number(value, number.places)
 
 
 def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: float) -> bool:
+    """True if two values are equal by the rules of `equal`; ignores units and percent signs."""
     if pred.value == reference.value:
         return True
     exact = pred.places is None and reference.places is None
     if exact and not relative_tolerance:
         return False
-    ours, theirs = Fraction(pred.value), Fraction(reference.value)
-    error = abs(ours - theirs)
-    if relative_tolerance and error <= Fraction(relative_tolerance) * abs(theirs):
+    value = Fraction(pred.value)
+    target = Fraction(reference.value)
+    error = abs(value - target)
+    if relative_tolerance and error <= Fraction(relative_tolerance) * abs(target):
         return True
     if exact:
         return False
-    if error * 10**PLACES <= 1 and error <= SMALL_NUMBER_TOLERANCE * abs(theirs):
-        return round(ours, PLACES) == round(theirs, PLACES)
+    largest_error = SMALL_NUMBER_TOLERANCE * abs(target)
+    if error * 10**PLACES <= 1 and error <= largest_error:
+        return round(value, PLACES) == round(target, PLACES)
     places = pred.places
-    return (
-        lenient
-        and places is not None
-        and places >= 2
-        and not _terminates(theirs)
-        and abs(ours) * 10**places >= 10
-        and round(theirs, places) == ours
-    )
+    if not lenient or places is None or places < 2 or _terminates(target):
+        return False
+    has_two_significant_digits = abs(value) * 10**places >= 10
+    return has_two_significant_digits and round(target, places) == value
 
 
 def rounds_to(exact: Number, stated: Number, places: int) -> bool:
-    """Whether a number, rounded to some decimal places, is the one that is stated."""
+    """True if the exact number, rounded to `places` decimal places, is the stated number."""
+    if exact.percent != stated.percent:
+        return False
     error = abs(Fraction(exact.value) - Fraction(stated.value))
-    return exact.percent == stated.percent and 2 * error * 10**places <= 1
+    return 2 * error * 10**places <= 1
 
 
 def _terminates(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion: 2 and 5 alone divide its denominator."""
+    """True if a fraction has a finite decimal expansion.
+
+    That is the case if its denominator has no prime factors other than 2 and 5.
+    """
     return pow(10, value.denominator.bit_length(), value.denominator) == 0

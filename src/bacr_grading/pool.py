@@ -1,7 +1,11 @@
-"""A pool of killable worker processes, driven by whoever waits for the answers.
+"""Runs requests in worker processes that can be killed.
 
-Pebble's pool is not used: it ends a late process with SIGTERM and waits three seconds before
-SIGKILL, and starts processes by multiprocessing, which imports the program's main module (JAX).
+Used by the graders (`pooled`). The pool has no thread: the caller's wait starts, feeds and kills
+workers.
+
+Pebble's pool is not used, because it ends a late process with SIGTERM and waits three seconds
+before SIGKILL, and because it starts processes by multiprocessing, which imports the program's main
+module (JAX).
 """
 
 import collections
@@ -24,25 +28,30 @@ from bacr_grading.errors import UserError
 from bacr_grading.numbers import PLACES
 from bacr_grading.verifier_worker import end_offspring
 
-# Importing math-verify takes one second on an idle core; a verifier may import more.
+# Seconds until a worker must be ready. The import of math-verify takes one second on an idle core;
+# a verifier may import more.
 START_SECONDS = 120.0
-# Starts in a row that may fail, and how many where workers are killed or one has started before:
-# the machine can be short of memory or processes for a while.
+# Failed starts in a row after which the pool gives up.
 START_ATTEMPTS = 3
+# The same if workers are killed or one has started before, because the machine may lack memory or
+# processes only for a while.
 PATIENT_ATTEMPTS = 8
-# Seconds before the second try after a failure, doubled each time, and the longest of these pauses.
-START_PAUSE, LONGEST_PAUSE = 0.25, 8.0
+# Seconds before the second start after a failure; doubled after each further failure.
+START_PAUSE = 0.25
+LONGEST_PAUSE = 8.0
+# Seconds between two calls of `poll`.
 POLL_SECONDS = 0.1
-# Until a wait for the first worker is worth a word, and between one word and the next.
+# Seconds between two messages while the first worker is not ready.
 PATIENCE_SECONDS = 5.0
 # Answers after which a worker is replaced.
 RECYCLE_AFTER = 2000
-# Least and most of what a grader may be given. Seconds: a worker needs some hundredths for an
-# answer that is no trouble at all; an hour for one. A process for each core of the largest machine.
+# Smallest and largest settings of a grader. A worker needs some hundredths of a second for an easy
+# answer, and an hour (3600 s) is enough for any. The largest machines have about 1024 cores.
 LIMITS = {"workers": (1, 1024), "deadline": (0.05, 3600), "memory_mb": (128, 1 << 30)}
 
 
-# Called regularly while somebody waits, to react to signals; what it raises ends the wait.
+# Called regularly during a wait, so that the caller can react to signals; an exception ends the
+# wait.
 Poll = Callable[[], object] | None
 
 
@@ -50,10 +59,12 @@ class Request(NamedTuple):
     """One comparison for math-verify.
 
     Attributes:
-      answer: the answer, or with `prose` the text to search for one.
-      search: whether a value that was found somewhere in the answer counts, and not only one of
-        the whole answer.
-      places: decimal places to which numbers have to agree.
+      answer: the answer, or with `prose` the text in which math-verify searches one.
+      reference: the reference answer.
+      prose: `answer` is running text.
+      reference_is_prose: `reference` is running text.
+      search: a value somewhere in the answer counts too, and not only the whole answer.
+      places: decimal places to which numbers must agree.
     """
 
     answer: str
@@ -65,47 +76,59 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
+      correct: math-verify finds the two sides equal.
+      compared_text: the part of running text that was compared.
+      whole_answer: the whole answer was understood and is right.
       timed_out: the deadline passed and the worker was killed.
-      died: the worker ended by itself (out of memory, a crash).
+      died: the worker ended by itself, for lack of memory or in a crash.
     """
 
     correct: bool
-    found: str = ""
-    whole: bool = False
+    compared_text: str = ""
+    whole_answer: bool = False
     timed_out: bool = False
     died: bool = False
 
 
-def _outcome(reply: dict[str, Any]) -> list[Outcome]:
-    found, whole = str(reply.get("found", "")), bool(reply.get("whole"))
-    return [Outcome(bool(reply["correct"]), found, whole)]
+def _encode(requests: Sequence[Request]) -> dict[str, Any]:
+    return requests[0]._asdict()
+
+
+def _decode(reply: dict[str, Any]) -> list[Outcome]:
+    compared_text = str(reply.get("found", ""))
+    whole_answer = bool(reply.get("whole"))
+    return [Outcome(bool(reply["correct"]), compared_text, whole_answer)]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the workers of a pool run; by default math-verify.
+    """The program that the workers of a pool run; by default math-verify.
 
     Attributes:
-      script: a file that gets the two limits, and its mark, as its arguments.
-      setup: the first line of its standard input; empty: none.
-      batch: most requests that a worker is given at a time; each of them has the deadline.
-      written: requests as a line of JSON.
-      read: what a reply says of them; a LookupError, TypeError or ValueError: it is no reply.
-      late, died: the outcome of a request whose worker was late, or ended by itself.
-      advice: what to look at when no worker starts.
-      foreign: it is a user's or a package's code, which may start processes; these end with it.
-      environment: variables of the workers; None: those of this process.
+      script: path of the program. Its arguments are the memory limit in bytes, the time limit of an
+        answer in seconds, and the name of a variable that marks its processes.
+      setup: first line of its standard input; empty for none.
+      batch: largest number of requests per line. Each of them has the deadline.
+      encode: returns the JSON value of a line with requests.
+      decode: returns the outcomes in a reply. Raises a LookupError, TypeError or ValueError if the
+        value is not a reply.
+      late: outcome of a request whose worker was late.
+      died: outcome of a request whose worker ended by itself.
+      advice: what the user should check if no worker starts.
+      foreign: the code of a user or a package runs in the workers. Processes that such code starts
+        end with the worker.
+      environment: environment variables of the workers; None for the variables of this process.
       spare: seconds of a batch beyond the deadlines of its requests.
     """
 
     script: str = worker_module.__file__
     setup: bytes = b""
     batch: int = 1
-    written: Callable[[Sequence[Any]], Any] = lambda requests: requests[0]._asdict()
-    read: Callable[[dict[str, Any]], Sequence[Any]] = _outcome
+    encode: Callable[[Sequence[Any]], Any] = _encode
+    decode: Callable[[dict[str, Any]], Sequence[Any]] = _decode
     late: Any = Outcome(False, timed_out=True)
     died: Any = Outcome(False, died=True)
     advice: str = (
@@ -119,11 +142,16 @@ class Program:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process and what it is doing; `deadline` is for its requests, or for getting ready.
+    """A worker process and its work.
 
     Attributes:
-      mark: a variable in the environment of what it starts, and of nothing else.
-      unsent: what its standard input has yet to get.
+      deadline: time at which the process is killed if it is not ready, or has not answered.
+      mark: name of an environment variable that only the processes of this worker have.
+      unsent: bytes that are not yet written to its standard input.
+      ready: the process can take requests.
+      requests: the requests that the process is working on.
+      answered: number of replies so far.
+      buffer: bytes of the current reply.
     """
 
     process: subprocess.Popen[bytes]
@@ -142,29 +170,54 @@ class _Worker:
         return self.ready and not self.requests
 
 
+class _FailedStart(NamedTuple):
+    """Why a worker did not start, and True if it was killed."""
+
+    reason: str
+    killed: bool
+
+
 class WorkerPool:
     """Runs requests in worker processes that import neither JAX nor this library.
 
-    A worker that is late is killed (SIGKILL) and replaced. Its requests get no verdict, which
-    grades as incorrect. Requests of a worker that ended by itself are given once more, one by one.
-    Nothing starts before the first request. For one thread at a time.
+    A late worker is killed (SIGKILL) and replaced. Its requests get no verdict and count as
+    incorrect. Requests of a worker that ended by itself are tried once more, one by one. No process
+    starts before the first request. Only one thread may use a pool at a time.
+
+    Attributes:
+      counts: numbers of events, such as "timeouts" and "worker_deaths".
     """
 
     def __init__(self, program: Program, *, workers: int, deadline: int | float, memory_mb: int):
-        """UserError: a number that no pool could work with."""
-        given = {"workers": workers, "deadline": deadline, "memory_mb": memory_mb}
+        """Checks the settings and starts nothing.
+
+        Args:
+          program: the program of the workers.
+          workers: largest number of processes.
+          deadline: seconds for one request.
+          memory_mb: limit of a worker's address space in MiB.
+
+        Raises:
+          UserError: a setting is outside of `LIMITS`.
+        """
+        settings = {"workers": workers, "deadline": deadline, "memory_mb": memory_mb}
         for name, (least, most) in LIMITS.items():
-            if not least <= given[name] <= most:
+            if not least <= settings[name] <= most:
                 raise UserError(
-                    f"grading: found {name}={given[name]!r}; write a number from {least} to {most}"
+                    f"grading: found {name}={settings[name]!r}; write a number from {least} to "
+                    f"{most}"
                 )
-        self._program, self._size, self._deadline = program, workers, deadline
+        self._program = program
+        self._size = workers
+        self._deadline = deadline
         self._memory_bytes = memory_mb << 20
         self._workers: list[_Worker] = []
         self._closed = False
-        # Why workers did not start, since one did; True: it was killed.
-        self._failures: list[tuple[str, bool]] = []
+        # Failed starts since the last worker that started.
+        self._failures: list[_FailedStart] = []
+        # A worker has started before.
         self._started = False
+        # Time before which no further worker is started.
         self._start_after = 0.0
         # Requests of workers that ended while they worked on them.
         self._unanswered: list[Any] = []
@@ -175,32 +228,41 @@ class WorkerPool:
         """Process ids of the live workers."""
         return [worker.process.pid for worker in self._workers]
 
-    def check(self, tell: Callable[[str], object] | None = None) -> None:
-        """Waits until a worker is ready, of which one is started; UserError: it does not start.
+    def check(self, report: Callable[[str], object] | None = None) -> None:
+        """Starts a worker and waits until it is ready; starts another one if it is killed.
 
-        One that is killed is started again. `tell` gets a line when that takes long, and every so
-        often from then on.
+        Args:
+          report: called with a message every few seconds while no worker is ready.
+
+        Raises:
+          UserError: no worker starts.
         """
-        began = told = time.monotonic()
+        start_time = time.monotonic()
+        report_time = start_time
         while not any(worker.ready for worker in self._workers):
-            if self._failures and not (self._failures[-1][1] and self._may_start()):
-                raise self._refusal()
+            if self._failures and not (self._failures[-1].killed and self._may_start()):
+                raise self._start_error()
             if not self._workers and time.monotonic() >= self._start_after:
                 self._start()
             self._listen(POLL_SECONDS, {})
             now = time.monotonic()
-            if tell is not None and now - told >= PATIENCE_SECONDS:
-                told = now
-                tell(
-                    f"grading: its worker is not ready after {now - began:.0f} s, of "
+            if report is not None and now - report_time >= PATIENCE_SECONDS:
+                report_time = now
+                report(
+                    f"grading: its worker is not ready after {now - start_time:.0f} s, of "
                     f"{START_SECONDS:.0f} that it has; {self._program.advice}"
                 )
 
     def run(self, requests: Sequence[Any], poll: Poll = None) -> dict[Any, Any]:
-        """Runs requests, all different, some in a batch; gives the outcome of each.
+        """Runs requests and returns the outcome of each.
 
-        `poll` is called every tenth of a second. When it raises, the work under way is dropped and
-        the exception goes on. UserError: worker processes cannot be started on this machine.
+        Args:
+          requests: the requests, all different.
+          poll: called every tenth of a second. If it raises, the work is dropped and the exception
+            is passed on.
+
+        Raises:
+          UserError: worker processes cannot be started on this machine.
         """
         if self._closed:
             raise RuntimeError("the grader is closed")
@@ -208,94 +270,52 @@ class WorkerPool:
         starts = range(0, len(requests), size)
         queue = collections.deque(requests[start : start + size] for start in starts)
         outcomes: dict[Any, Any] = {}
-        asked_again: set[Any] = set()
+        retried: set[Any] = set()
         if self._started:
-            # After a call in which no worker started, the next one tries only once.
+            # If no worker started during the last call, this call tries only once.
             del self._failures[PATIENT_ATTEMPTS - 1 :]
-        polled = time.monotonic()
+        poll_time = time.monotonic()
         try:
-            # First whatever happened since the last call: workers got ready, or died.
+            # Workers may have become ready, or died, since the last call.
             self._listen(0.0, outcomes)
             while len(outcomes) < len(requests):
                 self._assign(queue, outcomes)
                 self._listen(POLL_SECONDS, outcomes)
-                for request in self._unanswered:
-                    if request in asked_again:
-                        outcomes[request] = self._program.died
-                    else:
-                        asked_again.add(request)
-                        queue.append([request])
-                self._unanswered.clear()
-                if poll is not None and time.monotonic() - polled >= POLL_SECONDS:
+                self._retry_unanswered(queue, outcomes, retried)
+                if poll is not None and time.monotonic() - poll_time >= POLL_SECONDS:
                     poll()
-                    polled = time.monotonic()
+                    poll_time = time.monotonic()
         except BaseException:
-            for worker in [w for w in self._workers if w.requests]:
+            for worker in [worker for worker in self._workers if worker.requests]:
                 self._remove(worker)
             self._unanswered.clear()
             raise
         return outcomes
 
     def close(self) -> None:
-        """Kills the workers and waits until they are gone."""
+        """Kills the workers and waits for their end."""
         self._closed = True
         for worker in list(self._workers):
             self._remove(worker)
 
+    # --- start of workers -------------------------------------------------------------------------
+
     def _may_start(self) -> bool:
-        """True if the failures so far leave another try to start a worker."""
-        patient = self._started or (bool(self._failures) and self._failures[-1][1])
-        return len(self._failures) < (PATIENT_ATTEMPTS if patient else START_ATTEMPTS)
-
-    def _not_started(self, reason: str, *, killed: bool = False) -> None:
-        """Notes why a worker did not start, and how long the next one has to wait."""
-        self._failures.append((reason, killed))
-        pause = min(START_PAUSE * 2.0 ** (len(self._failures) - 1), LONGEST_PAUSE)
-        self._start_after = time.monotonic() + pause
-
-    def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
-        """Hands requests to idle workers, and starts workers while requests are waiting."""
-        while queue:
-            idle = next((w for w in self._workers if w.idle), None)
-            if idle is not None:
-                self._send(idle, queue.popleft())
-                continue
-            starting = sum(not w.ready for w in self._workers)
-            if len(self._workers) >= self._size or starting >= len(queue):
-                return
-            if self._may_start():
-                if time.monotonic() < self._start_after:
-                    return
-                self._start()
-            elif self._workers:
-                return
-            elif self._started:
-                outcomes |= dict.fromkeys(itertools.chain(*queue), self._program.died)
-                queue.clear()
-            else:
-                raise self._refusal()
-
-    def _refusal(self) -> UserError:
-        """Why no worker is there."""
-        return UserError(
-            f"grading: worker processes do not start ({self._failures[-1][0]}); "
-            f"{self._program.advice}"
-        )
-
-    def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
-        worker.requests = requests
-        seconds = self._deadline * len(requests) + self._program.spare
-        worker.deadline = time.monotonic() + seconds
-        worker.unsent += json.dumps(self._program.written(requests)).encode("ascii") + b"\n"
+        """True if the number of failed starts allows another one."""
+        was_killed = bool(self._failures) and self._failures[-1].killed
+        attempts = PATIENT_ATTEMPTS if self._started or was_killed else START_ATTEMPTS
+        return len(self._failures) < attempts
 
     def _start(self) -> None:
-        # The worker must find math-verify wherever this process would.
-        given = self._program.environment
-        environment = dict(os.environ if given is None else given)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        """Starts a worker, or notes the failure if the system cannot start a process."""
         mark = f"GRADING_WORKER_{uuid.uuid4().hex}"
-        environment[mark] = "1"
-        # -P keeps this room's modules (numbers, pool, ...) from hiding others of the same name.
+        # The worker must find math-verify in the same folders as this process.
+        environment = {
+            **(os.environ if self._program.environment is None else self._program.environment),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            mark: "1",
+        }
+        # With -P, the modules of this folder (numbers, pool) do not hide others of the same name.
         command = [sys.executable, "-P", self._program.script]
         command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2), mark]
         self.counts["worker_starts"] += 1
@@ -309,90 +329,178 @@ class WorkerPool:
                 start_new_session=True,
             )
         except OSError as error:
-            self._not_started(str(error))
+            self._note_failed_start(str(error))
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        # A write must not wait for one that doesn't read: deadlines would pass meanwhile.
+        # A write to a worker that does not read must not wait, because deadlines would pass.
         os.set_blocking(process.stdin.fileno(), False)
-        ready_by = time.monotonic() + START_SECONDS
-        line = bytearray(self._program.setup)
-        self._workers.append(_Worker(process, process.stdin, process.stdout, ready_by, mark, line))
+        self._workers.append(
+            _Worker(
+                process=process,
+                stdin=process.stdin,
+                stdout=process.stdout,
+                deadline=time.monotonic() + START_SECONDS,
+                mark=mark,
+                unsent=bytearray(self._program.setup),
+            )
+        )
+
+    def _note_failed_start(self, reason: str, *, killed: bool = False) -> None:
+        """Stores why a worker did not start, and sets the time of the next start."""
+        self._failures.append(_FailedStart(reason, killed))
+        pause = min(START_PAUSE * 2.0 ** (len(self._failures) - 1), LONGEST_PAUSE)
+        self._start_after = time.monotonic() + pause
+
+    def _start_error(self) -> UserError:
+        return UserError(
+            f"grading: worker processes do not start ({self._failures[-1].reason}); "
+            f"{self._program.advice}"
+        )
+
+    # --- requests and replies ---------------------------------------------------------------------
+
+    def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
+        """Sends batches to idle workers, and starts workers while batches are waiting."""
+        while queue:
+            idle_worker = next((worker for worker in self._workers if worker.idle), None)
+            if idle_worker is not None:
+                self._send(idle_worker, queue.popleft())
+                continue
+            starting = sum(not worker.ready for worker in self._workers)
+            if len(self._workers) >= self._size or starting >= len(queue):
+                return
+            if self._may_start():
+                if time.monotonic() < self._start_after:
+                    return
+                self._start()
+            elif self._workers:
+                return
+            elif self._started:
+                outcomes |= dict.fromkeys(itertools.chain(*queue), self._program.died)
+                queue.clear()
+            else:
+                raise self._start_error()
+
+    def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
+        """Gives a batch to a worker; `_listen` writes it."""
+        worker.requests = requests
+        seconds = self._deadline * len(requests) + self._program.spare
+        worker.deadline = time.monotonic() + seconds
+        worker.unsent += json.dumps(self._program.encode(requests)).encode("ascii") + b"\n"
+
+    def _retry_unanswered(
+        self, queue: collections.deque[Any], outcomes: dict[Any, Any], retried: set[Any]
+    ) -> None:
+        """Queues requests of dead workers once more, alone; a second death is their outcome."""
+        for request in self._unanswered:
+            if request in retried:
+                outcomes[request] = self._program.died
+            else:
+                retried.add(request)
+                queue.append([request])
+        self._unanswered.clear()
 
     def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
-        """Waits for replies, at most that long, notes them and kills the workers that are late."""
-        until = [worker.deadline - time.monotonic() for worker in self._workers if not worker.idle]
+        """Waits for replies, writes requests, and kills the workers that are late.
+
+        Args:
+          seconds: longest wait.
+          outcomes: receives the outcomes of answered requests.
+        """
         pipes = select.poll()
+        waits = [seconds]
         for worker in self._workers:
             pipes.register(worker.stdout, select.POLLIN)
             if worker.unsent:
                 pipes.register(worker.stdin, select.POLLOUT)
-        found = {pipe for pipe, _ in pipes.poll(1000 * max(min([seconds, *until]), 0.0))}
-        for worker in [w for w in self._workers if w.unsent]:
-            # One whose pipe is full gets the rest later; one that has died is found out by reading.
-            with contextlib.suppress(OSError):
-                del worker.unsent[: os.write(worker.stdin.fileno(), worker.unsent)]
-        for worker in [w for w in self._workers if w.stdout.fileno() in found]:
-            self._read(worker, outcomes)
+            if not worker.idle:
+                waits.append(worker.deadline - time.monotonic())
+        ready_pipes = {pipe for pipe, _ in pipes.poll(1000 * max(min(waits), 0.0))}
+        for worker in self._workers:
+            if worker.unsent:
+                # A full pipe takes the rest later, and a dead worker is noticed by reading.
+                with contextlib.suppress(OSError):
+                    del worker.unsent[: os.write(worker.stdin.fileno(), worker.unsent)]
+        for worker in list(self._workers):
+            if worker.stdout.fileno() in ready_pipes:
+                self._read(worker, outcomes)
         now = time.monotonic()
-        for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
-            self._remove(worker)
-            if not worker.ready:
-                self._not_started(f"not ready after {START_SECONDS:.0f} s")
-            else:
-                self.counts["timeouts"] += 1
-                outcomes |= dict.fromkeys(worker.requests, self._program.late)
+        for worker in list(self._workers):
+            if not worker.idle and worker.deadline <= now:
+                self._end_late(worker, outcomes)
 
     def _read(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
-        """Reads what a worker wrote: one line when it is ready, then one for each batch."""
+        """Reads from a worker, which writes a line when it is ready and a line for each batch."""
         data = os.read(worker.stdout.fileno(), 1 << 16)
         worker.buffer += data
         if not data:
-            self._died(worker, outcomes)
-        elif worker.buffer.endswith(b"\n"):
-            try:
-                reply = json.loads(worker.buffer)
-                if not worker.requests:
-                    self._greeted(worker, reply)
-                    return
-                told = list(zip(worker.requests, self._program.read(reply), strict=True))
-            except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-                # Something else than the worker has written into its pipe.
-                self._died(worker, outcomes)
+            self._end_dead(worker)
+            return
+        if not worker.buffer.endswith(b"\n"):
+            return
+        try:
+            reply = json.loads(worker.buffer)
+            if not worker.requests:
+                self._read_greeting(worker, reply)
                 return
-            worker.buffer = b""
-            outcomes |= told
-            worker.requests = ()
-            worker.answered += 1
-            if reply.get("memory") or worker.answered >= RECYCLE_AFTER:
-                self._remove(worker)
-                self.counts["worker_recycled"] += 1
-            self.counts["worker_out_of_memory"] += bool(reply.get("memory"))
-            self.counts["worker_errors"] += "error" in reply
+            new_outcomes = list(zip(worker.requests, self._program.decode(reply), strict=True))
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+            # Other code has written into the worker's pipe.
+            self._end_dead(worker)
+            return
+        worker.buffer = b""
+        outcomes |= new_outcomes
+        worker.requests = ()
+        worker.answered += 1
+        is_out_of_memory = bool(reply.get("memory"))
+        if is_out_of_memory or worker.answered >= RECYCLE_AFTER:
+            self._remove(worker)
+            self.counts["worker_recycled"] += 1
+        self.counts["worker_out_of_memory"] += is_out_of_memory
+        self.counts["worker_errors"] += "error" in reply
 
-    def _greeted(self, worker: _Worker, reply: dict[str, Any]) -> None:
-        """Notes that a worker is ready, or why it will not be."""
+    def _read_greeting(self, worker: _Worker, reply: dict[str, Any]) -> None:
+        """Notes that a worker is ready, or why it refuses to work.
+
+        Raises:
+          ValueError: the reply is not a greeting.
+        """
         if worker.ready or reply.keys() - {"ready", "refused"}:
-            raise ValueError("no greeting")
+            raise ValueError("the reply is not a greeting")
         worker.buffer = b""
         if "refused" in reply:
             self._remove(worker)
-            self._not_started(str(reply["refused"]))
+            self._note_failed_start(str(reply["refused"]))
         else:
-            worker.ready = self._started = True
+            worker.ready = True
+            self._started = True
             self._failures.clear()
 
-    def _died(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
+    # --- end of workers ---------------------------------------------------------------------------
+
+    def _end_late(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
+        """Kills a worker whose deadline has passed."""
+        self._remove(worker)
+        if worker.ready:
+            self.counts["timeouts"] += 1
+            outcomes |= dict.fromkeys(worker.requests, self._program.late)
+        else:
+            self._note_failed_start(f"not ready after {START_SECONDS:.0f} s")
+
+    def _end_dead(self, worker: _Worker) -> None:
+        """Removes a worker that ended by itself and keeps its requests for another try."""
         self._remove(worker)
         self.counts["worker_deaths"] += 1
         self._unanswered += worker.requests
         if not worker.ready:
             status = worker.process.returncode
-            self._not_started(f"it exited with status {status}", killed=status < 0)
+            self._note_failed_start(f"it exited with status {status}", killed=status < 0)
 
     def _remove(self, worker: _Worker) -> None:
+        """Kills a worker with all processes that it started, and waits for its end."""
         self._workers.remove(worker)
-        # What it has started goes with it: a worker leads a session of its own.
+        # The worker is the leader of a session, to which processes that it started belong.
         with contextlib.suppress(OSError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.kill()

@@ -1,27 +1,28 @@
-r"""What an answer states: one thing, in mathematics that is known, or more than that.
+r"""Checks that an answer states one thing, in notation that the comparison understands.
 
-A computer algebra system finds a value in nearly anything: "\neq 5", "6 \\ 5", "5 = 6 = 5".
-A reward must not, so that the strict mode compares such an answer by its spelling only.
+Used by the strict mode of `judge`. A computer algebra system finds a value in almost any text, also
+in "\neq 5", "6 \\ 5" and "5 = 6 = 5". A reward must not accept these, so that the strict mode
+compares such an answer by its spelling only.
 """
 
 import math
 import re
 from typing import NamedTuple
 
-from bacr_grading.compare import ELISION, Answer, split
+from bacr_grading.compare import ELISION, ParsedAnswer, split
 from bacr_grading.forms import operations
 from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, unit
 
 
 class Claim(NamedTuple):
-    """One equality that a right answer has to fulfil.
+    """An equality that must be true if the answer is right.
 
     Attributes:
-      places: decimal places to which it is stated, or None for an exact statement.
+      places: decimal places to which the answer is stated; None if it is exact.
     """
 
-    answer: Answer
-    reference: Answer
+    answer: ParsedAnswer
+    reference: ParsedAnswer
     places: int | None = None
 
 
@@ -29,8 +30,8 @@ class Claim(NamedTuple):
 _PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?")
 _FRACTION = re.compile(r"-?\\d?frac\{([0-9]{1,18})\}\{([0-9]{1,18})\}")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
-# Commands whose meaning the comparison knows. What negates, hedges, strikes out, hides, points from
-# one thing to another or breaks a line is not among them.
+# Commands that the comparison understands. Commands that negate, hedge, strike out, hide, point
+# from one thing to another or break a line are not in this list.
 _KNOWN = frozenset(
     "\\" + name
     for name in r"""
@@ -57,9 +58,9 @@ _GROUP = re.compile(
 )
 _JOINING = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _SYMBOL = re.compile(r"[A-Za-z]|gcd|lcm|lim|max|min|sin|cos|tan|log|ln")
-# A unit, and right behind it another quantity.
+# A unit directly followed by another quantity.
 _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z(]")
-# 2 5 behind a logarithm are its base and its number.
+# Behind a logarithm, "2 5" is its base and its argument.
 _TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
@@ -71,7 +72,7 @@ _BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
 _MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|'|-1)+\s*\}|\\prime|\\ast|\*)))?"
 _ARGUMENTS = r"(?:\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\]))?"
 _D = r"(?:d|\\partial)\s?"
-# What may stand in front of the equals sign: the name of what is asked for, and no expression.
+# Names of quantities, which may precede an equals sign; expressions may not.
 _NAME = re.compile(
     rf"""
     {_LETTER}{_BELOW}{_MARKS}{_BELOW}{_ARGUMENTS}
@@ -89,20 +90,25 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
-# Commands that bind the variables of an expression, which is a constant then.
+# Commands that bind the variables of an expression, so that it can be a constant.
 _BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
 _APPROX = re.compile(r"\\approx(?![A-Za-z])")
 _EQUALS = re.compile("(?<![<>!])=")
 _COMMA = re.compile(f"[,;{LIST_COMMA}]")
 
 
-def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
-    r"""What has to be true for an answer to be right.
+def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...] | None:
+    r"""Returns the equalities that must be true if an answer is right.
 
-    `raw` is the answer before its last full stops are cleaned away. One comparison with the
-    reference, or for a chain ("\frac{5}{2} = 2.5", "\frac{2}{3} \approx 0.667") one for each of its
-    members; None when the answer says more than one thing, or something whose meaning isn't known,
-    so that only its spelling can be compared.
+    Args:
+      raw: the answer before `normalize.clean` removed delimiters and final full stops.
+      answer: the answer.
+      reference: the reference answer.
+
+    Returns:
+      One comparison with the reference, or one for each member of a chain such as
+      "\frac{5}{2} = 2.5" or "\frac{2}{3} \approx 0.667". None if the answer states more than one
+      thing or uses unknown notation, so that only its spelling can be compared.
     """
     if raw == answer.text and (_PLAIN.fullmatch(raw) or _in_lowest_terms(raw)):
         return (Claim(answer, reference),)
@@ -114,10 +120,10 @@ def claims(raw: str, answer: Answer, reference: Answer) -> tuple[Claim, ...] | N
         return None
     if _TWO_NUMBERS.search(answer.key) or not _comparable(answer, reference):
         return None
-    wanted = _members(answer, reference)
-    if not wanted or (answer.ratio and reference.ratio):
-        return wanted
-    return wanted if _is_evaluated(wanted, reference) else None
+    equalities = _members(answer, reference)
+    if not equalities or (answer.ratio and reference.ratio):
+        return equalities
+    return equalities if _is_evaluated(equalities, reference) else None
 
 
 def _in_lowest_terms(text: str) -> bool:
@@ -125,167 +131,232 @@ def _in_lowest_terms(text: str) -> bool:
     match = _FRACTION.fullmatch(text)
     if match is None:
         return False
-    bottom = int(match[2])
-    return bottom > 1 and math.gcd(int(match[1]), bottom) == 1
+    denominator = int(match[2])
+    return denominator > 1 and math.gcd(int(match[1]), denominator) == 1
 
 
-def _is_evaluated(wanted: tuple[Claim, ...], reference: Answer) -> bool:
+def _is_evaluated(equalities: tuple[Claim, ...], reference: ParsedAnswer) -> bool:
     r"""True unless the reference is a number and the answer is arithmetic that leads to it.
 
-    An operation that the reference leaves undone too may stay: `2^{10}` is right where the
-    reference has a power. One member of a chain has to be evaluated.
+    The answer may contain operations that the reference contains too: `2^{10}` is right if the
+    reference has a power. Only one member of a chain must be evaluated.
     """
     allowed = None if reference.words else operations(reference)
-    if allowed is None or any(_ORDER.search(claim.answer.key) for claim in wanted):
+    if allowed is None or any(_ORDER.search(claim.answer.key) for claim in equalities):
         return True
-    members = [claim.answer for claim in wanted if claim.places is None]
-    undone = {member: operations(member) for member in members}
-    if any(left is None and not _BOUND.search(member.key) for member, left in undone.items()):
-        return False
-    return any(left is not None and left <= allowed for left in undone.values())
+    has_evaluated_member = False
+    for claim in equalities:
+        if claim.places is not None:
+            continue
+        undone = operations(claim.answer)
+        if undone is None:
+            if not _BOUND.search(claim.answer.key):
+                return False
+        elif undone <= allowed:
+            has_evaluated_member = True
+    return has_evaluated_member
 
 
-def _known_signs(answer: Answer, reference: Answer) -> bool:
-    """Whether every sign and command is known, or is the reference's own."""
-    text, theirs = answer.text, reference.text
-    odd = {char for char in text if not _CHARACTERS.fullmatch(char)} - set(theirs)
-    if odd or (_ODD_SIGNS.search(text) and not _ODD_SIGNS.search(theirs)):
+def _known_signs(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    """True if the comparison, or the reference, contains every sign and command of an answer."""
+    text = answer.text
+    target = reference.text
+    odd_characters = {char for char in text if not _CHARACTERS.fullmatch(char)} - set(target)
+    if odd_characters or (_ODD_SIGNS.search(text) and not _ODD_SIGNS.search(target)):
         return False
     if "\\" not in text:
         return True
-    if set(_COMMAND.findall(text)) - _KNOWN - set(_COMMAND.findall(theirs)):
+    if set(_COMMAND.findall(text)) - _KNOWN - set(_COMMAND.findall(target)):
         return False
     environments = set(_ENVIRONMENT.findall(text))
-    if environments - _TABLES - set(_ENVIRONMENT.findall(theirs)):
+    if environments - _TABLES - set(_ENVIRONMENT.findall(target)):
         return False
-    if "\\{" in text and ":" in text and ":" not in theirs:
+    if "\\{" in text and ":" in text and ":" not in target:
+        # A set with a condition, such as {x : x > 0}.
         return False
-    rows = _TABLE.sub("", text) if environments else text
-    return "\\\\" not in rows or "\\\\" in theirs
+    # Outside of a table, a line break separates two statements.
+    outside_tables = _TABLE.sub("", text) if environments else text
+    return "\\\\" not in outside_tables or "\\\\" in target
 
 
-def _only_units(answer: Answer, reference: Answer) -> bool:
-    """Whether all running text in an answer joins a list, names a unit or is the reference's."""
-    theirs = [content.strip() for _, content in _GROUP.findall(reference.text)]
-    own = split_unit(reference.text) if reference.text[-1:].isalpha() else None
-    theirs += [own[1]] if own else []
+def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    """True if all words in an answer join a list, name a unit, or occur in the reference."""
+    reference_words = [content.strip() for _, content in _GROUP.findall(reference.text)]
+    reference_unit = _bare_unit(reference.text)
+    if reference_unit is not None:
+        reference_words.append(reference_unit)
     for match in _GROUP.finditer(answer.text):
         content = match[2].strip()
-        if match.group() == answer.text or content in theirs or _JOINING.fullmatch(content):
+        if match.group() == answer.text or content in reference_words:
             continue
-        if match[1] not in ("text", "mbox") and _SYMBOL.fullmatch(content):
-            continue
-        if match.start() == 0 and _named_quantity(content, answer.text[match.end() :]):
-            continue
-        if not names_what_is_counted(content):
+        if not _is_harmless(match, content, answer.text):
             return False
     if _UNIT_THEN_MORE.search(answer.key):
         return False
-    bare = split_unit(answer.text) if answer.text[-1:].isalpha() else None
-    return bare is None or any(names_what_is_counted(bare[1], own) for own in theirs or [""])
+    answer_unit = _bare_unit(answer.text)
+    if answer_unit is None:
+        return True
+    return any(names_what_is_counted(answer_unit, words) for words in reference_words or [""])
 
 
-def _named_quantity(words: str, rest: str) -> bool:
-    """True if words that begin an answer name the quantity on the other side of an equals sign."""
+def _bare_unit(text: str) -> str | None:
+    """Returns the plain words behind the number of an answer; None if there are none."""
+    if not text[-1:].isalpha():
+        return None
+    number_and_words = split_unit(text)
+    return None if number_and_words is None else number_and_words[1]
+
+
+def _is_harmless(match: re.Match[str], content: str, text: str) -> bool:
+    r"""True if words in `\text{...}` cannot change what an answer states.
+
+    Args:
+      match: the match of `_GROUP` in `text`, whose words are `content`.
+    """
+    if _JOINING.fullmatch(content):
+        return True
+    if match[1] not in ("text", "mbox") and _SYMBOL.fullmatch(content):
+        return True
+    if match.start() == 0 and _is_quantity_name(content, text[match.end() :]):
+        return True
+    return names_what_is_counted(content)
+
+
+def _is_quantity_name(words: str, rest: str) -> bool:
+    """True if words at the start of an answer, before an equals sign, name a quantity.
+
+    Args:
+      rest: the answer behind the words.
+    """
     if not rest.lstrip().startswith("=") or not _WORDS.fullmatch(words):
         return False
-    return not any(_denied(name) for name in words.casefold().split())
+    return not any(_could_change_meaning(name) for name in words.casefold().split())
 
 
-def _comparable(answer: Answer, reference: Answer) -> bool:
-    """Whether both are of kinds that can be equal: brackets matter, and so do inequalities."""
-    order = bool(_ORDER.search(answer.key))
-    if order and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
+def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
+    """True if answer and reference are of kinds that can be equal.
+
+    Brackets must agree, and an inequality equals only an inequality or an interval.
+    """
+    is_inequality = bool(_ORDER.search(answer.key))
+    if is_inequality and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
         return False
     if answer.items is None:
         return True
     kind = answer.items.kind
-    if not order and kind in ("list", "set") and _ORDER.search(reference.key):
+    if not is_inequality and kind in ("list", "set") and _ORDER.search(reference.key):
         return False
-    theirs = reference.items.kind if reference.items else kind
-    if "set" in (kind, theirs):
-        return kind in ("list", "set") and theirs in ("list", "set")
-    return theirs != "list" or kind in ("list", "()")
+    target_kind = reference.items.kind if reference.items else kind
+    if "set" in (kind, target_kind):
+        return kind in ("list", "set") and target_kind in ("list", "set")
+    return target_kind != "list" or kind in ("list", "()")
 
 
-def _members(answer: Answer, reference: Answer) -> tuple[Claim, ...] | None:
-    """The claims of an answer that may be a chain of equalities, or a list with names."""
-    exact, approximate = split(answer.text, _APPROX), split(reference.text, _APPROX)
-    if len(exact) > 1 and len(approximate) == 1:
-        return _approximate(exact, reference)
+def _members(answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...] | None:
+    """Splits an answer that may be a chain of equalities, a ratio or a list with names.
+
+    Returns:
+      The equalities, or None if the answer states more than one thing.
+    """
+    around_approx = split(answer.text, _APPROX)
+    if len(around_approx) > 1 and len(split(reference.text, _APPROX)) == 1:
+        return _approximate(around_approx, reference)
     if answer.ratio and reference.ratio and len(answer.ratio) == len(reference.ratio):
-        members = (*answer.ratio, *reference.ratio)
-        if all(member.number for member in members):
+        if all(member.number for member in (*answer.ratio, *reference.ratio)):
             return (Claim(answer, reference),)
         return _proportions(answer.ratio, reference.ratio)
-    parts = [part.strip() for part in split(answer.text, _EQUALS)]
-    if len(parts) == 1:
+    sides = [side.strip() for side in split(answer.text, _EQUALS)]
+    if len(sides) == 1:
         return (Claim(answer, reference),)
     if len(split(reference.text, _EQUALS)) > 1:
-        return _equation(answer, reference, parts)
-    if _listed(answer):
-        named = all(_named_once(part) for part in split(answer.key, _COMMA))
-        return (Claim(answer, reference),) if named else None
-    if not parts[0] or _names(parts[0]):
-        if len(parts) == 2 and answer.assignment:
-            return (Claim(answer, reference),)
-        parts = parts[1:]
-    elif _names(parts[-1]):
-        parts = parts[:-1]
-    return tuple(Claim(Answer(part), reference) for part in parts)
-
-
-def _equation(answer: Answer, reference: Answer, parts: list[str]) -> tuple[Claim, ...] | None:
-    """The claim of an equation whose reference is an equation too; no chain is one."""
-    if _listed(answer):
+        return _equation(answer, reference, sides)
+    if _is_list(answer):
+        has_values = all(_is_value_or_named(part) for part in split(answer.key, _COMMA))
+        return (Claim(answer, reference),) if has_values else None
+    if len(sides) == 2 and answer.assignment and (not sides[0] or _is_name(sides[0])):
         return (Claim(answer, reference),)
-    if len(parts) > 2:
+    return tuple(Claim(ParsedAnswer(side), reference) for side in _without_name(sides))
+
+
+def _without_name(sides: list[str]) -> list[str]:
+    """Removes the name of a quantity, or an empty text, at one end of a chain."""
+    if not sides[0] or _is_name(sides[0]):
+        return sides[1:]
+    if _is_name(sides[-1]):
+        return sides[:-1]
+    return sides
+
+
+def _equation(
+    answer: ParsedAnswer, reference: ParsedAnswer, sides: list[str]
+) -> tuple[Claim, ...] | None:
+    """Returns the equality of two equations; None for a chain and for an unsolved equation.
+
+    Args:
+      sides: the texts between the equals signs of the answer.
+    """
+    if _is_list(answer):
+        return (Claim(answer, reference),)
+    if len(sides) > 2:
         return None
-    solved = reference.assignment is not None and operations(reference.assignment[1]) is not None
-    if not solved or _names(parts[0]):
+    solution = reference.assignment
+    if solution is None or operations(solution.value) is None or _is_name(sides[0]):
         return (Claim(answer, reference),)
-    # "x = 5" is solved, and "2x = 10" is not.
-    return (Claim(Answer(f"{parts[1]}={parts[0]}"), reference),) if _names(parts[1]) else None
+    # "5 = x" is solved, and "2x = 10" is not.
+    if not _is_name(sides[1]):
+        return None
+    return (Claim(ParsedAnswer(f"{sides[1]}={sides[0]}"), reference),)
 
 
-def _proportions(answer: tuple[Answer, ...], reference: tuple[Answer, ...]) -> tuple[Claim, ...]:
-    """The claims that two ratios of three or more are proportional."""
-    return tuple(
-        Claim(
-            Answer(f"({one.key})*({reference[0].key})"), Answer(f"({other.key})*({answer[0].key})")
-        )
-        for one, other in zip(answer[1:], reference[1:], strict=True)
-    )
+def _proportions(
+    answer: tuple[ParsedAnswer, ...], reference: tuple[ParsedAnswer, ...]
+) -> tuple[Claim, ...]:
+    """Returns the equalities that make two ratios of three or more members proportional.
+
+    a : b : c is proportional to p : q : r if b * p = q * a and c * p = r * a.
+    """
+    equalities = []
+    for member, target in zip(answer[1:], reference[1:], strict=True):
+        left = ParsedAnswer(f"({member.key})*({reference[0].key})")
+        right = ParsedAnswer(f"({target.key})*({answer[0].key})")
+        equalities.append(Claim(left, right))
+    return tuple(equalities)
 
 
-def _listed(answer: Answer) -> bool:
+def _is_list(answer: ParsedAnswer) -> bool:
     return len(split(answer.key, _COMMA)) > 1
 
 
-def _named_once(part: str) -> bool:
-    """Whether a member of a list is a value, or one name and its value."""
+def _is_value_or_named(part: str) -> bool:
+    """True if a member of a list is a value, or a name, an equals sign and a value."""
     sides = split(part, _EQUALS)
-    return len(sides) == 1 or (len(sides) == 2 and _names(sides[0]))
+    return len(sides) == 1 or (len(sides) == 2 and _is_name(sides[0]))
 
 
-def _names(head: str) -> bool:
-    """True if what precedes an equals sign is the name of something, and no expression."""
-    return _NAME.fullmatch(head.strip()) is not None
+def _is_name(side: str) -> bool:
+    """True if one side of an equals sign is the name of a quantity and not an expression."""
+    return _NAME.fullmatch(side.strip()) is not None
 
 
-def _approximate(parts: list[str], reference: Answer) -> tuple[Claim, ...] | None:
-    r"""The claims of "exact \approx decimal", or of a decimal behind the sign alone."""
-    right = Answer(parts[-1].strip())
-    number = right.number
-    if len(parts) > 2 or number is None:
+def _approximate(sides: list[str], reference: ParsedAnswer) -> tuple[Claim, ...] | None:
+    r"""Returns the equalities of "exact \approx decimal" or "name \approx decimal".
+
+    Args:
+      sides: the texts between the signs.
+
+    Returns:
+      The equalities, or None if the last side is not a number or there are more than two sides.
+    """
+    decimal = ParsedAnswer(sides[-1].strip())
+    if len(sides) > 2 or decimal.number is None:
         return None
-    name = parts[0].strip()
-    if not name or _names(name):
-        return (Claim(right, reference),)
-    exact = _members(Answer(parts[0].strip()), reference)
+    left = sides[0].strip()
+    if not left or _is_name(left):
+        return (Claim(decimal, reference),)
+    exact = _members(ParsedAnswer(left), reference)
     if exact is None:
         return None
-    return (*exact, Claim(right, exact[-1].answer, number.places))
+    return (*exact, Claim(decimal, exact[-1].answer, decimal.number.places))
 
 
 # --- words after a number -------------------------------------------------------------------------
@@ -298,7 +369,7 @@ _AROUND = re.compile(r"\^\s*\{?-?\d+\}?|[()*~{}]|\\cdot")
 _WORDS = re.compile(r"[A-Za-z]+\.?(?:\s+[A-Za-z]+\.?){0,3}")
 MOST_UNKNOWN = 2
 
-# What may follow the thing that is counted, or stand alone: "18 years old", "18 left".
+# Words that may follow the thing that is counted, or the number: "18 years old", "18 left".
 _TRAILING = frozenset("old left total each long tall wide deep high remaining altogether".split())  # noqa: SIM905
 # Things that are counted without a plural s.
 _COUNTED = frozenset(
@@ -307,8 +378,8 @@ _COUNTED = frozenset(
     ruble rupee sheep teeth women won yen yuan
     """.split()  # noqa: SIM905
 )
-# Other things that school problems count, in the singular; a plural s may follow, and a number may
-# stand in front of either ("1 slice", "5 slice").
+# Other things that school problems count, in the singular. A plural s may follow, and a number may
+# precede either form ("1 slice", "5 slice").
 _NOUNS = frozenset(
     """
     actor adult animal ant apartment apple arrangement attempt backpack bag ball balloon banana bar
@@ -339,7 +410,7 @@ _NOUNS = frozenset(
     window winner woman word worker yen yolk
     """.split()  # noqa: SIM905
 )
-# Units of the sciences, which no school problem's table has; compared without case.
+# Units of the sciences that are not in the table of `normalize`; compared without case.
 _SCIENTIFIC = frozenset(
     """
     a ampere amp angstrom atm au bar c cal coulomb dyne erg ev f farad g gauss gev gy h henry hz j
@@ -347,9 +418,9 @@ _SCIENTIFIC = frozenset(
     newton nm ns ohm pa pascal pc ph s sr t tesla torr v volt w watt wb weber
     """.split()  # noqa: SIM905
 )
-# Words that could say more than what is counted: numbers and shares, how sure one is, whether,
-# comparisons, and all that joins two answers. The plurals and the adverbs that would otherwise
-# pass for a thing that is counted are the ones that matter.
+# Words that could change the meaning of an answer: numbers and fractions, doubt, negation,
+# comparison, and words that join two answers. The important ones are plurals and adverbs, which
+# would otherwise count as things that are counted.
 _NEVER = frozenset(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
@@ -369,54 +440,65 @@ _NEVER = frozenset(
 
 
 def names_what_is_counted(words: str, reference: str = "") -> bool:
-    """Whether words after a number are a unit, or the things counted, and say nothing else.
+    """True if words behind a number are only a unit or the things that are counted.
 
-    True for units of the table, multipliers, plurals and a few nouns without one, with up to two
-    words in front or "old", "left" and the like behind, and always for the words of the reference;
-    False where a word could be another answer, a doubt or a negation.
+    Accepts units of the table, multipliers, plurals and a few nouns without a plural. Up to two
+    words may precede them, and words such as "old" and "left" may follow. The words of the
+    reference are always accepted. Words that could be another answer, a doubt or a negation are
+    not.
     """
-    text = " ".join(_AROUND.sub(" ", words).split()).strip(".").strip()
-    if not text or text.casefold() == reference.strip().strip(".").casefold():
+    text = " ".join(_AROUND.sub(" ", words).split())
+    text = text.strip(".").strip()
+    target = reference.strip().strip(".")
+    if not text or text.casefold() == target.casefold():
         return True
     parts = _PART.split(text)
     if len(parts) > 2:
         return False
-    first = _OF.split(parts[0])
-    if len(first) > 2 or not all(_counted(part, plural=True) for part in first):
+    around_of = _OF.split(parts[0])
+    if len(around_of) > 2 or not all(_is_counted(part, plural=True) for part in around_of):
         return False
-    return all(_counted(p, plural=False) for p in parts[1:])
+    return all(_is_counted(part, plural=False) for part in parts[1:])
 
 
-def _counted(text: str, *, plural: bool) -> bool:
+def _is_counted(text: str, *, plural: bool) -> bool:
+    """True if up to four words are a unit or a thing that is counted.
+
+    Args:
+      plural: the last word must be a unit, a plural or a noun of the list.
+    """
     if _is_unit(text) or not text:
         return True
     if not _WORDS.fullmatch(text):
         return False
     names = [name.rstrip(".").casefold() for name in split_multiplier(text)[1].split()]
-    if any(_denied(name) for name in names):
+    if any(_could_change_meaning(name) for name in names):
         return False
     while names and names[-1] in _TRAILING:
         names.pop()
-    unknown = [name for name in names if not _is_unit(name)]
-    # A letter by itself is a variable or one of several choices.
-    if len(unknown) > MOST_UNKNOWN or any(len(name) == 1 for name in unknown):
+    other_words = [name for name in names if not _is_unit(name)]
+    # A single letter is a variable or a choice.
+    if len(other_words) > MOST_UNKNOWN or any(len(name) == 1 for name in other_words):
         return False
-    return not names or not plural or _is_unit(names[-1]) or _counts(names[-1])
+    if not names or not plural:
+        return True
+    return _is_unit(names[-1]) or _is_countable(names[-1])
 
 
 def _is_unit(name: str) -> bool:
     return unit(name) is not None or name.casefold() in _SCIENTIFIC
 
 
-def _denied(name: str) -> bool:
+def _could_change_meaning(name: str) -> bool:
+    """True for adverbs and for words of `_NEVER` in the singular or plural, but not for units."""
     if _is_unit(name):
         return False
-    singular = {name, name[:-1], name[:-2], f"{name[:-3]}y"}
-    return bool(_NEVER & singular) or name.endswith("ly")
+    singulars = {name, name[:-1], name[:-2], f"{name[:-3]}y"}
+    return bool(_NEVER & singulars) or name.endswith("ly")
 
 
-def _counts(name: str) -> bool:
-    if name in _NOUNS:
+def _is_countable(name: str) -> bool:
+    """True for a plural, and for a noun of `_NOUNS` or `_COUNTED`."""
+    if name in _NOUNS or name in _COUNTED:
         return True
-    ending = name.endswith("s") and not name.endswith(("ss", "us", "is")) and len(name) > 3
-    return ending or name in _COUNTED
+    return len(name) > 3 and name.endswith("s") and not name.endswith(("ss", "us", "is"))

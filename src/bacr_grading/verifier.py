@@ -1,9 +1,10 @@
-"""A verifier of one's own: a function of a file, run in workers that can be killed.
+"""Grades by a user's verifier: a function of a file, run in workers that can be killed.
 
-`grader: FILE.py:function` names a function(question, answer_text, gold) that returns a score in
-[0, 1]; one whose name ends with `_batch` takes three lists and returns a list, and one of TRL's
-form takes `completions` and other columns. docs/grading.md says what it may do. What goes wrong in
-it costs the answers at hand their score, and is counted. Packages' scorers run here too, confined.
+The config `grader: FILE.py:function` names a function(question, answer_text, gold) that returns a
+score in [0, 1]. A function whose name ends with `_batch` takes three lists and returns a list. A
+reward function of TRL's form takes `completions` and other columns. docs/grading.md has the rules
+for verifiers. If a verifier fails, its answers get no score and are counted. Scorers of packages
+run here too, in confined processes.
 """
 
 import ast
@@ -19,51 +20,55 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bacr_grading import confinement, verifier_worker
-from bacr_grading.documents import nearest, read_file
 from bacr_grading.errors import UserError
 from bacr_grading.extract import after_thinking, last_box, last_tag
+from bacr_grading.files import nearest, read_file
 from bacr_grading.judge import EXTRACTED_CHARS, MAX_CHARS, STRICT, Verdict
 from bacr_grading.pool import Poll, Program, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
-from bacr_grading.spelling import grader_problem
+from bacr_grading.verifier_spec import grader_problem
 
-# Why an answer got no score; counted as failed_late and so on.
+# Reasons for which an answer gets no score; the counters are failed_late and so on.
 FAULTS = ("late", "died", *verifier_worker.FAULTS)
-# What a verdict's path says of answers with and without a score.
-SCORED, FAILED = "verifier", "failed"
+# Paths of verdicts on answers with and without a score.
+SCORED = "verifier"
+FAILED = "failed"
 BATCH_SUFFIX = "_batch"
-# A pipe's worth and more; nobody writes so long a verifier.
+# Bytes of a verifier's file, which goes to every worker.
 MOST_SOURCE = 1 << 20
-# What a package's scorer gets of the environment: folders and languages, but no tokens and keys.
+# Environment variables that a package's scorer gets: folders and languages, but no tokens and keys.
 PASSED_ON = (
     *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
     *("PYTHONHASHSEED", "PYTHONUTF8", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),
     *("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
 )
-# A fork of a process with threads of linear algebra would wait for them.
+# A fork of a process with threads of linear algebra would wait for these threads.
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
-# Answers that a fork scores, and seconds that a batch of them may take beyond their deadlines: for
-# forks, and for what the scorer prepares.
+# Answers that a fork scores.
 FORK_ROWS = 16
+# Seconds of a batch beyond the deadlines of its answers, for forks and the scorer's `prepare`.
 FORK_SECONDS = 5.0
-# Names of columns by which functions of TRL's form ask for questions and references.
+# Names of parameters by which functions of TRL's form take questions and references.
 QUESTION_COLUMNS = ("question", "prompt", "problem")
 REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "gold", "target", "reference")
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """The source of a verifier, as it was when it was read.
+    """A verifier with the content of its file.
 
     Attributes:
-      named: the line of a config that names it.
-      source: the file's text, which all workers of a run get, whatever becomes of the file.
-      of_rows: it is a question source's score(answer, row), not function(question, answer, gold).
-      whole: an answer is right at 1.0 and else wrong, whatever part of it has been earned.
-      of_response: it is shown texts as they are, not the answers that stand in them.
-      trl: the function has TRL's form: it takes `completions`, whole texts, and other columns.
-      references: further columns by which a function of TRL's form asks for references.
-      third_party: a package's scorer: it runs confined, with `score(answer, row)`.
+      named: the line of a config that names the verifier, for messages and metrics.
+      path: absolute path of the file.
+      name: name of the function.
+      source: the file's text. All workers of a run get this text, also if the file changes.
+      digest: first 16 hexadecimal digits of the file's SHA-256.
+      of_rows: the function is score(answer, row) of a question source.
+      whole: an answer is right with the score 1.0, and wrong with every smaller score.
+      of_response: the function gets whole responses and not the answers in them.
+      trl: the function has TRL's form: it takes `completions`, whole responses, and other columns.
+      references: further parameters by which a function of TRL's form takes references.
+      third_party: the function is a package's score(answer, row), which runs confined.
     """
 
     named: str
@@ -80,41 +85,47 @@ class Verifier:
 
     @property
     def batch(self) -> bool:
-        """Whether the function takes lists."""
+        """True if the function takes lists."""
         return self.trl or self.name.endswith(BATCH_SUFFIX)
 
-    def shown(self, text: str | None) -> str | None:
-        """What it is shown of a text; None: nothing, which scores 0."""
+    def graded_text(self, text: str | None) -> str | None:
+        """Returns the part of a response that the function gets; None without an answer."""
         return text if self.of_response or self.trl else answer_of(text)
 
-    def extracted(self, shown: str) -> str:
-        """The answer in what it was shown, for records and votes."""
-        found = answer_of(shown) if self.trl else None
-        return _named(shown if found is None else found)
+    def extracted(self, graded_text: str) -> str:
+        """Returns the answer in the text that the function got, for records and votes."""
+        answer = answer_of(graded_text) if self.trl else None
+        return _short_answer(graded_text if answer is None else answer)
 
 
 def load_verifier(spec: str, key: str = "grader") -> Verifier:
     """Reads the file of a verifier without running it.
 
-    UserError: it is spelled otherwise, or the file can't be read or is no Python.
+    Args:
+      spec: the verifier, FILE.py:function.
+      key: name of the config key or option, for messages.
+
+    Raises:
+      UserError: `spec` has another form, or the file cannot be read or is not Python.
     """
     problem = grader_problem(spec, key)
     if problem is not None:
         raise UserError(problem)
     file, _, name = spec.rpartition(":")
-    path, where = Path(file), f"{key}={spec}"
+    path = Path(file)
+    where = f"{key}={spec}"
     try:
         content = read_file(path, most=MOST_SOURCE)
         source = content.decode("utf-8-sig")
         tree = ast.parse(source, str(path))
         compile(tree, str(path), "exec")
     except FileNotFoundError:
-        write = nearest(path, "the path of a Python file")
-        raise UserError(f"{where}: no file {str(path)!r}; write {write}") from None
+        suggestion = nearest(path, "the path of a Python file")
+        raise UserError(f"{where}: no file {str(path)!r}; write {suggestion}") from None
     except OSError as error:
         raise UserError(f"{where}: can't be read ({error.strerror}); write another") from None
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{where}: no Python file ({error}); fix it") from None
+        raise UserError(f"{where}: not a Python file ({error}); fix it") from None
     digest = hashlib.sha256(content).hexdigest()[:16]
     return Verifier(where, str(path.resolve()), name, source, digest, trl=_has_trl_form(tree, name))
 
@@ -124,24 +135,26 @@ def _has_trl_form(tree: ast.Module, name: str) -> bool:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            return any(one.arg == verifier_worker.COMPLETIONS for one in parameters)
+            return any(parameter.arg == verifier_worker.COMPLETIONS for parameter in parameters)
     return False
 
 
 def answer_of(text: str | None) -> str | None:
-    """What the last closed tag, or else box, after `</think>` holds, without blanks around it.
+    """Returns the stripped content of the last closed tag, else box, behind `</think>`.
 
-    As written; None: none was closed, or thinking never was.
+    None if no tag or box is closed, or the thinking is not.
     """
     if not isinstance(text, str):
         return None
-    said = after_thinking(text[-MAX_CHARS:])
-    found = None if said is None else last_tag(said) or last_box(said)
-    return None if found is None else found.content.strip()
+    response = after_thinking(text[-MAX_CHARS:])
+    if response is None:
+        return None
+    tag_or_box = last_tag(response) or last_box(response)
+    return None if tag_or_box is None else tag_or_box.content.strip()
 
 
-class Row(NamedTuple):
-    """An answer to be scored."""
+class VerifierRequest(NamedTuple):
+    """An answer to score, with its question and reference."""
 
     question: str
     answer: str
@@ -149,24 +162,29 @@ class Row(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a verifier says of a row: a score or why there is none, one of FAULTS, and its words."""
+    """The score of an answer, or the reason for which it has none.
+
+    Attributes:
+      score: in [0, 1]; 0 with a fault.
+      fault: one of `FAULTS`, or "" if the answer has a score.
+      message: details of the fault.
+    """
 
     score: float
     fault: str = ""
-    said: str = ""
+    message: str = ""
 
 
-class VerifierGrader(PooledGrader[Row, Score]):
-    """Scores answers by a verifier of one's own, with the interface of `Grader`.
+class VerifierGrader(PooledGrader[VerifierRequest, Score]):
+    """Scores answers by a user's verifier, with the interface of `Grader`.
 
-    An answer that the verifier gives no score (it hangs, raises, returns no number ...) scores 0,
-    is counted under its reason, and has the path "failed". For one thread at a time.
+    If the verifier hangs, raises or returns something else than a score, the answer scores 0, is
+    counted under its fault, and has the path "failed". Only one thread may use a grader at a time.
 
-    Args:
-      deadline: seconds that one answer may take; a batch has as many for each of its answers.
-      batch: most answers in a call of the batch form.
-      rows: for a verifier of rows, what stands for each question and gold answer: `packed` rows.
-      encode: the token ids of a text, for functions of TRL's form; None: they get none.
+    Attributes:
+      verifier: the verifier.
+      rows: `packed` rows by question and reference, for score(answer, row); else None.
+      last_failure: message about the last answer without a score, or "".
     """
 
     counted = (
@@ -185,33 +203,38 @@ class VerifierGrader(PooledGrader[Row, Score]):
         batch: int = 16,
         encode: Callable[[str], list[int]] | None = None,
     ):
+        """Checks the settings; processes start with `check` or the first answer.
+
+        Args:
+          verifier: the verifier.
+          rows: `packed` rows by question and reference, for score(answer, row).
+          workers: largest number of worker processes.
+          deadline: seconds for one answer; a batch has as many seconds for each of its answers.
+          memory_mb: limit of a worker's address space in MiB.
+          batch: largest number of answers in a call of a function that takes lists.
+          encode: returns the token ids of a text, for functions of TRL's form; None if they get no
+            token ids.
+
+        Raises:
+          UserError: a setting is out of range.
+        """
         self.verifier = verifier
         self.rows = rows
-        third_party = verifier.third_party
-        lent = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        program = Program(
-            script=verifier_worker.__file__,
-            setup=_setup(verifier, deadline, ids=encode is not None),
-            batch=FORK_ROWS if third_party else batch if verifier.batch else 1,
-            written=_written_with(encode) if verifier.trl and encode else _written,
-            read=_read,
-            late=Score(0.0, "late", "it took longer than grading.deadline"),
-            died=Score(0.0, "died", "its worker process died"),
-            advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
-            foreign=True,
-            environment={**lent, **ONE_THREAD} if third_party else None,
-            spare=FORK_SECONDS if third_party else 0.0,
-        )
+        program = _program(verifier, deadline, batch, encode)
         pool = WorkerPool(program, workers=workers, deadline=deadline, memory_mb=memory_mb)
-        super().__init__(pool, lasting=lambda score: not score.fault)
+        super().__init__(pool, is_lasting=_has_score)
         self.last_failure = ""
 
-    def check(self, tell: Callable[[str], object] | None = None) -> None:
-        """Loads the verifier in a worker now; UserError: that fails, or it has no such function.
+    def check(self, report: Callable[[str], object] | None = None) -> None:
+        """Loads the verifier in a worker now.
 
-        `tell` gets a line when that takes long.
+        Args:
+          report: called with a message if this takes long.
+
+        Raises:
+          UserError: the file cannot be loaded or does not have the function.
         """
-        self._pool.check(tell)
+        self._pool.check(report)
 
     def grade(
         self,
@@ -222,91 +245,177 @@ class VerifierGrader(PooledGrader[Row, Score]):
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """As `Grader.grade`, with a question for each text; both modes mean the same.
+        """Scores texts, as `Grader.grade`; needs a question for each text.
 
-        `correct` and `strict` are the score, a float. UserError also: the verifier could never be
-        loaded.
+        `correct` and `strict` of a verdict are the score, a float. Both modes are the same. Without
+        questions, a verifier with `whole` compares answers by their spelling, for votes.
+
+        Raises:
+          UserError: also if the verifier could never be loaded.
         """
         if questions is None and self.verifier.whole:
-            # Votes ask which wrong answers are the same: those that are written alike.
-            return [_alike(answer_of(text), gold) for text, gold in zip(texts, references)]
+            # A vote only needs to know which answers are the same.
+            return [_same_spelling(answer_of(text), gold) for text, gold in zip(texts, references)]
         check_request(texts, references, mode)
-        answers = [self.verifier.shown(text) for text in texts]
+        answers = [self.verifier.graded_text(text) for text in texts]
         return self.score(answers, references, _checked(questions, len(texts)), poll)
 
-    def _asked(
+    def _requests(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
-    ) -> Iterator[Row]:
-        # Batches are made of what is there: they can be others than those of `grade`.
-        answers = map(self.verifier.shown, list(texts))
-        rows = self._rows(answers, list(references), list(_checked(questions, len(texts))))
-        return (row for row in rows if row is not None)
+    ) -> Iterator[VerifierRequest]:
+        # The batches of these requests can differ from the batches of `grade`.
+        answers = map(self.verifier.graded_text, list(texts))
+        questions = list(_checked(questions, len(texts)))
+        requests = _requests_of(answers, list(references), questions, self.rows)
+        return (request for request in requests if request is not None)
 
     def score(
         self, answers: Texts, references: Texts, questions: Texts, poll: Poll = None
     ) -> list[Verdict]:
-        """Scores answers as they are, without looking for tags or boxes; None is no answer."""
-        rows = list(self._rows(answers, references, questions))
-        shown = [row for row in rows if row is not None]
-        scored = self._ask(list(dict.fromkeys(shown)), poll)
-        failed = [score.said for score in scored.values() if score.fault]
-        self.last_failure = failed[-1] if failed else self.last_failure
-        whole = self.verifier.whole
-        zero = False if whole else 0.0
-        none = Verdict(zero, None, "none", strict=zero)
+        """Scores answers without a search for tags or boxes.
+
+        Args:
+          answers: the texts for the function; None for a missing answer, which scores 0.
+          references: one reference for each answer.
+          questions: one question for each answer.
+          poll: as of `Grader.grade`.
+        """
+        requests = list(_requests_of(answers, references, questions, self.rows))
+        sent = [request for request in requests if request is not None]
+        scores = self._run(list(dict.fromkeys(sent)), poll)
+        failures = [score.message for score in scores.values() if score.fault]
+        if failures:
+            self.last_failure = failures[-1]
         verdicts = [
-            none if r is None else _verdict(self.verifier.extracted(r.answer), scored[r], whole)
-            for r in rows
+            self._verdict(None if request is None else scores[request], request)
+            for request in requests
         ]
-        points = [scored[row].score for row in shown]
-        found = collections.Counter(scored[row].fault for row in shown)
-        self._counts.update(
-            graded=len(rows),
-            no_answer=len(rows) - len(shown),
-            correct=sum(verdict.correct == 1.0 for verdict in verdicts),
-            partly_correct=sum(0.0 < score < 1.0 for score in points),
-            score_percent=round(100 * sum(points)),
-            failed=len(shown) - found[""],
-        )
-        self._counts.update({f"failed_{fault}": found[fault] for fault in FAULTS})
+        self._count(verdicts, [scores[request] for request in sent])
         return verdicts
 
-    def _rows(
-        self, answers: Iterable[str | None], references: Texts, questions: Texts
-    ) -> Iterator[Row | None]:
-        """What the workers are shown; None is no answer."""
-        for question, answer, reference in zip(questions, answers, references, strict=True):
-            asked, gold = question or "", reference or ""
-            if self.rows is not None:
-                gold = self.rows[asked, gold]
-            yield None if answer is None else Row(asked, answer, gold)
+    def _verdict(self, score: Score | None, request: VerifierRequest | None) -> Verdict:
+        """Returns the verdict on a scored request, or on a missing answer."""
+        whole = self.verifier.whole
+        if score is None or request is None:
+            zero = False if whole else 0.0
+            return Verdict(zero, None, "none", strict=zero)
+        correct = score.score == 1.0 if whole else score.score
+        return Verdict(
+            correct=correct,
+            extracted=self.verifier.extracted(request.answer),
+            path=FAILED if score.fault else SCORED,
+            timed_out=score.fault == "late",
+            strict=correct,
+        )
+
+    def _count(self, verdicts: list[Verdict], scores: list[Score]) -> None:
+        """Adds a call's verdicts, and the scores of the answers that were sent, to the counters."""
+        faults = collections.Counter(score.fault for score in scores)
+        self._counts.update(
+            graded=len(verdicts),
+            no_answer=len(verdicts) - len(scores),
+            correct=sum(verdict.correct == 1.0 for verdict in verdicts),
+            partly_correct=sum(0.0 < score.score < 1.0 for score in scores),
+            score_percent=round(100 * sum(score.score for score in scores)),
+            failed=len(scores) - faults[""],
+        )
+        self._counts.update({f"failed_{fault}": faults[fault] for fault in FAULTS})
+
+
+def _has_score(score: Score) -> bool:
+    return not score.fault
+
+
+def _requests_of(
+    answers: Iterable[str | None],
+    references: Texts,
+    questions: Texts,
+    rows: Mapping[tuple[str, str], str] | None,
+) -> Iterator[VerifierRequest | None]:
+    """Yields the request of each answer; None for a missing answer.
+
+    Args:
+      rows: `packed` rows by question and reference, which replace the references; or None.
+    """
+    for question, answer, reference in zip(questions, answers, references, strict=True):
+        question = question or ""
+        gold = reference or ""
+        if rows is not None:
+            gold = rows[question, gold]
+        yield None if answer is None else VerifierRequest(question, answer, gold)
+
+
+def _program(
+    verifier: Verifier, deadline: float, batch: int, encode: Callable[[str], list[int]] | None
+) -> Program:
+    """Returns the program of the workers, from the arguments of `VerifierGrader`."""
+    environment = None
+    rows_per_request = batch if verifier.batch else 1
+    spare_seconds = 0.0
+    if verifier.third_party:
+        passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {**passed_on, **ONE_THREAD}
+        rows_per_request = FORK_ROWS
+        spare_seconds = FORK_SECONDS
+    return Program(
+        script=verifier_worker.__file__,
+        setup=_setup(verifier, deadline, ids=encode is not None),
+        batch=rows_per_request,
+        encode=_encoder(encode) if verifier.trl and encode else _encode,
+        decode=_decode,
+        late=Score(0.0, "late", "it took longer than grading.deadline"),
+        died=Score(0.0, "died", "its worker process died"),
+        advice=f"look at {verifier.named}, and whether grading.memory_mb is large enough",
+        foreign=True,
+        environment=environment,
+        spare=spare_seconds,
+    )
 
 
 def _setup(verifier: Verifier, deadline: float, *, ids: bool) -> bytes:
-    """The first line that a worker reads."""
-    names = ("path", "source", "name", "batch", "of_rows", "third_party")
-    setup: dict[str, Any] = {name: getattr(verifier, name) for name in names}
-    setup["deadline"] = deadline
-    setup["confined"] = verifier.third_party and confinement.is_available()
-    setup["trl"] = None
+    """Returns the first line for a worker: the verifier and its settings in JSON.
+
+    Args:
+      ids: requests contain token ids.
+    """
+    setup: dict[str, Any] = {
+        "path": verifier.path,
+        "source": verifier.source,
+        "name": verifier.name,
+        "batch": verifier.batch,
+        "of_rows": verifier.of_rows,
+        "third_party": verifier.third_party,
+        "deadline": deadline,
+        "confined": verifier.third_party and confinement.is_available(),
+        "trl": None,
+    }
     if verifier.trl:
         references = [*REFERENCE_COLUMNS, *verifier.references]
         setup["trl"] = {"questions": QUESTION_COLUMNS, "references": references, "ids": ids}
     return f"{json.dumps(setup)}\n".encode("ascii")
 
 
-def _written(rows: Sequence[Row]) -> dict[str, Any]:
-    """A request."""
-    return {"rows": rows}
+def _encode(requests: Sequence[VerifierRequest]) -> dict[str, Any]:
+    return {"rows": requests}
 
 
-def _written_with(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Row]], dict[str, Any]]:
-    """What makes a request that has the token ids of its texts."""
-    return lambda rows: {"rows": rows, "ids": [encode(row.answer) for row in rows]}
+def _encoder(
+    encode: Callable[[str], list[int]],
+) -> Callable[[Sequence[VerifierRequest]], dict[str, Any]]:
+    """Returns a function that encodes requests together with the token ids of their texts."""
+
+    def encode_with_ids(requests: Sequence[VerifierRequest]) -> dict[str, Any]:
+        return {"rows": requests, "ids": [encode(request.answer) for request in requests]}
+
+    return encode_with_ids
 
 
 def packed(row: Mapping[str, Any]) -> str:
-    """A row as the text that workers get; UserError: it holds what can't be sent, as functions."""
+    """Returns a row of a question source as text for the workers: pickle in base64.
+
+    Raises:
+      UserError: the row contains an object that pickle cannot store, such as a function.
+    """
     try:
         return base64.b64encode(pickle.dumps(dict(row))).decode()
     except (pickle.PickleError, AttributeError, TypeError, RecursionError) as error:
@@ -315,39 +424,41 @@ def packed(row: Mapping[str, Any]) -> str:
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
-    """The questions, of which there has to be one for each text."""
+    """Returns the questions; raises a `UserError` unless there is one for each text."""
     if questions is None or len(questions) != count:
         raise UserError(
-            f"grade: a verifier of one's own sees questions; give one for each of the {count} texts"
+            f"grade: a verifier needs questions; give one for each of the {count} texts"
         )
     return questions
 
 
-def _verdict(answer: str, score: Score, whole: bool) -> Verdict:
-    path = FAILED if score.fault else SCORED
-    late = score.fault == "late"
-    correct = score.score == 1.0 if whole else score.score
-    return Verdict(correct, answer, path, late, strict=correct)
-
-
-def _alike(answer: str | None, gold: str | None) -> Verdict:
+def _same_spelling(answer: str | None, gold: str | None) -> Verdict:
     same = answer is not None and answer == gold
     return Verdict(same, answer, "string", strict=same)
 
 
-def _named(answer: str) -> str:
-    """An answer for records, in which different ones stay different."""
+def _short_answer(answer: str) -> str:
+    """Shortens an answer for records; a hash keeps different answers different."""
     if len(answer) <= EXTRACTED_CHARS:
         return answer
     digest = hashlib.sha256(answer.encode("utf-8", "replace")).hexdigest()[:12]
-    return f"{answer[: EXTRACTED_CHARS - 20]} ... #{digest}"
+    start = answer[: EXTRACTED_CHARS - 20]
+    return f"{start} ... #{digest}"
 
 
-def _read(reply: dict[str, Any]) -> list[Score]:
-    """What a worker said; ValueError: something else wrote it."""
-    pairs, said = list(zip(reply["scores"], reply["faults"], strict=True)), str(reply["said"])
-    for score, fault in pairs:
-        scored = isinstance(score, float | int) and 0.0 <= score <= 1.0
-        if not (fault in FAULTS and score is None or fault == "" and scored):
+def _decode(reply: dict[str, Any]) -> list[Score]:
+    """Returns the scores in a worker's reply.
+
+    Raises:
+      LookupError, TypeError, ValueError: other code wrote the reply.
+    """
+    message = str(reply["message"])
+    scores = []
+    for score, fault in zip(reply["scores"], reply["faults"], strict=True):
+        has_score = isinstance(score, float | int) and 0.0 <= score <= 1.0
+        is_scored = fault == "" and has_score
+        is_failed = fault in FAULTS and score is None
+        if not is_scored and not is_failed:
             raise ValueError("neither a score nor a fault")
-    return [Score(score or 0.0, fault, said if fault else "") for score, fault in pairs]
+        scores.append(Score(score or 0.0, fault, message if fault else ""))
+    return scores

@@ -1,9 +1,9 @@
-"""The process that runs a verifier of one's own or a package's scorer: a script.
+"""Runs a user's verifier or a package's scorer in a process that `pool` starts as a script.
 
-The first line of its input holds the verifier's source, every further one some answers; a line goes
-out for each. It can be killed at any moment. What the verifier prints goes nowhere, and it finds
-nothing on its standard input. A user's file runs here with the user's rights; a package's
-scorer sees answers only in confined forks of it (`forked`).
+The first line of standard input contains the verifier's source, and every further line a request
+with some answers. Each request gets one line of reply. The process may be killed at any moment. The
+verifier's own standard input and output are null. A user's file runs with the user's rights. A
+package's scorer receives answers only in confined forks of this process (`forked`).
 """
 
 import ast
@@ -25,23 +25,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bacr_grading import forked
-from bacr_grading.worker import limit, open_pipes, say, serve
+from bacr_grading.worker import limit, open_pipes, serve, write_reply
 
-# What is wrong with a score; each is a counter (`verifier.FAULTS`).
+# Faults of a verifier; `verifier.FAULTS` adds faults of the process. Each has a counter.
 FAULTS = ("memory", "raised", "text", "nan", "range", "length")
 MEMORY, RAISED, TEXT, NAN, RANGE, LENGTH = FAULTS
-# Sums of weights come out as 1.0000000000000002.
+# Scores may be outside of [0, 1] by this much, because sums of weights can be 1.0000000000000002.
 ROUNDING = 1e-6
-MOST_SAID = 300
-# What a reward function of TRL's form is recognised by, and the token ids that it may ask for.
-COMPLETIONS, IDS = "completions", "completion_ids"
+# Characters of a message.
+MESSAGE_CHARS = 300
+# Parameter by which a reward function of TRL's form is recognised.
+COMPLETIONS = "completions"
+# Parameter by which such a function takes the token ids of the completions.
+IDS = "completion_ids"
 
 
 def main(memory_bytes: int, seconds: int, mark: str) -> None:
-    """Answers requests until standard input closes, and ends what has its `mark` then.
+    """Answers requests until standard input closes, then ends all processes with its mark.
 
-    `memory_bytes` limits the address space, also while the verifier is loaded; `seconds` is of one
-    answer, and a request has as many for each.
+    Args:
+      memory_bytes: limit of the address space, also while the verifier is loaded.
+      seconds: limit of one answer, after which the kernel ends the process.
+      mark: name of the environment variable of this worker's processes.
     """
     requests, replies = open_pipes()
     limit(memory_bytes)
@@ -53,53 +58,65 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
         else:
             function = load(module, setup)
             answer = functools.partial(graded, function, setup["batch"], setup["path"])
-    # Whatever a file does when it is loaded, the reason for not being ready goes to the parent.
+    # A file can raise anything when it is loaded; the parent prints the reason.
     except BaseException as error:
-        say(replies, {"refused": told(error, setup["path"])})
+        write_reply(replies, {"refused": describe(error, setup["path"])})
         return
     serve(requests, replies, answer, lambda request: seconds * len(request["rows"]))
     end_offspring(mark)
 
 
 def end_offspring(mark: str) -> None:
-    """Ends all processes that have a variable called `mark`, sessions of their own or not.
+    """Kills all other processes with an environment variable called `mark`, in any session.
 
-    Linux only. A process that was started without that variable is not found.
+    Works on Linux only. Processes that were started without the variable stay.
     """
-    found = 1
-    while found:
-        found = 0
-        for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-            # Processes come and go, and those of others can't be looked at.
-            with contextlib.suppress(OSError):
-                if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-                    continue
-                with open(f"/proc/{entry.name}/environ", "rb") as file:
-                    if f"{mark}=".encode() in file.read():
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        found += 1
-        # One that is killed shows until it is gone; one that it has just started, in the next look.
-        time.sleep(0.005 * bool(found))
+    if not os.path.isdir("/proc/self"):
+        return
+    while _kill_marked(f"{mark}=".encode()):
+        # A killed process is visible until its end, and its newest child only in the next scan.
+        time.sleep(0.005)
+
+
+def _kill_marked(mark: bytes) -> int:
+    """Kills the other processes whose environment contains `mark`; returns their number."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        # Processes end meanwhile, and those of other users cannot be read.
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{entry.name}/environ", "rb") as file:
+                is_marked = mark in file.read()
+            if is_marked:
+                os.kill(int(entry.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
 def run_file(setup: dict[str, Any]) -> types.ModuleType:
-    """Runs a file, from its source as it was when the parent read it."""
+    """Runs the source that the parent read, and returns it as a module."""
     module = types.ModuleType("bacr_verifier")
     module.__file__ = setup["path"]
-    # Dataclasses and pickle look a module up by its name.
+    # Dataclasses and pickle find a module by its name.
     sys.modules[module.__name__] = module
     exec(compile(setup["source"], setup["path"], "exec"), module.__dict__)
     return module
 
 
 def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
-    """The function that a run names, as one of questions, answers and references."""
+    """Returns the verifier as a function of question, answer and reference, or of their lists.
+
+    Raises:
+      LookupError: the file has no such function.
+      TypeError: the function has TRL's form but is imported, or needs an unknown column.
+    """
     function = module.__dict__.get(setup["name"])
     if not callable(function):
-        near = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
-        raise LookupError(f"it has no function {'; write '.join([setup['name'], *near])}")
+        similar_names = difflib.get_close_matches(setup["name"], module.__dict__, n=1)
+        raise LookupError(f"it has no function {'; write '.join([setup['name'], *similar_names])}")
     if setup["of_rows"]:
-        return lambda question, answer, row: function(answer, unpacked(row))
+        return _score_of_row(function)
     if COMPLETIONS in _parameters(function) and setup["trl"] is None:
         raise TypeError(
             f"{setup['name']} has TRL's form, which is served if the file itself defines it; write "
@@ -108,23 +125,33 @@ def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
     return function if setup["trl"] is None else trl_form(function, setup)
 
 
-def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..., Any]:
-    """A reward function of TRL's form, called by columns, as a batch verifier.
+def _score_of_row(function: Callable[..., Any]) -> Callable[[str, str, str], Any]:
+    """Adapts score(answer, row) to the form of other verifiers, with a packed row as reference."""
 
-    TypeError: it needs a column that no grader has.
+    def score(question: str, answer: str, row: str) -> Any:
+        return function(answer, unpacked(row))
+
+    return score
+
+
+def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..., Any]:
+    """Returns a function of lists that calls a reward function of TRL's form by its columns.
+
+    Raises:
+      TypeError: the function needs a column that no grader has.
     """
     parameters = _parameters(function).values()
     columns = {*setup["trl"]["references"], *setup["trl"]["questions"], "prompts", COMPLETIONS}
-    columns |= {IDS} if setup["trl"]["ids"] else set()
-    for one in parameters:
-        single = one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
-        if single and one.default is one.empty and one.name not in columns:
+    if setup["trl"]["ids"]:
+        columns.add(IDS)
+    for parameter in parameters:
+        if _is_required(parameter) and parameter.name not in columns:
             raise TypeError(
-                f"{setup['name']} needs the column {one.name!r}; write a default for it, or one of "
-                f"{', '.join(sorted(columns))}"
+                f"{setup['name']} needs the column {parameter.name!r}; write a default for it, or "
+                f"one of {', '.join(sorted(columns))}"
             )
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    wanted = columns if takes_all else columns & {one.name for one in parameters}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        columns &= {parameter.name for parameter in parameters}
     as_messages = reads_messages(setup["source"])
 
     def batch(
@@ -133,44 +160,57 @@ def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..
         golds: list[str],
         ids: list[list[int]] | None = None,
     ) -> Any:
-        given: dict[str, Any] = dict.fromkeys(setup["trl"]["questions"], questions)
-        given |= dict.fromkeys(setup["trl"]["references"], golds)
-        given["prompts"] = _texts(questions, "user", as_messages)
-        given[COMPLETIONS] = _texts(answers, "assistant", as_messages)
-        given[IDS] = ids
-        found = function(**{name: given[name] for name in wanted})
-        return finished(found) if inspect.iscoroutine(found) else found
+        values: dict[str, Any] = dict.fromkeys(setup["trl"]["questions"], questions)
+        values |= dict.fromkeys(setup["trl"]["references"], golds)
+        values["prompts"] = _texts(questions, "user", as_messages)
+        values[COMPLETIONS] = _texts(answers, "assistant", as_messages)
+        values[IDS] = ids
+        result = function(**{name: values[name] for name in columns})
+        return _run_coroutine(result) if inspect.iscoroutine(result) else result
 
     return batch
 
 
-def finished(coroutine: Any) -> Any:
-    """What a coroutine returns."""
+def _is_required(parameter: inspect.Parameter) -> bool:
+    """True if a parameter needs an argument with its name."""
+    is_single = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    return is_single and parameter.default is parameter.empty
+
+
+def _run_coroutine(coroutine: Any) -> Any:
+    """Runs a coroutine and returns its result."""
     import asyncio
 
     return asyncio.run(coroutine)
 
 
 def _texts(texts: list[str], role: str, as_messages: bool) -> list[Any]:
-    """Texts as TRL has them: as they are, or each as a list of one message."""
+    """Returns texts in TRL's form: unchanged, or each as a list of one message."""
     if not as_messages:
         return texts
     return [[{"role": role, "content": text}] for text in texts]
 
 
 def reads_messages(source: str) -> bool:
-    """True if a file reads `["content"]` or `.get("content")`, as for TRL's conversations."""
-    for node in ast.walk(ast.parse(source)):
-        keys = [node.slice] if isinstance(node, ast.Subscript) else []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            keys = node.args[:1] if node.func.attr == "get" else []
-        if any(isinstance(key, ast.Constant) and key.value == "content" for key in keys):
-            return True
-    return False
+    """True if a file contains `["content"]` or `.get("content")`, as for TRL's conversations."""
+    return any(
+        isinstance(key, ast.Constant) and key.value == "content"
+        for node in ast.walk(ast.parse(source))
+        for key in _keys(node)
+    )
+
+
+def _keys(node: ast.AST) -> list[ast.expr]:
+    """Returns the key of an expression such as `x[key]` or `x.get(key)`."""
+    if isinstance(node, ast.Subscript):
+        return [node.slice]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.args[:1] if node.func.attr == "get" else []
+    return []
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A function's parameters by name; none where it doesn't tell."""
+    """Returns a function's parameters by name; an empty dict if it has no signature."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -180,12 +220,13 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def scorer(
     module: types.ModuleType, setup: dict[str, Any]
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What answers requests by a package's scorer: `score(answer, row)`, in forks.
+    """Returns a function that answers requests by a package's score(answer, row), in forks.
 
-    `prepare(row)`, which the file may have, is called before in this process, so that forks find
-    what is slow to make. It sees no answer.
+    If the file has a function prepare(row), it is called first in this process, so that forks
+    inherit objects that are slow to make. It does not receive an answer.
 
-    OSError: forks can't be confined, which the parent took to be possible.
+    Raises:
+      OSError: the parent expects confined forks, but forks cannot be confined.
     """
     if setup["confined"]:
         forked.check_confinement()
@@ -194,7 +235,7 @@ def scorer(
 
     def score(row: Sequence[str]) -> forked.Scored:
         reply = graded(function, False, setup["path"], {"rows": [row]})
-        return reply["scores"][0], reply["faults"][0], reply["said"]
+        return reply["scores"][0], reply["faults"][0], reply["message"]
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         rows = request["rows"]
@@ -203,91 +244,116 @@ def scorer(
                 for _, _, row in rows:
                     prepare(unpacked(row))
         except Exception as error:
-            return _none(len(rows), RAISED, told(error, setup["path"]))
+            return _without_scores(len(rows), RAISED, describe(error, setup["path"]))
         scores = forked.scores_of_forks(
             score, rows, seconds=setup["deadline"], confined=setup["confined"]
         )
-        values, faults, words = zip(*scores)
-        return {"scores": values, "faults": faults, "said": next(filter(None, words), "")}
+        return {
+            "scores": [value for value, _, _ in scores],
+            "faults": [fault for _, fault, _ in scores],
+            "message": next((message for _, _, message in scores if message), ""),
+        }
 
     return answer
 
 
 def unpacked(text: str) -> types.SimpleNamespace:
-    """The row of a question: id, question, answer, metadata, level."""
+    """Returns a packed row as an object with its fields: id, question, answer, metadata, level."""
     return types.SimpleNamespace(**pickle.loads(base64.b64decode(text)))
 
 
-def told(error: BaseException, path: str) -> str:
-    """What an exception says, in one line, and the line of the verifier that it came from."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f" (line {lines[-1]})" if lines else ""
-    said = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {said[:MOST_SAID]}{where}"
+def describe(error: BaseException, path: str) -> str:
+    """Returns the type and first line of an exception, and the verifier's line that raised it."""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            where = f" (line {frame.lineno})"
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line[:MESSAGE_CHARS]}{where}"
 
 
 def graded(
     function: Callable[..., Any], batch: bool, path: str, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """Scores of a request: null where there is none, and then what was wrong."""
+    """Scores the answers of a request.
+
+    Args:
+      function: the verifier.
+      batch: the verifier takes lists.
+      path: the verifier's file, for messages.
+      request: "rows" of question, answer and reference, and "ids" if the verifier takes token ids.
+
+    Returns:
+      A dict with "scores", in which an answer without a score has None; its "faults"; and a
+      "message" about the first fault.
+    """
     rows = request["rows"]
     count = len(rows)
     ids = {"ids": request["ids"]} if "ids" in request else {}
     try:
         if batch:
-            found = function(*map(list, zip(*rows)), **ids)
+            values = as_list(function(*map(list, zip(*rows)), **ids))
         else:
-            found = [function(*row) for row in rows]
-        found = as_rows(found) if batch else found
+            values = [function(*row) for row in rows]
     except MemoryError:
-        return {**_none(count, MEMORY, "MemoryError"), "memory": True}
-    # SystemExit too: a verifier must not end the worker by it.
+        return {**_without_scores(count, MEMORY, "MemoryError"), "memory": True}
+    # SystemExit too, because a verifier must not end the worker.
     except BaseException as error:
-        said = told(error, path)
-        return {**_none(count, RAISED, said), "error": type(error).__name__}
-    if found is None or len(found) != count:
-        said = "no list of scores" if found is None else f"{len(found)} scores for {count} answers"
-        return _none(count, LENGTH, said)
-    pairs = [score_of(value) for value in found]
-    said = next((shown(v) for v, (_, fault) in zip(found, pairs) if fault), "")
-    return {"scores": [s for s, _ in pairs], "faults": [f for _, f in pairs], "said": said}
+        reply = _without_scores(count, RAISED, describe(error, path))
+        return {**reply, "error": type(error).__name__}
+    if values is None:
+        return _without_scores(count, LENGTH, "no list of scores")
+    if len(values) != count:
+        return _without_scores(count, LENGTH, f"{len(values)} scores for {count} answers")
+    scores: list[float | None] = []
+    faults: list[str] = []
+    message = ""
+    for value in values:
+        score, fault = score_of(value)
+        scores.append(score)
+        faults.append(fault)
+        if fault and not message:
+            message = repr_short(value)
+    return {"scores": scores, "faults": faults, "message": message}
 
 
-def as_rows(found: Any) -> Sequence[Any] | None:
-    """What a batch form returned as a list; None where it is none."""
-    if isinstance(found, str | bytes | dict):
+def as_list(result: Any) -> list[Any] | None:
+    """Returns the result of a verifier of lists as a list; None if it is not a sequence."""
+    if isinstance(result, str | bytes | dict):
         return None
     try:
-        return list(found)
+        return list(result)
     except TypeError:
         return None
 
 
 def score_of(value: Any) -> tuple[float | None, str]:
-    """A score and "", or None and what is wrong with it."""
+    """Returns a score in [0, 1] and "", or None and a fault."""
     if value is None or isinstance(value, str | bytes):
         return None, TEXT
     try:
         number = float(value)
-    except Exception:  # Whatever an object does when it is asked for a number.
+    except Exception:
+        # The conversion of an object to a number can raise anything.
         return None, TEXT
     if math.isnan(number):
         return None, NAN
     if not -ROUNDING <= number <= 1.0 + ROUNDING:
         return None, RANGE
-    return min(max(number, 0.0), 1.0), ""
+    score = min(max(number, 0.0), 1.0)
+    return score, ""
 
 
-def shown(value: Any) -> str:
-    """A value that is no score, for people."""
+def repr_short(value: Any) -> str:
+    """Returns a message with a value that is not a score."""
     try:
-        return f"it returned {value!r}"[:MOST_SAID]
+        return f"it returned {value!r}"[:MESSAGE_CHARS]
     except Exception:
         return f"it returned a {type(value).__name__}"
 
 
-def _none(count: int, fault: str, said: str) -> dict[str, Any]:
-    return {"scores": [None] * count, "faults": [fault] * count, "said": said}
+def _without_scores(count: int, fault: str, message: str) -> dict[str, Any]:
+    return {"scores": [None] * count, "faults": [fault] * count, "message": message}
 
 
 if __name__ == "__main__":

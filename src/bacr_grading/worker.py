@@ -1,8 +1,8 @@
-"""The process that runs math-verify. Started as a script, it imports modules of ours without JAX.
+"""Runs math-verify in a process that `pool` starts as a script and may kill at any moment.
 
-One JSON line in, one JSON line out. It can be killed at any moment and holds nothing worth saving.
-Where the kernel allows it, the process gives up its rights before the first request. A verifier of
-one's own is run by the same loop (`verifier_worker`).
+Reads one request per line of standard input and writes one reply per line of standard output, both
+in JSON. Imports no JAX. If the kernel supports it, the process gives up its rights before the first
+request. `verifier_worker` uses the same loop for a user's verifier.
 """
 
 import contextlib
@@ -16,14 +16,19 @@ from typing import Any, TextIO
 
 
 def main(memory_bytes: int, seconds: int) -> None:
-    """Answers requests until standard input closes, in `memory_bytes` of address space."""
+    """Answers requests until standard input closes.
+
+    Args:
+      memory_bytes: limit of the address space.
+      seconds: limit of a request, after which the kernel ends the process.
+    """
     requests, replies = open_pipes()
     import logging
 
     from bacr_grading import confinement
 
     logging.disable(logging.CRITICAL)
-    # A second or two: before the limits and before "ready".
+    # Imported here, because the import takes a second or two, which must not count for a request.
     from bacr_grading import algebra
 
     algebra.warm_up()
@@ -34,27 +39,32 @@ def main(memory_bytes: int, seconds: int) -> None:
 
 
 def open_pipes() -> tuple[TextIO, TextIO]:
-    """Standard input and output for requests and replies alone: whoever else uses them finds none.
+    """Returns streams for requests and replies, and connects standard input and output to null.
 
-    The terminal's Ctrl-C and a job's SIGTERM are for the parent, which closes the pipe. They are
-    not ignored, since programs that a verifier starts would then ignore them too.
+    Other code in this process then cannot read requests or write replies. Signals of a terminal and
+    of a job scheduler are for the parent, which closes the pipe, so that the process handles them
+    without an action. Programs that a verifier starts would inherit signals that are ignored.
     """
-    for deaf in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(deaf, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _do_nothing)
     requests = os.fdopen(os.dup(0), encoding="ascii")
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    with open(os.devnull, "r+") as nowhere:
-        os.dup2(nowhere.fileno(), 0)
-        os.dup2(nowhere.fileno(), 1)
+    with open(os.devnull, "r+") as null:
+        os.dup2(null.fileno(), 0)
+        os.dup2(null.fileno(), 1)
     return requests, replies
 
 
+def _do_nothing(number: int, frame: object) -> None:
+    """Handles a signal without an action."""
+
+
 def limit(memory_bytes: int) -> None:
-    """From here on: so many bytes of address space, no files, no cores."""
+    """Limits the address space of this process, and forbids files and core dumps."""
     sys.dont_write_bytecode = True
     sizes = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
     for kind, value in sizes.items():
-        # Not every platform has every limit; the parent's deadline does not depend on them.
+        # Some platforms lack a limit. The deadline of the parent does not depend on them.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (value, value))
 
@@ -65,26 +75,32 @@ def serve(
     answer: Callable[[Any], dict[str, Any]],
     seconds: Callable[[Any], int],
 ) -> None:
-    """Says that it is ready, then answers line by line until the parent wants no more.
+    """Reports that the process is ready, then answers requests until the stream ends.
 
-    After `seconds` of a request, of the processor and of the clock, the kernel ends the process.
-    The parent's deadline comes first; this one holds even when there is no parent left.
+    Args:
+      requests: stream with one JSON request per line.
+      replies: stream for one JSON reply per line.
+      answer: returns the reply to a request.
+      seconds: returns the limit of a request, in seconds of the processor and of the clock, after
+        which the kernel ends the process. The parent's deadline is shorter. This limit also works
+        when the parent has ended.
     """
-    say(replies, {"ready": True})
+    write_reply(replies, {"ready": True})
     for line in requests:
         request = json.loads(line)
-        _allow(seconds(request))
+        _limit_time(seconds(request))
         reply = answer(request)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        say(replies, reply)
+        write_reply(replies, reply)
 
 
-def say(replies: TextIO, reply: dict[str, Any]) -> None:
-    """Writes one line."""
+def write_reply(replies: TextIO, reply: dict[str, Any]) -> None:
+    """Writes a reply as one line of JSON."""
     print(json.dumps(reply), file=replies, flush=True)
 
 
-def _allow(seconds: int) -> None:
+def _limit_time(seconds: int) -> None:
+    """Makes the kernel end this process after some seconds of the clock or the processor."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -95,13 +111,15 @@ def _allow(seconds: int) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns the verdict of math-verify; "incorrect" if it fails."""
     from bacr_grading import algebra
 
     try:
         return algebra.compare(**request)
     except MemoryError:
         return {"correct": False, "memory": True}
-    except Exception as error:  # Whatever math-verify raises means: no verdict.
+    except Exception as error:
+        # math-verify can raise any exception.
         return {"correct": False, "error": type(error).__name__}
 
 

@@ -1,6 +1,6 @@
 """Files: those that others wrote, and ours, written so that no reader ever sees half of one.
 
-The readers and the one atomic writer are `bacr_grading.documents`, under the library's name.
+The readers and the one atomic writer are `bacr_grading.files`, under the library's name.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bacr_grading.documents import (
+from bacr_grading.files import (
     LARGEST_TABLE as LARGEST_TABLE,
     NotJson as NotJson,
     check_regular as check_regular,

@@ -7,11 +7,11 @@ import pytest
 
 import faulty_doctor
 import hf_world
+from bacr_client.fingerprint import write_manifest
 from bacr_doctor import machine
 from bacr_doctor.__main__ import read_subject
 from bacr_doctor.records import Subject
 from bacr_grading import pool
-from bacr_held.fingerprint import write_manifest
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 

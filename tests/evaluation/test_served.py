@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-import bacr_held as held
+import bacr_client as client
 import export_world
 import hf_world
 import served_world
-from bacr_held import http_json
+from bacr_client import http_json
 from bacr_jax import evaluate
 from bacr_jax.config import Config
 from bacr_jax.export import from_run, policy_folder
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def key(folder):
-    return held.fingerprint(folder)
+    return client.fingerprint(folder)
 
 
 def command(folder, out, *more, budgets="0,low,8,none"):
@@ -144,19 +144,19 @@ def test_an_edited_folder_is_refused_before_a_server_is_asked(
     assert old in text
     (own / name).write_text(text.replace(old, new))
     line = refusal(capsys, own, tmp_path / "out", "--url", "http://127.0.0.1:9")
-    assert f"{own / name}: is not what was written, as manifest.json says" in line
+    assert f"{own / name}: is not what was written, according to manifest.json" in line
 
 
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        ({"token_ids": [-1]}, "with -1, which is no token's id"),
-        ({"token_ids": [10**6]}, "with 1000000, which is no token's id"),
-        ({"token_ids": [19.0]}, "with 19.0, which is no token's id"),
-        ({"token_ids": [True]}, "with True, which is no token's id"),
+        ({"token_ids": [-1]}, "with -1, which is not a token id"),
+        ({"token_ids": [10**6]}, "with 1000000, which is not a token id"),
+        ({"token_ids": [19.0]}, "with 19.0, which is not a token id"),
+        ({"token_ids": [True]}, "with True, which is not a token id"),
         ({"token_ids": [0]}, "with 0, which can't be sampled"),
         ({"token_ids": [19] * 50}, "with 50 tokens where"),
-        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are no numbers"),
+        ({"token_ids": [19], "logprobs": {"token_logprobs": [float("nan")]}}, "are not numbers"),
     ],
 )
 def test_a_server_that_lies_about_its_tokens_is_one_line_and_no_result(
@@ -177,9 +177,9 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
     )
     cases = [
         (Served("0123456789ab"), "serves another folder (folder: found"),
-        (Served(key, plugin=False), "no one there reads budgets; install the plugin bacr-vllm"),
-        (Served(key, models={"data": []}), "is no OpenAI-compatible server"),
-        (Served(key, models=[1]), "is no OpenAI-compatible server"),
+        (Served(key, plugin=False), "does not read budgets; install the plugin bacr-vllm"),
+        (Served(key, models={"data": []}), "is not an OpenAI-compatible server"),
+        (Served(key, models=[1]), "is not an OpenAI-compatible server"),
         (Served(key, length=20), "have 20 tokens and"),
     ]
     for server, expected in cases:

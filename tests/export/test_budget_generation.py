@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 pytest.importorskip("transformers")
 
-from bacr_held.fingerprint import write_manifest  # noqa: E402
+from bacr_client.fingerprint import write_manifest  # noqa: E402
 from bacr_jax.export import budget_generation as held  # noqa: E402
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hf_world
-from bacr_held.fingerprint import write_manifest
+from bacr_client.fingerprint import write_manifest
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.errors import UserError
 from bacr_jax.export import policy_folder

@@ -60,7 +60,7 @@ def test_another_package_is_refused_in_one_line(tmp_path, capsys, name):
         (["--gguf", "{}/m.gguf"], "required: --out"),
         (["--gguf", "{}/m.gguf", "--out", "{}/o", "--dtype", "float16"], "invalid choice"),
         (["--gguf", "{}/none", "--out", "{}/o"], "{}/none: No such file or directory; write"),
-        (["--gguf", "{}", "--out", "{}/o"], "{}: is no regular file"),
+        (["--gguf", "{}", "--out", "{}/o"], "{}: is not a regular file"),
         (["--gguf", "{}/text", "--out", "{}/o"], "{}/text: begins with b'This'"),
         (["--gguf", "{}/m.gguf", "--out", "{}"], "{}: already exists"),
         (["--gguf", "{}/m.gguf", "--out", "/proc/o"], "/proc/o: can't write there"),

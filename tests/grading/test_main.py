@@ -53,7 +53,7 @@ def test_the_verdicts_go_to_a_file_when_asked(tmp_path, capsys):
         (b"{", "line 1"),
         (b"[1]", "line 1: found list; write one JSON object a line"),
         (b'{"pred": "1"}', "no field 'gold', found ['pred']"),
-        (b'{"pred": 1, "gold": "1"}', "pred is no string"),
+        (b'{"pred": 1, "gold": "1"}', "pred is not a string"),
         (b"\xff", "not UTF-8"),
         (
             b'{"pred": "1", "pred": "2", "gold": "2"}',

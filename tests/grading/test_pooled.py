@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bacr_grading import LENIENT, STRICT, Grader, VerifierGrader, load_verifier, pooled
-from bacr_grading.pooled import Ahead
+from bacr_grading.pooled import BackgroundGrader
 from bacr_jax.errors import UserError
 
 # Keeps sympy busy for much longer than the deadline.
@@ -156,7 +156,7 @@ def test_requests_that_make_no_sense_are_refused_at_once(file):
         grader.ahead(["1"], ["1", "2"])
     with (
         VerifierGrader(load_verifier(f"{file}:score")) as grader,
-        pytest.raises(UserError, match="a verifier of one's own sees questions"),
+        pytest.raises(UserError, match="a verifier needs questions"),
     ):
         grader.ahead(["1"], ["1"])
 
@@ -169,7 +169,7 @@ def test_requests_are_run_once_in_the_order_of_their_turns():
         runs.append(asked)
         return {one: -one for one in asked}
 
-    ahead = Ahead(run)
+    ahead = BackgroundGrader(run)
     assert ahead.finish() == {}
     ahead.begin(lambda: [1, 2, 2])
     assert ahead.finish() == {1: -1, 2: -2}

@@ -218,10 +218,10 @@ def test_what_it_starts_in_sessions_of_their_own_ends_with_its_worker(offspring)
 @pytest.mark.parametrize(
     "reply",
     [
-        '{"scores": 5, "faults": [""], "said": ""}',
-        '{"scores": [2.0], "faults": [""], "said": ""}',
-        '{"scores": [null], "faults": ["tired"], "said": ""}',
-        '{"scores": [1, 1], "faults": ["", ""], "said": ""}',
+        '{"scores": 5, "faults": [""], "message": ""}',
+        '{"scores": [2.0], "faults": [""], "message": ""}',
+        '{"scores": [null], "faults": ["tired"], "message": ""}',
+        '{"scores": [1, 1], "faults": ["", ""], "message": ""}',
         '{"ready": true}',
         "[1]",
         "7",
@@ -323,8 +323,8 @@ def test_a_file_that_cannot_be_loaded_is_one_line(tmp_path, source, name, says):
         ("none.py:f", "no file 'none.py'"),
         ("mine.py", "write FILE.py:function"),
         ("mine.py:1f", "write FILE.py:function"),
-        ("bad.py:f", "no Python file"),
-        ("latin.py:f", "no Python file"),
+        ("bad.py:f", "not a Python file"),
+        ("latin.py:f", "not a Python file"),
     ],
 )
 def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec, says):
@@ -336,7 +336,7 @@ def test_a_spec_that_cannot_be_used_is_refused_unrun(tmp_path, monkeypatch, spec
 
 
 def test_questions_are_needed(file):
-    with opened(file, "one") as grader, pytest.raises(UserError, match="sees questions"):
+    with opened(file, "one") as grader, pytest.raises(UserError, match="needs questions"):
         grader.grade(["<answer>5</answer>"], ["5"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bacr_held import Server
+from bacr_client import Server
 from bacr_jax.config.checks import check
 from bacr_jax.config.io import load
 from bacr_jax.parallel import processes

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_held import EngineError, Refused, Rules, Server
-from bacr_held.rules import StopString
+from bacr_client import BudgetRules, EngineError, Refused, Server
+from bacr_client.rules import StopString
 from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.model.budget import Conditioned
@@ -43,7 +43,7 @@ CONTEXTS = 48
 def rules():
     one = lambda token: StopString("", {token: 1}, {}, 1)
     never = frozenset(np.flatnonzero(~LEGAL).tolist())
-    return Rules(
+    return BudgetRules(
         think_close=one(CLOSE), answer_close=one(ANSWER_CLOSE), ends=frozenset({EOS}),
         line_breaks=frozenset(), closing=(CLOSE, ANSWER), natural=(ANSWER,), never=never,
         cap=12, grace=0, answer_tokens=3, vocab_size=VOCAB,
@@ -446,7 +446,7 @@ def test_a_signal_is_heard_while_weights_are_pushed(world, tmp_path, at):
 def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
     class Locked(Local):
         async def find(self):
-            raise Refused(401, "http://two: is no server that can be asked (Unauthorized)")
+            raise Refused(401, "http://two: the server refuses requests (Unauthorized)")
 
         async def load(self, folder, version):
             await self.find()
@@ -456,7 +456,7 @@ def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
     made.load(world.params, 0)
     assert [server.url for server in made.alive] == ["http://one"]
     assert said == [
-        "WARNING, rollout.urls: http://two: is no server that can be asked (Unauthorized); "
+        "WARNING, rollout.urls: http://two: the server refuses requests (Unauthorized); "
         "1 of 2 go on"
     ]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_held import EngineError, Server, http_json
+from bacr_client import EngineError, Server, http_json
 from bacr_jax.errors import UserError
 from bacr_jax.rollout import nccl as module
 from bacr_jax.rollout.nccl import Libraries, Sender, Tensor, find_libraries
@@ -155,7 +155,7 @@ def test_closing_ends_a_transfer_that_waits(fakes):
         ({"refuses": True}, {}, r"; start it with .* VLLM_NCCL_SO_PATH=/jax/libnccl.so.2$"),
         ({}, {"devices": "two"}, "says that it has 'two' devices"),
         ({}, {"fails": {"/pause": 404}}, "start it with VLLM_SERVER_DEV_MODE=1"),
-        ({}, {"holds": "0"}, "holds weights '0', not '1'"),
+        ({}, {"holds": "0"}, "has weights '0', not '1'"),
     ],
 )
 def test_what_a_server_that_can_not_take_part_is_told(fakes, how, server, says, monkeypatch):

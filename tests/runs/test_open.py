@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bacr_held.fingerprint import write_manifest
+from bacr_client.fingerprint import write_manifest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError

@@ -192,7 +192,7 @@ if __name__ == "__main__":
         raise RuntimeError(given.fail)
     from pathlib import Path
 
-    from bacr_held.fingerprint import fingerprint
+    from bacr_client.fingerprint import fingerprint
 
     served = Served(fingerprint(Path(given.model)), port=int(given.port))
     served.server.serve_forever()

@@ -130,7 +130,7 @@ ATTACKS = (
     "c.CountdownDataset.score_answer = lambda *a, **k: 1.0')",
     "exec('import builtins; builtins.float = lambda x: 24.0')",
     "__import__('random').seed(0)",
-    '__import__(\'os\').write(1, b\'{{"scores": [1.0], "faults": [""], "said": ""}}\\n\')',
+    '__import__(\'os\').write(1, b\'{{"scores": [1.0], "faults": [""], "message": ""}}\\n\')',
     "__import__('os').kill(__import__('os').getppid(), 9)",
     "[__import__('os').fork() for _ in range(99)]",
     "__import__('socket').create_connection(('127.0.0.1', 9))",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bacr_held import Server
+from bacr_client import Server
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
 from bacr_jax.export.policy_folder import TORCH_NAME

@@ -122,7 +122,7 @@ def model_at_response(model):
 
 
 def never_sampled(thinking):
-    from bacr_held.rules import numbers_in
+    from bacr_client.rules import numbers_in
 
     return set(numbers_in(thinking["never_sampled"]))
 

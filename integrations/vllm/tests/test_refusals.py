@@ -78,7 +78,7 @@ def test_folders_that_are_damaged(world, tmp_path):
 
 def test_a_folder_that_is_not_as_it_was_written(world, tmp_path):
     folder = changed(world / "shared" / "out", tmp_path / "other", manifest=True, bos_token_id=5)
-    assert "config.json: is not what was written, as manifest.json says" in refusal(folder)
+    assert "config.json: is not what was written, according to manifest.json" in refusal(folder)
 
 
 def test_a_plain_model_of_others_stays_as_it_is(world, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from vllm_world import OPTIONS, server_of
 
-from bacr_held import EngineError, fingerprint, read_folder
+from bacr_client import EngineError, fingerprint, read_folder
 from bacr_vllm import Server
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -155,10 +155,10 @@ def test_a_server_that_keeps_its_weights_ends_the_run_by_name(tmp_path, model, r
 # No answer within five seconds, where five minutes are given.
 HASTY = """
 import runpy, sys
-from bacr_held import server
-from bacr_held.http_json import Patience
-server.patience_of = lambda call: Patience(5.0, 5.0, 10.0)
-server.THERE = Patience(5.0, 5.0, 5.0)
+from bacr_client import server
+from bacr_client.http_json import Timeouts
+server.timeouts_of = lambda call: Timeouts(5.0, 5.0, 10.0)
+server.PING = Timeouts(5.0, 5.0, 5.0)
 sys.argv[0] = "train"
 runpy.run_module("bacr_jax.train", run_name="__main__")
 """

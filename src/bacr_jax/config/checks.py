@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bacr_grading.spelling import grader_problem
-from bacr_held.server import is_address
+from bacr_client.server import is_address
+from bacr_grading.verifier_spec import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems
 from bacr_jax.config.derived import (
     CORRECT,

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from bacr_held.rules import LARGEST as LARGEST
+from bacr_client.rules import LARGEST as LARGEST
 from bacr_jax.config.cli import whole_number
 from bacr_jax.config.schema import Config, DataConfig, EvalConfig
 from bacr_jax.config.values import shown, written

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bacr_held.server import is_address
+from bacr_client.server import is_address
 
 # This package, and another that can decode, as settings of an evaluation call them.
 OURS, VLLM = "jax", "vllm"

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import jax
 
-from bacr_held import EngineError, Server, read_rules
-from bacr_held.http_json import request_json
+from bacr_client import EngineError, Server, read_rules
+from bacr_client.http_json import request_json
 from bacr_jax.config.derived import largest_evaluated
 from bacr_jax.config.engine import Engine
 from bacr_jax.errors import UserError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_held.fingerprint import write_manifest
+from bacr_client.fingerprint import write_manifest
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names, vocabulary

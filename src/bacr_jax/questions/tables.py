@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_grading.documents import Repeated, check_once
+from bacr_grading.files import DuplicateName, check_once
 from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 from bacr_jax.errors import UserError, first_of, reason_of
 
@@ -184,7 +184,7 @@ def _read(file: Path, where: str) -> list[Record]:
         raise UserError(
             f"{where}: {file.name} is not UTF-8 at byte {error.start}; write a text file in UTF-8"
         ) from None
-    except Repeated as error:
+    except DuplicateName as error:
         raise UserError(f"{where}: {file.name}: {error}") from None
     except NotJson as error:
         raise UserError(f"{where}: {file.name} {error}") from None
@@ -194,7 +194,7 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
     """A list of objects, one object (a row), or, under the wrong name, one object a line."""
     try:
         found = parse_json(text, table=True)
-    except Repeated:
+    except DuplicateName:
         raise
     except NotJson:
         return [row for _, row in parse_lines(text)]

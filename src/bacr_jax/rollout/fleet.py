@@ -13,9 +13,9 @@ from typing import Any, Protocol, TextIO, runtime_checkable
 import jax
 import numpy as np
 
-from bacr_held import Call, EngineError, Refused, Sampling, Server
-from bacr_held.calls import check_tokens
-from bacr_held.server import check_logprobs, extras
+from bacr_client import Call, EngineError, Refused, Sampling, Server
+from bacr_client.calls import check_tokens
+from bacr_client.server import check_logprobs, extras
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted

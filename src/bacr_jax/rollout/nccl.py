@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bacr_held import EngineError, Server
-from bacr_held.server import LOADING
+from bacr_client import EngineError, Server
+from bacr_client.server import LOADING
 from bacr_jax.errors import UserError
 from bacr_jax.types import Params
 

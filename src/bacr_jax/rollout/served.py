@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from bacr_held import Answering, Call, Rules, Sampling, Thinking
-from bacr_held.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
-from bacr_held.server import extras
+from bacr_client import Answering, BudgetRules, Call, Sampling, Thinking
+from bacr_client.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
+from bacr_client.server import extras
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.rewards import cuts_of_trace
@@ -79,7 +79,7 @@ class Asking:
       without_tag: from the tokens of a thinking that its tag closed to how many are not the tag's.
     """
 
-    rules: Rules
+    rules: BudgetRules
     without_tag: Callable[[Sequence[int]], int]
     answers: int = 1
     own_cuts: bool = False

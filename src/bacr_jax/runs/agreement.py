@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 import bacr_jax
-from bacr_held.fingerprint import file_digests
+from bacr_client.fingerprint import file_digests
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.reproducible import DUMP, LOAD

@@ -213,7 +213,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 
 def weights_fingerprint(folder: Path) -> str:
     """A short hash of a folder's config and of pieces all over its weight files."""
-    from bacr_held import fingerprint
+    from bacr_client import fingerprint
 
     try:
         return fingerprint(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bacr_held import Server, read_rules
+from bacr_client import Server, read_rules
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.export.from_run import layout, write_params

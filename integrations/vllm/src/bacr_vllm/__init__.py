@@ -48,7 +48,7 @@ def register() -> None:
 def __getattr__(name: str) -> Any:
     """What users call; read when it is asked for, since vLLM imports this file at every start."""
     if name == "Server":
-        from bacr_held import Server
+        from bacr_client import Server
 
         return Server
     if name == "generate_within":

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from bacr_held import check_manifest, fingerprint, read_rules
+from bacr_client import check_manifest, fingerprint, read_rules
 from bacr_vllm.requests import BudgetRequests, processor_name
 
 # Architectures of folders without an embedding, and of those with one.

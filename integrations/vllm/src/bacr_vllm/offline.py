@@ -6,9 +6,9 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
-from bacr_held import Answer, Answering, Call, Sampling, Thinking, read_budget, read_rules
-from bacr_held.calls import answer_of
-from bacr_held.server import check_length, extras, parameters
+from bacr_client import Answering, Call, Response, Sampling, Thinking, read_budget, read_rules
+from bacr_client.calls import response_of
+from bacr_client.server import check_length, extras, parameters
 
 
 def generate_within(
@@ -19,7 +19,7 @@ def generate_within(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
-) -> list[Answer]:
+) -> list[Response]:
     """Thinks within budgets and answers: one batch of thinking, then one of answers.
 
     Args:
@@ -53,7 +53,7 @@ def generate_within(
     _finish(llm, thoughts, drawn, xargs, 0)
     answers = [thought.answering() for thought in thoughts]
     _finish(llm, answers, drawn, xargs, 1)
-    rows = [answer_of(thought, answer) for thought, answer in zip(thoughts, answers)]
+    rows = [response_of(thought, answer) for thought, answer in zip(thoughts, answers)]
     decode = lambda row: tokenizer.decode(row.tokens, skip_special_tokens=False)
     return [dataclasses.replace(row, text=decode(row)) for row in rows]
 

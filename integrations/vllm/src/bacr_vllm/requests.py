@@ -8,7 +8,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-from bacr_held.rules import numbers_in, read_budget
+from bacr_client.rules import numbers_in, read_budget
 
 # Names in `SamplingParams.extra_args`, and over HTTP in `vllm_xargs`.
 BUDGET, RESPONSE_FROM, FOLDER = "budget", "response_from", "folder"

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bacr_held import check_manifest
+from bacr_client import check_manifest
 from bacr_jax import documents
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, first_of

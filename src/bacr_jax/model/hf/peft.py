@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bacr_held.fingerprint import write_manifest
+from bacr_client.fingerprint import write_manifest
 from bacr_jax.config import AdapterConfig
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError

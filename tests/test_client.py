@@ -1,4 +1,4 @@
-"""Budgets held by calls: what an engine writes in pieces becomes what a loop writes by itself."""
+"""Budgets enforced by calls: the pieces of an engine join to the response of a sampling loop."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bacr_held as held
-from bacr_held import http_json
-from bacr_held.calls import answer_of
-from bacr_held.fingerprint import write_manifest
-from bacr_held.http_json import Patience, request_json
-from bacr_held.server import check_length, parameters, seed_of
+import bacr_client as client
+from bacr_client import http_json
+from bacr_client.calls import response_of
+from bacr_client.fingerprint import write_manifest
+from bacr_client.http_json import Timeouts, request_json
+from bacr_client.server import check_length, parameters, seed_of
 from served_world import Reloading, answering
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
@@ -49,12 +49,12 @@ def engine(part, drawn, early=()):
 
 def said(thought, answered, limit, early=(), **changes):
     """A row for which these tokens are drawn in thinking and answer."""
-    rules = held.read_rules({**THINKING, **changes})
-    thinking = held.Thinking(rules, [1, 1], limit)
+    rules = client.read_rules({**THINKING, **changes})
+    thinking = client.Thinking(rules, [1, 1], limit)
     engine(thinking, thought, early)
     answering = thinking.answering()
     engine(answering, answered, early)
-    return answer_of(thinking, answering)
+    return response_of(thinking, answering)
 
 
 class TestAnswers:
@@ -84,30 +84,30 @@ class TestAnswers:
         assert said(WORDS, [5], 0, **grace).thinking == ()
 
     def test_what_an_engine_writes_too_much_is_left_out(self):
-        rules = held.read_rules(THINKING)
-        thinking = held.Thinking(rules, [1], 9)
+        rules = client.read_rules(THINKING)
+        thinking = client.Thinking(rules, [1], 9)
         thinking.take([1, 2, 3, 1, 1])
         assert thinking.kept == (1, 2, 3) and thinking.call() is None
 
     def test_an_engine_that_writes_nothing_is_an_error(self):
         with pytest.raises(ValueError, match="without a token"):
-            held.Thinking(held.read_rules(THINKING), [1], 9).take([])
+            client.Thinking(client.read_rules(THINKING), [1], 9).take([])
 
     @pytest.mark.parametrize(
         ("tokens", "said"),
         [
-            ([-1], "with -1, which is no token's id"),
-            ([10], "with 10, which is no token's id"),
-            ([1.0], "with 1.0, which is no token's id"),
-            ([True], "with True, which is no token's id"),
-            (["1"], "with '1', which is no token's id"),
-            ([float("nan")], "with nan, which is no token's id"),
+            ([-1], "with -1, which is not a token id"),
+            ([10], "with 10, which is not a token id"),
+            ([1.0], "with 1.0, which is not a token id"),
+            ([True], "with True, which is not a token id"),
+            (["1"], "with '1', which is not a token id"),
+            ([float("nan")], "with nan, which is not a token id"),
             ([1, 8], "with 8, which can't be sampled"),
             ([1] * 5, "with 5 tokens where 4 were asked for"),
         ],
     )
     def test_an_engine_that_writes_what_it_can_not_is_an_error(self, tokens, said):
-        part = held.Thinking(held.read_rules(THINKING, 10), [1], 4)
+        part = client.Thinking(client.read_rules(THINKING, 10), [1], 4)
         with pytest.raises(ValueError, match=re.escape(said)):
             part.take(tokens)
         assert part.tokens == [] and part.calls == 0
@@ -138,7 +138,7 @@ def test_calls_say_what_the_loop_in_transformers_says(
 
 
 def test_an_answer_at_an_earlier_cut_keeps_fewer_tokens():
-    thinking = held.Thinking(held.read_rules(THINKING), [1], 9)
+    thinking = client.Thinking(client.read_rules(THINKING), [1], 9)
     thinking.take([1, 6, 1, 2, 3])
     early = thinking.answering_at(2)
     assert early.prompt == (1, 1, 6, 2, 3, 7) and early.forced == (2, 3, 7)
@@ -150,23 +150,23 @@ def test_an_answer_at_an_earlier_cut_keeps_fewer_tokens():
     [(8, 8), (0, 0), (None, None), ("none", None), ("low", 16), (np.int64(3), 3)],
 )
 def test_budgets(budget, found):
-    assert held.read_budget(budget, {"low": 16}) == found
+    assert client.read_budget(budget, {"low": 16}) == found
 
 
 @pytest.mark.parametrize("budget", [-1, 8.5, 8.0, True, "8", "high", 2**31, 101, [8], {}])
 def test_what_is_no_budget_is_a_value_error_that_names_it(budget):
     with pytest.raises(ValueError, match=r"^budget: found .*; write a whole number from 0 to 100"):
-        held.read_budget(budget, {"low": 16}, 100)
+        client.read_budget(budget, {"low": 16}, 100)
 
 
 def test_a_long_text_is_not_repeated_in_the_refusal():
     with pytest.raises(ValueError) as refused:
-        held.read_budget("9" * 10_000, {})
+        client.read_budget("9" * 10_000, {})
     assert len(str(refused.value)) < 200
 
 
 def test_a_row_has_to_fit_the_engine():
-    rules = held.read_rules({**THINKING, "grace": 2})
+    rules = client.read_rules({**THINKING, "grace": 2})
     # 10 prompt tokens, 7 thinking, 2 grace, 3 forced, 3 answer.
     check_length(rules, 7, 10, 25)
     check_length(rules, 0, 10, 16)
@@ -179,38 +179,38 @@ def test_a_row_has_to_fit_the_engine():
 
 
 def test_every_call_of_every_row_has_a_seed_of_its_own():
-    call = lambda number: held.Call((1,), 1, (), (), number)
+    call = lambda number: client.Call((1,), 1, (), (), number)
     seeds = {
-        seed_of(held.Sampling(1.0, 1.0, seed), part, call(number))
+        seed_of(client.Sampling(1.0, 1.0, seed), part, call(number))
         for seed in range(20)
         for part in range(3)
         for number in range(3)
     }
     assert len(seeds) == 180
-    assert parameters(call(0), held.Sampling(), 0)["seed"] is None
+    assert parameters(call(0), client.Sampling(), 0)["seed"] is None
 
 
 def test_a_folder_that_is_not_ours_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"can't read its config.json \(No such file"):
-        held.read_folder(tmp_path)
+        client.read_folder(tmp_path)
     for config in ({}, [], {"thinking": None}, {"thinking": {"cap": 8}}, {"thinking": 3}):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="does not say how thinking is held; write") as refused:
-            held.read_folder(tmp_path)
+        with pytest.raises(ValueError, match="has no valid section 'thinking'; write") as refused:
+            client.read_folder(tmp_path)
         assert "\n" not in str(refused.value)
 
 
 def test_a_fingerprint_changes_with_config_and_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError):
-        held.fingerprint(tmp_path)
+        client.fingerprint(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(10_000))
-    first = held.fingerprint(tmp_path)
+    first = client.fingerprint(tmp_path)
     weights.write_bytes(bytes(9_999) + b"1")
-    second = held.fingerprint(tmp_path)
+    second = client.fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    assert len({first, second, held.fingerprint(tmp_path)}) == 3
+    assert len({first, second, client.fingerprint(tmp_path)}) == 3
 
 
 def whole(body, status="200 OK"):
@@ -218,7 +218,7 @@ def whole(body, status="200 OK"):
 
 
 def asked(url, **patience):
-    return asyncio.run(request_json(url, patience=Patience(**patience)))
+    return asyncio.run(request_json(url, timeouts=Timeouts(**patience)))
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -259,14 +259,14 @@ def test_every_request_sends_the_key_that_the_environment_holds(monkeypatch):
     ],
 )
 def test_what_is_no_answer_is_one_line(pieces, said):
-    with answering([pieces]) as (url, _), pytest.raises(held.EngineError, match=said) as error:
+    with answering([pieces]) as (url, _), pytest.raises(client.EngineError, match=said) as error:
         asked(url)
     assert str(error.value).isprintable() and str(error.value).startswith(url)
 
 
 def test_what_a_server_says_is_short_and_can_not_move_the_cursor():
     body = json.dumps({"error": {"message": "\x1b[2Jred\u202e" + "x" * 9000}}).encode()
-    with answering([whole(body, "400 Bad")]) as (url, _), pytest.raises(held.Refused) as error:
+    with answering([whole(body, "400 Bad")]) as (url, _), pytest.raises(client.Refused) as error:
         asked(url)
     assert str(error.value).startswith(f"{url}: \\x1b[2Jred\\u202exxx")
     assert str(error.value).isprintable() and len(str(error.value)) == len(f"{url}: ") + 300
@@ -285,7 +285,7 @@ def test_what_a_server_says_is_short_and_can_not_move_the_cursor():
     ],
 )
 def test_a_silent_or_dripping_server_has_its_limits(pieces, limits, said):
-    with answering([pieces]) as (url, tries), pytest.raises(held.EngineError, match=said):
+    with answering([pieces]) as (url, tries), pytest.raises(client.EngineError, match=said):
         asked(url, **limits)
     assert len(tries) == 1
 
@@ -298,16 +298,16 @@ def test_busy_servers_and_cut_lines_are_tried_again_and_not_for_ever(fault, monk
     with answering([fault, fault, whole(b"[1]")]) as (url, tries):
         assert asked(url) == [1]
     assert len(tries) == 3
-    with answering([fault] * 4) as (url, tries), pytest.raises(held.EngineError):
+    with answering([fault] * 4) as (url, tries), pytest.raises(client.EngineError):
         asked(url)
     assert len(tries) == 3
 
 
 def completed(body):
     """What a server's completion of three tokens at most is read as."""
-    call = held.Call((1,), 3, (), (), 0)
+    call = client.Call((1,), 3, (), (), 0)
     with answering([whole(json.dumps(body).encode())]) as (url, _):
-        return asyncio.run(held.Server(url).complete(call, held.Sampling(), 0, {}))
+        return asyncio.run(client.Server(url).complete(call, client.Sampling(), 0, {}))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def completed(body):
     ],
 )
 def test_a_completion_without_ids_is_one_line(body):
-    with pytest.raises(held.EngineError, match="answers without the ids of its tokens$"):
+    with pytest.raises(client.EngineError, match="answers without the ids of its tokens$"):
         completed(body)
 
 
@@ -343,14 +343,14 @@ def test_a_log_probability_is_that_of_a_token_that_was_drawn(value, place):
     values = [-0.5, -0.5]
     values[place] = value
     choice = {"token_ids": [1, 1], "logprobs": {"token_logprobs": values}}
-    with pytest.raises(held.EngineError, match="log-probabilities that are no numbers up to 0"):
+    with pytest.raises(client.EngineError, match="log-probabilities that are not numbers up to 0"):
         completed({"choices": [choice]})
 
 
 @pytest.mark.parametrize("values", [[], [-1.0], [-1.0] * 3, {}, "abc", 0, True])
 def test_there_are_as_many_log_probabilities_as_tokens(values):
     choice = {"token_ids": [1, 1], "logprobs": {"token_logprobs": values}}
-    with pytest.raises(held.EngineError, match="log-probabilities"):
+    with pytest.raises(client.EngineError, match="log-probabilities"):
         completed({"choices": [choice]})
 
 
@@ -369,7 +369,7 @@ def test_a_server_may_give_no_log_probabilities_where_nothing_is_learned(scores)
 @pytest.mark.parametrize("reason", ["abort", "error", "content_filter", "", 5, True, ["stop"]])
 def test_a_completion_that_was_not_let_finish_is_an_error(reason):
     choice = {"token_ids": [1], "finish_reason": reason}
-    with pytest.raises(held.EngineError, match="ended a completion by"):
+    with pytest.raises(client.EngineError, match="ended a completion by"):
         completed({"choices": [choice]})
 
 
@@ -377,18 +377,18 @@ def test_a_completion_that_was_not_let_finish_is_an_error(reason):
 def test_texts_and_ids_of_a_server_are_looked_at(body):
     answers = [whole(json.dumps(body).encode())] * 2
     with answering(answers) as (url, _):
-        with pytest.raises(held.EngineError, match="/tokenize: answers without 'tokens'"):
-            asyncio.run(held.Server(url).tokens("a"))
-        with pytest.raises(held.EngineError, match="/detokenize: answers without 'prompt'"):
-            asyncio.run(held.Server(url).text([1]))
+        with pytest.raises(client.EngineError, match="/tokenize: answers without 'tokens'"):
+            asyncio.run(client.Server(url).tokens("a"))
+        with pytest.raises(client.EngineError, match="/detokenize: answers without 'prompt'"):
+            asyncio.run(client.Server(url).text([1]))
 
 
 @pytest.mark.parametrize("length", ["1e999", "true", "[]", "-4", '"x"'])
 def test_a_server_that_lies_about_its_length_is_no_server(length):
     body = f'{{"data": [{{"id": "a", "max_model_len": {length}}}]}}'.encode()
-    said = pytest.raises(held.EngineError, match="is no OpenAI-compatible server")
+    said = pytest.raises(client.EngineError, match="is not an OpenAI-compatible server")
     with answering([whole(body)]) as (url, _), said:
-        asyncio.run(held.Server(url).connect())
+        asyncio.run(client.Server(url).connect())
 
 
 def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_path):
@@ -397,11 +397,11 @@ def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_pat
     files = ("model.safetensors", "config.json", "custom_generate/generate.py", "README.md")
     for name in files:
         (folder / name).write_text(f"of {name}")
-    held.check_manifest(folder)
+    client.check_manifest(folder)
     write_manifest(folder)
     (folder / ".cache").write_text("later")
     (folder / "README.md").write_text("edited")
-    held.check_manifest(folder)
+    client.check_manifest(folder)
     for name in files[:-1]:
         text = (folder / name).read_bytes()
         for spoilt in (None, bytes([text[0] ^ 64]) + text[1:]):
@@ -409,14 +409,14 @@ def test_a_manifest_knows_every_file_and_lets_people_edit_what_they_read(tmp_pat
             if spoilt is not None:
                 (folder / name).write_bytes(spoilt)
             with pytest.raises(ValueError, match=f"^{folder / name}: is not what was written"):
-                held.check_manifest(folder)
+                client.check_manifest(folder)
             if name == "model.safetensors":
-                held.check_manifest(folder, weights=False)
+                client.check_manifest(folder, weights=False)
             (folder / name).write_bytes(text)
-    held.check_manifest(folder)
+    client.check_manifest(folder)
     (folder / "manifest.json").write_text("[")
     with pytest.raises(ValueError, match="manifest.json: is damaged"):
-        held.check_manifest(folder)
+        client.check_manifest(folder)
 
 
 LOADED = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
@@ -424,7 +424,7 @@ LOADED = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_ve
 
 def test_weights_are_read_while_nothing_is_answered_and_their_keys_are_forgotten():
     with Reloading() as world:
-        server = held.Server(world.url)
+        server = client.Server(world.url)
         asyncio.run(server.load("/weights/version-3", "3"))
         assert world.routes == LOADED and world.version == "3" and world.running.is_set()
         asyncio.run(server.connect())
@@ -432,7 +432,7 @@ def test_weights_are_read_while_nothing_is_answered_and_their_keys_are_forgotten
 
 def test_a_server_whose_learner_died_while_it_read_weights_is_woken_by_the_next_ones():
     with Reloading(paused=True) as world:
-        server = held.Server(world.url)
+        server = client.Server(world.url)
         asyncio.run(server.find())
         asyncio.run(server.load("/weights/version-3", "3"))
         asyncio.run(server.connect())
@@ -444,29 +444,29 @@ def test_a_server_whose_learner_died_while_it_read_weights_is_woken_by_the_next_
         ({"fails": {"/pause": 404}}, "takes no weights; start it with VLLM_SERVER_DEV_MODE=1"),
         ({"fails": {"/collective_rpc": 500}}, "could not take the weights of /weights"),
         ({"fails": {"/collective_rpc": None}}, "left in the middle of an answer"),
-        ({"holds": "2"}, "holds weights '2', not '3'"),
+        ({"holds": "2"}, "has weights '2', not '3'"),
     ],
 )
 def test_a_server_that_took_no_weights_stays_paused(how, says, monkeypatch):
     monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
     with Reloading(**how) as world:
-        with pytest.raises(held.EngineError, match=says):
-            asyncio.run(held.Server(world.url).load("/weights", "3"))
+        with pytest.raises(client.EngineError, match=says):
+            asyncio.run(client.Server(world.url).load("/weights", "3"))
         assert "/resume" not in world.routes
 
 
 def test_a_server_that_hangs_has_its_time_for_weights_and_for_rows(monkeypatch):
-    soon = Patience(first=0.1, between=0.1, whole=0.2)
-    for name, short in (("LOADING", soon), ("THERE", soon), ("patience_of", lambda call: soon)):
-        monkeypatch.setattr(held.server, name, short)
+    soon = Timeouts(first=0.1, between=0.1, whole=0.2)
+    for name, short in (("LOADING", soon), ("PING", soon), ("timeouts_of", lambda call: soon)):
+        monkeypatch.setattr(client.server, name, short)
     with Reloading(paused=True) as world:
-        row = held.Call((1,), 4, (), (), 0)
-        with pytest.raises(held.EngineError, match="did not answer in 0.1 s"):
-            asyncio.run(held.Server(world.url).complete(row, held.Sampling(), 0, {}))
+        row = client.Call((1,), 4, (), (), 0)
+        with pytest.raises(client.EngineError, match="did not answer in 0.1 s"):
+            asyncio.run(client.Server(world.url).complete(row, client.Sampling(), 0, {}))
     # Nothing at all, or no end of reading weights.
-    with answering([[None]]) as (url, _), pytest.raises(held.EngineError, match="v1/models: "):
-        asyncio.run(held.Server(url).load("/weights", "3"))
+    with answering([[None]]) as (url, _), pytest.raises(client.EngineError, match="v1/models: "):
+        asyncio.run(client.Server(url).load("/weights", "3"))
     with Reloading(hangs="/collective_rpc") as world:
-        with pytest.raises(held.EngineError, match="/collective_rpc: did not answer in 0.1 s"):
-            asyncio.run(held.Server(world.url).load("/weights", "3"))
+        with pytest.raises(client.EngineError, match="/collective_rpc: did not answer in 0.1 s"):
+            asyncio.run(client.Server(world.url).load("/weights", "3"))
         assert "/resume" not in world.routes
