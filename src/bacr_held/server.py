@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -225,23 +225,18 @@ class Server:
         return tokens, [float(score) for score in scores]
 
     async def load(self, folder: str, version: str) -> None:
-        """Makes the server read a folder's weights and call them `version`; errors as of `take`."""
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-        await self.take(version, lambda: self.ask("/collective_rpc", reload, LOADING), folder)
+        """Makes the server read a folder's weights and call them `version`.
 
-    async def take(self, version: str, move: Callable[[], Awaitable[Any]], what: str) -> None:
-        """Has weights brought to the server, by `move`, which it calls `version` from then on.
+        Rows in flight end first. After an error the server stays paused, because it is not known
+        which weights it has.
 
-        Rows in flight end first. After an error the server stays paused: what it holds is unknown.
-
-        `what`: the weights, for a message.
-
-        EngineError: it does not answer, can't, or says that it holds another version.
+        EngineError: the server does not answer, can't read the folder, or reports another version.
         """
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self.find(THERE)
         try:
             await self.ask("/pause?mode=wait", {}, LOADING)
-            await move()
+            await self.ask("/collective_rpc", reload, LOADING)
             # Keys and values of the weights before.
             await self.ask("/reset_prefix_cache", {})
             await self.ask("/update_weight_version", {"new_version": version})
@@ -256,7 +251,7 @@ class Server:
                     f"{self.url}: takes no weights; start it with VLLM_SERVER_DEV_MODE=1"
                 ) from None
             raise EngineError(
-                f"{self.url}: could not take the weights of {what} ({refused})"
+                f"{self.url}: could not take the weights of {folder} ({refused})"
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:

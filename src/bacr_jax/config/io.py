@@ -72,7 +72,7 @@ _LATER = frozenset(
         "data.prompt_date",
         *(f"l1.{name}" for name in ("kind", "weight", "offset")),
         *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
-        *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),
+        *("loss.sequence_mask", "reward.weights", "reward.apart"),
         *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
         *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
     }
