@@ -202,6 +202,7 @@ NOT_RUN = {
     ". integrations/vllm/cpu.env": "integrations/vllm/test.sh",
     "serving/bin/": "integrations/vllm/test.sh",
     "curl": "vLLM",
+    "until curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",
     "python benchmarks/vllm_sampler.py": "hours",
     "bacr import": "weights",
