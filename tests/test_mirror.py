@@ -43,7 +43,6 @@ ELSEWHERE = {
     ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference",
     ("questions/test_source.py", PART): "bacr_jax.config.own_code",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
-    ("tasks/test_nemo_gym.py", WIRE): "bacr_tasks.nemo_gym_score",
     ("tasks/test_verifiers_v1.py", WIRE): "bacr_tasks.verifiers_v1_score",
     ("learner/test_train_step.py", PART): "bacr_jax.learner.scoring",
     ("learner/test_sharded.py", PART): "bacr_jax.learner.copies",

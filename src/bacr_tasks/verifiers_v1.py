@@ -14,7 +14,7 @@ from bacr_tasks.gym import is_test
 
 SCORER = str(Path(__file__).with_name("verifiers_v1_score.py"))
 # The scorers are packages', which nobody here has read.
-THIRD_PARTY, CHECKED = True, False
+CHECKED = False
 # Tasks of a set that may be endless.
 MOST = 20_000
 
