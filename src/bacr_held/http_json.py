@@ -88,14 +88,14 @@ def said(text: str, most: int = 300) -> str:
 
 
 def _message(found: Any) -> str:
-    """What a refusal says, in one line; the form is that of OpenAI's servers."""
+    """Returns the message of an error reply in one line; OpenAI's servers define the form."""
     inside = found.get("error", found) if isinstance(found, dict) else None
     text = inside.get("message") if isinstance(inside, dict) else None
     return said(text.strip().rstrip(".")) if isinstance(text, str) else ""
 
 
 async def _exchange(url: str, body: Any, patience: Patience) -> tuple[int, bytes]:
-    """Status and body of the answer; says in one line whatever went wrong on the way."""
+    """Returns status and body of the answer; raises an error of one line if the exchange fails."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)

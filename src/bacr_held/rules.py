@@ -42,7 +42,7 @@ class StopString:
     Attributes:
       text: the string; empty: it never comes.
       anywhere: state after a token, from any state; state 0 after tokens that it lacks.
-      inside: the same from one state, which stands over `anywhere`.
+      inside: the same from one state, which overrides `anywhere`.
       seen: the state that means that the string was seen.
     """
 
@@ -73,7 +73,7 @@ class Rules:
       line_breaks: ids at which a cut inside the grace window may fall.
       closing: ids forced after thinking that was cut or left open.
       natural: ids forced after thinking that closed itself.
-      cap: most thinking tokens of a row that is told no budget.
+      cap: most thinking tokens of a row without a budget.
       grace: tokens for which a cut waits for a line break.
       vocab_size: ids are below it.
     """
@@ -129,5 +129,5 @@ def read_folder(folder: Path | str) -> tuple[Rules, dict[str, int]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{folder}: its config.json does not say how thinking is held; write a folder of "
-            "python -m bacr_jax.export"
+            "bacr export"
         ) from None

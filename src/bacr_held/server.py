@@ -21,7 +21,7 @@ _APART = 1_000_003
 
 
 def seed_of(sampling: Sampling, part: int, call: Call) -> int:
-    """Seed of a call: those of thinking (part 0) and answers (from 1 on) differ."""
+    """Returns the seed of a call; it differs between thinking (part 0) and answers (from 1 on)."""
     return (sampling.seed * _APART + part * 4096 + call.number) % 2**63
 
 
@@ -48,7 +48,7 @@ def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
 
 
 def patience_of(call: Call) -> Patience:
-    """How long a completion may take: it comes whole, and no server is slower than 2 tokens/s."""
+    """Returns the timeouts of a completion, for servers that make at least 2 tokens/s."""
     first = 300.0 + call.max_tokens / 2
     return Patience(first=first, between=60.0, whole=first + 300.0)
 
@@ -110,7 +110,8 @@ class Server:
         """Takes an address such as http://127.0.0.1:8000; ValueError: it is none of a server."""
         if not is_address(url):
             raise ValueError(f"{url}: is no address; write http://HOST:PORT")
-        self.url, self.folder = url.rstrip("/").removesuffix("/v1"), folder
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.folder = folder
         self.model, self.length = "", LARGEST
 
     async def ask(self, path: str, body: Any, patience: Patience = SOON) -> Any:
@@ -158,7 +159,7 @@ class Server:
             raise EngineError(
                 f"{self.url}: serves {said(self.model, 80)}, and no one there reads budgets; "
                 "install the plugin bacr-vllm beside vLLM, and serve a folder of "
-                "python -m bacr_jax.export"
+                "bacr export"
             )
         other = await self._refusal({"budget": 0}, "folder: ")
         if other is not None:
@@ -188,7 +189,7 @@ class Server:
         `part`: 0 for thinking, from 1 on for answers; `xargs`: what the plugin reads; `patience`:
         by the length of the call by default.
 
-        EngineError: the server went away, takes too long, aborts the row, or its reply is no
+        EngineError: the server went away, takes too long, aborts the row, or its reply contains no
         completion. Refused: it refuses the call.
         """
         of_folder = {"folder": self.folder} if self.folder else {}

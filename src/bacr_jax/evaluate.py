@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
+"""`bacr evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
 
 import argparse
 import dataclasses

@@ -60,7 +60,7 @@ def source(taskset: str) -> SimpleNamespace:
 
 
 def _needs(task: Any) -> str:
-    """What a task needs that is not here; "": nothing."""
+    """Returns what a task needs that this package lacks, or "" if it needs nothing."""
     if task.NEEDS_CONTAINER or task.data.image:
         return "a container"
     if type(task).toolsets(task.config):

@@ -207,7 +207,7 @@ def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
 
     policy_folder.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
-    assert "does not say how its thinking is held; write a folder of python -m" in line
+    assert "does not say how its thinking is held; write a folder of bacr export" in line
 
 
 def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):

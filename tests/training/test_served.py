@@ -218,7 +218,7 @@ def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_p
     async def in_a_notebook():
         served.with_servers(run, tmp_path / "run", print)
 
-    with pytest.raises(UserError, match="rollout.engine=vllm: .* write python -m bacr_jax.train"):
+    with pytest.raises(UserError, match="rollout.engine=vllm: .* write bacr train"):
         asyncio.run(in_a_notebook())
 
 

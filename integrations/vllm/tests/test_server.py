@@ -106,7 +106,7 @@ def test_another_folder_is_refused(url, world):
 
 
 def evaluated(out, folder, *more):
-    """Runs `python -m bacr_jax.evaluate`; gives its table and its samples."""
+    """Runs `bacr evaluate`; gives its table and its samples."""
     words = [os.environ["BACR_PYTHON"], "-m", "bacr_jax.evaluate", "--model", str(folder)]
     words += ["--data", "ledger", "--budgets", "0,8,low,none", "--every", "8", "--size", "8"]
     words += ["--slots", "16", "--out", str(out), "data.ledger.max_operand=3"]

@@ -29,7 +29,7 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
     if a.model is None:
         yield (
             f"--engine {VLLM}: serves a Hugging Face folder; write --model FOLDER of the run's "
-            "export (python -m bacr_jax.export)"
+            "export (bacr export)"
         )
     if a.url is None:
         yield f"--engine {VLLM}: needs the address of a server; write --url http://HOST:PORT"

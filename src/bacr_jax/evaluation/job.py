@@ -1,4 +1,4 @@
-"""An evaluation from prepared settings to results: what `python -m bacr_jax.evaluate` does."""
+"""An evaluation from prepared settings to results: what `bacr evaluate` does."""
 
 import dataclasses
 import hashlib

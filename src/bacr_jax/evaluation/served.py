@@ -49,7 +49,7 @@ def check_served(saved: SavedPolicy) -> None:
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
             f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
-            "of python -m bacr_jax.export"
+            "of bacr export"
         )
     if saved.style is None:
         raise UserError(_OTHER_FORMAT.format(saved.folder))

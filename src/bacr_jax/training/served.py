@@ -56,8 +56,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UserError(
-            "rollout.engine=vllm: found an event loop, as in a notebook; write python -m "
-            "bacr_jax.train"
+            "rollout.engine=vllm: found an event loop, as in a notebook; write bacr train"
         )
     try:
         servers = [Server(url) for url in config.rollout.urls]
