@@ -28,7 +28,7 @@ products by itself.
 
 The last line is one JSON object: decode_bytes_vs_minimum (7B, A100, 64 rows a device),
 update_positions_real (share of the positions computed, 7B), planned_iteration_s_7b_a100 and _h100,
-plan_iteration_s_* (what `bacr_jax.plan` says at the same shares), and with --before all of them of
+plan_iteration_s_* (what `bacr plan` says at the same shares), and with --before all of them of
 that file as before_*.
 """
 

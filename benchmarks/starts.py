@@ -1,6 +1,6 @@
 """How long commands take until they do their work, with compiled programs at hand.
 
-    python -m bacr_jax.train --config configs/quickstart.yaml output.dir=runs/quickstart
+    bacr train --config configs/quickstart.yaml output.dir=runs/quickstart
     python benchmarks/starts.py --run runs/quickstart
 
 Three measurements, each repeated, medians: `--help` of every command (processor time, and whether

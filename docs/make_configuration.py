@@ -14,7 +14,7 @@ HEAD = f"""\
 # Configuration: every key
 
 Made by `{COMMAND}` from `src/bacr_jax/config/schema.py`; edit the schema, not this
-page. The same list, for a terminal, is `python -m bacr_jax.train --help`.
+page. The same list, for a terminal, is `bacr train --help`.
 
 A config is a YAML file with these sections; several files may be given, and later ones win
 (`--config A --config B`). On the command line a key is written `section.key=value`, with the value

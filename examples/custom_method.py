@@ -1,6 +1,6 @@
 """A method of your own in one file: GRPO's rollouts, an own reward, BCAE for the advantage.
 
-    python -m bacr_jax.train --config configs/quickstart.yaml method=examples/custom_method.py
+    bacr train --config configs/quickstart.yaml method=examples/custom_method.py
 
 A file with `make(config) -> Method` is all the registry asks for. A method is a record of pure
 functions, so a new one can take over what an existing one does well.

@@ -1,7 +1,7 @@
 """Data and a verifier of your own: the files behind configs/examples/own-data.yaml, from nothing.
 
     python examples/own_data.py own
-    python -m bacr_jax.train --config configs/examples/own-data.yaml
+    bacr train --config configs/examples/own-data.yaml
 
 The first command writes own/train.jsonl and own/test.jsonl, as you would from what you have: sums,
 their results, and two ways to each, one short and one long. `check` is the verifier: a result that

@@ -1,6 +1,6 @@
 r"""Rewards beside correctness: what a response is paid for however its answer is graded.
 
-    python -m bacr_jax.train --config configs/quickstart.yaml method=grpo reward.apart=true \
+    bacr train --config configs/quickstart.yaml method=grpo reward.apart=true \
         "reward.weights={correct: 1, examples/rewards.py:brief: .2, examples/rewards.py:plain: .1}"
 
 Each gets the question, the whole response (thinking, tags and answer) and the reference, and

@@ -1,6 +1,6 @@
 """A verifier that runs unit tests against generated code: the share of tests that pass.
 
-    python -m bacr_jax.train --config mine.yaml grader=examples/verify_unit_tests.py:grade \
+    bacr train --config mine.yaml grader=examples/verify_unit_tests.py:grade \
         data.answers=verbatim grading.deadline=20
 
 A gold answer is a JSON list of tests, each some lines of Python that raise if the code is wrong

@@ -1,7 +1,7 @@
 """A verifier that asks a judge over HTTP, at any endpoint that speaks OpenAI's chat completions.
 
     JUDGE_URL=http://127.0.0.1:8000/v1/chat/completions JUDGE_MODEL=my-judge JUDGE_CALLS=20000 \
-    python -m bacr_jax.train --config mine.yaml grader=examples/verify_with_judge.py:judge \
+    bacr train --config mine.yaml grader=examples/verify_with_judge.py:judge \
         grading.deadline=45 grading.workers=16
 
 The judge is asked for a number from 0 to 1. A call that fails is tried again, after a pause that
@@ -13,7 +13,7 @@ further answer fails and is counted.
 What the judge says is returned as it is: a NaN, or words instead of a number, are no score, and are
 counted as such (`process/grader_failed_nan`, `process/grader_failed_text`). A judge can be talked
 into a good score by the answer that it reads, and a policy that is paid by it learns to: hold it
-against answers with known scores from time to time (`python -m bacr_jax.grading --grader`).
+against answers with known scores from time to time (`bacr grade --grader`).
 """
 
 import fcntl

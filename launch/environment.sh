@@ -46,7 +46,7 @@ load_environment() {
   local settings
   settings="$(settings_of "$1")"
   # JAX takes this share of each GPU's memory at the start; the rest is for the CUDA context, NCCL's
-  # buffers and the workspaces of cuBLAS and cuDNN. `bacr_jax.plan` counts with the same share.
+  # buffers and the workspaces of cuBLAS and cuDNN. `bacr plan` counts with the same share.
   : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
   # Compiled programs are kept, so that a restarted run doesn't compile again.
   : "${JAX_COMPILATION_CACHE_DIR:=${HOME:-.}/.cache/bacr_jax/xla}"

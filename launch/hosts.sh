@@ -9,7 +9,7 @@
 #   --process-id   number of this machine, 0 to N - 1
 #   --gpu          settings to use (launch/*.env); found out by nvidia-smi if not given
 #   --dry-run      print the settings and the command that would run, and do nothing
-# All else goes to `python -m bacr_jax.train` and must be the same on all machines. The run folder
+# All else goes to `bacr train` and must be the same on all machines. The run folder
 # must be on a file system that all of them see.
 
 set -euo pipefail

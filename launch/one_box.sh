@@ -7,7 +7,7 @@
 #              `plan --device` calls it; found out by nvidia-smi if not given
 #   --gpus     use the first N GPUs only, of CUDA_VISIBLE_DEVICES where that is set
 #   --dry-run  print the settings and the command that would run, and do nothing
-# All else goes to `python -m bacr_jax.train`. PYTHON chooses another interpreter,
+# All else goes to `bacr train`. PYTHON chooses another interpreter,
 # BACR_DETERMINISTIC=1 makes runs agree bit for bit, slower.
 
 set -euo pipefail

@@ -10,7 +10,7 @@
 #   --container-mounts  further folders that the run needs, for its data, model and output
 #   --dry-run           print the settings and the command that would run, and do nothing (also
 #                       outside Slurm)
-# All else goes to `python -m bacr_jax.train`, with the mesh over the GPUs of all nodes
+# All else goes to `bacr train`, with the mesh over the GPUs of all nodes
 # (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
 # system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
 # Five minutes before its time limit the job saves a checkpoint and goes back into the queue, where

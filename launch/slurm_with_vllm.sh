@@ -9,7 +9,7 @@
 #   --gpu      settings of the learner (launch/*.env); by nvidia-smi on the first node if not given
 #   --python   of the environment with vLLM and the plugin, as of launch/sampler.sh
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
-# All else goes to `python -m bacr_jax.train`, such as rollout.ahead=1. Time limit and queue are as of
+# All else goes to `bacr train`, such as rollout.ahead=1. Time limit and queue are as of
 # launch/slurm.sh: five minutes before the end, or once all servers are lost, a checkpoint is saved, and
 # the job goes back into the queue.
 

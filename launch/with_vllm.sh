@@ -10,7 +10,7 @@
 #   --gpu       settings of the learner, as of launch/one_box.sh
 #   --python    of the environment with vLLM and the plugin, as of launch/sampler.sh
 #   --dry-run   print the commands that would run, and do nothing
-# All else goes to `python -m bacr_jax.train`, such as rollout.ahead=1. Policies are handed over in
+# All else goes to `bacr train`, such as rollout.ahead=1. Policies are handed over in
 # memory (/dev/shm). When training ends, however it does, so do the servers; what they say is in
 # sampler-PORT.log in the folder for policies until then.
 

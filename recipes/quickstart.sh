@@ -14,10 +14,10 @@ out=runs/recipe-quickstart
 read_options "$@"
 
 train=(--config quickstart "output.dir=$out/run" ${keys[@]+"${keys[@]}"})
-step "$python" -m bacr_jax.train --check "${train[@]}"
-step "$python" -m bacr_jax.plan --compile none --devices 1 "${train[@]}"
-step "$python" -m bacr_jax.train "${train[@]}"
-step "$python" -m bacr_jax.evaluate --run "$out/run" --size 500
-step "$python" -m bacr_jax.report --run "$out/run"
-[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf"
-step "$python" -m bacr_jax.generate --model "$out/hf" --budget 8,64 4a2b3c1
+step bacr train --check "${train[@]}"
+step bacr plan --compile none --devices 1 "${train[@]}"
+step bacr train "${train[@]}"
+step bacr evaluate --run "$out/run" --size 500
+step bacr report --run "$out/run"
+[ -e "$out/hf" ] || step bacr export --run "$out/run" --out "$out/hf"
+step bacr generate --model "$out/hf" --budget 8,64 4a2b3c1

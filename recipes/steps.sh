@@ -21,6 +21,9 @@ read_options() {
   done
 }
 
+# Runs the project's commands by the chosen interpreter, because `bacr` may not be on the path.
+bacr() { "$python" -m bacr_jax "$@"; }
+
 # Shows a command, and runs it unless --dry-run was given.
 step() {
   printf '%q ' "$@" | sed 's/ $//'

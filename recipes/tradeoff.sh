@@ -18,11 +18,11 @@ read_options "$@"
 shared=("warmup.dir=$out/warmup" ${keys[@]+"${keys[@]}"})
 bacr=(--config tradeoff "output.dir=$out/bacr" "${shared[@]}")
 grpo=(--config tradeoff --config grpo "output.dir=$out/grpo" "${shared[@]}")
-step "$python" -m bacr_jax.train --check "${bacr[@]}"
-step "$python" -m bacr_jax.train --check "${grpo[@]}"
-step "$python" -m bacr_jax.train "${bacr[@]}"
-step "$python" -m bacr_jax.train "${grpo[@]}"
-step "$python" -m bacr_jax.evaluate --run "$out/bacr" --size 500
-step "$python" -m bacr_jax.evaluate --run "$out/grpo" --size 500 --compare "$out/bacr"
-step "$python" -m bacr_jax.report --run "$out/bacr" --run "$out/grpo" --out "$out/compared.html"
-[ -e "$out/hf" ] || step "$python" -m bacr_jax.export --run "$out/bacr" --out "$out/hf"
+step bacr train --check "${bacr[@]}"
+step bacr train --check "${grpo[@]}"
+step bacr train "${bacr[@]}"
+step bacr train "${grpo[@]}"
+step bacr evaluate --run "$out/bacr" --size 500
+step bacr evaluate --run "$out/grpo" --size 500 --compare "$out/bacr"
+step bacr report --run "$out/bacr" --run "$out/grpo" --out "$out/compared.html"
+[ -e "$out/hf" ] || step bacr export --run "$out/bacr" --out "$out/hf"

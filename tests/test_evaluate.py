@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.evaluate`, on models small enough for a test."""
+"""`bacr evaluate`, on models small enough for a test."""
 
 import json
 import os

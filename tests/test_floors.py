@@ -7,8 +7,6 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import bacr_jax
 
 ROOT = Path(bacr_jax.__file__).parent
@@ -18,15 +16,6 @@ PACKAGES = {
     1: "bacr_jax",
     2: "bacr_gguf bacr_plan",
     3: "bacr_doctor bacr_study",
-}
-# Modules of the library that only begin a command of another package, or of a room.
-DOORS = {
-    "data": "bacr_jax.questions",
-    "plan": "bacr_plan",
-    "study": "bacr_study",
-    "grading": "bacr_grading",
-    "doctor": "bacr_doctor",
-    "gguf": "bacr_gguf",
 }
 FLOORS = {
     0: "errors documents types masked oom",
@@ -40,7 +29,7 @@ FLOORS = {
     8: "report",
     9: "export",
     10: "training",
-    11: "train evaluate generate data plan study grading doctor gguf",
+    11: "train evaluate generate",
     12: "facade",
     13: "__main__",
 }
@@ -91,15 +80,9 @@ def test_every_package_has_a_floor():
     assert {path.parent.name for path in SRC.glob("*/__init__.py")} == PACKAGE_FLOOR.keys()
 
 
-def is_door(path):
-    return path.parent == ROOT and path.stem in DOORS
-
-
 def test_packages_import_from_packages_below():
     wrong = []
     for path in SRC.rglob("*.py"):
-        if is_door(path):
-            continue
         floor = PACKAGE_FLOOR[package_of(path)]
         for name in imports(path):
             target = name.split(".")[0]
@@ -127,13 +110,6 @@ def test_the_plan_is_asked_for_inside_a_function():
     top = ast.parse((ROOT / "train.py").read_text()).body
     modules = {node.module for node in top if isinstance(node, ast.ImportFrom)}
     assert not {name for name in modules if name.startswith("bacr_plan")}
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_door_forwards_and_does_nothing_else(door):
-    path = ROOT / f"{door}.py"
-    assert len(path.read_text().splitlines()) <= 10
-    assert set(imports(path)) == {"sys", f"{DOORS[door]}.__main__"}
 
 
 def test_what_is_shared_with_servers_needs_python_only():

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.generate`, on a model small enough for a test."""
+"""`bacr generate`, on a model small enough for a test."""
 
 import io
 import os

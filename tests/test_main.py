@@ -1,4 +1,4 @@
-"""`bacr COMMAND ...` is `python -m bacr_jax.COMMAND ...`."""
+"""`bacr COMMAND ...` hands the rest of the line to a command."""
 
 import signal
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from bacr_jax import __main__, plan
+from bacr_jax import __main__
+from bacr_plan import __main__ as plan
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])

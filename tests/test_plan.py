@@ -1,12 +1,13 @@
-"""`python -m bacr_jax.plan`: what it prints, and how it refuses."""
+"""`bacr plan`: what it prints, and how it refuses."""
 
 import json
 
 import pytest
 
 import hf_world
-from bacr_jax import __main__, plan
+from bacr_jax import __main__
 from bacr_jax.errors import UserError
+from bacr_plan import __main__ as plan
 from bacr_plan import compiling
 from plan_world import QUICKSTART, SEVEN
 

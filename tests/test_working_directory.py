@@ -153,7 +153,7 @@ def test_ci_runs_the_commands_of_readme_in_its_order():
     readme = (ROOT / "README.md").read_text()
     marked = re.findall(r"<!-- ([\w ]+) -->\n```bash\n(.*)\n```\n<!-- /\1 -->", readme)
     assert marked == [
-        ("main job", "python -m bacr_jax.train --config configs/quickstart.yaml"),
+        ("main job", "bacr train --config configs/quickstart.yaml"),
         ("test command", "python -m pytest -n 2 --dist loadfile"),
     ]
     script = (ROOT / ".ci" / "run").read_text()

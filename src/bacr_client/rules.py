@@ -171,5 +171,5 @@ def read_folder(folder: Path | str) -> tuple[BudgetRules, dict[str, int]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{folder}: its config.json has no valid section 'thinking'; write a folder of "
-            "python -m bacr_jax.export"
+            "bacr export"
         ) from None

@@ -5,7 +5,7 @@ Sends and receives token ids. Used by rollouts and evaluations on a server.
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -200,7 +200,7 @@ class Server:
             raise EngineError(
                 f"{self.url}: serves {one_line(self.model, 80)} but does not read budgets; install "
                 "the plugin bacr-vllm next to vLLM, and serve a folder of "
-                "python -m bacr_jax.export"
+                "bacr export"
             )
         other_folder = await self._refusal({"budget": 0}, "folder: ")
         if other_folder is not None:
@@ -277,36 +277,22 @@ class Server:
         return tokens, [float(logprob) for logprob in logprobs]
 
     async def load(self, folder: str, version: str) -> None:
-        """Makes the server read the weights of a folder.
-
-        Args:
-          folder: path of the folder on the server's machine.
-          version: name of the weights (`take`).
-        """
-        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-
-        async def reload_weights() -> None:
-            await self.ask("/collective_rpc", body, LOADING)
-
-        await self.take(version, reload_weights, folder)
-
-    async def take(self, version: str, move: Callable[[], Awaitable[Any]], what: str) -> None:
-        """Replaces the server's weights after its running requests have ended.
+        """Makes the server read the weights of a folder after its running requests have ended.
 
         After an error the server stays paused, because its weights are unknown.
 
         Args:
+          folder: path of the folder on the server's machine.
           version: name of the new weights, which the server reports from then on.
-          move: brings the weights to the server.
-          what: description of the weights for messages.
 
         Raises:
-          EngineError: also if the server cannot replace its weights or reports another version.
+          EngineError: also if the server cannot read the folder or reports another version.
         """
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self.find(PING)
         try:
             await self.ask("/pause?mode=wait", {}, LOADING)
-            await move()
+            await self.ask("/collective_rpc", reload, LOADING)
             # The cache contains keys and values of the old weights.
             await self.ask("/reset_prefix_cache", {})
             await self.ask("/update_weight_version", {"new_version": version})
@@ -321,7 +307,7 @@ class Server:
                     f"{self.url}: takes no weights; start it with VLLM_SERVER_DEV_MODE=1"
                 ) from None
             raise EngineError(
-                f"{self.url}: could not take the weights of {what} ({refused})"
+                f"{self.url}: could not take the weights of {folder} ({refused})"
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:

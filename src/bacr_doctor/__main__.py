@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.doctor [--config F]`: is this machine fit for a run?"""
+"""`bacr doctor [--config F]`: is this machine fit for a run?"""
 
 import argparse
 import sys
@@ -21,8 +21,8 @@ from bacr_plan.devices import find
 
 EPILOG = """\
 Before a run, on the machine where it is to start:
-  python -m bacr_jax.doctor --config F --write-overlay fit.yaml
-  python -m bacr_jax.train --config F --config fit.yaml
+  bacr doctor --config F --write-overlay fit.yaml
+  bacr train --config F --config fit.yaml
 Exit code: 0 if all is well or warned of, 1 if something is broken, 2 if the input can't be used."""
 
 

@@ -46,7 +46,7 @@ _SLOPE, _STEP = {"float32": 2e-3, "bfloat16": 0.25}, 1e-3
 # Two layers round less than the dozens of a run, by which a run's own warning is set.
 _MISMATCH = MISMATCH / 5
 # Heads as wide as those of released models, which kernels are made for; all else is tiny. Phi is
-# told. What a method credits does not matter: it is drawn.
+# given. What a method credits does not matter: it is drawn.
 _VOCABULARY = 32
 _TINY = {
     "method": "bacr",

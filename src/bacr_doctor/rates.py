@@ -132,7 +132,7 @@ def measured(subject: Subject) -> dict[str, float]:
 
 
 def rates(subject: Subject) -> Record:
-    """What programs of the library reach, beside what a plan assumes."""
+    """Measures the rates of the library's programs, next to the rates that a plan assumes."""
     dtype, found, against = run_dtype(subject), measured(subject), ceiling(subject).name
     (flops, moved), tera, giga = bare(dtype), 1e12, 1e9
     seen = (

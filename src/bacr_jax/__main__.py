@@ -1,4 +1,4 @@
-"""`bacr COMMAND ...`, the same as `python -m bacr_jax.COMMAND ...`."""
+"""The console script `bacr COMMAND ...`; also `python -m bacr_jax COMMAND ...`."""
 
 import difflib
 import importlib
@@ -9,16 +9,22 @@ from bacr_jax.config.cli import entry_point, uninterrupted
 
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
-    "data": ("bacr_jax.data", "show what a set of questions holds"),
+    "data": ("bacr_jax.questions.__main__", "show what a set of questions holds"),
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
-    "import": ("bacr_jax.gguf", "make a Hugging Face folder of a GGUF file"),
+    "import": ("bacr_gguf.__main__", "make a Hugging Face folder of a GGUF file"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
-    "study": ("bacr_jax.study", "many runs, compared: the experiments of the paper"),
-    "plan": ("bacr_jax.plan", "does a run fit on these GPUs, what will a step cost; needs no GPU"),
-    "doctor": ("bacr_jax.doctor", "is this machine fit for a run; with --config, for that one"),
-    "grade": ("bacr_jax.grading", "grade answers against references"),
+    "study": ("bacr_study.__main__", "many runs, compared: the experiments of the paper"),
+    "plan": (
+        "bacr_plan.__main__",
+        "does a run fit on these GPUs, what will a step cost; needs no GPU",
+    ),
+    "doctor": (
+        "bacr_doctor.__main__",
+        "is this machine fit for a run; with --config, for that one",
+    ),
+    "grade": ("bacr_grading.__main__", "grade answers against references"),
 }
 
 

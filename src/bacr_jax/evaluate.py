@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
+"""`bacr evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ from bacr_jax.config.cli import (
     quieten_orbax,
 )
 from bacr_jax.config.derived import NONE, read_budgets
-from bacr_jax.config.engine import add_engine, engine_faults, read_engine
+from bacr_jax.config.engine import add_engine, engine_faults
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.oom import OutOfMemory
@@ -346,11 +346,11 @@ def evaluate(
         compare=arguments.compare,
         labels=arguments.label_difficulty,
         name=arguments.name,
-        engine=read_engine(arguments),
+        url=arguments.url,
     )
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        used = () if work.engine is not None else (job.arithmetic_line(config),)
+        used = () if work.url is not None else (job.arithmetic_line(config),)
         taken = step_lines(saved.chosen) if saved.chosen is not None else ()
         for line in (*taken, kept.line, *used, *left_out, *filter(None, [missing])):
             progress.say(line)

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks."""
+"""`bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks."""
 
 import argparse
 import contextlib

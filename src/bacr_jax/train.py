@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
+"""`bacr train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
-    "Every key can be overridden: python -m bacr_jax.train --config F seed=1 budget.max=64. The "
+    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. The "
     "same command goes on with a run that was stopped. Exit codes: 0 trained, 2 the input can't be "
     "used, 75 stopped by a signal after saving a checkpoint, 1 anything else."
 )
@@ -436,7 +436,7 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 class _CallableModule(types.ModuleType):
     """`bacr_jax.train` is this module and can be called: the call is `run`.
 
-    So `bacr_jax.train(config)` works beside `python -m bacr_jax.train` and `bacr_jax.train.main`,
+    So `bacr_jax.train(config)` works beside `bacr train` and `bacr_jax.train.main`,
     in whatever order things were imported.
     """
 

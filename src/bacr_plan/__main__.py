@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.plan --config F --devices 8`: does a run fit, and what will a step cost.
+"""`bacr plan --config F --devices 8`: does a run fit, and what will a step cost.
 
 Needs no weights, no data and no GPU.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Every key of the config can be overridden, as in training:
-  python -m bacr_jax.plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
+  bacr plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
 Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be answered."""
 
 # More than any cluster has; all layouts of so many are looked at in a second.

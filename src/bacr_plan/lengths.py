@@ -36,7 +36,7 @@ class PromptLengths:
 
 
 # Quantiles of the 7,498 MATH training problems in the format think_answer, Qwen2.5's tokenizer, as
-# `python -m bacr_jax.data --inspect` counts them: every twentieth, then the longest.
+# `bacr data --inspect` counts them: every twentieth, then the longest.
 MATH = PromptLengths(
     "MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
     (*(float(share) for share in np.arange(0, 0.96, 0.05).round(2)), 0.99, 0.995, 0.999, 1.0),

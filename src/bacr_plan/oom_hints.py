@@ -90,7 +90,7 @@ def explain(error: OutOfMemory, config: Config) -> str:
     advice += [f"a larger {' or '.join(larger)}"] if larger and num_devices > 1 else []
     given = "GIB" if limit is None else f"{limit / GIB / MEMORY_FRACTION:.0f}"
     return (
-        f"{error}; write {', or '.join(advice) or 'a smaller model'}{remat}; python -m "
-        f"bacr_jax.plan --config {config.output.dir}/config.yaml --devices {num_devices} "
+        f"{error}; write {', or '.join(advice) or 'a smaller model'}{remat}; "
+        f"bacr plan --config {config.output.dir}/config.yaml --devices {num_devices} "
         f"--device-memory {given} says what fits"
     )

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
+"""`bacr study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
 
 import argparse
 import functools
@@ -132,7 +132,7 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     if arguments.report:
         return 0
     check_inputs(waiting)
-    command = [sys.executable, "-m", "bacr_jax.study", "--config", str(arguments.config)]
+    command = [sys.executable, "-m", "bacr_study", "--config", str(arguments.config)]
     command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
     scheduler = schedule.Scheduler(
         command=command,

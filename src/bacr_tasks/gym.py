@@ -36,7 +36,7 @@ NUM_LEVELS = 5
 UNSOLVED = "Integral("
 SCORER = str(Path(__file__).with_name("gym_score.py"))
 # The scorer is a package's, which was read.
-THIRD_PARTY, CHECKED = True, True
+CHECKED = True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Scorers in place of those of reasoning-gym that evaluate an answer as Python.
+"""Scorers in place of the scorers of reasoning-gym that evaluate an answer as Python.
 
 Nine of its scorers call `eval`, or sympy's `parse_expr`, which is `eval`, on the answer. Here an
 answer is parsed and its syntax tree walked: only numbers, names, operators and functions of a short
@@ -139,7 +139,7 @@ def _literal(text: str) -> Any:
 
 
 def _integers(text: str) -> list[int]:
-    """The integers that stand in a text."""
+    """Returns the integers in a text."""
     return [int(digits) for digits in _INTEGER.findall(text)]
 
 

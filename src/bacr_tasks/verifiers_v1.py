@@ -14,7 +14,7 @@ from bacr_tasks.gym import is_test
 
 SCORER = str(Path(__file__).with_name("verifiers_v1_score.py"))
 # The scorers are packages', which nobody here has read.
-THIRD_PARTY, CHECKED = True, False
+CHECKED = False
 # Tasks of a set that may be endless.
 MOST = 20_000
 
@@ -60,7 +60,7 @@ def source(taskset: str) -> SimpleNamespace:
 
 
 def _needs(task: Any) -> str:
-    """What a task needs that is not here; "": nothing."""
+    """Returns what a task needs that this package lacks, or "" if it needs nothing."""
     if task.NEEDS_CONTAINER or task.data.image:
         return "a container"
     if type(task).toolsets(task.config):

@@ -27,8 +27,9 @@ from documented_commands import (
     words_of,
 )
 
-PREFIXES = {("python", "-m", f"bacr_jax.{name}"): main for name, (main, _) in COMMANDS.items()}
-PREFIXES |= {("python", "-m", main.removesuffix(".__main__")): main for main in PREFIXES.values()}
+# Modules that are commands too, because people run them.
+MODULES = ("train", "evaluate", "generate", "export", "report")
+PREFIXES = {("python", "-m", f"bacr_jax.{name}"): COMMANDS[name][0] for name in MODULES}
 # Files that a page leaves to the reader, and one that is there.
 FILES = {"F": "configs/studies/main.yaml", "mine.yaml": "configs/quickstart.yaml"}
 
@@ -70,7 +71,7 @@ def refused_settings(module, options):
     if getattr(options, "prepare", None) is not None:
         overrides = []  # names of sets
     try:
-        if module == "bacr_jax.study":
+        if module == "bacr_study.__main__":
             if kind_of(ROOT / options.config) != "variance":
                 read_study(ROOT / options.config, size=options.size, overrides=overrides)
         elif files:
@@ -88,11 +89,11 @@ def test_every_command_is_understood(stops_when_parsed, capsys, tmp_path):
     wrong = [f"{one.page}: {one.text}\n  {said}" for one, said in refused.items() if said]
     assert wrong == [], "\n".join(["correct these commands:", *wrong])
     # The check can fail: a wrong option, a wrong key, a value out of its range.
-    start = "python -m bacr_jax.train --config configs/quickstart.yaml"
+    start = "bacr train --config configs/quickstart.yaml"
     assert "--sed" in refusal_of(f"{start} --sed 3", capsys)
     assert "no such key" in refusal_of(f"{start} trian.steps=3", capsys)
     assert "budget.max" in refusal_of(f"{start} budget.max=-3", capsys)
-    assert "--config" in refusal_of("python -m bacr_jax.study --dry-run", capsys)
+    assert "--config" in refusal_of("bacr study --dry-run", capsys)
 
 
 # What a recipe is told beside the folder of its results.
@@ -108,7 +109,7 @@ def test_a_recipe_shows_commands_that_are_understood(recipe, tmp_path, stops_whe
     )
     assert not (tmp_path / "out").exists()
     shown = [re.sub(" # .*", "", line) for line in done.stdout.splitlines()]
-    assert sum("bacr_jax.train" in one for one in shown) >= 2
+    assert sum("bacr train" in one for one in shown) >= 2
     assert {one: said for one in shown if (said := refusal_of(one, capsys))} == {}
     wrong = subprocess.run(["bash", recipe, "--ouput", "x"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "found '--ouput'" in wrong.stderr
@@ -135,10 +136,10 @@ def _used(start, table, texts):
 
 def test_commands_are_found_wherever_a_reader_would_copy_them():
     page = """
-Try `python -m bacr_jax.report --run A`, not `bacr report` or `reward/mean`:
+Try `bacr report --run A`, not `bacr report` or `reward/mean`:
 
 ```bash
-python -m bacr_jax.train --config F \\
+bacr train --config F \\
     seed=1   # a seed
 ls && pwd
 ```
@@ -151,11 +152,11 @@ import jax
 ```
 """
     assert commands_of(page) == [
-        "python -m bacr_jax.train --config F seed=1",
+        "bacr train --config F seed=1",
         "ls",
         "pwd",
         "cp -r a b",
-        "python -m bacr_jax.report --run A",
+        "bacr report --run A",
     ]
 
 
@@ -208,7 +209,9 @@ def _prepare(folder):
 def _run(text, folder):
     paths = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "PYTHONPATH": str(ROOT / "src")}
+    # The console script is on the path of an installed package only.
+    script = f'bacr() {{ python -m bacr_jax "$@"; }}\n{text}'
     done = subprocess.run(
-        ["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{text}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"

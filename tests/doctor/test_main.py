@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.doctor`: its page, its file, its exit codes."""
+"""`bacr doctor`: its page, its file, its exit codes."""
 
 import json
 
@@ -7,7 +7,6 @@ import pytest
 from bacr_doctor import __main__ as command
 from bacr_doctor.checks import CHECKS
 from bacr_doctor.records import Record
-from bacr_jax import doctor
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def told(monkeypatch, tmp_path, capsys):
     def run(*words, statuses=("ok",)):
         records = [Record(s, "seen", keys={"seed": 1}, name=s) for s in statuses]
         monkeypatch.setattr(command, "examine", lambda *_: iter(records))
-        code = doctor.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
+        code = command.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
         return code, *capsys.readouterr()
 
     return run

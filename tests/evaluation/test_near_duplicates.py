@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.evaluate` beside a training set: results without its near-duplicates."""
+"""`bacr evaluate` beside a training set: results without its near-duplicates."""
 
 import json
 

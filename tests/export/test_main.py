@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.export`: from a run folder to a folder that loads."""
+"""`bacr export`: from a run folder to a folder that loads."""
 
 import dataclasses
 import json

@@ -85,7 +85,7 @@ BAD_CONFIGS = [
     ({"method": "bcar"}, "write bacr, or the path of a Python file"),
     ({"method": "my.own..method"}, "method: found 'my.own..method'"),
     ({"method": ".bacr"}, "method: found '.bacr'"),
-    ({"method": "cot"}, "write python -m bacr_jax.evaluate, since it trains nothing"),
+    ({"method": "cot"}, "write bacr evaluate, since it trains nothing"),
     (
         {"rollout": {"group_size": 1}, "advantage": {"baseline": "residual_loo"}},
         "rollout.group_size=1: advantage.baseline=residual_loo compares the rollouts of a question",

@@ -84,7 +84,7 @@ def test_micro_batches_by_tokens_are_advised_in_tokens(box, monkeypatch):
 def test_without_a_known_memory_the_keys_and_the_command_are_named():
     line = oom_hints.explain(ran_out("decode", "evaluation"), CONFIG)
     assert "decode of the evaluation: a device's memory ran out" in line
-    assert "write a smaller eval.slots; python -m bacr_jax.plan --config" in line
+    assert "write a smaller eval.slots; bacr plan --config" in line
     assert f"{CONFIG.output.dir}/config.yaml --devices 1 --device-memory GIB" in line
 
 

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.data --inspect`: what a person sees, and one line for bad input."""
+"""`bacr data --inspect`: what a person sees, and one line for bad input."""
 
 import json
 import os
@@ -178,7 +178,7 @@ def test_bad_input_is_one_line_and_exit_code_2(files, capsys, arguments, says):
 
 def test_the_command_itself():
     bad = subprocess.run(
-        [sys.executable, "-m", "bacr_jax.data", "--inspect", "jsonl:nowhere.jsonl"],
+        [sys.executable, "-m", "bacr_jax", "data", "--inspect", "jsonl:nowhere.jsonl"],
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

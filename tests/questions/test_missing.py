@@ -37,7 +37,7 @@ def test_what_is_not_there_is_left_out_with_the_command_that_gets_it(tmp_path):
     assert left.data.eval == (GSM8K,)
     assert lines == (
         f"data.eval: {AIME} is left out (no file or folder '{tmp_path}/aime24/test.jsonl'); "
-        f"python -m bacr_jax.data --prepare {tmp_path} aime24 gets it",
+        f"bacr data --prepare {tmp_path} aime24 gets it",
         f"data.eval: {OWN} is left out (no file or folder '{tmp_path}/own.jsonl')",
     )
     assert dataclasses.replace(left, data=Config().data) == Config()

@@ -1,4 +1,4 @@
-"""python -m bacr_jax.report: where the report is, and one line for bad input."""
+"""bacr report: where the report is, and one line for bad input."""
 
 from bacr_jax.report import __main__ as command
 from report_world import make_whole_run

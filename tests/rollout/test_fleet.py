@@ -19,7 +19,6 @@ from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.rollout import Rows, Sampler, sampling_params
 from bacr_jax.rollout import fleet as module
 from bacr_jax.rollout.fleet import Fleet, ServersLost
-from bacr_jax.rollout.nccl import Sender, Tensor
 from bacr_jax.rollout.probe import BOUNDS, Context, Probe
 from bacr_jax.rollout.rows import Listeners
 from bacr_jax.rollout.served import Asking, asked_rows
@@ -220,50 +219,6 @@ def test_weights_go_out_once_a_version_and_old_ones_are_removed(world, tmp_path)
         rolled(world, made, version)
     assert server.loaded == ["0", "1"]
     assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
-
-
-class ByHand(Sender):
-    """What sends weights without a folder: to servers of this process, as long as they take them.
-
-    Attributes:
-      told: what it did.
-      fails: addresses of servers that take none.
-    """
-
-    def __init__(self):
-        self.told, self.fails = [], set()
-
-    def tensors(self, params):
-        return [Tensor("all of them", (), "float32", lambda: params)]
-
-    async def load(self, server, tensors, version):
-        self.told.append((server.url, version))
-        if server.url in self.fails:
-            raise EngineError(f"{server.url}: its group of NCCL was given up")
-        server.params = tensors[0].fetch()
-
-    def drop(self, url):
-        self.told.append((url, "dropped"))
-
-
-def test_without_folders_one_is_written_for_servers_to_start_with(world, tmp_path):
-    sender, said = ByHand(), []
-    servers = [Local(world), Local(world, "http://two")]
-    made = fleet(world, servers, tmp_path, say=said.append, sender=sender)
-    want = rolled(world, made)
-    sender.fails.add("http://two")
-    same(rolled(world, made, 1), want)
-    assert [path.name for path in tmp_path.iterdir()] == ["version-0"]
-    assert sender.told == [
-        ("http://one", "0"), ("http://two", "0"), ("http://one", "1"), ("http://two", "1"),
-        ("http://two", "dropped"),
-    ]  # fmt: skip
-    assert said == [
-        "WARNING, rollout.urls: http://two: its group of NCCL was given up; 1 of 2 go on"
-    ]
-    sender.fails.add("http://one")
-    with pytest.raises(ServersLost, match="no server took the weights"):
-        rolled(world, made, 2)
 
 
 def test_a_server_that_keeps_its_old_weights_is_an_error(world, tmp_path):

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.study`: what it lists and refuses; a killed study ends the same."""
+"""`bacr study`: what it lists and refuses; a killed study ends the same."""
 
 import json
 import os
@@ -184,7 +184,7 @@ def test_a_curve_shows_how_healthy_the_policy_was(tmp_path):
 
 
 def command(folder):
-    return [sys.executable, "-m", "bacr_jax.study", *study(folder, "--jobs", "2", "seeds=[0]")]
+    return [sys.executable, "-m", "bacr_jax", "study", *study(folder, "--jobs", "2", "seeds=[0]")]
 
 
 def cells(folder):

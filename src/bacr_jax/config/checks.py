@@ -358,13 +358,11 @@ def _servers(config: Config) -> Iterator[str]:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
     if wrong := [url for url in rollout.urls if not is_address(url)]:
         yield f"rollout.urls: found {shown(wrong[0])}; write addresses such as http://HOST:PORT"
-    of_servers = {"urls": (list(rollout.urls), []), "transfer": (rollout.transfer, "folder")}
-    for key, (value, unset) in of_servers.items():
-        if rollout.engine == "own" and value != unset:
-            yield (
-                f"rollout.{key}={value}: is read with rollout.engine=vllm only; write that too, "
-                f"or {unset}"
-            )
+    if rollout.engine == "own" and rollout.urls:
+        yield (
+            f"rollout.urls={list(rollout.urls)}: is read with rollout.engine=vllm only; write "
+            "that too, or []"
+        )
 
 
 def _ahead(config: Config) -> Iterator[str]:

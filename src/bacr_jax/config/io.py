@@ -23,58 +23,17 @@ from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.reader import read_entry
 from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
-from bacr_jax.config.values import FrozenMap, any_of, describe, shown, written
+from bacr_jax.config.values import FrozenMap, describe, written
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
 from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
-# Keys of earlier versions, and what is written instead of each of their values.
-_GONE: Mapping[str, Mapping[Any, str]] = {
-    "conditioning.enabled": {
-        True: "conditioning.told=embedding",
-        False: "conditioning.told=nothing",
-    },
-    "dapo.overlong_filter": {True: "loss.overlong_filter"},
-}
-# Keys of earlier versions whose options are no more, and the value that a run without them had: it
-# is still read and says nothing, and stays in fingerprints, so that such runs can be told.
-_RETIRED: Mapping[str, Any] = {
-    "adapter.decode": "merged",
-    "advantage.history": False,
-    "conditioning.branches": "trace",
-    "conditioning.site": "after_block",
-    "curriculum.difficulty": "groups",
-    "curriculum.coordinate": "level",
-    "curriculum.bandwidth": 0.5,
-    "curriculum.strength": 4.0,
-    "curriculum.forgetting": 0.995,
-    "dapo.overlong_filter": False,
-    "curriculum.probe_size": 128,
-    "curriculum.probe_budget": None,
-    "rollout.compact": False,
-    "train.drop_zero_advantage": False,
-    "value.loss": "squared",
-}
-# Values of earlier versions that are still read, and what they mean now. Fingerprints keep the old
-# ones, so that runs of those versions can be told.
-_FORMERLY: Mapping[str, Mapping[Any, Any]] = {"model.remat": {True: "full", False: "none"}}
-# Keys that came after runs had been fingerprinted: at their defaults they change no fingerprint.
-_LATER = frozenset(
+# Keys that were added after the committed cells of studies were made. At their defaults they change
+# no sample and are in no fingerprint, so that these cells are still found.
+_ADDED_LATER = frozenset(
     {
-        *("data.eval_missing", "model.param_dtype", "model.product_dtype"),
-        *("train.padding_free",),
-        *("optimizer.moment_dtype", "loss.old_logprobs"),
-        *("rollout.attention", "advantage.score_weighted", "warmup.short_accuracy"),
-        *("advantage.score_uniform", "grading.flip_rate", "elastic.share", "warmup.styles"),
-        *("warmup.seed", "eval.during"),
-        *("advantage.score_by_budget", "data.trace_column", "loss.overlong_filter"),
-        *("export.every", "data.system_prompt", "data.template_variables"),
-        "data.prompt_date",
-        *(f"l1.{name}" for name in ("kind", "weight", "offset")),
-        *("rollout.engine", "rollout.urls", "rollout.weights_dir", "rollout.ahead"),
-        *("rollout.transfer", "loss.sequence_mask", "reward.weights", "reward.apart"),
-        *(f"length.{name}" for name in ("kind", "target", "weight", "kept")),
-        *(f"adapter.{name}" for name in ("rank", "alpha", "targets", "path", "decode")),
+        *("eval.during", "optimizer.max_update_kl"),
+        *("train.undo_closed_answers", "train.undo_filled_budgets"),
     }
 )
 # Keys of folders, in which ~ is the home folder.
@@ -86,20 +45,12 @@ _PATHS = frozenset(
 )
 # Keys of speed alone: no sample depends on them, log-probabilities of the sampler in their last
 # bits. They are in no fingerprint.
-_OF_SPEED = frozenset(
-    {"output.compile_cache", "rollout.compact", "rollout.refill", "rollout.windows", "eval.slots"}
-)
+_OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What a run's samples depend on: keys and values, as fingerprints have always had them."""
-
-    def formerly(name: str, value: Any) -> Any:
-        same = [old for old, new in _FORMERLY.get(name, {}).items() if new == value]
-        return same[0] if same else value
-
-    items = {**_RETIRED, **flatten(config)}.items()
-    return {name: formerly(name, value) for name, value in items if name not in _OF_SPEED}
+    """Returns the keys and values that a run's samples depend on."""
+    return {name: value for name, value in flatten(config).items() if name not in _OF_SPEED}
 
 
 @functools.cache
@@ -109,7 +60,7 @@ def schema() -> Mapping[str, Key]:
 
 
 def _read(found: Iterable[Entry]) -> dict[str, Any]:
-    """The values of entries in the types of their keys, without retired ones."""
+    """Returns the values of entries in the types of their keys."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for entry in found:
@@ -119,31 +70,17 @@ def _read(found: Iterable[Entry]) -> dict[str, Any]:
             faults += error.lines
     if faults:
         raise UserError(*faults)
-    return {name: value for name, value in values.items() if name not in _RETIRED}
+    return values
 
 
 def _value(entry: Entry) -> Any:
-    name = entry.key
-    if name in _RETIRED and entry.value == _RETIRED[name]:
-        return entry.value
-    if name in _GONE:
-        written_before = {shown(value): new for value, new in _GONE[name].items()}
-        new = written_before.get(entry.text) or any_of(list(written_before.values()))
-        raise UserError(f"{entry.where}: {name}: is no key any more; write {new}")
-    if name in _RETIRED:
-        raise UserError(
-            f"{entry.where}: {name}: found {entry.text}, but the option is no more; leave the key "
-            "out"
-        )
-    if name in _FORMERLY and isinstance(entry.value, bool):
-        return _FORMERLY[name][entry.value]
-    value = read_entry(entry, name, schema())
-    if name not in _PATHS or value is None:
+    value = read_entry(entry, entry.key, schema())
+    if entry.key not in _PATHS or value is None:
         return value
     try:
         return str(expand_home(value)) if value.startswith("~") else value
     except ValueError as error:
-        raise UserError(f"{entry.where}: {name}={value}: {error}") from None
+        raise UserError(f"{entry.where}: {entry.key}={value}: {error}") from None
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
@@ -225,12 +162,12 @@ def fingerprint(config: Config, *sections: str) -> str:
     """
     for section in sections:
         schema()[section]
-    usual = identity(Config())
+    defaults = identity(Config())
     chosen = {
         name: value
         for name, value in identity(config).items()
         if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
-        if name not in _LATER or value != usual[name]
+        if name not in _ADDED_LATER or value != defaults[name]
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

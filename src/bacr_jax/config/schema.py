@@ -286,11 +286,6 @@ class RolloutConfig:
         "/dev/shm/bacr",
         "engine vllm: folder, read by the servers too, in which each step's policy is handed over",
     )
-    transfer: Literal["folder", "nccl"] = key(
-        "folder",
-        "engine vllm: how policies reach the servers; nccl: from GPU to GPU, and the folder holds "
-        "the first one only",
-    )
     ahead: int = key(
         0,
         "engine vllm: 1 samples the next batch while the learner is at work, under the policy "

@@ -17,6 +17,8 @@ from bacr_jax.errors import UserError
 
 # A config has a few kilobytes; a larger file is something else (weights, a data set).
 LARGEST_FILE = 1_000_000
+# Two names at least this similar (difflib's ratio) differ by one or two wrong letters.
+_SLIP = 0.8
 
 
 class _Repeated(Exception):
@@ -276,20 +278,26 @@ def _place(parsed: Parsed, line: int) -> str:
 
 
 def nearest_key(key: str, known: Mapping[str, bool]) -> str:
-    """What to write instead of an unknown key; `known` says which dotted names are sections.
+    """Suggests what to write instead of an unknown key.
 
-    The nearest key of the same section, those of the same last name elsewhere, one of the
-    section's, or where there is no such section the nearest of all.
+    In this order: a key of the same section that differs by a slip, the keys of other sections with
+    the same last name, a similar key of the same section, all keys of the section, and for an
+    unknown section the most similar of all keys.
+
+    Args:
+      known: True for each dotted name of a section, False for each name of a key.
     """
     parent, _, last = key.rpartition(".")
     siblings = {
         name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent
     }
-    if close := difflib.get_close_matches(last, siblings, n=1):
-        return siblings[close[0]]
+    if slip := difflib.get_close_matches(last, siblings, n=1, cutoff=_SLIP):
+        return siblings[slip[0]]
     settings = [name for name, section in known.items() if not section]
     if same := [name for name in settings if name.rpartition(".")[2] == last]:
         return any_of(same)
+    if similar := difflib.get_close_matches(last, siblings, n=1):
+        return siblings[similar[0]]
     if siblings:
         return f"one of {', '.join(siblings.values())}"
     return (difflib.get_close_matches(key, settings, n=1) or ["a key that --help lists"])[0]

@@ -208,7 +208,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         settings = documents.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
-            f"{path}: holds no evaluation; make one with python -m bacr_jax.evaluate, or write "
+            f"{path}: holds no evaluation; make one with bacr evaluate, or write "
             "the folder that its --out named"
         ) from None
     if not isinstance(settings, dict):
@@ -304,7 +304,7 @@ def find_evaluation(folder: Path) -> Path:
     made = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
     if not made:
         raise UserError(
-            f"--compare {folder}: holds no evaluation; run python -m bacr_jax.evaluate for it "
+            f"--compare {folder}: holds no evaluation; run bacr evaluate for it "
             "first, with the same sets and budgets"
         )
     return made[-1].parent

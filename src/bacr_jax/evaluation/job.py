@@ -1,4 +1,4 @@
-"""An evaluation from prepared settings to results: what `python -m bacr_jax.evaluate` does."""
+"""An evaluation from prepared settings to results: what `bacr evaluate` does."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.config.checks import dense_problems
 from bacr_jax.config.derived import cap, largest_evaluated, samples_of
-from bacr_jax.config.engine import VLLM, Engine
+from bacr_jax.config.engine import VLLM
 from bacr_jax.documents import write_json, write_lines
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
@@ -85,7 +85,7 @@ class Work:
       compared: folders of other evaluations by their names.
       labels: where to write measured difficulty; None: nowhere.
       settings: what the samples depend on.
-      engine: what decodes elsewhere; None: this package does.
+      url: address of the server that decodes; None if this package decodes.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Work:
     labels: Path | None
     settings: dict[str, Any]
     style: PromptFormat
-    engine: Engine | None = None
+    url: str | None = None
 
     @property
     def config(self) -> Config:
@@ -134,7 +134,7 @@ def _decoding(
     settings: Sequence[EvalSetting],
     problems: int,
     modes: Mapping[str, list[int]],
-    engine: Engine | None,
+    url: str | None,
 ) -> dict[str, Any]:
     """What samples depend on beside policy and problems; what is not asked for has no entry."""
     rows = problems * max(setting.samples for setting in settings)
@@ -162,7 +162,7 @@ def _decoding(
         "budget_tag": config.eval.budget_tag if style.budget_close else None,
         "budget_words": budget_words(config, style) or None,
         "prompt_date": style.date or None,
-        "engine": None if engine is None else VLLM,
+        "engine": None if url is None else VLLM,
         "product_dtype": config.model.product_dtype,
         "decode_attention": None if decode_attention == "auto" else decode_attention,
     }
@@ -248,7 +248,7 @@ def prepare(
     compare: Sequence[Path] = (),
     labels: Path | None = None,
     name: str | None = None,
-    engine: Engine | None = None,
+    url: str | None = None,
 ) -> Work:
     """Reads questions and checks that everything fits together, before any device work.
 
@@ -257,7 +257,7 @@ def prepare(
       train: near-duplicates of its questions are counted apart; None: none are looked for.
     """
     config = saved.config
-    if engine is not None:
+    if url is not None:
         check_served(saved)
     settings = eval_settings(config.eval, greedy=greedy)
     settings += _smaller_settings(config, self_consistency)
@@ -288,7 +288,7 @@ def prepare(
         called = str(folder.read_results(path, there["sets"]).get("name", path))
         # By its folder where the name is taken.
         compared[str(path) if called in (name, *compared) else called] = path
-    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, engine)
+    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, url)
     return Work(
         name=name,
         saved=saved,
@@ -309,7 +309,7 @@ def prepare(
         }
         | ({"grader": grader} if grader else {}),
         style=style,
-        engine=engine,
+        url=url,
     )
 
 
@@ -328,10 +328,10 @@ def _draw_missing(
     if finished:
         progress.say(f"continuing after {finished} of {total} answers")
     slots = work.settings["decoding"]["slots"]
-    source = open_source(work.engine, work.saved, environment, slots=slots, say=progress.say)
+    source = open_source(work.url, work.saved, environment, slots=slots, say=progress.say)
     with source as decoder, progress.phase("evaluation", total) as phase:
         # A server keeps its slots busy by itself, and may go away at any moment.
-        most = 0 if work.engine is not None else _WAVES_OF_A_CALL * slots
+        most = 0 if work.url is not None else _WAVES_OF_A_CALL * slots
         for together in folder.in_one_call(planned[len(done) :], most):
             name, on_rows = together[0].set, _counter(phase, finished, together[0])
             drawn = draw_samples(

@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.export --run DIR --out HFDIR`: a run's policy for transformers."""
+"""`bacr export --run DIR --out HFDIR`: a run's policy for transformers."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="bacr export",
         description=DESCRIPTION,
-        advice="write python -m bacr_jax.export --run DIR --out HFDIR",
+        advice="write bacr export --run DIR --out HFDIR",
     )
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder")
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")

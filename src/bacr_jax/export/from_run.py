@@ -182,9 +182,3 @@ def write_params(
             held=not about.merged,
         ),
     )
-
-
-def layout(params: Params, about: Exported, dtype: str) -> list[policy_folder.Typed]:
-    """Tensors of the folder that `write_params` would write, in their order, with their types."""
-    shape, module = _shape(about.config, about.base, params), _module(about.config, params)
-    return policy_folder.layout(shape, policy_folder.STORED[dtype], module)

@@ -151,7 +151,7 @@ def _name_problems(name: str) -> Iterator[str]:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         choice = near[0] if near else f"one of {', '.join(known)}"
         if name in ("cot", "self_consistency"):
-            choice = "python -m bacr_jax.evaluate, since it trains nothing"
+            choice = "bacr evaluate, since it trains nothing"
         yield (
             f"method: found {name!r}, neither a method here nor an importable module; write "
             f"{choice}, or the path of a Python file or module with a function make(config)"

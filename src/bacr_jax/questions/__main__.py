@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.data`: what a set holds, and what a model will read of it.
+"""`bacr data`: what a set holds, and what a model will read of it.
 
 `--inspect NAME[:PATH]` describes a set before a run relies on it; `--show-prompts N` shows the
 prompts of its first questions, or of those that a config trains on; `--prepare DIR` makes the

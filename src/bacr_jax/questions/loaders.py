@@ -18,13 +18,12 @@ from bacr_jax.questions import ledger, math_sets
 from bacr_jax.questions.characters import LONGEST, VOCABULARY, CharacterTokenizer
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES, Row, Source, Split, question_of, question_set
-from bacr_jax.questions.tables import read_rows
-from bacr_tasks import gym, nemo_gym, verifiers_v1
+from bacr_tasks import gym, verifiers_v1
 
 # Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
 LEDGER_TEST_SIZE = 2000
 # Packages beside the library that make questions, by what stands before the colon of a set.
-_PACKAGES: dict[str, Any] = {"gym": gym, "nemo_gym": nemo_gym, "verifiers": verifiers_v1}
+_PACKAGES: dict[str, Any] = {"gym": gym, "verifiers": verifiers_v1}
 # Its items repeat and differ in their place alone: one is scored as the other.
 REPEATING = gym.SCORER
 
@@ -68,23 +67,22 @@ def _refused(call: Callable[[], Any]) -> Any:
 
 def _others(package: str, path: str, config: DataConfig) -> Source:
     """A source of `bacr_tasks`, none of which depends on a run's seed."""
-    options: dict[str, Any] = {
-        "gym": {"short": config.prompt_format == "characters"},
-        "nemo_gym": {"read": functools.partial(read_rows, base=config.dir, any_split=True)},
-    }
+    options: dict[str, Any] = {}
+    if package == "gym":
+        options["short"] = config.prompt_format == "characters"
     tasks = _PACKAGES[package]
-    if tasks.THIRD_PARTY and not tasks.CHECKED and not confinement.is_available():
+    if not tasks.CHECKED and not confinement.is_available():
         raise UserError(
             f"{package}:{path}: its scorers were not checked, and this machine can't confine them "
             "(that needs Linux with seccomp on x86_64 or aarch64); write another set"
         )
-    made = _refused(lambda: tasks.source(path, **options.get(package, {})))
+    made = _refused(lambda: tasks.source(path, **options))
     questions = made.questions
     told_apart = list if made.SCORE == REPEATING else _told_apart
     made.questions = lambda split: told_apart(_refused(lambda: questions(split)))
     name = f"{package}:{path.partition('?')[0]}"
     source = _source_of(made, name, made.SCORE, whole=package == "gym")
-    return dataclasses.replace(source, third_party=tasks.THIRD_PARTY)
+    return dataclasses.replace(source, third_party=True)
 
 
 def _told_apart(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -154,7 +154,7 @@ def how_to_get(spec: str, folder: str) -> str:
     name, _, path = spec.partition(":")
     splits = PUBLISHED_SETS[name].rows if name in PUBLISHED_SETS else ()
     written = [f"{name}/{split}.jsonl" for split in splits]
-    return f"python -m bacr_jax.data --prepare {folder} {name}" if path in written else ""
+    return f"bacr data --prepare {folder} {name}" if path in written else ""
 
 
 def _layout(name: str, config: DataConfig) -> Layout:

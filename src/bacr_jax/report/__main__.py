@@ -1,4 +1,4 @@
-"""`python -m bacr_jax.report --run DIR`: report.html; with several, one page that compares them."""
+"""`bacr report --run DIR`: report.html; with several, one page that compares them."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None) -> None:
         prog="bacr report",
         description="Writes the report of a run, finished or under way, or one page that compares "
         "several; prints where it is.",
-        advice="write python -m bacr_jax.report --run DIR",
+        advice="write bacr report --run DIR",
     )
     parser.add_argument(
         "--run",

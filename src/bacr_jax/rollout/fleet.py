@@ -19,7 +19,6 @@ from bacr_client.server import check_logprobs, extras
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
 from bacr_jax.parallel.preemption import Preempted
-from bacr_jax.rollout.nccl import Sender, Tensor
 from bacr_jax.rollout.probe import (
     CERTAIN,
     DEPTH,
@@ -73,7 +72,6 @@ class Fleet:
       folder: where such folders go, one for each version; the servers read it too.
       probe: finds servers that sample with other weights than they were sent.
       dtype: of the servers, and `bound`, how far off their log-probabilities may be.
-      sender: brings weights over NCCL; a folder is then written only for servers to start with.
       lock: of the folder: another run of its name would take versions away.
       held: version that the servers hold; None: not known.
       alive: servers that can be asked.
@@ -87,7 +85,6 @@ class Fleet:
     dtype: str
     bound: float
     say: Callable[[str], None]
-    sender: Sender | None = None
     lock: TextIO | None = None
     held: int | None = None
     alive: list[Server] = field(default_factory=list)
@@ -146,8 +143,6 @@ class Fleet:
         return tokens, logprobs
 
     def _lose(self, server: Server, error: Exception) -> None:
-        if self.sender is not None:
-            self.sender.drop(server.url)
         if server in self.alive:
             self.alive.remove(server)
             rest = f"{len(self.alive)} of {len(self.servers)} go on"
@@ -166,21 +161,19 @@ class Fleet:
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
         path = self.folder / f"version-{version}"
-        first, self.held = self.held is None and not self.alive, None
-        if first or self.sender is None:
-            self._write(params, path)
-        if first:
+        is_first_push = self.held is None and not self.alive
+        self.held = None
+        self._write(params, path)
+        if is_first_push:
             self._wait(path, poll)
         self.alive = list(self.servers)
-        tensors = () if self.sender is None else self.sender.tensors(params)
-        pushes = [self._push(server, path, tensors, version) for server in self.servers]
+        pushes = [self._push(server, path, version) for server in self.servers]
         asyncio.run(together(pushes, len(pushes), poll))
         if not self.alive:
             raise ServersLost("rollout.urls: no server took the weights")
         self.held = version
-        if first or self.sender is None:
-            for old in set(self.folder.glob("version-*")) - {path}:
-                shutil.rmtree(old, ignore_errors=True)
+        for old in set(self.folder.glob("version-*")) - {path}:
+            shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, params: Params, path: Path) -> None:
         # Nor is anything left of what a killed process was writing.
@@ -228,15 +221,10 @@ class Fleet:
             return str(error)
         return None
 
-    async def _push(
-        self, server: Server, path: Path, tensors: Sequence[Tensor], version: int
-    ) -> None:
-        """Brings the weights to a server, which is lost if it does not take them."""
+    async def _push(self, server: Server, path: Path, version: int) -> None:
+        """Makes a server read the weights; a server that fails to read them is lost."""
         try:
-            if self.sender is None:
-                await server.load(str(path.absolute()), str(version))
-            else:
-                await self.sender.load(server, tensors, str(version))
+            await server.load(str(path.absolute()), str(version))
             # Only now: one whose learner died while it read weights answers nothing before.
             if server.url not in self._known:
                 await server.connect()

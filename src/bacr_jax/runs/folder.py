@@ -37,7 +37,7 @@ _MAY_DIFFER = (
     *("checkpoint.every", "checkpoint.keep", "export.every", "data.eval_missing"),
     *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
     *("output.compile_cache", "rollout.windows", "rollout.refill"),
-    *("rollout.urls", "rollout.weights_dir", "rollout.transfer"),
+    *("rollout.urls", "rollout.weights_dir"),
 )
 # Keys named in the refusal of another config's run.
 _MOST_NAMED = 6

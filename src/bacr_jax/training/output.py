@@ -165,8 +165,8 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     if unclosed > NEVER_CLOSED:
         yield (
             "  advice: an answer that is never closed earns nothing; raise rollout.answer_tokens="
-            f"{config.rollout.answer_tokens}, or look at what the model reads: python -m "
-            "bacr_jax.data --config FILE --show-prompts 3"
+            f"{config.rollout.answer_tokens}, or look at what the model reads: "
+            "bacr data --config FILE --show-prompts 3"
         )
     if lenient_only > LENIENT_ONLY:
         yield (

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,16 +12,12 @@ import numpy as np
 from bacr_client import Server, read_rules
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.export.from_run import layout, write_params
+from bacr_jax.export.from_run import write_params
 from bacr_jax.export.model_card import Exported
-from bacr_jax.export.policy_folder import TORCH_NAME
 from bacr_jax.learner.scoring import in_portions, next_token_logprobs
-from bacr_jax.model import adapters
-from bacr_jax.model.hf.names import Entry
-from bacr_jax.parallel import processes, replicated
+from bacr_jax.parallel import processes
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout.fleet import Fleet
-from bacr_jax.rollout.nccl import Sender, Tensor, find_libraries
 from bacr_jax.rollout.probe import BOUNDS, CONTEXTS, DEPTH, Context, Probe
 from bacr_jax.rollout.served import Asking, without_tag
 from bacr_jax.runs.folder import lock_folder, usable
@@ -61,8 +56,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         raise UserError(
-            "rollout.engine=vllm: found an event loop, as in a notebook; write python -m "
-            "bacr_jax.train"
+            "rollout.engine=vllm: found an event loop, as in a notebook; write bacr train"
         )
     try:
         servers = [Server(url) for url in config.rollout.urls]
@@ -89,29 +83,7 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
     # Servers round no operand of their own.
     bound = BOUNDS[config.model.product_dtype or dtype]
     fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say, lock=lock)
-    if config.rollout.transfer == "nccl":
-        device = jax.local_devices()[0]
-        fleet.sender = Sender(find_libraries(), device, functools.partial(_tensors, about, device))
     return dataclasses.replace(run, sample=fleet)
-
-
-def _tensors(about: Exported, device: jax.Device, params: Params) -> list[Tensor]:
-    """What lies in such a folder, to be sent from a device."""
-    merged, dtype = adapters.merge(params), about.config.model.compute_dtype
-    found = []
-    for entry, stored in layout(params, about, dtype):
-        fetch = functools.partial(_on_device, merged, entry, TORCH_NAME[stored], device)
-        found.append(Tensor(entry.name, entry.shape, TORCH_NAME[stored], fetch))
-    return found
-
-
-def _on_device(params: Params, entry: Entry, dtype: str, device: jax.Device) -> jax.Array:
-    """`hf.archive.stored` without the host."""
-    values = entry.values_in(params)
-    values = (values.T if entry.transposed else values).astype(dtype)
-    if isinstance(values.sharding, jax.sharding.NamedSharding):
-        values = jax.device_put(values, replicated(values.sharding.mesh))
-    return jax.device_put(values.addressable_shards[0].data, device)
 
 
 def _probe(run: Run) -> Probe:

@@ -33,7 +33,7 @@ def check_module(module: Any) -> None:
       ValueError: it does not.
     """
     if not isinstance(module, dict):
-        _refuse("config.json has no budget_module; serve a folder of python -m bacr_jax.export")
+        _refuse("config.json has no budget_module; serve a folder of bacr export")
     for name, known in _MODULE.items():
         if module.get(name) not in known:
             _refuse(f"budget_module.{name}: found {module.get(name)!r}; export the folder again")
@@ -72,7 +72,7 @@ def check_files(model_config: Any) -> None:
 
 
 def is_ours(config: Any) -> bool:
-    """Whether the config of a plain folder was written by `python -m bacr_jax.export`."""
+    """Whether the config of a plain folder was written by `bacr export`."""
     thinking = getattr(config, "thinking", None)
     return isinstance(thinking, Mapping) and "prompt_format" in thinking
 

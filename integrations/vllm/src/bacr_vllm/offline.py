@@ -23,7 +23,7 @@ def generate_within(
     """Thinks within budgets and answers: one batch of thinking, then one of answers.
 
     Args:
-      llm: an engine of a folder of `python -m bacr_jax.export`.
+      llm: an engine of a folder of `bacr export`.
       prompts: of each row its ids, its text, or messages for the folder's chat template.
       budgets: thinking tokens for all rows (a number, None, "none" or the name of a level), or one
         of these per row. A row that is told none thinks up to `thinking.cap` tokens.
@@ -38,8 +38,7 @@ def generate_within(
     thinking = getattr(config.hf_config, "thinking", None)
     if not isinstance(thinking, Mapping):
         raise ValueError(
-            f"{config.model}: does not say how thinking is held; serve a folder of "
-            "python -m bacr_jax.export"
+            f"{config.model}: does not say how thinking is held; serve a folder of bacr export"
         )
     rules, levels = read_rules(thinking), getattr(config.hf_config, "budget_levels", None) or {}
     told = [read_budget(budget, levels) for budget in _per_row(budgets, len(prompts))]
