@@ -95,7 +95,8 @@ def iterate(
     if guard is not None:
         metrics["train/undone"] = float(bool(notes))
     metrics = clock.timed(metrics, chosen.tokens)
-    return new, Iteration(metrics, chosen, *processes.to_host((advantages, values)), notes=notes)
+    advantages, values = processes.to_host((advantages, values))
+    return new, Iteration(metrics, chosen, advantages, values, notes)
 
 
 Sampled = tuple[list[Round], Int[np.ndarray, "K"]]
