@@ -45,7 +45,7 @@ def test_methods_that_train_nothing_are_refused_with_what_to_do(name, capsys):
 
     assert main(["--config", str(PRESETS.parent / "quickstart.yaml"), f"method={name}"]) == 2
     error = capsys.readouterr().err
-    assert "bacr_jax.evaluate" in error and error.count("\n") == 1
+    assert "bacr evaluate" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo", "hapo", "selfbudgeter"])

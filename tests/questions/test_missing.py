@@ -136,13 +136,3 @@ def test_inspecting_a_config_names_them(tmp_path, capsys):
     assert f"data.eval: {AIME} is left out" in capsys.readouterr().out
     assert main(["--config", str(file)]) == 2
     assert f"--prepare {tmp_path} aime24 gets it" in capsys.readouterr().err
-
-
-def test_a_key_that_came_later_changes_no_fingerprint_at_its_default(monkeypatch):
-    skipping = config_io.override(Config(), ["data.eval_missing=skip"])
-    assert config_io.fingerprint(skipping) != config_io.fingerprint(Config())
-    kept = config_io.fingerprint(Config())
-    everything = dict(config_io.flatten(Config()))
-    del everything["data.eval_missing"]
-    monkeypatch.setattr(config_io, "flatten", lambda _: everything)
-    assert config_io.fingerprint(Config()) == kept
