@@ -3,9 +3,8 @@
 import argparse
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
@@ -13,7 +12,7 @@ from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
-from bacr_study.archive import pack, unpack
+from bacr_study.archive import unpack
 from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
 from bacr_study.spec import Study, cell_path
 from bacr_study.study_file import kind_of, merged, read_study
@@ -48,27 +47,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--list", action="store_true", help="number and id of every run, for arrays")
     what.add_argument("--only", metavar="I", help="one run, by number or id, in this process")
     what.add_argument("--report", action="store_true", help="run nothing; write what cells hold")
-    what.add_argument(
-        "--pack",
-        type=Path,
-        metavar="DIR",
-        help="run nothing; write what a repository keeps: cells and results compressed, pictures "
-        "(PNG) and tables (Markdown)",
-    )
-    add(
-        "--against",
-        type=Path,
-        metavar="FILE",
-        help="an earlier results.json of the study: says whether the accuracies agree with it",
-    )
     add("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
     arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
-    if arguments.against is not None:
-        why = "--against: there is nothing to compare with {option}; leave one of them out"
-        alone(arguments, ("dry_run", "list", "only", "pack"), why)
     return arguments
 
 
@@ -149,25 +132,19 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     return 1 if scheduler.failed else 0
 
 
-def report(
-    study: Study, runs: Sequence[PlannedRun], folder: Path, before: Mapping[str, Any] | None
-) -> None:
-    """Writes what the cells say, and whether it agrees with earlier results."""
-    from bacr_study import reproduction
+def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Writes results.json, tables, figures and study.html from the study's cells."""
     from bacr_study.configured import configured, with_sets
     from bacr_study.results import write_results
 
     known, study = configured(study, runs), with_sets(study, runs)
     print(*write_results(folder, study, known), sep="\n")
-    if before is not None:
-        files, said = reproduction.write(folder, before, study)
-        print(*files, said, sep="\n")
 
 
 def run_variance(arguments: argparse.Namespace) -> int:
     """A study of gradient noise, which has its own keys and no array of runs."""
     why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
-    alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
+    alone(arguments, ("dry_run", "list", "only", "report", "jobs"), why)
     from bacr_study.variance import main as variance
 
     _, size = merged(arguments.config, arguments.size)
@@ -197,18 +174,12 @@ def main(argv: Sequence[str] | None) -> int:
 
         schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only))
-    elif arguments.pack is not None:
-        print(*pack(folder, arguments.pack, list(study.cell_ids())), sep="\n")
     else:
-        from bacr_study.reproduction import read_earlier
-
-        against = arguments.against
-        before = read_earlier(against, study.name, study.size) if against else None
         code = run_missing(study, runs, arguments)
         cells = (cell_path(folder, id_) for id_ in study.cell_ids())
         # Where every run failed there is nothing to say.
         if code != STOPPED and (code == 0 or any(path.exists() for path in cells)):
-            report(study, runs, folder, before)
+            report(study, runs, folder)
         return code
     return 0
 
