@@ -15,7 +15,7 @@ from bacr_study import schedule
 from bacr_study.archive import unpack
 from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
 from bacr_study.spec import Study, cell_path
-from bacr_study.study_file import kind_of, merged, read_study
+from bacr_study.study_file import read_study
 
 EPILOG = (
     "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
@@ -79,13 +79,6 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
     return "\n".join(lines)
 
 
-def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> None:
-    """Refuses options that don't go with another one."""
-    for option in options:
-        if getattr(arguments, option) not in (None, False):
-            raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
-
-
 def check_inputs(runs: Sequence[PlannedRun]) -> None:
     """Refuses what models and sets of runs lack, before the first of them starts."""
     import jax
@@ -141,24 +134,10 @@ def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
     print(*write_results(folder, study, known), sep="\n")
 
 
-def run_variance(arguments: argparse.Namespace) -> int:
-    """A study of gradient noise, which has its own keys and no array of runs."""
-    why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
-    alone(arguments, ("dry_run", "list", "only", "report", "jobs"), why)
-    from bacr_study.variance import main as variance
-
-    _, size = merged(arguments.config, arguments.size)
-    output = f"output={arguments.out / f'{arguments.config.stem}-{size}'}"
-    variance.main(arguments.config, size, [output, *arguments.overrides])
-    return 0
-
-
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
     """Entry point; see EPILOG for the exit codes."""
     arguments = parse(argv)
-    if kind_of(arguments.config) == "variance":
-        return run_variance(arguments)
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
     folder = folder_of(study, arguments.out)
     unpack(folder)

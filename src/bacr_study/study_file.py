@@ -88,7 +88,6 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
         raise refusal(f"{path}: sizes.{chosen}", f"found {shown(over)}", "keys of a study")
     for key, value in over.items():
         document[key] = _over(document.get(key), value)
-    document.pop("kind", None)
     return document, chosen
 
 
@@ -106,14 +105,6 @@ def overridden(text: str) -> tuple[str, Any]:
 def _document(path: Path) -> dict[str, Any]:
     """The keys at the top of a study's file."""
     return dict(constructed(parse_file(path)) or {})
-
-
-def kind_of(path: Path) -> str:
-    """What a study's file is: `runs`, unless it says otherwise (`kind: variance`)."""
-    kind = _document(path).get("kind", "runs")
-    if kind not in ("runs", "variance"):
-        raise refusal(f"{path}: kind", f"found {shown(kind)}", "runs or variance")
-    return str(kind)
 
 
 _HINTS = typing.get_type_hints(Study)

@@ -19,7 +19,7 @@ from bacr_study.plan import (
     settings_digest,
 )
 from bacr_study.spec import Variant
-from bacr_study.study_file import kind_of, read_study
+from bacr_study.study_file import read_study
 from study_world import STUDY, finished, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -97,7 +97,7 @@ def test_what_train_would_refuse_names_the_arm(tmp_path):
 
 
 FOLDER = Path(__file__).parents[2] / "configs" / "studies"
-STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
+STUDIES = sorted(FOLDER.glob("*.yaml"))
 OF_STUDIES = pytest.mark.parametrize(
     "path",
     [

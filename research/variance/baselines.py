@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, Int
 from bacr_jax import advantages, rewards
 from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
-from bacr_study.variance import control_variates as variates
-from bacr_study.variance.gradient_pool import Drawn, Rollouts
+from research.variance import control_variates as variates
+from research.variance.gradient_pool import Drawn, Rollouts
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
 # several: the mean over A answers at each cut, as AnytimeReasoner draws them.
