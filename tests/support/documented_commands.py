@@ -181,7 +181,6 @@ NOT_RUN = {
     "python -m bacr_jax.train --config configs/r1-distill": "gpu, weights",
     "python -m bacr_jax.train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
     "python -m bacr_jax.study": "hours",
-    "python -m research.variance": "hours",
     "python -m bacr_jax.data --show-prompts": "weights",
     "python -m bacr_jax.doctor": "minutes; its parts have tests of their own",
     "python -m bacr_jax.train --config mine.yaml": "files of the reader's own",
