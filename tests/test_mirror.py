@@ -62,7 +62,10 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths",
-    ("study/test_results.py", DRAWN): ("bacr_study.effects .figures .items .tables"),
+    ("planning/test_report.py", DRAWN): "bacr_plan.report_text",
+    ("study/test_results.py", DRAWN): (
+        "bacr_study.difference_tables .effects .figure_parts .figures .items .tables"
+    ),
     ("study/test_main.py", WIRE): "bacr_study.work",
 }
 

@@ -13,7 +13,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="bacr methods",
         description="Lists the presets in configs/methods, the method of each, and the settings "
-        "whose published values nobody could compare with the publication or its code.",
+        "whose published values were not compared with the publication or its code.",
         epilog="Use a preset as an overlay: bacr train --config quickstart --config methods/grpo",
     )
     return parser.parse_args(argv)

@@ -39,5 +39,5 @@ def redefinitions(config: Config, published: Mapping[str, Published]) -> list[st
 
 
 def unverified(method: Method) -> list[str]:
-    """Returns the keys whose published values nobody compared with the publication."""
+    """Returns the keys whose values were not compared with the publication."""
     return [key for key, setting in method.published.items() if not setting.verified]
