@@ -134,7 +134,7 @@ class Compiled:
     """A program for described devices: what its text and its memory analysis say."""
 
     kernels: list[hlo.Kernel]
-    memory: compiling.Measured
+    memory: compiling.ProgramMemory
 
     @classmethod
     def of(cls, lowered: Any) -> "Compiled":
@@ -234,7 +234,7 @@ def learner(case: Case) -> dict[str, Any]:
     whole = Compiled.of(case.programs(work.model.num_layers).train())
     # By rows one program holds all micro-batches of an update; by tokens it is the widest one's.
     rows = work.micro_rows if work.by_tokens else work.update_rows
-    widest = schedule.Padded(rows, work.trunk, work.cuts * work.branch)
+    widest = schedule.PlannedMicroBatch(rows, work.trunk, work.cuts * work.branch)
     explained = costs.forward_flops(work, widest)
     times_forward = hlo.bfloat16_flops(whole.kernels) * layout.num_devices / explained
     updates = schedule.updates(work, layout)

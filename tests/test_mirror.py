@@ -6,7 +6,7 @@ import bacr_jax
 
 SRC = Path(bacr_jax.__file__).parents[1]
 TESTS = Path(__file__).parent
-# Rooms of tests for the packages beside the library; tests/study has those of the variance study.
+# Rooms of tests for the packages next to the library.
 ROOMS = {
     "bacr_grading": ["grading"],
     "bacr_client": ["client"],
@@ -15,7 +15,6 @@ ROOMS = {
     "bacr_doctor": ["doctor"],
     "bacr_gguf": ["gguf"],
     "bacr_study": ["study"],
-    "bacr_study/variance": ["study"],
 }
 
 # Modules without a test of their name: the test that asks what they promise, and the modules. A
@@ -59,11 +58,11 @@ ELSEWHERE = {
     ("test_train.py", RECORD): "bacr_jax.training.events",
     ("test_plan.py", DOOR): "bacr_plan.__main__",
     ("planning/test_costs.py", PART): "bacr_plan.lengths",
-    ("study/test_results.py", DRAWN): ("bacr_study.effects .figures .items .tables"),
-    ("study/test_main.py", WIRE): "bacr_study.work",
-    ("study/test_variance.py", PART): (
-        "bacr_study.variance.fitted_values .gradient_pool .measurement"
+    ("planning/test_report.py", DRAWN): "bacr_plan.report_text",
+    ("study/test_results.py", DRAWN): (
+        "bacr_study.difference_tables .effects .figure_parts .figures .items .tables"
     ),
+    ("study/test_main.py", WIRE): "bacr_study.work",
 }
 
 
@@ -86,10 +85,7 @@ def own_test(path):
     """Where the mirror has it; `__main__` is `test_main.py`."""
     package = path.parent.relative_to(SRC)
     rooms = ROOMS.get(str(package), package.parts[1:])
-    names = [path.stem.strip("_")]
-    if str(package) == "bacr_study/variance":
-        names += [f"variance_{path.stem}"]
-    return any(TESTS.joinpath(*rooms, f"test_{name}.py").is_file() for name in names)
+    return TESTS.joinpath(*rooms, f"test_{path.stem.strip('_')}.py").is_file()
 
 
 def modules():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bacr_jax import advantages
-from bacr_study.variance.control_variates import (
+from research.variance.control_variates import (
     before,
     history_advantage,
     history_moments,

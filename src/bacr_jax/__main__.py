@@ -12,6 +12,7 @@ COMMANDS = {
     "data": ("bacr_jax.questions.__main__", "show what a set of questions holds"),
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
+    "methods": ("bacr_jax.list_methods", "list the presets, and which are not verified"),
     "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
     "import": ("bacr_gguf.__main__", "make a Hugging Face folder of a GGUF file"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),

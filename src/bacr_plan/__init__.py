@@ -1,1 +1,1 @@
-"""What a run will need, and how long it will take, before any GPU is touched."""
+"""Predicts the memory and the time of a run before any GPU is used."""

@@ -1,6 +1,7 @@
-"""`bacr plan --config F --devices 8`: does a run fit, and what will a step cost.
+"""Command line of plans: `bacr plan --config FILE --devices 8`.
 
-Needs no weights, no data and no GPU.
+Predicts whether a run fits into the memory of its GPUs, and how long a step takes. Needs no
+weights, no data and no GPU.
 """
 
 import argparse
@@ -25,63 +26,94 @@ if TYPE_CHECKING:
 EPILOG = """\
 Every key of the config can be overridden, as in training:
   bacr plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
-Exit code: 0 with an answer, whether it fits or not; 2 if the question can't be answered."""
+Exit code: 0 with a plan, whether the run fits or not; 2 for bad input."""
 
-# More than any cluster has; all layouts of so many are looked at in a second.
+# More than any cluster has. All layouts of so many are tried within a second.
 MOST_DEVICES = 100_000
 # A thousand times the memory of any GPU.
 MOST_GIB = 1e6
+DEFAULT_DEVICE = "a100-80"
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = Parser(
         prog="bacr plan",
-        description="Does a run fit on these GPUs, what will a step cost? No GPU is needed.",
+        description="Predicts whether a run fits on GPUs and what a step takes, without a GPU.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--config", action="append", default=[], metavar="FILE", help="repeatable; later files win")
-    add("--devices", type=int, default=8, metavar="N", help="number of GPUs (8)")
-    add(
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="config file; repeatable, later files win",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=8,
+        metavar="N",
+        help="number of GPUs (8)",
+    )
+    parser.add_argument(
         "--device",
         metavar="NAME",
-        help=f"one of {', '.join(DEVICES)}; the smallest with enough memory if not given",
+        help=f"one of {', '.join(DEVICES)} ({DEFAULT_DEVICE}, or the smallest one with "
+        "--device-memory)",
     )
-    memory_help = "memory of a GPU in GiB; the device's if not given"
-    add("--device-memory", type=float, metavar="GIB", help=memory_help)
-    add(
+    parser.add_argument(
+        "--device-memory",
+        type=float,
+        metavar="GIB",
+        help="memory of a GPU in GiB (the device's)",
+    )
+    parser.add_argument(
         "--compile",
         default="gpu",
         choices=["gpu", "cpu", "none"],
-        help="compile the real programs with XLA's GPU compiler (extra `plan`; without it with the "
-        "CPU compiler), with the CPU compiler, or not at all: arithmetic only, a second",
+        help="gpu: compile the programs with XLA's GPU compiler (needs the extra `plan`; without "
+        "it as cpu). cpu: compile them with the CPU compiler. none: arithmetic only (gpu)",
     )
-    add(
+    parser.add_argument(
         "--download",
         action="store_true",
-        help="get the config.json of a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub "
-        "if it is not in its cache; the weights are not needed",
+        help="download the config.json of a model.path such as Qwen/Qwen2.5-1.5B-Instruct if it is "
+        "not in the hub's cache; weights are not needed",
     )
-    add("--json", action="store_true", help="print one JSON object")
-    add("overrides", nargs="*", metavar="key.sub=value")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     return parser
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked: a config that is resolved, and numbers of devices and of GiB."""
+    """Reads and checks the command line.
+
+    Returns:
+      The options, with the resolved config in `config`, and device and GiB filled in.
+
+    Raises:
+      UserError: if the config or a number cannot be used.
+    """
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")
-    count, memory_gib = arguments.devices, arguments.device_memory
+    count = arguments.devices
     if not 1 <= count <= MOST_DEVICES:
         raise UserError(f"--devices: found {count}; write a number of GPUs, 1 to {MOST_DEVICES}")
+    memory_gib = arguments.device_memory
     if memory_gib is not None and not 0 < memory_gib <= MOST_GIB:
         raise UserError(f"--device-memory: found {memory_gib}; write GiB of a GPU, such as 80")
     if arguments.device is None:
-        arguments.device = "a100-80" if memory_gib is None else smallest_with(memory_gib)
+        arguments.device = DEFAULT_DEVICE if memory_gib is None else smallest_with(memory_gib)
     device = find(arguments.device)
-    arguments.device_memory = device.memory_gib if memory_gib is None else memory_gib
+    if memory_gib is None:
+        arguments.device_memory = device.memory_gib
     config = config_io.load(arguments.config, arguments.overrides)
     train.check(config)
     arguments.config = with_local_shape(config, download=arguments.download)
@@ -89,45 +121,58 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def with_local_shape(config: Config, *, download: bool) -> Config:
-    """The config with the folder of the hub's cache in place of a model's name, where it has one.
+    """Replaces the name of a model on the hub by its folder in the hub's cache, if there.
 
-    Released models are known by their names, so that nothing need be there. `download` gets a shape
-    that is not in the cache. UserError: one was asked for and can't be had.
+    A name without a folder stays, because the shapes of released models are known by name.
+
+    Args:
+      download: True to download a config.json that is not in the cache.
+
+    Raises:
+      UserError: if the download fails.
     """
     from bacr_jax.model.hf.hub import is_hub_name, local_folder
 
-    path = config.model.path
-    if path is None or not is_hub_name(path):
+    name = config.model.path
+    if name is None or not is_hub_name(name):
         return config
     try:
-        found = local_folder(path, download=download, where="model.path", weights=False)
+        folder = local_folder(name, download=download, where="model.path", weights=False)
     except UserError:
         if download:
             raise
         return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=found))
+    model = dataclasses.replace(config.model, path=folder)
+    return dataclasses.replace(config, model=model)
 
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Nothing is written to stderr meanwhile: JAX's GPU plugins report that they find no GPU."""
+    """Discards what is written to stderr, such as reports of JAX's plugins that find no GPU."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    original_stderr = os.dup(2)
     try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        with open(os.devnull, "w") as null_device:
+            os.dup2(null_device.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original_stderr, 2)
+        os.close(original_stderr)
 
 
 def answer(request: argparse.Namespace) -> "Plan":
-    """The plan of what `parse` gives; UserError: there is none, or the compiler refused it."""
+    """Returns the plan of a request.
+
+    Args:
+      request: what `parse` returns.
+
+    Raises:
+      UserError: if the config cannot be planned, or the compiler refused it.
+    """
     with _muted():
         import jax
 
-        # The plan is made on the host, also where there are GPUs and somebody is using them.
+        # The plan is made on the CPU, because other programs may be using the GPUs.
         jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
@@ -136,19 +181,28 @@ def answer(request: argparse.Namespace) -> "Plan":
     from bacr_plan.workload import sizes_of
 
     work, layout = sizes_of(request.config, request.devices)
-    device, count = find(request.device), request.devices
-    compilation = compile_run(work, num_devices=count, device=device, compiler=request.compile)
+    device = find(request.device)
+    compilation = compile_run(
+        work,
+        num_devices=request.devices,
+        device=device,
+        compiler=request.compile,
+    )
     return Plan(work, layout, device, request.device_memory, compilation)
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0 with a plan, fitting or not; 2 with one line on stderr for bad input."""
+    """Prints the plan of a command line, as text or as JSON."""
     request = parse(argv)
     plan = answer(request)
-    from bacr_plan.report import as_object, as_text
+    from bacr_plan.report import as_object
+    from bacr_plan.report_text import as_text
 
-    print(json.dumps(as_object(plan)) if request.json else as_text(plan))
+    if request.json:
+        print(json.dumps(as_object(plan)))
+    else:
+        print(as_text(plan))
 
 
 if __name__ == "__main__":

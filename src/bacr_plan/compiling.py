@@ -1,12 +1,13 @@
-"""What XLA will allocate for a run: its programs compiled, with no weights, no data and no GPUs.
+"""Compiles the programs of a run to measure the memory that XLA allocates for them.
 
-Meshes of devices that are not here have to be arranged before JAX starts, so the compiler is a
-process of its own: `measure` runs this module and reads its answer. Two ways to compile:
+Needs no weights, no data and no GPUs. The compiler runs in another process, because devices that do
+not exist must be configured before JAX starts: `measure` runs this module and reads its output.
+There are two ways to compile:
 
-gpu  XLA's own GPU compiler for a described device; needs the plugin of the extra `plan`, but no
-     GPU and no driver. What it says is what the GPU will allocate.
-cpu  XLA's CPU compiler for as many made-up CPU devices. Arguments and outputs are exact;
-     temporaries are not those of a GPU (measured: 2 to 5 times too large) and are not used.
+gpu  XLA's GPU compiler for a described device. Needs the plugin of the extra `plan`, but no GPU and
+     no driver. The GPU will allocate what this compiler reports.
+cpu  XLA's CPU compiler for the same number of virtual CPU devices. Arguments and outputs are exact.
+     Temporaries are 2 to 5 times larger than a GPU's (measured), so they are not used.
 """
 
 import dataclasses
@@ -32,14 +33,21 @@ GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # Devices of one box, NVIDIA's HGX and DGX boards.
 PER_HOST = 8
 
-# Kernels are not timed, there being no GPU, and library products are taken; both change which
-# kernel is used for a product, hardly its memory.
+# Without a GPU, kernels cannot be timed, so library products are used. Both flags change the kernel
+# of a product, but hardly its memory.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Bytes of a compiled program, per device; outputs in the place of an argument are none."""
+class ProgramMemory:
+    """Memory of a compiled program on one device.
+
+    Attributes:
+      arguments: bytes.
+      outputs: bytes, without outputs that reuse the memory of an argument.
+      temporaries: bytes.
+      seconds: time to compile.
+    """
 
     arguments: int
     outputs: int
@@ -49,28 +57,34 @@ class Measured:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What compilers said about a run.
+    """The compiled programs of a run.
 
     Attributes:
+      source: how the memory was measured, for the plan's text.
       programs: an update ("train") and a chunk of decoding ("decode"); empty without a compiler.
-      exact: temporaries are those of the GPU too.
+      exact: True if the temporaries are a GPU's.
     """
 
     source: str
-    programs: dict[str, Measured]
+    programs: dict[str, ProgramMemory]
     exact: bool
 
 
 def can_compile_for_gpus() -> bool:
-    """Whether JAX's CUDA plugin is installed."""
-    return any(importlib.util.find_spec(name) is not None for name in GPU_PLUGINS)
+    """True if JAX's CUDA plugin is installed."""
+    specs = [importlib.util.find_spec(name) for name in GPU_PLUGINS]
+    return any(spec is not None for spec in specs)
 
 
 def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: str) -> Compilation:
-    """Compiles the programs of a run as far as that is possible here.
+    """Compiles the programs of a run.
 
-    `compiler` is gpu (that of CPUs where its plugin is not installed), cpu or none. UserError: it
-    refused, or can't compile for so many devices.
+    Args:
+      compiler: gpu, cpu or none. The CPU compiler replaces the GPU compiler if its plugin is not
+        installed.
+
+    Raises:
+      UserError: if the compiler fails, or cannot compile for this number of devices.
     """
     if compiler == "none":
         return Compilation("arithmetic only (--compile none)", {}, exact=False)
@@ -86,40 +100,55 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
         raise UserError(
             f"--devices: found {num_devices}; write up to {PER_HOST}, or whole boxes of {PER_HOST}"
         )
-    config = described(work.config, work.model, fused_attention=work.fused_attention and exact)
-    of = num_devices, device if exact else None
-    return Compilation(source, measure(config, work.model.vocab_size, *of), exact)
+    fused_attention = work.fused_attention and exact
+    config = described(work.config, work.model, fused_attention=fused_attention)
+    gpu = device if exact else None
+    programs = measure(config, work.model.vocab_size, num_devices, gpu)
+    return Compilation(source, programs, exact)
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
-    """The config with the model's shape written out, so that no folder is needed.
+    """Returns the config with the model's shape in its keys, so that no folder is needed.
 
-    Biases and norms of heads are Qwen2's in every family; they weigh next to nothing.
+    Biases and norms of heads are Qwen2's for every family, because their memory is negligible.
+
+    Args:
+      fused_attention: True to compile cuDNN's attention.
     """
-    keys = {one.name for one in dataclasses.fields(config.model)}
+    config_keys = {field.name for field in dataclasses.fields(config.model)}
+    shape_keys = {key: value for key, value in vars(shape).items() if key in config_keys}
     attention: Literal["cudnn", "xla"] = "cudnn" if fused_attention else "xla"
+    decoding_attention = attention
+    if config.rollout.attention == "xla":
+        decoding_attention = "xla"
     model = dataclasses.replace(
         config.model,
         path=None,
         preset="custom",
         attention=attention,
-        **{key: value for key, value in vars(shape).items() if key in keys},
+        **shape_keys,
     )
-    asked = config.rollout
-    rollout = dataclasses.replace(asked, attention="xla" if asked.attention == "xla" else attention)
+    rollout = dataclasses.replace(config.rollout, attention=decoding_attention)
     return dataclasses.replace(config, model=model, rollout=rollout)
 
 
 def measure(
     config: Config, vocab_size: int, num_devices: int, gpu: Device | None
-) -> dict[str, Measured]:
-    """Compiles the programs of a `described` run in another process, for GPUs or else for CPUs.
+) -> dict[str, ProgramMemory]:
+    """Compiles the programs of a run in another process, one after the other to save memory.
 
-    One after the other, to spare memory. UserError: the compiler refused.
+    Args:
+      config: what `described` returns.
+      gpu: the GPU to compile for; None: virtual CPU devices.
+
+    Raises:
+      UserError: if the compiler fails.
     """
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = dict(os.environ)
+    environment["JAX_PLATFORMS"] = "cpu"
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if gpu is not None:
-        # The plugin would look for a driver.
+        # Without this setting the plugin looks for a driver.
         environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
     else:
@@ -132,36 +161,40 @@ def measure(
         check=False,
     )
     if done.returncode != 0:
-        said = last_exception(done.stderr.decode(errors="replace"))
-        raise UserError(f"--compile {'gpu' if gpu else 'cpu'}: the compiler stopped ({said})")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return {name: Measured(**measured) for name, measured in answer.items()}
+        reason = last_exception(done.stderr.decode(errors="replace"))
+        compiler = "gpu" if gpu else "cpu"
+        raise UserError(f"--compile {compiler}: the compiler stopped ({reason})")
+    by_program = json.loads(done.stdout.splitlines()[-1])
+    return {name: ProgramMemory(**fields) for name, fields in by_program.items()}
 
 
 def last_exception(stderr: str) -> str:
-    """The exception of a traceback, on one short line."""
-    lines = [line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    return (lines or stderr.split("\n"))[-1].strip()[:300]
+    """Returns the exception of a traceback, or the last line, cut after 300 characters."""
+    exceptions = [
+        line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)
+    ]
+    lines = exceptions or stderr.split("\n")
+    return lines[-1].strip()[:300]
 
 
-# In the process of its own -----------------------------------------------------------------------
+# In the compiler's process ------------------------------------------------------------------------
 
 
 def described_devices(device: Device, count: int) -> list[Any]:
-    """Devices that are not here, in boxes of `PER_HOST`; this process compiles for them alone.
+    """Returns descriptions of devices that do not exist, in boxes of `PER_HOST`.
 
-    JAX's fused attention asks the machine for its cuDNN and GPU; `device` answers instead. JAX has
-    no public way to say which GPU is compiled for, so its own checks are replaced.
+    This process can then compile for these devices only: JAX's fused attention checks the machine's
+    cuDNN and GPU, and has no public way to set the GPU that is compiled for, so the checks are
+    replaced.
     """
     from jax._src.cudnn import fused_attention_stablehlo as checks
     from jax.experimental import topologies
 
     major, minor, patch = CUDNN
-    capability = lambda text: tuple(map(int, text.split(".")))
     vars(checks).update(
         check_cudnn_version=lambda: 10_000 * major + 100 * minor + patch,
-        check_compute_capability=lambda wanted: capability(wanted) <= device.capability,
-        is_cuda_compute_capability_equal=lambda wanted: capability(wanted) == device.capability,
+        check_compute_capability=lambda text: _capability(text) <= device.capability,
+        is_cuda_compute_capability_equal=lambda text: _capability(text) == device.capability,
     )
     hosts = max(count // PER_HOST, 1)
     topology = topologies.get_topology_desc(
@@ -173,10 +206,19 @@ def described_devices(device: Device, count: int) -> list[Any]:
     return list(topology.devices)
 
 
-def measured(compiled: Any, seconds: float) -> Measured:
-    """What a compiled program says of its memory."""
+def _capability(text: str) -> tuple[int, ...]:
+    """Returns a compute capability such as `9.0` as numbers."""
+    return tuple(map(int, text.split(".")))
+
+
+def measured(compiled: Any, seconds: float) -> ProgramMemory:
+    """Returns the memory that a compiled program reports.
+
+    Args:
+      seconds: time to compile it.
+    """
     memory = compiled.memory_analysis()
-    return Measured(
+    return ProgramMemory(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
@@ -185,20 +227,23 @@ def measured(compiled: Any, seconds: float) -> Measured:
 
 
 def main() -> int:
-    """Reads what `measure` asks on stdin; compiles an update and a chunk of decoding; answers."""
+    """Compiles the programs that `measure` requests on stdin, and prints their memory as JSON."""
     import jax
 
     from bacr_plan.programs import Programs
 
     config, vocab_size, count, device = pickle.load(sys.stdin.buffer)
-    made_up = jax.devices()[:count]
-    devices = made_up if device is None else described_devices(device, count)
-    programs, found = Programs(config, vocab_size, devices), {}
+    devices = jax.devices()[:count]
+    if device is not None:
+        devices = described_devices(device, count)
+    programs = Programs(config, vocab_size, devices)
+    memory_of_program = {}
     for name, lower in (("train", programs.train), ("decode", programs.decode)):
         started = time.time()
         compiled = lower().compile()
-        found[name] = dataclasses.asdict(measured(compiled, time.time() - started))
-    print(json.dumps(found))
+        memory = measured(compiled, time.time() - started)
+        memory_of_program[name] = dataclasses.asdict(memory)
+    print(json.dumps(memory_of_program))
     return 0
 
 

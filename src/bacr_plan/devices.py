@@ -1,9 +1,9 @@
-"""Facts about the GPUs a run can be planned for: data-sheet ceilings and what XLA must be told.
+"""Lists the GPUs that a run can be planned for: data-sheet ceilings and XLA's descriptions.
 
 Sources, by NVIDIA: data sheets of A10, RTX A6000, L4, L40S, A100, H100, H200 and of HGX B200; the
 architecture white papers of A100, H100, GA102, Ada and RTX Blackwell (RTX 4090 and 5090). B200's
-multiprocessors, clock, cache and memory rate are those of XLA's own description of it. Limits per
-multiprocessor are those of the CUDA C++ Programming Guide, table of technical specifications per
+multiprocessors, clock, cache and memory rate come from XLA's description of it. Limits per
+multiprocessor come from the CUDA C++ Programming Guide, table of technical specifications per
 compute capability. Matrix rates are dense ones with fp32 sums: most sheets print twice as much,
 "with sparsity". No card of this table but A100, H100 and H200 has been planned against a program
 compiled for it.
@@ -44,14 +44,22 @@ class Device:
     clock_ghz: float
 
 
-# Bytes/s of slots of 16 lanes, generations 4 and 5; of 12, 18 and 18 links of NVLink's generations
-# 3 to 5, which have 600 GB/s, 900 GB/s and 1.8 TB/s in both directions together.
-_PCIE_4, _PCIE_5, _NVLINK_3, _NVLINK_4, _NVLINK_5 = 32e9, 64e9, 300e9, 450e9, 900e9
-# Of a multiprocessor by compute capability: fp32 units, KiB of shared memory, resident threads.
+# Bytes/s of a PCIe slot with 16 lanes, in one direction.
+_PCIE_4 = 32e9
+_PCIE_5 = 64e9
+# Bytes/s of 12, 18 and 18 links of NVLink's generations 3 to 5 in one direction. Both directions
+# together have 600 GB/s, 900 GB/s and 1.8 TB/s.
+_NVLINK_3 = 300e9
+_NVLINK_4 = 450e9
+_NVLINK_5 = 900e9
+# Multiprocessors by compute capability: fp32 units, KiB of shared memory, resident threads.
 _CORE = {
     (8, 0): (64, 164, 2048),
-    **dict.fromkeys([(9, 0), (10, 0)], (128, 228, 2048)),
-    **dict.fromkeys([(8, 6), (8, 9), (12, 0)], (128, 100, 1536)),
+    (9, 0): (128, 228, 2048),
+    (10, 0): (128, 228, 2048),
+    (8, 6): (128, 100, 1536),
+    (8, 9): (128, 100, 1536),
+    (12, 0): (128, 100, 1536),
 }
 DEVICES = {
     "rtx-4090": Device(
@@ -82,20 +90,27 @@ MEMORY_FRACTION = 0.92
 
 
 def find(name: str) -> Device:
-    """The device called `name`; UserError: there is none."""
+    """Returns the device with a name of `DEVICES`.
+
+    Raises:
+      UserError: if no device has the name.
+    """
     if name not in DEVICES:
         raise UserError(f"--device: no device {name!r}; write one of {', '.join(DEVICES)}")
     return DEVICES[name]
 
 
 def smallest_with(memory_gib: float) -> str:
-    """The device with the least memory that is enough; the largest if none has it."""
-    rising = sorted(DEVICES, key=lambda name: DEVICES[name].memory_gib)
-    return next((n for n in rising if DEVICES[n].memory_gib >= memory_gib), rising[-1])
+    """Returns the name of the smallest device with enough memory, or of the largest device."""
+    names = sorted(DEVICES, key=lambda name: DEVICES[name].memory_gib)
+    for name in names:
+        if DEVICES[name].memory_gib >= memory_gib:
+            return name
+    return names[-1]
 
 
 def target_config(device: Device) -> str:
-    """The device as XLA's GpuTargetConfigProto in text form, to compile for it from anywhere.
+    """Returns the device as XLA's GpuTargetConfigProto in text form, to compile for it.
 
     Registers and grid limits are the same for all capabilities of the table; a block may ask for
     all shared memory of a multiprocessor but one KiB, which the driver keeps.

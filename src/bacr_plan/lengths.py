@@ -1,7 +1,8 @@
-"""How long the rows of an iteration are: prompts, thinking, answers.
+"""Predicts the lengths of an iteration's rows: prompts, thinking, answers.
 
-A plan's seconds go with the lengths that come up, not with the largest ones a config allows (its
-memory does). Rows are drawn once, with a fixed seed, so that equal settings give equal plans.
+The seconds of a plan depend on the lengths to be expected; its memory depends on the largest
+lengths that a config allows. Rows are drawn once with a fixed seed, so equal settings give equal
+plans.
 """
 
 import dataclasses
@@ -24,55 +25,77 @@ SUFFIX_TOKENS = 8
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """A distribution: `tokens` that so large `shares` of all prompts have at most, ascending."""
+    """A distribution of prompt lengths, as quantiles.
+
+    Attributes:
+      source: where the lengths come from, for the plan's text.
+      shares: ascending shares of all prompts.
+      tokens: for each share, the number of tokens that so many prompts have at most.
+    """
 
     source: str
     shares: tuple[float, ...]
     tokens: tuple[float, ...]
 
     def at_most(self, limit: int) -> "PromptLengths":
-        """The same where longer prompts are left out; they are so few that the rest stays."""
-        return dataclasses.replace(self, tokens=tuple(min(n, limit) for n in self.tokens))
+        """Returns the distribution cut at a limit.
+
+        A run leaves out longer prompts. They are so few that the other quantiles are kept.
+        """
+        tokens = tuple(min(quantile, limit) for quantile in self.tokens)
+        return dataclasses.replace(self, tokens=tokens)
 
 
 # Quantiles of the 7,498 MATH training problems in the format think_answer, Qwen2.5's tokenizer, as
 # `bacr data --inspect` counts them: every twentieth, then the longest.
+_TWENTIETHS = np.arange(0, 0.96, 0.05).round(2)
 MATH = PromptLengths(
-    "MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
-    (*(float(share) for share in np.arange(0, 0.96, 0.05).round(2)), 0.99, 0.995, 0.999, 1.0),
-    (
+    source="MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
+    shares=(*map(float, _TWENTIETHS), 0.99, 0.995, 0.999, 1.0),
+    tokens=(
         *(51, 60, 65, 69, 73, 76, 79, 82, 86, 89, 93, 97, 102, 107, 114, 124, 136, 156, 193, 273),
         *(476, 635, 874, 1004),
     ),
 )
-# Those problems' own answers with the closing tag.
-_ANSWER_SHARES, _ANSWER_TOKENS = (0.0, 0.5, 0.9, 0.99, 1.0), (5, 7, 12, 28, 90)
+# Quantiles of the answers of those problems, with the closing tag.
+_ANSWER_SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
+_ANSWER_TOKENS = (5, 7, 12, 28, 90)
 
 
 def prompt_lengths(config: Config) -> PromptLengths:
-    """Those of the run's own training set where it and a tokenizer are here, else those of MATH."""
+    """Returns the prompt lengths of the run's training set, or MATH's.
+
+    MATH's are returned if the training set or its tokenizer is not on this machine.
+    """
     from bacr_jax.prompts.environment import load_sets
     from bacr_jax.runs.setup import run_tokenizer
 
-    limit, names = config.data.max_prompt_tokens, derived.mixture(config.data.train)
-    data = dataclasses.replace(config.data, eval=tuple(name for _, name in names))
-    only = dataclasses.replace(config, data=data)
+    limit = config.data.max_prompt_tokens
+    set_names = tuple(name for _, name in derived.mixture(config.data.train))
+    data = dataclasses.replace(config.data, eval=set_names)
+    config_of_sets = dataclasses.replace(config, data=data)
     try:
-        sets = load_sets(only, run_tokenizer(config), split="train").values()
+        tokenizer = run_tokenizer(config)
+        sets = load_sets(config_of_sets, tokenizer, split="train")
     except UserError:
         return MATH.at_most(limit)
-    found = np.concatenate([np.asarray(questions.prompts.lengths) for questions in sets])
+    lengths = np.concatenate([np.asarray(one.prompts.lengths) for one in sets.values()])
     shares = np.linspace(0, 1, 101)
     return PromptLengths(
-        f"{written(config.data.train)}, mean {found.mean():.0f}",
-        tuple(map(float, shares)),
-        tuple(map(float, np.quantile(found, shares))),
+        source=f"{written(config.data.train)}, mean {lengths.mean():.0f}",
+        shares=tuple(map(float, shares)),
+        tokens=tuple(map(float, np.quantile(lengths, shares))),
     )
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of every row of an iteration; thinking uses the budget up."""
+    """Tokens of every row of an iteration. Thinking uses its budget up.
+
+    Attributes:
+      answers: tokens of each branch of each row.
+      source: where the prompt lengths come from.
+    """
 
     prompts: Int[np.ndarray, "B"]
     thinking: Int[np.ndarray, "B"]
@@ -81,34 +104,60 @@ class Lengths:
 
 
 def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
-    """Rows of an iteration, of `cuts` branches each; a group shares its question's prompt."""
+    """Draws the lengths of an iteration's rows; the rows of a group share their prompt.
+
+    Args:
+      cuts: branches of each row.
+    """
     rng = np.random.default_rng(0)
-    questions, group = config.rollout.questions, config.rollout.group_size
-    tokens = np.interp(rng.random(questions), prompts.shares, prompts.tokens).astype(int)
-    thinking = _thinking(config, rng, questions * group)
-    drawn = rng.random((len(thinking), cuts))
-    answers = np.interp(drawn, _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
-    answers = np.minimum(answers, config.rollout.answer_tokens)
-    return Lengths(np.repeat(tokens, group), thinking, answers, prompts.source)
+    questions = config.rollout.questions
+    group_size = config.rollout.group_size
+    prompt_quantiles = rng.random(questions)
+    prompt_tokens = np.interp(prompt_quantiles, prompts.shares, prompts.tokens).astype(int)
+    thinking = _thinking(config, rng, questions * group_size)
+    answer_quantiles = rng.random((len(thinking), cuts))
+    answers = np.interp(answer_quantiles, _ANSWER_SHARES, _ANSWER_TOKENS).astype(int)
+    return Lengths(
+        prompts=np.repeat(prompt_tokens, group_size),
+        thinking=thinking,
+        answers=np.minimum(answers, config.rollout.answer_tokens),
+        source=prompts.source,
+    )
 
 
 def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
-    """Budgets of the prior, or the method's own; all used up, groups come up equally often."""
-    budget, curriculum, method = config.budget, config.curriculum, load_method(config)
+    """Draws the thinking tokens of rows: their budgets, or `budget.max` without a limit.
+
+    Budgets come from the prior or from the method. Difficulty groups are equally frequent.
+    """
+    budget = config.budget
+    method = load_method(config)
     if not method.held:
         return np.full(rows, budget.max)
     if budget.prior == "fixed" or not method.follows_prior:
-        state = init_curriculum(config.data.num_groups, mu0=curriculum.mu0)
-        groups = jnp.arange(config.rollout.questions) % config.data.num_groups
-        return np.asarray(method.sample_budgets(jax.random.key(0), state, groups)).reshape(-1)
+        num_groups = config.data.num_groups
+        state = init_curriculum(num_groups, mu0=config.curriculum.mu0)
+        groups = jnp.arange(config.rollout.questions) % num_groups
+        budgets = method.sample_budgets(jax.random.key(0), state, groups)
+        return np.asarray(budgets).reshape(-1)
     if budget.prior == "uniform":
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
         return rng.choice(np.array(derived.drawn(config)), rows)
-    means = np.resize(np.array(curriculum.mu0, float), rows)
-    least, most = budget.min, budget.max
-    if curriculum.sigma == 0:
+    return _curriculum_budgets(config, rng, rows)
+
+
+def _curriculum_budgets(
+    config: Config, rng: np.random.Generator, rows: int
+) -> Int[np.ndarray, "B"]:
+    """Draws budgets from the curriculum's first truncated normal distributions."""
+    least = config.budget.min
+    most = config.budget.max
+    sigma = config.curriculum.sigma
+    means = np.resize(np.array(config.curriculum.mu0, float), rows)
+    if sigma == 0:
         return np.clip(means, least, most).astype(int)
-    drawn = rng.normal(means, curriculum.sigma)
-    inside = truncnorm_ppf(rng.random(rows), means, curriculum.sigma, least, most)
-    return np.where((drawn < least) | (drawn > most), inside, drawn).astype(int)
+    budgets = rng.normal(means, sigma)
+    truncated = truncnorm_ppf(rng.random(rows), means, sigma, least, most)
+    outside = (budgets < least) | (budgets > most)
+    return np.where(outside, truncated, budgets).astype(int)

@@ -1,9 +1,9 @@
-"""Bytes on one device in each phase of an iteration, by arithmetic.
+"""Computes the bytes on one device in each phase of an iteration, by arithmetic.
 
-What is resident (masters, moments, decode copy, cache) follows from shapes alone. Temporaries are
-modelled by what must be alive at the worst moment of the update and of a decoding step; the
-factors in front of it were read off XLA's buffer assignments for A100 and are checked against
-whole compiles (`tests/planning/test_against_xla.py`).
+Resident arrays (masters, moments, decode copy, cache) follow from shapes. Temporaries are the
+arrays that must be alive at the peak of an update and of a decoding step. Their factors were read
+off XLA's buffer assignments for A100, and are checked against whole compiles
+(`tests/planning/test_against_xla.py`).
 """
 
 import dataclasses
@@ -22,8 +22,9 @@ class MemoryPhase:
     """Bytes on one device during a phase.
 
     Attributes:
-      resident: of the train state, which is there in every phase.
-      own: arguments of the phase's program that are not part of the train state.
+      resident: bytes of the train state, which exists in every phase.
+      temporaries: most bytes of temporary arrays at one time.
+      own: bytes of the program's arguments that are not part of the train state.
     """
 
     resident: float
@@ -32,48 +33,52 @@ class MemoryPhase:
 
     @property
     def peak(self) -> float:
-        """Bytes at the worst moment."""
+        """Returns the peak bytes."""
         return self.peak_with(1.0)
 
     def peak_with(self, factor: float) -> float:
-        """The same with so many times the temporaries, where a compiler knows them better."""
+        """Returns the peak bytes with the temporaries multiplied by a compiler's factor."""
         return self.resident + self.own + factor * self.temporaries
 
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
-    """Masters of what is trained, fp32."""
+    """Returns the bytes of the trained masters, fp32."""
     return FP32 * costs.trained_parameters(work) / layout.param_shards
 
 
 def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
-    """The train state by what is in it: masters, the reference policy if kept, two moments.
+    """Returns the bytes of each part of the train state.
 
-    Beside these the value head with its own moments, whole on every device, and the frozen base of
-    adapters in its own type, which is the reference's too.
+    The value head and its two moments are whole on every device. The frozen base of adapters is
+    stored once, also for the reference policy.
     """
     parameters = parameter_bytes(work, layout)
+    has_reference = work.config.loss.kl_coef > 0
+    moments = 2 * work.moment_bytes * costs.trained_parameters(work)
+    frozen = work.frozen_bytes * work.model.num_parameters
     return {
         "parameters": parameters,
-        "reference": parameters if work.config.loss.kl_coef > 0 else 0.0,
-        "optimizer": 2 * work.moment_bytes * costs.trained_parameters(work) / layout.param_shards,
+        "reference": parameters if has_reference else 0.0,
+        "optimizer": moments / layout.param_shards,
         "value_head": 3.0 * FP32 * costs.head_parameters(work),
-        "frozen_base": work.frozen_bytes * work.model.num_parameters / layout.param_shards,
+        "frozen_base": frozen / layout.param_shards,
     }
 
 
 def state_bytes(work: Workload, layout: MeshShape) -> float:
-    """The train state."""
-    return sum(state_parts(work, layout).values())
+    """Returns the bytes of the train state."""
+    parts = state_parts(work, layout)
+    return sum(parts.values())
 
 
 def bounded_update_bytes(work: Workload, layout: MeshShape) -> float:
-    """Copy of the trained parameters from before an update (optimizer.max_update_kl), or 0."""
+    """Returns the bytes of the parameters before an update, which optimizer.max_update_kl stores."""
     bounded = work.config.optimizer.max_update_kl is not None
     return parameter_bytes(work, layout) if bounded else 0.0
 
 
 def host_snapshot_bytes(work: Workload) -> float:
-    """Host memory of the state from before an update (train.undo_*), over all hosts, or 0.
+    """Returns the host bytes of the state before an update, which train.undo_* stores.
 
     Trained parameters, two moments, and the value head with its moments. Data-parallel copies on
     one host share it.
@@ -86,31 +91,40 @@ def host_snapshot_bytes(work: Workload) -> float:
 
 
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
-    """One fp32 array of scores, one layer: of all branches over their trunks, and of the trunks.
+    """Returns the bytes of one layer's attention scores, fp32.
 
-    A fused kernel never makes those of the trunks. Under train.padding_free the tokens of `rows`
-    full rows come from up to twice as many, and attention is between all of the tokens where
-    these are fewer pairs and the kernel takes masks.
+    These are the scores of all branches over their trunks, and of the trunks unless a fused kernel
+    computes them. Under train.padding_free the tokens of `rows` full rows come from up to twice as
+    many rows. Attention is then between all of the tokens, if these are fewer pairs and the kernel
+    takes masks.
+
+    Args:
+      rows: full rows on one device.
     """
     heads = work.model.num_heads / layout.tensor
-    real = work.config.train.padding_free
-    padded = 2 * rows if real else rows
-    trunks = 0.0 if work.fused_attention else padded * heads * work.trunk**2 * FP32
-    scores = padded * heads * work.cuts * work.branch * work.trunk * FP32 + trunks
-    if real and not work.fused_attention:
-        scores = min(scores, heads * (rows * work.row_tokens) ** 2 * FP32)
+    padding_free = work.config.train.padding_free
+    padded_rows = 2 * rows if padding_free else rows
+    branch_tokens = work.cuts * work.branch
+    scores = padded_rows * heads * branch_tokens * work.trunk * FP32
+    if work.fused_attention:
+        return scores
+    scores += padded_rows * heads * work.trunk**2 * FP32
+    if padding_free:
+        tokens = rows * work.row_tokens
+        scores = min(scores, heads * tokens**2 * FP32)
     return scores
 
 
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
-    """What the forward pass keeps for the backward one: with full remat the input of every layer.
+    """Returns the bytes that the forward pass stores for the backward pass.
 
-    Selective remat also keeps what matrix products made (`model.block.PRODUCTS`): q, k, v, the
-    attention's output with two fp32 numbers a head, the stream between attention and MLP, gate, up,
-    and the stream before the budget's gate.
+    With full remat these are the inputs of every layer. Selective remat also stores the results of
+    matrix products (`model.block.PRODUCTS`): q, k, v, the attention's output with two fp32 numbers
+    a head, the stream between attention and MLP, gate, up, and the stream before the budget's gate.
 
     Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
-    product, and silu's insides in fp32; scores of attention in both types and their mask.
+    product, and silu's intermediate results in fp32; scores of attention in both types and their
+    mask.
     """
     model = work.model
     tokens = rows * work.row_tokens
@@ -128,93 +142,107 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
-    """The inside of one layer during its backward pass, and its weights.
+    """Returns the bytes of one layer's temporaries during its backward pass, and of its weights.
 
-    Of the MLP: gate, up, silu, their product and a cotangent; of attention the scores, their
-    exponentials in both types and the mask; half a dozen arrays as wide as the residual stream.
-    This layer's weights and the next one's are gathered, and this layer's gradient, in fp32, is on
-    its way to its shards. A frozen layer has none, and one that is whole here is not gathered.
+    MLP: gate, up, silu, their product and a cotangent. Attention: scores, their exponentials in
+    both types and the mask. Six arrays are as wide as the residual stream. The weights of this
+    layer and of the next one are gathered, and this layer's gradient (fp32) is being sent to its
+    shards. A frozen layer has no gradient, and a layer that is whole on the device is not gathered.
     """
     model = work.model
     tokens = rows * work.row_tokens
     mlp = 5 * tokens * model.intermediate_size * work.float_bytes / layout.tensor
     stream = 6 * tokens * model.hidden_size * work.float_bytes
     scores = 3.25 * attention_scores(work, layout, rows)
-    each = 2.0 * work.float_bytes + FP32
+    bytes_per_weight = 2.0 * work.float_bytes + FP32
     if work.adapters:
         in_place = layout.fsdp == 1 and work.frozen_bytes == work.float_bytes
-        each = 0.0 if in_place else 2.0 * work.float_bytes
-    weights = model.layer_matrices / layout.tensor * each
+        bytes_per_weight = 0.0 if in_place else 2.0 * work.float_bytes
+    weights = model.layer_matrices / layout.tensor * bytes_per_weight
     return mlp + stream + scores + weights
 
 
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
-    """The output head, gathered, and one chunk of scores with what becomes of it."""
+    """Returns the bytes of the gathered output head and of one chunk of logits.
+
+    Args:
+      backward: True for a pass with gradients, which has one more array of logits.
+    """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
-    # A chunk is of no more tokens than there are.
     tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
-    scored = min(work.config.model.logprob_chunk, tokens)
-    chunk = scored * work.model.vocab_size / layout.tensor * FP32
-    gradient = FP32 if backward and not work.adapters else 0
-    return head * (work.float_bytes + gradient) + (3 if backward else 2) * chunk
+    # A chunk has at most as many tokens as a micro-batch.
+    chunk_tokens = min(work.config.model.logprob_chunk, tokens)
+    logits = chunk_tokens * work.model.vocab_size / layout.tensor * FP32
+    has_gradient = backward and not work.adapters
+    gradient = FP32 if has_gradient else 0
+    arrays_of_logits = 3 if backward else 2
+    return head * (work.float_bytes + gradient) + arrays_of_logits * logits
 
 
 def gradient_bytes(work: Workload, layout: MeshShape) -> float:
-    """Gradients, fp32: one micro-batch's, and the sum of those before it."""
+    """Returns the bytes of the gradients, fp32: of one micro-batch, and the sum of earlier ones."""
     accumulates = work.by_tokens or work.update_rows > work.micro_rows
     return parameter_bytes(work, layout) * (2 if accumulates else 1)
 
 
 def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """One update: gradients over micro-batches, then Adam.
+    """Returns the memory of an update: gradients over micro-batches, then Adam.
 
-    With several micro-batches in one program XLA casts the masters once, outside their loop, and
-    keeps that copy.
+    With several micro-batches in one program, XLA casts the masters to the compute type once,
+    outside of the loop, and stores that copy.
     """
     rows = math.ceil(work.micro_rows / layout.row_shards)
-    kept = gradient_bytes(work, layout)
+    stored = gradient_bytes(work, layout)
     if work.update_rows > work.micro_rows and not work.by_tokens:
-        kept += parameter_bytes(work, layout) * work.float_bytes / FP32
-    alive = max(
-        layer_working_set(work, layout, rows), output_working_set(work, layout, backward=True)
+        stored += parameter_bytes(work, layout) * work.float_bytes / FP32
+    stored += saved_activations(work, layout, rows)
+    working_set = max(
+        layer_working_set(work, layout, rows),
+        output_working_set(work, layout, backward=True),
     )
-    kept += saved_activations(work, layout, rows)
     copy = bounded_update_bytes(work, layout)
-    return MemoryPhase(state_bytes(work, layout), kept + alive, copy)
+    return MemoryPhase(state_bytes(work, layout), stored + working_set, copy)
 
 
 def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
-    """The supervised warm-up before the first iteration: a step, and its accuracy measured.
+    """Returns the memory of the supervised warm-up: a step, and the measurement of its accuracy.
 
-    Its state is all weights in fp32 with two moments. Where a style decides its end, a copy of the
-    state is trained beside it. Empty without a warm-up.
+    The state is all weights in fp32 with two moments. If a style decides when the warm-up ends, a
+    copy of the state is trained at the same time.
+
+    Returns:
+      `warmup` and, with evaluation sets, `warmup_accuracy`; empty without a warm-up.
     """
     warmup = work.warmup
     if warmup is None:
         return {}
     copies = 1 if work.config.warmup.style is None else 2
     state = copies * state_bytes(warmup, layout)
-    phases = {"warmup": dataclasses.replace(update_phase(warmup, layout), resident=state)}
+    step = update_phase(warmup, layout)
+    phases = {"warmup": dataclasses.replace(step, resident=state)}
     if work.evaluated:
-        measured = rollout_phase(work.evaluation, layout)
-        phases["warmup_accuracy"] = dataclasses.replace(measured, resident=state)
+        measurement = rollout_phase(work.evaluation, layout)
+        phases["warmup_accuracy"] = dataclasses.replace(measurement, resident=state)
     return phases
 
 
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
-    """The model.remat that recomputes least among those whose update fits; full if none does.
+    """Returns the model.remat that recomputes least and whose update fits; full if none does.
 
-    `limit`: bytes of a device that may be used; `temporaries`: factor of the update's.
+    Args:
+      limit: bytes of a device that may be used.
+      temporaries: factor of the temporaries, from a compiler.
     """
     for remat in ("none", "selective"):
-        phase = update_phase(dataclasses.replace(work, remat=remat), layout)
+        changed = dataclasses.replace(work, remat=remat)
+        phase = update_phase(changed, layout)
         if phase.peak_with(temporaries) <= limit:
             return remat
     return "full"
 
 
 def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """The forward pass over a micro-batch; nothing without scoring."""
+    """Returns the memory of scoring a micro-batch; no temporaries if the run does not score."""
     if not work.scored:
         return MemoryPhase(state_bytes(work, layout), 0.0)
     model = work.model
@@ -224,28 +252,29 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
     stream = tokens * model.hidden_size * work.float_bytes
     scores = 2 * attention_scores(work, layout, rows)
     weights = model.layer_matrices / layout.tensor * work.float_bytes
-    alive = max(mlp, scores) + weights + output_working_set(work, layout, backward=False)
+    head = output_working_set(work, layout, backward=False)
+    working_set = max(mlp, scores) + weights + head
     copy = bounded_update_bytes(work, layout)
-    return MemoryPhase(state_bytes(work, layout), stream + alive, copy)
+    return MemoryPhase(state_bytes(work, layout), stream + working_set, copy)
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
-    """Keys and values of so many tokens of every slot of one device."""
+    """Returns the bytes of the keys and values of so many tokens in every slot of one device."""
     rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 
 
 def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Keys and values of the trunks one device decodes."""
+    """Returns the bytes of the keys and values of the trunks that one device decodes."""
     return _cache_bytes(work, layout, work.trunk)
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Keys and values beside those of the trunks while answers are decoded.
+    """Returns the bytes of keys and values that answers need in addition to the trunks'.
 
-    With a slot for every row all branches are decoded at once and read the trunks where they are.
-    Where slots are refilled, up to half of them are answered at a time, on copies of their trunks;
-    a larger share if `rollout.refill` says so, and of all slots no copy is made.
+    With a slot for every row, all branches are decoded at once and read the trunks in place. If
+    slots are refilled, up to half of them (or the share of `rollout.refill`, if larger) are
+    answered at a time, on copies of their trunks.
     """
     branches = _cache_bytes(work, layout, work.cuts * work.branch)
     if work.slots >= work.rows:
@@ -255,21 +284,21 @@ def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """All keys and values of one device at the worst moment."""
+    """Returns the peak bytes of the keys and values of one device."""
     return trunk_cache_bytes(work, layout) + answer_cache_bytes(work, layout)
 
 
 def decode_temporaries(work: Workload, layout: MeshShape) -> float:
-    """A decoding step: a few arrays of scores of the vocabulary, and of attention's scores."""
+    """Returns the bytes of a decoding step: five arrays of logits and three of attention scores."""
     rows = math.ceil(work.slots / layout.slot_shards)
     heads = work.model.num_heads / layout.decode_tensor
     return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
 
 
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
-    """Caches and temporaries while the first prompts enter, all slots at once.
+    """Returns the bytes of caches and temporaries while all slots get their first prompts.
 
-    The caches have a quarter of their length by then; the prompts' own are copied into them.
+    The caches have a quarter of their length then; the caches of the prompts are copied into them.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
     entering = _cache_bytes(work, layout, max(work.trunk // 4, work.prompt) + work.prompt)
@@ -278,11 +307,17 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Decoding with every slot in use, the train state waiting beside it.
+    """Returns the memory of decoding with every slot in use; the train state stays resident.
 
-    That of an evaluation is `rollout_phase(work.evaluation, layout)`.
+    For an evaluation, pass `work.evaluation`.
     """
     cache = kv_cache_bytes(work, layout)
-    beside = max(decode_temporaries(work, layout), prefill_bytes(work, layout) - cache)
-    own = costs.decode_copy_bytes(work, layout) + cache
-    return MemoryPhase(state_bytes(work, layout), beside, own)
+    temporaries = max(
+        decode_temporaries(work, layout),
+        prefill_bytes(work, layout) - cache,
+    )
+    return MemoryPhase(
+        resident=state_bytes(work, layout),
+        temporaries=temporaries,
+        own=costs.decode_copy_bytes(work, layout) + cache,
+    )

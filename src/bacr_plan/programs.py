@@ -1,6 +1,6 @@
-"""The jitted functions of a run on abstract arguments, laid out on its devices as in training.
+"""Lowers the jitted functions of a run with abstract arguments, sharded as in training.
 
-Nothing is allocated, and the devices may be real, made-up or only described ones (`compiling`).
+Nothing is allocated. The devices may be real, virtual or only described (`compiling`).
 """
 
 import dataclasses
@@ -32,39 +32,60 @@ from bacr_plan.workload import SUFFIX_TOKENS
 
 
 def laid_out(tree: Any, shardings: Any) -> Any:
-    """The tree's shapes and types with one sharding for all, or with a tree of them."""
+    """Returns the shapes and types of a tree's arrays with shardings.
 
-    def struct(x: Any, where: Sharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    Args:
+      shardings: one sharding for all arrays, or a tree of them.
+    """
 
-    return jax.tree.map(struct, tree, jax.tree.broadcast(shardings, tree))
+    def with_sharding(array: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
+        """Returns an array's shape and type with a sharding."""
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    return jax.tree.map(with_sharding, tree, jax.tree.broadcast(shardings, tree))
 
 
 def over(mesh: Mesh, *axes: Any) -> NamedSharding:
-    """Arrays whose axes are split over those of a mesh."""
+    """Returns the sharding of an array whose axes are split over axes of a mesh."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
-    """The same on every device."""
+    """Returns a tree's shapes and types, replicated on every device."""
     return laid_out(tree, parallel.replicated(mesh))
 
 
 def _decode_rules(vocab_size: int) -> DecodeRules:
+    """Returns the shapes of the decode rules of the format with answer tags."""
     array: Any = jax.ShapeDtypeStruct
     flags = array((vocab_size,), bool)
     # One state per byte of "</answer>", and the accepting one.
     states = len("</answer>") + 1
-    table = Automaton(array((states, vocab_size), jnp.int32), array((states, vocab_size), bool))
+    next_states = array((states, vocab_size), jnp.int32)
+    accepted = array((states, vocab_size), bool)
+    automaton = Automaton(next_states, accepted)
     suffix = array((SUFFIX_TOKENS,), jnp.int32)
-    return DecodeRules(flags, flags, table, table, suffix, suffix, flags)
+    return DecodeRules(
+        flags,
+        flags,
+        automaton,
+        automaton,
+        suffix,
+        suffix,
+        flags,
+    )
 
 
 class Programs:
-    """What a run compiles, ready to be lowered: an update and a chunk of decoding."""
+    """The programs of a run, ready to be lowered: an update and a chunk of decoding."""
 
     def __init__(self, config: Config, vocab_size: int, devices: list[Any]):
-        """Takes a config with its model's shape in it, and real, made-up or described devices."""
+        """Prepares the abstract arguments.
+
+        Args:
+          config: what `compiling.described` returns.
+          devices: real, virtual or described devices.
+        """
         self.config = config
         self.method = load_method(config)
         self.policy = setup.make_policy(config, self.method, vocab_size)
@@ -78,15 +99,15 @@ class Programs:
         self.params = initial.abstract_params(self.policy)
         frozen, self.trained = adapters.split(self.params)
         self.frozen = laid_out(frozen, parallel.shardings(frozen, self.mesh))
-        self.head = jax.eval_shape(lambda k: initial.random_head(k, self.policy), self.key)
+        self.head = jax.eval_shape(lambda key: initial.random_head(key, self.policy), self.key)
 
     def train(self) -> Lowered:
-        """One update: gradients over micro-batches, one Adam step."""
+        """Lowers one update: gradients over micro-batches and one Adam step."""
         config = self.config
         policy_tx = policy_optimizer(config.optimizer, 1000)
         head_tx = value_optimizer(config.value, config.optimizer, 1000)
-        fresh = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
-        state = jax.eval_shape(fresh, self.trained, self.head)
+        init_state = functools.partial(learning.init_state, policy_tx=policy_tx, head_tx=head_tx)
+        state = jax.eval_shape(init_state, self.trained, self.head)
         state = laid_out(state, parallel.shardings(state, self.mesh))
         if config.train.micro_batch_tokens is not None:
             return self._accumulation(state, config.train.micro_batch_tokens)
@@ -103,45 +124,69 @@ class Programs:
         )
 
     def _accumulation(self, state: Any, tokens: int) -> Lowered:
-        """The gradient of one micro-batch of the widest bucket, added to those before it."""
-        one = self._batch(1)
-        positions = one.trunk.shape[1] + one.branches.shape[1] * one.branches.shape[2]
-        batch = self._batch(Shapes(tokens, multiple=self.layout.row_shards).rows(positions, 0))
-        totals = jax.eval_shape(functools.partial(loss_normalizers, spec=self.learner), batch)
-        whole = (_whole(totals, self.mesh), self._allowed_tokens(), self.frozen)
-        given = (state, self._minibatch(batch), *whole)
-        earlier = jax.eval_shape(functools.partial(learning.gradients, spec=self.learner), *given)
+        """Lowers the gradient of a micro-batch of the widest bucket, added to earlier gradients.
+
+        Args:
+          tokens: tokens of a micro-batch.
+        """
+        row = self._batch(1)
+        branch_positions = row.branches.shape[1] * row.branches.shape[2]
+        positions = row.trunk.shape[1] + branch_positions
+        shapes = Shapes(tokens, multiple=self.layout.row_shards)
+        batch = self._batch(shapes.rows(positions, 0))
+        normalizers = functools.partial(loss_normalizers, spec=self.learner)
+        totals = jax.eval_shape(normalizers, batch)
+        arguments = (
+            state,
+            self._minibatch(batch),
+            _whole(totals, self.mesh),
+            self._allowed_tokens(),
+            self.frozen,
+        )
+        gradients = functools.partial(learning.gradients, spec=self.learner)
+        earlier = jax.eval_shape(gradients, *arguments)
         earlier = laid_out(earlier, copies.gradient_shardings(earlier, self.learner))
-        return learning.accumulate.lower(earlier, *given, spec=self.learner)
+        return learning.accumulate.lower(earlier, *arguments, spec=self.learner)
 
     def decode(self) -> Lowered:
-        """One chunk of decoding with every slot in use and the whole cache in the window."""
+        """Lowers one chunk of decoding with every slot in use and the longest cache."""
         spec = self.rollout
         return trunks.decode_trunks.lower(
-            self.decode_copy(), self.slots(), self.draws(), spec=spec.decode, num_steps=spec.chunk
+            self.decode_copy(),
+            self.slots(),
+            self.draws(),
+            spec=spec.decode,
+            num_steps=spec.chunk,
         )
 
     def decode_copy(self) -> Any:
-        """The parameters as decoding reads them."""
-        mesh, spec = self.decode_mesh, self.rollout
-        conditioned = spec.conditioning is not None
-        how = {"dtype": spec.dtype, "conditioned": conditioned, "shards": mesh.shape["tensor"]}
-        copy = jax.eval_shape(functools.partial(decode_params, **how), self.params)
+        """Returns the copy of the parameters that decoding reads."""
+        mesh = self.decode_mesh
+        make_copy = functools.partial(
+            decode_params,
+            dtype=self.rollout.dtype,
+            conditioned=self.rollout.conditioning is not None,
+            shards=mesh.shape["tensor"],
+        )
+        copy = jax.eval_shape(make_copy, self.params)
         return laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
 
     def draws(self) -> Draws:
-        """Key, rules and temperature, whole on every device."""
+        """Returns key, rules and temperature, replicated on every device."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
         return _whole(Draws(self.key, rules, sampling), self.decode_mesh)
 
     def slots(self) -> Any:
-        """The state of decoding with a cache as long as it gets."""
-        spec, width = self.rollout, self.config.data.max_prompt_tokens
-        phi, phi_of = None, self.policy.phi_of(self.params)
+        """Returns the state of decoding with the longest cache."""
+        spec = self.rollout
+        width = self.config.data.max_prompt_tokens
+        phi = None
+        phi_of = self.policy.phi_of(self.params)
         if phi_of is not None:
-            phi = jax.eval_shape(phi_of, jax.ShapeDtypeStruct((spec.slots,), jnp.int32))
-        empty = functools.partial(
+            budgets = jax.ShapeDtypeStruct((spec.slots,), jnp.int32)
+            phi = jax.eval_shape(phi_of, budgets)
+        free_slots = functools.partial(
             trunks.free_slots,
             spec=spec.decode,
             slots=spec.slots,
@@ -149,17 +194,25 @@ class Programs:
             max_new=spec.max_sampled,
             length=width + spec.max_sampled,
         )
-        state = jax.eval_shape(lambda phi: empty(phi=phi), phi)
-        mesh, by_row, tensor = self.decode_mesh, parallel.AXES[:2], parallel.AXES[2]
+        state = jax.eval_shape(lambda phi: free_slots(phi=phi), phi)
+        mesh = self.decode_mesh
+        row_axes = parallel.AXES[:2]
+        tensor_axis = parallel.AXES[2]
+        by_row = over(mesh, row_axes)
+        # With a phi of every layer, the first axis is the layers'.
         per_layer = phi is not None and phi.ndim == 3
+        phi_sharding = over(mesh, None, row_axes) if per_layer else by_row
+        logits_sharding = parallel.logits_sharding(mesh, state.logits.shape[-1])
+        other_arrays = dataclasses.replace(state, cache=(), phi=None)
         return dataclasses.replace(
-            laid_out(dataclasses.replace(state, cache=(), phi=None), over(mesh, by_row)),
-            cache=laid_out(state.cache, over(mesh, by_row, tensor)),
-            phi=laid_out(state.phi, over(mesh, None, by_row) if per_layer else over(mesh, by_row)),
-            logits=laid_out(state.logits, parallel.logits_sharding(mesh, state.logits.shape[-1])),
+            laid_out(other_arrays, by_row),
+            cache=laid_out(state.cache, over(mesh, row_axes, tensor_axis)),
+            phi=laid_out(state.phi, phi_sharding),
+            logits=laid_out(state.logits, logits_sharding),
         )
 
     def _batch(self, rows: int) -> Batch:
+        """Returns a batch of so many rows at their largest widths."""
         config = self.config
         batch = empty_batch(
             rows,
@@ -172,15 +225,22 @@ class Programs:
         return laid_out(batch, parallel.row_sharding(self.mesh))
 
     def _allowed_tokens(self) -> Any:
-        return _whole(jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool), self.mesh)
+        """Returns the mask of tokens that may be sampled."""
+        mask = jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool)
+        return _whole(mask, self.mesh)
 
     def _minibatch(self, batch: Batch) -> Minibatch:
-        """The batch, with old and reference scores where the run has them."""
-        thinking, answers = batch.thinking_logprobs, batch.answer_logprobs
-        shape, where = (batch.trunk.shape[0], self.learner.model.hidden_size), batch.trunk.sharding
-        hidden: Any = jax.ShapeDtypeStruct(shape, "float32", sharding=where)
+        """Returns a batch with old and reference scores, if the run uses them."""
+        thinking = batch.thinking_logprobs
+        answers = batch.answer_logprobs
+        hidden: Any = jax.ShapeDtypeStruct(
+            (batch.trunk.shape[0], self.learner.model.hidden_size),
+            "float32",
+            sharding=batch.trunk.sharding,
+        )
         scores = TokenScores(thinking, answers, thinking, answers, hidden)
-        loss, minibatches = self.config.loss, self.config.train.minibatches
-        old = scores if num_scored(loss.old_logprobs, minibatches) else None
-        reference = scores if self.config.loss.kl_coef > 0 else None
+        loss = self.config.loss
+        scores_old = num_scored(loss.old_logprobs, self.config.train.minibatches)
+        old = scores if scores_old else None
+        reference = scores if loss.kl_coef > 0 else None
         return Minibatch(batch, old, reference)

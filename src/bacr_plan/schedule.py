@@ -1,8 +1,8 @@
-"""An iteration's schedule without a device: who decodes when, and what the learner is given.
+"""Computes the schedule of an iteration: which rows are decoded when, and the micro-batches.
 
-The run's own loop (`rollout.rollouts`, its scheduler) and its own micro-batch maker work on rows
-that only have lengths; an engine that counts stands in for the one that computes. So a plan follows
-whatever they do.
+The run's rollout loop (`rollout.rollouts`), its scheduler and its micro-batch maker are used with
+rows that have lengths only, and with an engine that counts steps instead of computing them. So the
+plan follows any change of these modules.
 """
 
 import dataclasses
@@ -25,18 +25,19 @@ from bacr_jax.types import Prompts
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
 from bacr_plan.workload import Workload
 
-# Keys that an attention kernel that is told the rows' lengths takes at a time.
+# Keys that an attention kernel which reads the rows' lengths processes at a time.
 TILE = 128
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DecodedChunk:
     """Decoding steps of one call.
 
     Attributes:
       slots: rows of the program, on all devices.
-      live: keys that rows which still think see, at each step on each device.
-      tiles: the same in whole tiles, one tile for every other row.
+      length: positions of the caches.
+      live: keys that the unfinished rows attend to, at each step on each device.
+      tiles: the same keys in whole tiles, and one tile for every other row.
     """
 
     slots: int
@@ -46,131 +47,166 @@ class Chunk:
 
     @property
     def steps(self) -> int:
-        """Decoding steps."""
+        """Returns the number of decoding steps."""
         return len(self.live)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a rollout runs, in order.
+    """The calls of a rollout, in order.
 
     Attributes:
-      prefills: rows and width of each, padding included.
+      prefills: rows and width of each prefill, padding included.
       answers: rows, positions of their caches and steps of each round of answers.
     """
 
     prefills: list[tuple[int, int]] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[DecodedChunk] = field(default_factory=list)
     answers: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
-        """Decoding steps of trunks."""
+        """Returns the number of decoding steps of trunks."""
         return sum(chunk.steps for chunk in self.chunks)
 
 
-class Counting(Engine):
-    """An engine whose phases only count; a row ends when its thinking is used up."""
+class CountingEngine(Engine):
+    """A rollout engine that counts calls; a row ends when its thinking is used up.
 
-    # A property of what computes: positions of the caches now.
+    Attributes:
+      schedule: the calls so far.
+      length: current positions of the caches.
+    """
+
+    # `Engine` has this as a property of its caches; here it is a number.
     length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
-        """Free slots for rows whose prompts are `width` wide, padding included."""
-        nothing: Any = np.zeros((len(rows.prompts), width), np.int8)
+        """Creates an engine with free slots.
+
+        Args:
+          width: prompt tokens, padding included.
+        """
+        no_tokens: Any = np.zeros((len(rows.prompts), width), np.int8)
         lengths: Any = rows.prompts
-        self.spec, self.rows, self.width = spec, rows, width
-        self.prompts = Prompts(nothing, lengths, lengths, lengths)
-        self.lengths, self.sizes = spec.cache_lengths(width), spec.batch_sizes()
+        self.spec = spec
+        self.rows = rows
+        self.width = width
+        self.prompts = Prompts(no_tokens, lengths, lengths, lengths)
+        self.lengths = spec.cache_lengths(width)
+        self.sizes = spec.batch_sizes()
         self.schedule = Schedule()
         self.length = self.lengths[0]
-        self._row, self._sampled = np.full(spec.slots, -1), np.zeros(spec.slots, np.int32)
+        # The row in each slot, -1 if free, and the tokens that it has sampled.
+        self._row = np.full(spec.slots, -1)
+        self._sampled = np.zeros(spec.slots, np.int32)
 
     def fit_caches(self, positions: int) -> None:
-        """The shortest length that holds so many."""
-        self.length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
+        """Sets the caches to the shortest length with so many positions."""
+        wanted = min(positions, self.lengths[-1])
+        self.length = smallest_holding(self.lengths, wanted)
 
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
     ) -> None:
-        """Rows sit in slots from here on; every prompt is prefilled, shared or not."""
-        widths = prompt_widths(self.width)
-        wide = np.asarray(widths)[np.searchsorted(widths, self.rows.prompts[entering])]
-        for batch in prefill_batches(wide, self.sizes):
+        """Puts rows into slots, and counts a prefill for every prompt, shared or not."""
+        widths = np.asarray(prompt_widths(self.width))
+        indices = np.searchsorted(widths, self.rows.prompts[entering])
+        padded_widths = widths[indices]
+        for batch in prefill_batches(padded_widths, self.sizes):
             count = smallest_holding(self.sizes, len(batch))
-            self.schedule.prefills.append((count, int(wide[batch].max())))
-        self._row[slots], self._sampled[slots] = entering, 0
+            width = int(padded_widths[batch].max())
+            self.schedule.prefills.append((count, width))
+        self._row[slots] = entering
+        self._sampled[slots] = 0
 
     def decode(self) -> None:
-        """Chunks until a row ends, since nothing else can happen before.
+        """Counts chunks until a row ends, because nothing else can happen before.
 
         Live rows are one token longer at every step.
         """
-        spec, row, sampled = self.spec, self._row, self._sampled
-        taken = row >= 0
-        prompts = np.where(taken, self.rows.prompts[row], 0).astype(np.int32)
-        left = np.where(taken, self.rows.thinking[row] - sampled, 0).astype(np.int32)
-        chunks = -(-int(left[left > 0].min()) // spec.chunk)
-        step = np.arange(chunks * spec.chunk, dtype=np.int32)[:, None]
-        keys = np.where(step < left, prompts + sampled + step + 1, 0)
+        chunk_steps = self.spec.chunk
+        sampled = self._sampled
+        occupied = self._row >= 0
+        prompts = np.where(occupied, self.rows.prompts[self._row], 0).astype(np.int32)
+        left = np.where(occupied, self.rows.thinking[self._row] - sampled, 0).astype(np.int32)
+        num_chunks = -(-int(left[left > 0].min()) // chunk_steps)
+        steps = np.arange(num_chunks * chunk_steps, dtype=np.int32)[:, None]
+        keys = np.where(steps < left, prompts + sampled + steps + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
-        by_device = (chunks, spec.chunk, spec.row_shards, -1)
-        pairs = zip(*(x.reshape(by_device).sum(-1) for x in (keys, tiles)))
-        for done, (live, whole) in enumerate(pairs, 1):
-            reach = prompts + np.where(taken, sampled + np.minimum(left, done * spec.chunk), 0)
-            self.fit_caches(int(reach.max()))
-            self.schedule.chunks.append(Chunk(spec.slots, self.length, live, whole))
-        self._sampled = sampled + np.clip(left, 0, chunks * spec.chunk)
+        # Sums over the rows of each device.
+        by_device = (num_chunks, chunk_steps, self.spec.row_shards, -1)
+        live_by_chunk = keys.reshape(by_device).sum(-1)
+        tiles_by_chunk = tiles.reshape(by_device).sum(-1)
+        for index in range(num_chunks):
+            steps_done = (index + 1) * chunk_steps
+            row_tokens = np.where(occupied, sampled + np.minimum(left, steps_done), 0)
+            self.fit_caches(int((prompts + row_tokens).max()))
+            chunk = DecodedChunk(
+                slots=self.spec.slots,
+                length=self.length,
+                live=live_by_chunk[index],
+                tiles=tiles_by_chunk[index],
+            )
+            self.schedule.chunks.append(chunk)
+        self._sampled = sampled + np.clip(left, 0, num_chunks * chunk_steps)
 
     def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slots that have ended, broken ones (none), and tokens of each."""
-        ended = (self._row < 0) | (self._sampled >= self.rows.thinking[self._row])
+        """Returns which slots have ended, which are broken (none), and the tokens of each."""
+        used_up = self._sampled >= self.rows.thinking[self._row]
+        ended = (self._row < 0) | used_up
         return ended, np.zeros_like(ended), self._sampled.copy()
 
     def answer(self, slots: np.ndarray) -> None:
-        """Rows leave their slots, answered in whole chunks of steps until the longest is done."""
-        answers, forced = self.rows.answers[self._row[slots]], SUFFIX_TOKENS - 1
+        """Frees slots and counts the steps of their rows' answers, in whole chunks."""
+        answers = self.rows.answers[self._row[slots]]
         self._row[slots] = -1
-        if answers.size:
-            chunk = min(self.spec.chunk, forced + self.spec.answer_tokens)
-            steps = -(-(forced + int(answers.max())) // chunk) * chunk
-            count = smallest_holding(self.sizes, len(slots))
-            self.schedule.answers.append((count, self.length, steps))
+        if not answers.size:
+            return
+        forced = SUFFIX_TOKENS - 1
+        chunk = min(self.spec.chunk, forced + self.spec.answer_tokens)
+        longest = forced + int(answers.max())
+        steps = -(-longest // chunk) * chunk
+        count = smallest_holding(self.sizes, len(slots))
+        self.schedule.answers.append((count, self.length, steps))
 
 
 class CountingLoop(rollouts.Loop):
-    """The run's loop over an engine that counts; what rows said and its `work` nobody reads."""
+    """The run's rollout loop over an engine that counts; its outputs are not used."""
 
-    engine: Counting
+    engine: CountingEngine
 
     def answer(self, slots: np.ndarray) -> Any:
-        """One round of answers."""
+        """Counts one round of answers."""
         self.engine.answer(slots)
         return None, None
 
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
-    """What fixes the shapes of a run's rollouts, as far as they are scheduled."""
-    shape, asked = (1, layout.slot_shards, layout.decode_tensor), work.config.rollout
+    """Returns the settings of a run's rollouts that its schedule depends on."""
+    rollout_config = work.config.rollout
+    mesh_shape = (1, layout.slot_shards, layout.decode_tensor)
     return RolloutSpec(
         config=work.model,
-        mesh=AbstractMesh(shape, parallel.AXES),
+        mesh=AbstractMesh(mesh_shape, parallel.AXES),
         max_thinking=work.thinking,
-        answer_tokens=asked.answer_tokens,
+        answer_tokens=rollout_config.answer_tokens,
         slots=work.slots,
-        chunk=asked.chunk,
-        windows=asked.windows,
-        refill=asked.refill,
+        chunk=rollout_config.chunk,
+        windows=rollout_config.windows,
+        refill=rollout_config.refill,
     )
 
 
 def rollout(work: Workload, layout: MeshShape) -> Schedule:
-    """The schedule of one rollout of the rows to be expected."""
-    spec, rows = rollout_spec(work, layout), work.lengths
-    engine = Counting(spec, rows, work.prompt)
+    """Returns the schedule of one rollout of the expected rows."""
+    spec = rollout_spec(work, layout)
+    rows = work.lengths
+    engine = CountingEngine(spec, rows, work.prompt)
     limits: Any = rows.thinking.astype(np.int32)
     cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
-    loop = CountingLoop(engine, Rows(limits, cuts).complete(spec), Listeners())
+    request = Rows(limits, cuts).complete(spec)
+    loop = CountingLoop(engine, request, Listeners())
     while not loop.scheduler.done:
         loop.fill_slots()
         loop.decode_trunks()
@@ -179,11 +215,15 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A micro-batch: rows, empty ones included, positions of a trunk and of a row's branches.
+class PlannedMicroBatch:
+    """The shape of a micro-batch.
 
     Attributes:
-      tokens: real tokens, on which all but attention is computed; None: on every position.
+      rows: rows, empty ones included.
+      trunk: positions of a row's trunk.
+      branches: positions of a row's branches.
+      tokens: real tokens, if everything except attention is computed on these only; None:
+        everything is computed on every position.
     """
 
     rows: int
@@ -193,18 +233,40 @@ class Padded:
 
     @property
     def positions(self) -> int:
-        """Positions that everything but attention is computed on."""
-        return self.rows * (self.trunk + self.branches) if self.tokens is None else self.tokens
+        """Returns the positions on which everything except attention is computed."""
+        if self.tokens is not None:
+            return self.tokens
+        return self.rows * (self.trunk + self.branches)
 
 
-def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
-    """Micro-batches of every update, as the run's own maker makes them."""
-    size, train, rows = work.update_rows, work.config.train, work.lengths
+def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
+    """Returns the micro-batches of every update, made by the run's micro-batch maker."""
+    train = work.config.train
+    size = work.update_rows
     if train.micro_batch_tokens is None:
-        one = Padded(work.micro_rows, work.trunk, work.cuts * work.branch)
-        return [[one] * max(size // work.micro_rows, 1)] * train.minibatches
+        batch = PlannedMicroBatch(work.micro_rows, work.trunk, work.cuts * work.branch)
+        count = max(size // work.micro_rows, 1)
+        return [[batch] * count] * train.minibatches
     shapes = Shapes(train.micro_batch_tokens, train.length_buckets, layout.row_shards)
-    # Of a batch the widths and its rows' lengths are read, and nothing else.
+    result = []
+    for start in range(0, work.rows, size):
+        part = slice(start, start + size)
+        batch_of_lengths = _batch_of_lengths(work, part)
+        if train.padding_free:
+            result.append(_without_padding(work, batch_of_lengths, part))
+            continue
+        micro_batches = [
+            PlannedMicroBatch(planned.rows, planned.width, planned.branches)
+            for planned in planned_parts(batch_of_lengths, shapes)
+        ]
+        result.append(micro_batches)
+    return result
+
+
+def _batch_of_lengths(work: Workload, part: slice) -> Batch:
+    """Returns a batch with the lengths of some rows; the micro-batch maker reads nothing else."""
+    rows = work.lengths
+    answered = rows.answers[part]
     widths = empty_batch(
         1,
         prompt=work.prompt,
@@ -213,56 +275,62 @@ def updates(work: Workload, layout: MeshShape) -> list[list[Padded]]:
         suffix=SUFFIX_TOKENS,
         answer=work.config.rollout.answer_tokens,
     )
-
-    def micro_batches(part: slice) -> list[Padded]:
-        answered = rows.answers[part]
-        lengths: dict[str, Any] = {
-            "prompt_lengths": rows.prompts[part],
-            "sampled": rows.thinking[part],
-            "forced": np.full_like(answered, SUFFIX_TOKENS - 1),
-            "answered": answered,
-        }
-        batch = dataclasses.replace(widths, **lengths)
-        if train.padding_free:
-            return _without_padding(work, batch, part)
-        parts = planned_parts(batch, shapes)
-        return [Padded(one.rows, one.width, one.branches) for one in parts]
-
-    return [micro_batches(slice(start, start + size)) for start in range(0, work.rows, size)]
+    lengths: dict[str, Any] = {
+        "prompt_lengths": rows.prompts[part],
+        "sampled": rows.thinking[part],
+        "forced": np.full_like(answered, SUFFIX_TOKENS - 1),
+        "answered": answered,
+    }
+    return dataclasses.replace(widths, **lengths)
 
 
-def _without_padding(work: Workload, batch: Batch, part: slice) -> list[Padded]:
-    """Micro-batches of some rows under train.padding_free, as the run's own maker makes them."""
+def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedMicroBatch]:
+    """Returns the micro-batches of some rows under train.padding_free."""
     config = work.config
     tokens = config.train.micro_batch_tokens
     assert tokens is not None
-    told = work.conditioned and config.conditioning.positions != "response"
-    # Rows of a question have one prompt; of its tokens only that they are the same is read.
+    # Rows of a question share their prompt, unless the budget changes the prompt's activations.
+    prompt_has_budget = work.conditioned and config.conditioning.positions != "response"
+    # The maker compares trunks to find equal prompts, so the question's number stands for them.
     question = np.arange(work.rows)[part] // config.rollout.group_size
     trunk: Any = np.broadcast_to(question[:, None], (len(question), work.trunk))
     batch = dataclasses.replace(batch, trunk=trunk)
-    allowance = Allowance(tokens, shares_prompts=not told)
-    one = Padded(allowance.rows(batch), work.trunk, work.cuts * work.branch, tokens)
-    return [one] * len(planned_rows(batch, allowance))
+    allowance = Allowance(tokens, shares_prompts=not prompt_has_budget)
+    micro_batch = PlannedMicroBatch(
+        rows=allowance.rows(batch),
+        trunk=work.trunk,
+        branches=work.cuts * work.branch,
+        tokens=tokens,
+    )
+    return [micro_batch] * len(planned_rows(batch, allowance))
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """What an iteration runs: prefills, decoding and answers; micro-batches of each update."""
+class PlannedIteration:
+    """The schedule of an iteration.
+
+    Attributes:
+      updates: the micro-batches of each update.
+    """
 
     rollout: Schedule
-    updates: list[list[Padded]]
+    updates: list[list[PlannedMicroBatch]]
 
 
-def iteration(work: Workload, layout: MeshShape) -> Iteration:
-    """The schedule of a run's iteration."""
-    return Iteration(rollout(work, layout), updates(work, layout))
+def iteration(work: Workload, layout: MeshShape) -> PlannedIteration:
+    """Returns the schedule of a run's iteration."""
+    return PlannedIteration(rollout(work, layout), updates(work, layout))
 
 
-def real_share(work: Workload, parts: list[list[Padded]]) -> float:
-    """Share of the learner's positions that hold a token; above 1 where rows share prompts."""
+def real_share(work: Workload, all_updates: list[list[PlannedMicroBatch]]) -> float:
+    """Returns the share of the learner's positions that have a token.
+
+    The share is above 1 if rows share prompts.
+    """
     rows = work.lengths
     branches = rows.answers + SUFFIX_TOKENS - 1
-    real = rows.prompts.sum() + rows.thinking.sum() + branches.sum()
-    computed = sum(one.positions for update in parts for one in update)
-    return int(real) / computed
+    real_tokens = rows.prompts.sum() + rows.thinking.sum() + branches.sum()
+    computed = 0
+    for micro_batches in all_updates:
+        computed += sum(batch.positions for batch in micro_batches)
+    return int(real_tokens) / computed

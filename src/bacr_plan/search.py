@@ -1,9 +1,14 @@
-"""Which portions and layouts fit into a given memory."""
+"""Searches portions and layouts that fit into a given memory.
+
+A portion is a number of rows that a run processes together: rows of a micro-batch, decoding slots,
+slots of an evaluation.
+"""
 
 import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bacr_jax import parallel
 from bacr_jax.parallel import MeshShape
@@ -11,17 +16,20 @@ from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
 from bacr_plan.workload import Workload
 
-# What a run does together, by its names in a workload.
+# Names of the portions in a workload.
 PORTIONS = ("micro_rows", "slots", "eval_slots")
+# Most waves of decoding in a suggested layout: an iteration's rows over its slots.
+_MOST_WAVES = 8
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes of a device that may be used, and how much of them a phase takes.
+class MemoryLimit:
+    """The bytes of a device that may be used, and the bytes that each phase takes.
 
     Attributes:
-      update: the compiler's temporaries over the arithmetic ones, in an update.
-      rollout: the same in a rollout.
+      limit: bytes of a device that may be used.
+      update: temporaries of an update by the compiler, divided by those by arithmetic.
+      rollout: the same ratio for a rollout.
     """
 
     limit: float
@@ -29,88 +37,123 @@ class Room:
     rollout: float = 1.0
 
     def of_update(self, work: Workload, layout: MeshShape) -> float:
-        """Bytes of an update at its worst moment."""
-        return memory.update_phase(work, layout).peak_with(self.update)
+        """Returns the peak bytes of an update."""
+        phase = memory.update_phase(work, layout)
+        return phase.peak_with(self.update)
 
     def of_rollout(self, work: Workload, layout: MeshShape) -> float:
-        """Bytes of a rollout at its worst moment."""
-        return memory.rollout_phase(work, layout).peak_with(self.rollout)
+        """Returns the peak bytes of a rollout."""
+        phase = memory.rollout_phase(work, layout)
+        return phase.peak_with(self.rollout)
 
     def of_evaluation(self, work: Workload, layout: MeshShape) -> float:
-        """Bytes of an evaluation at its worst moment, in training or in the warm-up."""
+        """Returns the peak bytes of an evaluation, in training or in the warm-up."""
         peak = self.of_rollout(work.evaluation, layout)
-        measured = memory.warmup_phases(work, layout).get("warmup_accuracy")
-        return peak if measured is None else max(peak, measured.peak_with(self.rollout))
+        phase = memory.warmup_phases(work, layout).get("warmup_accuracy")
+        if phase is None:
+            return peak
+        return max(peak, phase.peak_with(self.rollout))
 
     def of_warmup_step(self, work: Workload, layout: MeshShape) -> float:
-        """Bytes of a step of the warm-up at its worst moment; 0 without one."""
+        """Returns the peak bytes of a step of the warm-up; 0 without a warm-up."""
         phase = memory.warmup_phases(work, layout).get("warmup")
-        return 0.0 if phase is None else phase.peak_with(self.update)
+        if phase is None:
+            return 0.0
+        return phase.peak_with(self.update)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A run with portions and a layout that fit, and the bytes of a device that they take."""
+    """A run with portions and a layout that fit.
+
+    Attributes:
+      peak: peak bytes on a device.
+    """
 
     work: Workload
     layout: MeshShape
     peak: float
 
     def overrides(self) -> str:
-        """The choice as config keys."""
+        """Returns the choice as config keys, such as `mesh.data=1 rollout.slots=64`."""
         work = self.work
-        keys = {
-            **{f"mesh.{axis}": size for axis, size in self.layout._asdict().items()},
-            **work.micro_batch(work.micro_rows),
-            "rollout.slots": work.slots,
-            **({"eval.slots": work.eval_slots} if work.eval_slots else {}),
-            **({"warmup.batch_tokens": work.warmup_tokens} if work.warmup_tokens else {}),
-        }
+        keys: dict[str, Any] = {}
+        for axis, size in self.layout._asdict().items():
+            keys[f"mesh.{axis}"] = size
+        keys |= work.micro_batch(work.micro_rows)
+        keys["rollout.slots"] = work.slots
+        if work.eval_slots:
+            keys["eval.slots"] = work.eval_slots
+        if work.warmup_tokens:
+            keys["warmup.batch_tokens"] = work.warmup_tokens
         return " ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
-    """Rows of a micro-batch that split evenly, over devices and into an update."""
-    multiples = range(layout.row_shards, most + 1, layout.row_shards)
-    return [rows for rows in multiples if work.by_tokens or work.update_rows % rows == 0]
+    """Returns the numbers of rows, up to `most`, that a micro-batch can have, rising.
 
-
-def _largest(tried: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The largest of rising portions that fits, 0 if none."""
-    # Memory rises but for the last: a slot for every row needs no copies for answers.
-    if not tried or fits(tried[-1]):
-        return max(tried, default=0)
-    count = bisect.bisect_left(tried, True, hi=len(tried) - 1, key=lambda size: not fits(size))
-    return tried[count - 1] if count else 0
-
-
-def largest(portion: str, work: Workload, layout: MeshShape, room: Room) -> int:
-    """The most rows of one of `PORTIONS` that fit; 0: not one a device.
-
-    A micro-batch's divide an update's; slots are at most the rows of an iteration, those of an
-    evaluation at most a call's.
+    They divide evenly over the devices, and divide an update's rows.
     """
-    shards, changed = layout.slot_shards, lambda rows: dataclasses.replace(work, **{portion: rows})
+    multiples = range(layout.row_shards, most + 1, layout.row_shards)
+    if work.by_tokens:
+        return list(multiples)
+    return [rows for rows in multiples if work.update_rows % rows == 0]
+
+
+def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """Returns the largest of some rising sizes that fits; 0 if none does."""
+    # Tried first, because only the largest size may need less memory than a smaller one: with a
+    # slot for every row, answers need no copies of the trunks.
+    if not sizes or fits(sizes[-1]):
+        return max(sizes, default=0)
+    count = bisect.bisect_left(
+        sizes,
+        True,
+        hi=len(sizes) - 1,
+        key=lambda size: not fits(size),
+    )
+    return sizes[count - 1] if count else 0
+
+
+def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) -> int:
+    """Returns the most rows of a portion that fit; 0 if not even one per device fits.
+
+    Rows of a micro-batch divide the rows of an update. Slots are at most the rows of an iteration;
+    slots of an evaluation are at most the rows of its largest call.
+
+    Args:
+      portion: one of `PORTIONS`.
+    """
+    shards = layout.slot_shards
     if portion == "micro_rows":
-        tried: Sequence[int] = _micro_batches(work, layout, work.update_rows)
-        peak = lambda rows: room.of_update(changed(rows), layout)
+        sizes: Sequence[int] = _micro_batches(work, layout, work.update_rows)
+        peak_of_phase = room.of_update
     elif portion == "slots":
-        tried = range(shards, work.rows + 1, shards)
-        peak = lambda rows: room.of_rollout(changed(rows), layout)
+        sizes = range(shards, work.rows + 1, shards)
+        peak_of_phase = room.of_rollout
     else:
-        tried = range(shards, work.evaluation.rows + shards, shards)
-        peak = lambda rows: room.of_evaluation(changed(rows), layout)
-    return _largest(tried, lambda rows: peak(rows) <= room.limit)
+        sizes = range(shards, work.evaluation.rows + shards, shards)
+        peak_of_phase = room.of_evaluation
+
+    def fits(rows: int) -> bool:
+        """True if the run fits with this many rows in the portion."""
+        changes: dict[str, Any] = {portion: rows}
+        changed = dataclasses.replace(work, **changes)
+        return peak_of_phase(changed, layout) <= room.limit
+
+    return _largest(sizes, fits)
 
 
-def decoding_peak(work: Workload, layout: MeshShape, room: Room) -> float:
-    """Bytes on one device at the worst moment of decoding, in training and in evaluations."""
+def decoding_peak(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
+    """Returns the peak bytes of decoding on one device, in training and in evaluations."""
     training = room.of_rollout(work, layout)
-    return max(training, room.of_evaluation(work, layout)) if work.evaluated else training
+    if not work.evaluated:
+        return training
+    return max(training, room.of_evaluation(work, layout))
 
 
-def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
-    """Bytes on one device at the worst moment of a run."""
+def peak_of(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
+    """Returns the peak bytes of a run on one device."""
     return max(
         room.of_update(work, layout),
         memory.score_phase(work, layout).peak,
@@ -120,46 +163,59 @@ def peak_of(work: Workload, layout: MeshShape, room: Room) -> float:
 
 
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
-    """Every legal layout, the ones with the least communication first."""
+    """Returns every legal layout, the ones with the least communication first."""
     legal = parallel.layouts(
         num_devices,
         hidden_size=work.model.hidden_size,
         intermediate_size=work.model.intermediate_size,
         num_kv_heads=work.model.num_kv_heads,
     )
-    # Tensor parallelism talks twice per layer, in decoding at every token; FSDP once per layer.
-    return sorted(legal, key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp))
+    # Tensor parallelism communicates twice per layer, in decoding at every token; FSDP once.
+    return sorted(
+        legal,
+        key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp),
+    )
 
 
-def suggest(work: Workload, num_devices: int, room: Room) -> Choice | None:
-    """The first layout that fits so many bytes per device, with portions worth having, or None.
+def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | None:
+    """Returns the first layout that fits, with its portions; None if no layout fits.
 
-    Portions are the config's own where they fit, else the largest that do. Worth having: enough
-    slots that decoding takes at most eight waves. If no layout has as many, the one with the most
-    slots is taken.
+    Portions are the config's if they fit, else the largest that do. A layout needs enough slots
+    that decoding takes at most eight waves. If no layout has as many, the result is the layout with
+    the most slots.
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
-        most = largest("micro_rows", work, layout, room)
-        if work.rows % layout.row_shards or not most:
-            continue
-        micro = work.micro_rows if work.micro_rows in _micro_batches(work, layout, most) else most
-        slots = min(largest("slots", work, layout, room), work.slots)
-        slots -= slots % layout.slot_shards
-        if not slots:
-            continue
-        asked = dataclasses.replace(work, micro_rows=micro, slots=slots)
-        choice = fewer_eval_slots(asked, layout, room)
+        choice = _choice_on(work, layout, room)
         if choice is None:
             continue
-        if slots * 8 >= work.rows:
+        if choice.work.slots * _MOST_WAVES >= work.rows:
             return choice
         fitting.append(choice)
     return max(fitting, key=lambda choice: choice.work.slots, default=None)
 
 
-def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: Room) -> Workload:
-    """The run with fewer tokens in a step of its warm-up, halved until it fits or holds one row."""
+def _choice_on(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
+    """Returns the portions with which a run fits on a layout; None if there are none."""
+    most = largest("micro_rows", work, layout, room)
+    if work.rows % layout.row_shards or not most:
+        return None
+    micro_rows = most
+    if work.micro_rows in _micro_batches(work, layout, most):
+        micro_rows = work.micro_rows
+    slots = min(largest("slots", work, layout, room), work.slots)
+    slots -= slots % layout.slot_shards
+    if not slots:
+        return None
+    changed = dataclasses.replace(work, micro_rows=micro_rows, slots=slots)
+    return fewer_eval_slots(changed, layout, room)
+
+
+def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: MemoryLimit) -> Workload:
+    """Returns the run with fewer tokens in a step of its warm-up.
+
+    The tokens are halved until the step fits or has one row.
+    """
     warmup = work.warmup
     while warmup is not None and warmup.rows > 1:
         if room.of_warmup_step(work, layout) <= room.limit:
@@ -170,39 +226,51 @@ def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: Room) -> Worklo
     return work
 
 
-def fewer_eval_slots(work: Workload, layout: MeshShape, room: Room) -> Choice | None:
-    """The run with smaller evaluations and warm-up if they are too large; None: more is too large.
+def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
+    """Returns the run with smaller evaluations and a smaller warm-up, if they do not fit.
 
     Evaluations get fewer slots, a warm-up gets fewer tokens.
+
+    Returns:
+      None if another phase does not fit.
     """
-    shards, wanted = layout.slot_shards, work.evaluation.slots
-    fewer = work
-    if wanted % shards or decoding_peak(work, layout, room) > room.limit:
-        most = min(largest("eval_slots", work, layout, room), wanted)
-        fewer = dataclasses.replace(work, eval_slots=max(most // shards, 1) * shards)
-    fewer = fewer_warmup_tokens(fewer, layout, room)
-    peak = peak_of(fewer, layout, room)
-    return Choice(fewer, layout, peak) if peak <= room.limit else None
+    shards = layout.slot_shards
+    wanted_slots = work.evaluation.slots
+    smaller = work
+    if wanted_slots % shards or decoding_peak(work, layout, room) > room.limit:
+        most = min(largest("eval_slots", work, layout, room), wanted_slots)
+        eval_slots = max(most // shards, 1) * shards
+        smaller = dataclasses.replace(work, eval_slots=eval_slots)
+    smaller = fewer_warmup_tokens(smaller, layout, room)
+    peak = peak_of(smaller, layout, room)
+    if peak > room.limit:
+        return None
+    return Choice(smaller, layout, peak)
 
 
 def fastest_decoding(
-    work: Workload, layout: MeshShape, room: Room, device: Device
+    work: Workload, layout: MeshShape, room: MemoryLimit, device: Device
 ) -> tuple[MeshShape, float]:
-    """The mesh.decode_tensor with which a rollout takes least, of those that fit, and its seconds.
+    """Returns the layout whose mesh.decode_tensor makes a rollout fastest, and its seconds.
 
-    A step reads a part of the weights only, and fewer rows wait for the longest one; two sums a
-    layer come on top. Seconds are of prefill and decoding; the given layout where no other fits.
+    With more tensor shards a decoding step reads less of the weights, and fewer rows wait for the
+    longest one; two sums a layer are added. Other axes of the layout stay. Only layouts that fit,
+    and the given one, are tried.
+
+    Returns:
+      The layout, and its seconds of prefill and decoding.
     """
-    found = []
-    for tried in layouts(work, layout.num_devices):
-        if tried[:3] != layout[:3]:
+    candidates = []
+    for other in layouts(work, layout.num_devices):
+        if other[:3] != layout[:3]:
             continue
-        if any(slots % tried.slot_shards for slots in (work.slots, work.evaluation.slots)):
+        all_slots = (work.slots, work.evaluation.slots)
+        if any(slots % other.slot_shards for slots in all_slots):
             continue
-        if decoding_peak(work, tried, room) > room.limit and tried != layout:
+        if other != layout and decoding_peak(work, other, room) > room.limit:
             continue
-        made = schedule.rollout(work, tried)
-        taken = sum(seconds.rollout_seconds(work, tried, device, made).values())
-        found.append((taken, tried))
-    taken, best = min(found)
-    return best, taken
+        rollout = schedule.rollout(work, other)
+        by_phase = seconds.rollout_seconds(work, other, device, rollout)
+        candidates.append((sum(by_phase.values()), other))
+    fastest_seconds, fastest = min(candidates)
+    return fastest, fastest_seconds

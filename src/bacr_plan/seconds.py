@@ -1,35 +1,37 @@
-"""Seconds of an iteration and of an evaluation, from a device's ceilings and a run's schedule.
+"""Predicts the seconds of an iteration and of an evaluation.
 
-The shares of the ceilings are assumptions, and are printed with every prediction; what one GPU
-reached is in docs/performance.md. The time in which kernels are launched is left out.
+A prediction divides the operations and bytes of a schedule by shares of a device's data-sheet
+rates. The shares are assumptions, and are printed with every prediction; docs/performance.md has
+what one GPU reached. The time of kernel launches is left out.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 
 import numpy as np
 
+from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import MeshShape
 from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import costs, schedule
 from bacr_plan.devices import Device
 from bacr_plan.lengths import Lengths
-from bacr_plan.schedule import Iteration, Padded, Schedule
+from bacr_plan.schedule import PlannedIteration, PlannedMicroBatch, Schedule
 from bacr_plan.workload import Workload, sizes_of
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the data-sheet ceilings that programs are taken to reach.
+    """Shares of the data-sheet rates that programs are assumed to reach.
 
     Attributes:
-      matmul: of the dense bfloat16 rate, by products with everything around them.
-      bandwidth: of the memory's bandwidth, while decoding and by the optimizer.
-      wait: seconds that a collective takes beside its bytes.
+      matmul: share of the dense bfloat16 rate, for matrix products and everything around them.
+      bandwidth: share of the memory's bandwidth, in decoding and in the optimizer.
+      links: share of the bandwidth between GPUs.
+      wait: seconds that a collective takes in addition to its bytes.
     """
 
     matmul: float = 0.5
@@ -42,111 +44,154 @@ ASSUMED = Shares()
 
 
 def rollout_seconds(
-    work: Workload, layout: MeshShape, device: Device, made: Schedule
+    work: Workload, layout: MeshShape, device: Device, rollout: Schedule
 ) -> dict[str, float]:
-    """Seconds of prefill and decoding.
+    """Returns the seconds of prefill and decoding.
 
-    A chunk takes the larger of what its bytes and its products take; with tensor shards two sums a
-    layer are waited for besides.
+    A chunk takes the longer of the time for its bytes and the time for its products. With tensor
+    shards, two sums a layer are added.
     """
-    rate = _products_a_second(work, layout, device)
+    rate = _flops_per_second(work, layout, device)
     bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
-    longer = lambda flops, moved: max(flops / rate, moved / bandwidth)
-    decode = sum(
-        longer(costs.chunk_flops(work, chunk), costs.chunk_bytes(work, layout, chunk))
-        for chunk in made.chunks
-    )
-    decode += sum(
-        longer(
-            costs.answer_flops(work, rows, steps),
-            costs.answer_bytes(work, layout, rows, length, steps),
-        )
-        for rows, length, steps in made.answers
-    )
-    prefill = sum(costs.prefill_flops(work, *one) for one in made.prefills) / rate
-    sums = 0.0
-    if layout.decode_tensor > 1:
-        links = device.link_bandwidth * ASSUMED.links
-        rows = work.slots / layout.slot_shards
-        each = 2 * work.model.num_layers * ASSUMED.wait
-        sums += made.steps * (each + costs.decode_link_bytes(work, layout, rows) / links)
-        answers = costs.decode_link_bytes(work, layout, rows * work.cuts) / links
-        sums += sum(steps for *_, steps in made.answers) * (each + answers)
-    return {"prefill": prefill, "decode": decode + sums}
+    decode = 0.0
+    for chunk in rollout.chunks:
+        product_seconds = costs.chunk_flops(work, chunk) / rate
+        memory_seconds = costs.chunk_bytes(work, layout, chunk) / bandwidth
+        decode += max(product_seconds, memory_seconds)
+    answers = 0.0
+    for rows, length, steps in rollout.answers:
+        product_seconds = costs.answer_flops(work, rows, steps) / rate
+        moved = costs.answer_bytes(work, layout, rows, length, steps)
+        answers += max(product_seconds, moved / bandwidth)
+    prefill_flops = sum(costs.prefill_flops(work, rows, width) for rows, width in rollout.prefills)
+    return {
+        "prefill": prefill_flops / rate,
+        "decode": decode + answers + _sum_seconds(work, layout, device, rollout),
+    }
+
+
+def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Schedule) -> float:
+    """Returns the seconds of the sums between tensor shards while decoding; 0 without shards."""
+    if layout.decode_tensor == 1:
+        return 0.0
+    links = device.link_bandwidth * ASSUMED.links
+    rows = work.slots / layout.slot_shards
+    # Two sums a layer.
+    wait = 2 * work.model.num_layers * ASSUMED.wait
+    trunk_bytes = costs.decode_link_bytes(work, layout, rows)
+    answer_bytes = costs.decode_link_bytes(work, layout, rows * work.cuts)
+    answer_steps = sum(steps for _, _, steps in rollout.answers)
+    trunks = rollout.steps * (wait + trunk_bytes / links)
+    return trunks + answer_steps * (wait + answer_bytes / links)
 
 
 def step_seconds(
-    work: Workload, layout: MeshShape, device: Device, made: Iteration | None = None
+    work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration | None = None
 ) -> dict[str, float]:
-    """Predicted seconds of one iteration by phase; grading and evaluation left out.
+    """Returns the predicted seconds of one iteration by phase, without grading and evaluation.
 
-    The learner's gathers run beside its products: a micro-batch takes the longer of the two. Copies
-    of the policy are taken to be as near as the devices of a box. `made` is worked out by default.
+    A micro-batch takes the longer of its products and its gathers, because they run at the same
+    time. Copies of the policy are assumed to be connected like the devices of a box.
+
+    Args:
+      planned: the iteration; computed from the workload by default.
     """
-    made = made or schedule.iteration(work, layout)
-    rate = _products_a_second(work, layout, device)
+    planned = planned or schedule.iteration(work, layout)
+    rate = _flops_per_second(work, layout, device)
     per_byte = 1 / (device.link_bandwidth * ASSUMED.links)
-    links = costs.gathered_bytes(work, layout) * per_byte
-    parts = [one for update in made.updates for one in update]
-    adam = costs.optimizer_bytes(work, layout) / (device.memory_bandwidth * ASSUMED.bandwidth)
-    products = [costs.train_flops(work, one) / rate for one in parts]
-    forward = [costs.forward_flops(work, one) / rate for one in parts]
+    bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
+    gathers = costs.gathered_bytes(work, layout) * per_byte
+    micro_batches = [batch for update in planned.updates for batch in update]
+    products = [costs.train_flops(work, batch) / rate for batch in micro_batches]
+    forward = [costs.forward_flops(work, batch) / rate for batch in micro_batches]
+    optimizer = costs.optimizer_bytes(work, layout) / bandwidth
+    copies = costs.copied_bytes(work, layout) * per_byte
+    gradients = sum(max(seconds, gathers) for seconds in products)
+    num_updates = work.config.train.minibatches
     return {
-        "update": sum(max(one, links) for one in products)
-        + work.config.train.minibatches * (adam + costs.copied_bytes(work, layout) * per_byte),
+        "update": gradients + num_updates * (optimizer + copies),
         "score": work.scored * sum(forward),
-        **rollout_seconds(work, layout, device, made.rollout),
+        **rollout_seconds(work, layout, device, planned.rollout),
     }
 
 
 def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Seconds of `warmup.steps` supervised steps; measuring and further rounds left out."""
+    """Returns the seconds of `warmup.steps` supervised steps.
+
+    The measurements of the warm-up and its additional rounds are left out.
+    """
     warmup = work.warmup
     if warmup is None:
         return 0.0
-    batch = Padded(warmup.micro_rows, warmup.thinking, 0)
-    one = step_seconds(warmup, layout, device, Iteration(Schedule(), [[batch]]))
-    return work.config.warmup.steps * one["update"]
+    batch = PlannedMicroBatch(warmup.micro_rows, warmup.thinking, 0)
+    step = PlannedIteration(Schedule(), [[batch]])
+    by_phase = step_seconds(warmup, layout, device, step)
+    return work.config.warmup.steps * by_phase["update"]
 
 
-def _products_a_second(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Operations a second of all devices; float32 products take twice as long."""
-    of_type = 1.0 if work.float_bytes == 2 else 0.5
-    return device.matmul_flops * ASSUMED.matmul * of_type * layout.num_devices
+def _flops_per_second(work: Workload, layout: MeshShape, device: Device) -> float:
+    """Returns the operations per second of all devices; float32 products take twice as long."""
+    type_factor = 1.0 if work.float_bytes == 2 else 0.5
+    return device.matmul_flops * ASSUMED.matmul * type_factor * layout.num_devices
 
 
 def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Seconds of one evaluation: every call of every set, budgets used up, one answer a trace."""
-    found: dict[tuple[tuple[int, int], ...], float] = {}
-    evaluation = work.evaluation
+    """Returns the seconds of one evaluation.
+
+    Every call of every set is counted. Budgets are used up, and a trace has one answer.
+    """
+    seconds_of_call: dict[tuple[tuple[int, int], ...], float] = {}
     for call in set(work.evaluated):
-        limits = np.repeat([limit for _, limit in call], [rows for rows, _ in call])
-        rows, shards = len(limits), layout.slot_shards
-        slots = min(evaluation.slots, -(-rows // shards) * shards)
-        prompts = np.resize(work.lengths.prompts, rows)
-        answers = np.resize(work.lengths.answers[:, 0], (rows, 1))
-        asked = Lengths(prompts, limits.astype(prompts.dtype), answers)
-        draw = functools.partial(dataclasses.replace, asked)
-        own = dataclasses.replace(evaluation, slots=slots, cuts=1, draw=draw)
-        made = schedule.rollout(own, layout)
-        found[call] = sum(rollout_seconds(own, layout, device, made).values())
-    return sum(found[call] for call in work.evaluated)
+        call_work = _work_of_call(work, layout, call)
+        rollout = schedule.rollout(call_work, layout)
+        by_phase = rollout_seconds(call_work, layout, device, rollout)
+        seconds_of_call[call] = sum(by_phase.values())
+    return sum(seconds_of_call[call] for call in work.evaluated)
 
 
-# Devices split between a learner and servers that sample (rollout.engine=vllm) -------------------
+def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int], ...]) -> Workload:
+    """Returns the workload of one call of an evaluation.
+
+    Args:
+      call: the rows and the largest budget of each part of the call.
+    """
+    evaluation = work.evaluation
+    row_counts = [rows for rows, _ in call]
+    budgets = [budget for _, budget in call]
+    thinking = np.repeat(budgets, row_counts)
+    rows = len(thinking)
+    shards = layout.slot_shards
+    slots = min(evaluation.slots, -(-rows // shards) * shards)
+    prompts = np.resize(work.lengths.prompts, rows)
+    answers = np.resize(work.lengths.answers[:, 0], (rows, 1))
+    lengths = Lengths(prompts, thinking.astype(prompts.dtype), answers)
+    return dataclasses.replace(
+        evaluation,
+        slots=slots,
+        cuts=1,
+        draw=functools.partial(dataclasses.replace, lengths),
+    )
+
+
+# Devices split between a learner and servers that sample (rollout.engine=vllm) --------------------
 #
-# Servers are taken to reach the shares of `ASSUMED`, with all their rows in flight at once. Whether
-# the learner's part fits is said by a plan of its devices.
+# Servers are assumed to reach the shares of `ASSUMED`, with all their rows decoded at once. Whether
+# the learner's part fits is not checked here; a plan of the learner's devices shows it.
 
-# Bytes a second at which a policy is written to a folder in memory and read again, either of them.
-HANDED = 2e9
+# Bytes per second at which a policy is written to a folder in memory, and at which it is read.
+POLICY_BANDWIDTH = 2e9
 
 
 @dataclass(frozen=True)
-class Split:
-    """Devices that learn and that sample, and seconds of an iteration by part.
+class DeviceSplit:
+    """A split of the devices between a learner and samplers, with the seconds of an iteration.
 
-    `hand`: of handing a policy over, while neither works.
+    Attributes:
+      learner: number of devices that learn.
+      samplers: number of devices that sample.
+      learn: seconds of the learner.
+      sample: seconds of the samplers.
+      hand: seconds of copying the policy to the samplers, while neither works.
     """
 
     learner: int
@@ -157,54 +202,83 @@ class Split:
 
     @property
     def in_turn(self) -> float:
-        """Of an iteration with rollout.ahead=0."""
+        """Returns the seconds of an iteration with rollout.ahead=0."""
         return self.learn + self.sample + self.hand
 
     @property
     def ahead(self) -> float:
-        """Of an iteration with rollout.ahead=1."""
+        """Returns the seconds of an iteration with rollout.ahead=1."""
         return max(self.learn, self.sample) + self.hand
 
 
-def splits(work: Workload, layout: MeshShape, device: Device, made: Iteration) -> list[Split]:
-    """Every split of a run's devices whose learner's part the batch can be spread over."""
+def splits(
+    work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration
+) -> list[DeviceSplit]:
+    """Returns every split of a run's devices whose learner can divide the batch evenly."""
     config = dataclasses.replace(work.config, mesh=type(work.config.mesh)())
-    hand = 2 * work.float_bytes * costs.policy_parameters(work) / HANDED
-    found = []
+    policy_bytes = work.float_bytes * costs.policy_parameters(work)
+    hand = 2 * policy_bytes / POLICY_BANDWIDTH
+    result = []
     for samplers in range(1, layout.num_devices):
         learner = layout.num_devices - samplers
         try:
-            own, learners = sizes_of(config, learner)
+            learner_work, learner_layout = sizes_of(config, learner)
         except UserError:
             continue
-        updates = Iteration(made.rollout, schedule.updates(own, learners))
-        taken = step_seconds(own, learners, device, updates)
-        servers = decoding_mesh(config, work.model, samplers)
-        shards = servers.slot_shards
-        asked = dataclasses.replace(work, slots=-(-work.rows // shards) * shards)
-        sampled = schedule.rollout(asked, servers)
-        sample = sum(rollout_seconds(asked, servers, device, sampled).values())
-        learn = taken["update"] + taken["score"]
-        found.append(Split(learner, samplers, learn, sample, hand))
-    return found
+        updates = schedule.updates(learner_work, learner_layout)
+        iteration = PlannedIteration(planned.rollout, updates)
+        by_phase = step_seconds(learner_work, learner_layout, device, iteration)
+        split = DeviceSplit(
+            learner=learner,
+            samplers=samplers,
+            learn=by_phase["update"] + by_phase["score"],
+            sample=_sampling_seconds(work, device, samplers, config),
+            hand=hand,
+        )
+        result.append(split)
+    return result
 
 
-def split_lines(found: Sequence[Split], together: float) -> list[str]:
-    """The best splits beside what the run takes where all devices do everything in turn."""
-    if not found:
+def _sampling_seconds(work: Workload, device: Device, samplers: int, config: Config) -> float:
+    """Returns the seconds of a rollout on servers with so many devices.
+
+    Args:
+      config: the run's config, without a mesh.
+    """
+    layout = decoding_mesh(config, work.model, samplers)
+    shards = layout.slot_shards
+    all_rows = dataclasses.replace(work, slots=-(-work.rows // shards) * shards)
+    rollout = schedule.rollout(all_rows, layout)
+    by_phase = rollout_seconds(all_rows, layout, device, rollout)
+    return sum(by_phase.values())
+
+
+def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]:
+    """Returns the lines of the best splits, next to the run without a split.
+
+    Args:
+      together: seconds of an iteration in which all devices do everything.
+    """
+    if not all_splits:
         return []
-    turn, ahead = (min(found, key=attrgetter(name)) for name in ("in_turn", "ahead"))
-    at = lambda one: f"{one.learner} learn, {one.samplers} sample"
-    ways = [
-        ("all in turn, own decoder", together),
-        (f"in turn: {at(turn)}", turn.in_turn),
-        (f"rollout.ahead=1: {at(ahead)}", ahead.ahead),
-    ]
-    fastest, _ = min(ways, key=itemgetter(1))
+    in_turn = min(all_splits, key=lambda split: split.in_turn)
+    ahead = min(all_splits, key=lambda split: split.ahead)
+    ways = {
+        "all in turn, own decoder": together,
+        f"in turn: {_split_text(in_turn)}": in_turn.in_turn,
+        f"rollout.ahead=1: {_split_text(ahead)}": ahead.ahead,
+    }
+    fastest = min(ways, key=lambda way: ways[way])
+    lines = [f"  {way:52}{seconds:8.0f}" for way, seconds in ways.items()]
     return [
         "",
         "Seconds of an iteration if servers of vLLM sample on some of the devices",
-        *(f"  {way:52}{seconds:8.0f}" for way, seconds in ways),
+        *lines,
         f"  fastest: {fastest}; of each {ahead.hand:.0f} s to hand the policy over, at "
-        f"{HANDED / 1e9:g} GB/s",
+        f"{POLICY_BANDWIDTH / 1e9:g} GB/s",
     ]
+
+
+def _split_text(split: DeviceSplit) -> str:
+    """Returns the numbers of devices of a split, such as `6 learn, 2 sample`."""
+    return f"{split.learner} learn, {split.samplers} sample"

@@ -1,7 +1,7 @@
-"""What a run asks of the devices, read from its config: shapes, rows, widths; no weights.
+"""Computes the sizes of a run from its config: shapes, rows and widths, without weights.
 
-Memory goes with the largest sizes that the config allows (prompts, budgets), so that a plan errs on
-the safe side; seconds go with the lengths to be expected (`lengths`).
+Memory is planned with the largest sizes that the config allows (prompts, budgets), so that a plan
+errs on the safe side. Seconds are planned with the lengths to be expected (`lengths`).
 """
 
 import dataclasses
@@ -32,30 +32,45 @@ from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 # Tokens to which the longest supervised examples of the ledger are padded.
 _LEDGER_EXAMPLE = 80
 _FP32 = 4
-# Problems of the public test sets; others are not read, and taken to have 500.
-_PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "minerva_math": 272}
+# Problems of the public test sets. Other sets are not read, and are assumed to have 500.
+_PROBLEMS = {
+    "gsm8k": 1319,
+    "math500": 500,
+    "aime24": 30,
+    "minerva_math": 272,
+}
+_PROBLEMS_OF_OTHERS = 500
+
+# A call of an evaluation: for each part its rows and their largest budget in tokens.
+EvaluationCall = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of one iteration: its config, and what follows from it.
+    """The sizes of one iteration.
 
     Attributes:
-      value_hidden: width of the value head; 0 without one.
+      shape_source: where the model's shape was read, for the plan's text.
+      value_hidden: width of the value head; 0 without a value head.
       rows: traces per iteration, Q G.
-      micro_rows: traces per gradient accumulation step, of all devices.
-      scored: passes over all rows that only score them (old and reference log-probabilities, and
-        those before and after an update that has a bound).
+      micro_rows: traces per gradient accumulation step, on all devices.
+      scored: passes over all rows that only score them (old and reference log-probabilities,
+        and those before and after an update that optimizer.max_update_kl bounds).
       prompt: prompt tokens, padded.
       thinking: thinking tokens, padded: the largest budget.
-      draw: gives the tokens of the rows to be expected (`lengths`); reads the data if it is there.
+      draw: returns the tokens of the expected rows (`lengths`); reads the data if it exists.
       cuts: branches per trace: M, or M times the answers that a method samples at each cut.
-      own_keys: decoding attention reads each row's own keys (cuDNN), not the caches' whole length.
-      evaluated: calls of an evaluation, each by its parts: rows and their largest budget.
+      slots: rows decoded together.
+      own_keys: True if attention in decoding reads each row's keys only (cuDNN), not the whole
+        length of the caches.
+      evaluated: the calls of an evaluation.
       eval_slots: rows decoded together in an evaluation; 0: as many as in training.
-      fused_attention: the trunk's attention never stores its scores (cuDNN).
-      adapters: numbers in low-rank adapters; 0: all weights are trained.
-      warmup_tokens: of a step of the supervised warm-up, padding included; 0 without a warm-up.
+      float_bytes: bytes of a number of the compute type.
+      fused_attention: True if the trunk's attention does not store its scores (cuDNN).
+      adapters: parameters of low-rank adapters; 0: all weights are trained.
+      frozen_bytes: bytes of a number of the frozen base; 0 without adapters.
+      moment_bytes: bytes of a number of Adam's moments.
+      warmup_tokens: tokens of a step of the supervised warm-up, padding included; 0 without one.
     """
 
     config: Config
@@ -72,7 +87,7 @@ class Workload:
     cuts: int
     slots: int
     own_keys: bool
-    evaluated: tuple[tuple[tuple[int, int], ...], ...]
+    evaluated: tuple[EvaluationCall, ...]
     eval_slots: int
     float_bytes: int
     remat: Remat
@@ -84,61 +99,66 @@ class Workload:
 
     @property
     def branch(self) -> int:
-        """Tokens of a branch: suffix and answer."""
+        """Returns the tokens of a branch: suffix and answer."""
         return SUFFIX_TOKENS + self.config.rollout.answer_tokens
 
     @property
     def trunk(self) -> int:
-        """Tokens of a trunk: prompt and thinking."""
+        """Returns the tokens of a trunk: prompt and thinking."""
         return self.prompt + self.thinking
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row in the learner: a trunk and all its branches."""
+        """Returns the tokens of a row in the learner: a trunk and all its branches."""
         return self.trunk + self.cuts * self.branch
 
     @property
     def by_tokens(self) -> bool:
-        """Whether micro-batches hold nearly equal numbers of tokens."""
+        """True if micro-batches have nearly equal numbers of tokens."""
         return self.config.train.micro_batch_tokens is not None
 
     def micro_batch(self, rows: int) -> dict[str, int]:
-        """The config key of a micro-batch of so many rows."""
+        """Returns the config key and value of a micro-batch with so many rows."""
         if self.by_tokens:
             return {"train.micro_batch_tokens": rows * self.row_tokens}
         return {"train.micro_batch_rows": rows}
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of the rows to be expected."""
+        """Returns the tokens of the expected rows."""
         return self.draw()
 
     @property
     def update_rows(self) -> int:
-        """Rows of one update."""
+        """Returns the rows of one update."""
         return self.rows // self.config.train.minibatches
 
     @property
     def warmup(self) -> "Workload | None":
-        """Sizes of a step of the supervised warm-up; None without one.
+        """Returns the sizes of a step of the supervised warm-up; None without a warm-up.
 
-        It trains all weights of the plain model in fp32, whatever the run trains afterwards. A
-        batch is one micro-batch, of rows as long as the longest example.
+        The warm-up trains all weights of the plain model in fp32, also for a run that trains
+        adapters. A batch is one micro-batch, with rows as long as the longest example.
         """
         if not self.warmup_tokens:
             return None
-        of_ledger = self.config.data.train == "ledger"
-        longest = _LEDGER_EXAMPLE if of_ledger else self.trunk + self.branch
+        longest = self.trunk + self.branch
+        if self.config.data.train == "ledger":
+            longest = _LEDGER_EXAMPLE
         width = min(longest, self.warmup_tokens)
         rows = self.warmup_tokens // width
         train = dataclasses.replace(
-            self.config.train, micro_batch_tokens=None, padding_free=False, minibatches=1
+            self.config.train,
+            micro_batch_tokens=None,
+            padding_free=False,
+            minibatches=1,
         )
         loss = dataclasses.replace(self.config.loss, kl_coef=0.0)
         optimizer = dataclasses.replace(self.config.optimizer, max_update_kl=None)
+        config = dataclasses.replace(self.config, train=train, loss=loss, optimizer=optimizer)
         return dataclasses.replace(
             self,
-            config=dataclasses.replace(self.config, train=train, loss=loss, optimizer=optimizer),
+            config=config,
             conditioned=False,
             value_hidden=0,
             rows=rows,
@@ -153,7 +173,7 @@ class Workload:
         )
 
     def by_real_tokens(self, tokens: int, *, padding_free: bool) -> "Workload":
-        """Returns the run with micro-batches of so many tokens, without padding if asked."""
+        """Returns the run with micro-batches of so many tokens, optionally without padding."""
         train = dataclasses.replace(
             self.config.train,
             micro_batch_rows=None,
@@ -165,41 +185,56 @@ class Workload:
 
     @property
     def evaluation(self) -> "Workload":
-        """What decoding is while the policy is evaluated: the largest call, of its own sizes.
+        """Returns the sizes of the largest call of an evaluation.
 
-        Answers of a trace are decoded together: one, or those of a dense trace.
+        The answers of a trace are decoded together: one, or several with `eval.dense`.
         """
-        budget, dense = self.config.budget, self.config.eval.dense
+        budget = self.config.budget
+        spacing = self.config.eval.dense
         longest = derived.largest_evaluated(self.config)
+        cuts = 1
+        if spacing is not None:
+            cuts = min(CUTS_AT_ONCE, -(-longest // spacing))
+        rows_of_calls = [sum(rows for rows, _ in call) for call in self.evaluated]
         return dataclasses.replace(
             self,
-            rows=max((sum(rows for rows, _ in call) for call in self.evaluated), default=0),
+            rows=max(rows_of_calls, default=0),
             thinking=max(budget.max, longest) + budget.grace,
-            cuts=1 if dense is None else min(CUTS_AT_ONCE, -(-longest // dense)),
+            cuts=cuts,
             slots=self.eval_slots or self.slots,
         )
 
 
 def _preset_of(path: str) -> str:
-    """The model in `PRESETS` that a folder is named after: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+    """Returns the preset of a folder's name, such as qwen2.5-7b of Qwen2.5-7B-Instruct.
+
+    Raises:
+      UserError: if no released model in `PRESETS` has the name.
+    """
     name = Path(path).name.lower()
     for preset in PRESETS:
         if name == preset or name.startswith(f"{preset}-"):
             return preset
+    advice = f"write its shape as model.preset (one of {', '.join(PRESETS)})"
+    if is_hub_name(path):
+        advice += ", or add --download to get its config.json"
     raise UserError(
         f"model.path: no {path}/config.json here, and the name is not that of a "
-        f"released model; write its shape as model.preset (one of {', '.join(PRESETS)})"
-        + (", or add --download to get its config.json" if is_hub_name(path) else "")
+        f"released model; {advice}"
     )
 
 
 def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
-    """The shape of the policy and where it was read; weights are never needed.
+    """Returns the shape of the policy, and where it was read; weights are not needed.
 
-    A folder that is here gives its own shape. Else `model.preset` does, and last the name of the
-    folder, if it is that of a released model. UserError: no way to know the shape.
+    The shape comes from the model's folder if it exists, else from `model.preset`, else from the
+    name of the folder, if a released model has it.
+
+    Raises:
+      UserError: if the shape is unknown.
     """
-    model, vocab_size = config.model, 0
+    model = config.model
+    vocab_size = 0
     if model.path is not None and (Path(model.path) / "config.json").is_file():
         source = f"{model.path}/config.json"
     elif model.preset != "custom":
@@ -210,39 +245,74 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
         source = f"{preset}, after the name of {model.path}, which is not here"
         model = dataclasses.replace(model, path=None, preset=preset)
     else:
-        source, vocab_size = "model.* of the config", len(setup.run_tokenizer(config))
-    return setup.model_shape(dataclasses.replace(config, model=model), vocab_size), source
+        source = "model.* of the config"
+        vocab_size = len(setup.run_tokenizer(config))
+    config = dataclasses.replace(config, model=model)
+    return setup.model_shape(config, vocab_size), source
 
 
-def _evaluated(config: Config) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Calls of an evaluation: each set at all budgets, greedily and sampled; its dense traces.
+def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
+    """Returns the calls of an evaluation.
 
-    Held-out questions that select are a set too, all asked, and greedily.
+    Each set has a call with all budgets, greedily and sampled, and a call with its dense traces.
+    Held-out questions that select a checkpoint are evaluated as a set, all of them, greedily.
     """
-    asked, calls = config.eval, []
-    limit = lambda budget: derived.cap(config) if budget == NO_BUDGET else budget
-    there = [(spec, asked, _PROBLEMS.get(spec.partition(":")[0], 500)) for spec in config.data.eval]
+    eval_config = config.eval
+    sets = []
+    for spec in config.data.eval:
+        name = spec.partition(":")[0]
+        problems = _PROBLEMS.get(name, _PROBLEMS_OF_OTHERS)
+        sets.append((spec, eval_config, problems))
     if derived.selection_set(config) == derived.HOLDOUT:
-        own = dataclasses.replace(asked, size=None, samples=0)
-        there.append((derived.HOLDOUT, own, asked.holdout))
-    for spec, how, problems in there:
-        problems = min(how.size or problems, problems)
-        for call in ([[one] for one in eval_settings(how, spec)], dense_settings(how, spec)):
-            calls.append(tuple((problems * one.samples, limit(one.budget)) for one, *_ in call))
-    return tuple(filter(None, calls))
+        holdout_config = dataclasses.replace(eval_config, size=None, samples=0)
+        sets.append((derived.HOLDOUT, holdout_config, eval_config.holdout))
+    calls = []
+    for spec, set_config, problems in sets:
+        problems = min(set_config.size or problems, problems)
+        settings = eval_settings(set_config, spec)
+        dense = [setting for setting, *_ in dense_settings(set_config, spec)]
+        for settings_of_call in (settings, dense):
+            call = []
+            for setting in settings_of_call:
+                rows = problems * setting.samples
+                call.append((rows, _budget_limit(config, setting.budget)))
+            if call:
+                calls.append(tuple(call))
+    return tuple(calls)
+
+
+def _budget_limit(config: Config, budget: int) -> int:
+    """Returns a budget in tokens; without a budget it is the longest thinking allowed."""
+    return derived.cap(config) if budget == NO_BUDGET else budget
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
-    """Sizes and mesh of a run on so many devices, without touching one."""
+    """Returns the sizes and the mesh of a run on a number of devices, without using a device.
+
+    Raises:
+      UserError: if the model's shape is unknown, or no mesh is possible.
+    """
     shape, source = planned_shape(config)
     setup.check_positions(config, shape, longest_prompt=1)
     layout = setup.mesh_shape(config, shape, num_devices)
-    model, rollout, train, adapter = config.model, config.rollout, config.train, config.adapter
     method = load_method(config)
-    rows, cuts = rollout.questions * rollout.group_size, method.num_cuts * method.answers
-    update = rows // train.minibatches
-    scored = num_scored(config.loss.old_logprobs, train.minibatches)
-    fused = lambda wanted: setup.attention_for(config, shape.head_dim, "gpu", wanted) == "cudnn"
+    train = config.train
+    rows = config.rollout.questions * config.rollout.group_size
+    cuts = method.num_cuts * method.answers
+    update_rows = rows // train.minibatches
+    # Before and after each update.
+    bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
+    old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
+    reference_passes = 1 if config.loss.kl_coef > 0 else 0
+
+    def is_fused(attention: str) -> bool:
+        """True if an attention setting means cuDNN on a GPU."""
+        return setup.attention_for(config, shape.head_dim, "gpu", attention) == "cudnn"
+
+    def draw() -> Lengths:
+        """Draws the expected rows; see `lengths`."""
+        return rows_of(config, prompt_lengths(config), cuts=cuts)
+
     work = Workload(
         config=config,
         model=shape,
@@ -250,28 +320,26 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
         conditioned=method.conditioned,
         value_hidden=config.value.hidden_size if method.uses_value else 0,
         rows=rows,
-        micro_rows=min(train.micro_batch_rows or update, update),
-        scored=scored / train.minibatches
-        + (config.loss.kl_coef > 0)
-        # Before and after each update.
-        + 2 * (config.optimizer.max_update_kl is not None),
+        micro_rows=min(train.micro_batch_rows or update_rows, update_rows),
+        scored=old_passes + reference_passes + bound_passes,
         prompt=config.data.max_prompt_tokens,
         thinking=config.budget.max + config.budget.grace,
-        draw=functools.cache(lambda: rows_of(config, prompt_lengths(config), cuts=cuts)),
+        draw=functools.cache(draw),
         cuts=cuts,
-        slots=min(rollout.slots or rows, rows),
-        own_keys=fused(rollout.attention),
+        slots=min(config.rollout.slots or rows, rows),
+        own_keys=is_fused(config.rollout.attention),
         evaluated=_evaluated(config),
         eval_slots=config.eval.slots or 0,
-        float_bytes=jnp.dtype(model.compute_dtype).itemsize,
-        remat=model.remat,
-        fused_attention=fused(model.attention),
-        adapters=adapters.num_parameters(shape, adapter),
-        frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if adapter.rank else 0,
+        float_bytes=jnp.dtype(config.model.compute_dtype).itemsize,
+        remat=config.model.remat,
+        fused_attention=is_fused(config.model.attention),
+        adapters=adapters.num_parameters(shape, config.adapter),
+        frozen_bytes=jnp.dtype(param_dtype(config)).itemsize if config.adapter.rank else 0,
         moment_bytes=jnp.dtype(config.optimizer.moment_dtype).itemsize,
         warmup_tokens=config.warmup.batch_tokens if config.warmup.steps else 0,
     )
     if train.micro_batch_tokens is not None:
         shapes = Shapes(train.micro_batch_tokens, multiple=layout.row_shards)
-        work = dataclasses.replace(work, micro_rows=shapes.rows(work.row_tokens, 0))
+        micro_rows = shapes.rows(work.row_tokens, 0)
+        work = dataclasses.replace(work, micro_rows=micro_rows)
     return work, layout

@@ -1,1 +1,1 @@
-"""The paper's experiments: runs of many methods, tasks and seeds, and what they say together."""
+"""Runs the experiments of the paper: many methods, tasks and seeds, compared with each other."""

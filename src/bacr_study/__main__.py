@@ -1,11 +1,13 @@
-"""`bacr study --config F [key=value ...]`: methods x tasks x seeds, side by side."""
+"""Command line of studies: `bacr study --config FILE [key=value ...]`.
+
+Runs methods x tasks x seeds and writes tables, figures and a page.
+"""
 
 import argparse
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bacr_jax.config import Config
 from bacr_jax.config.cli import STOPPED, Parser, entry_point
@@ -13,118 +15,159 @@ from bacr_jax.config.shipped import STUDIES, locate
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.runs.progress import Progress, duration
 from bacr_study import schedule
-from bacr_study.archive import pack, unpack
+from bacr_study.archive import unpack
 from bacr_study.plan import PlannedRun, find_run, folder_of, plan_runs
 from bacr_study.spec import Study, cell_path
-from bacr_study.study_file import kind_of, merged, read_study
+from bacr_study.study_file import read_study
 
 EPILOG = (
-    "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and keys of every run, such as "
-    "train.max_generated_tokens=100000, can be overridden. The same command goes on with a study "
-    "that was stopped. Exit codes: 0 done, 2 the input can't be used, 75 stopped by a signal, 1 a "
-    "run failed."
+    "Keys of the study, such as seeds=[0] or arms=[grpo,anytime], and config keys of every run, "
+    "such as train.max_generated_tokens=100000, can be overridden. The same command resumes a "
+    "study that was stopped. Exit codes: 0 done, 2 bad input, 75 stopped by a signal, 1 a run "
+    "failed."
 )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line.
+
+    Raises:
+      UserError: if --config or --jobs cannot be used.
+    """
     parser = Parser(
         prog="bacr study",
         description="Runs a study, and writes its tables, figures and study.html.",
         epilog=EPILOG,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--config",
         required=True,
         metavar="FILE",
-        help="such as configs/studies/main.yaml, or main, which ships with the package",
+        help="a file, or the name of a study that ships with the package, such as main",
     )
-    add("--size", metavar="NAME", help="one of the study's sizes; its first by default")
-    add("--out", type=Path, default=Path("studies"), metavar="DIR", help="studies/ by default")
-    add("--jobs", type=int, metavar="N", help="runs at a time; as many as cores, or GPUs allow")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="list runs, tokens and time; run none")
-    what.add_argument("--list", action="store_true", help="number and id of every run, for arrays")
-    what.add_argument("--only", metavar="I", help="one run, by number or id, in this process")
-    what.add_argument("--report", action="store_true", help="run nothing; write what cells hold")
-    what.add_argument(
-        "--pack",
+    parser.add_argument(
+        "--size",
+        metavar="NAME",
+        help="one of the study's sizes (its first)",
+    )
+    parser.add_argument(
+        "--out",
         type=Path,
+        default=Path("studies"),
         metavar="DIR",
-        help="run nothing; write what a repository keeps: cells and results compressed, pictures "
-        "(PNG) and tables (Markdown)",
+        help="folder of all studies (studies)",
     )
-    add(
-        "--against",
-        type=Path,
-        metavar="FILE",
-        help="an earlier results.json of the study: says whether the accuracies agree with it",
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="runs at a time (as many as there are cores, or as the GPUs are enough for)",
     )
-    add("overrides", nargs="*", metavar="key=value")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print runs, tokens and predicted time; run nothing",
+    )
+    mode.add_argument(
+        "--list",
+        action="store_true",
+        help="print number and id of every run, for arrays of jobs; run nothing",
+    )
+    mode.add_argument(
+        "--only",
+        metavar="I",
+        help="run one run, by number or id, in this process",
+    )
+    mode.add_argument(
+        "--report",
+        action="store_true",
+        help="run nothing; write tables, figures and study.html from the finished runs",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
     arguments.config = locate(arguments.config, STUDIES)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs}: write 1 or more")
-    if arguments.against is not None:
-        why = "--against: there is nothing to compare with {option}; leave one of them out"
-        alone(arguments, ("dry_run", "list", "only", "pack"), why)
     return arguments
 
 
 def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
-    """Runs with tokens, predicted training time and whether they are there, and the sums."""
-    lines, todo, tokens, seconds = [], 0, 0, 0.0
-    different = {run.folder: run for run in reversed(runs)}
+    """Returns a line for every run, and a last line with the sums.
+
+    A line has the run's tokens, its predicted training time and its state.
+
+    Args:
+      jobs: runs at a time, for the predicted time.
+    """
+    lines = []
+    runs_to_train = 0
+    tokens = 0
+    seconds = 0.0
+    # Runs of equal settings share a folder; the first of them is the one that is trained.
+    first_of_folder = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
-        time = run.tokens and study.tokens_per_second and run.tokens / study.tokens_per_second
-        state = "done" if run.has_cells(study) else "trained" if run.trained else ""
-        if different[run.folder].id != run.id:
-            state = f"shares the run of {different[run.folder].id}"
-        elif not state:
-            todo += 1
+        run_seconds = None
+        if run.tokens == 0:
+            run_seconds = 0.0
+        elif run.tokens is not None and study.tokens_per_second:
+            run_seconds = run.tokens / study.tokens_per_second
+        # Called for every run, because it refuses cells of other settings.
+        has_cells = run.has_cells(study)
+        first = first_of_folder[run.folder]
+        if first.id != run.id:
+            state = f"shares the run of {first.id}"
+        elif has_cells:
+            state = "done"
+        elif run.trained:
+            state = "trained"
+        else:
+            state = ""
+            runs_to_train += 1
             tokens += run.tokens or 0
-            seconds += time or 0.0
+            seconds += run_seconds or 0.0
         count = "?" if run.tokens is None else f"{run.tokens:,}"
-        shown = "?" if time is None else duration(time)
-        lines.append(f"{number:4d}  {run.id:48s} {count:>14s} tokens  {shown:>7s}  {state}")
+        time = "?" if run_seconds is None else duration(run_seconds)
+        lines.append(f"{number:4d}  {run.id:48s} {count:>14s} tokens  {time:>7s}  {state}")
     lines.append(
-        f"{len(runs)} cells, {len(different)} runs, {todo} of them to be trained: {tokens:,} "
-        f"generated tokens; training takes about {duration(seconds / jobs)} with {jobs} at a time, "
-        "warm-ups and evaluations not counted"
+        f"{len(runs)} cells, {len(first_of_folder)} runs, {runs_to_train} of them to be trained: "
+        f"{tokens:,} generated tokens; training takes about {duration(seconds / jobs)} with "
+        f"{jobs} at a time, warm-ups and evaluations not counted"
     )
     return "\n".join(lines)
 
 
-def alone(arguments: argparse.Namespace, options: Sequence[str], why: str) -> None:
-    """Refuses options that don't go with another one."""
-    for option in options:
-        if getattr(arguments, option) not in (None, False):
-            raise UserError(why.format(option=f"--{option.replace('_', '-')}"))
-
-
 def check_inputs(runs: Sequence[PlannedRun]) -> None:
-    """Refuses what models and sets of runs lack, before the first of them starts."""
+    """Checks the models and data sets of all runs before the first one starts.
+
+    Raises:
+      UserError: a line for every model or set that is missing or cannot be read.
+    """
     import jax
 
     from bacr_jax import train
     from bacr_jax.training import start
 
-    def look(config: Config) -> None:
-        here = train.with_local_model(config, download=False)
-        start.check_inputs(train.with_sets_that_are_there(here))
+    def check_run(config: Config) -> None:
+        """Checks the model and the sets of one config."""
+        local_config = train.with_local_model(config, download=False)
+        start.check_inputs(train.with_sets_that_are_there(local_config))
 
-    # Devices are for the runs: this process would hold their memory.
+    # On CPU, because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")
-    # What is read is named by a model and its data; the first run of each stands for the others.
-    configs = [run.config for run in reversed(runs) if not run.trained]
-    different = {repr((config.model, config.data)): config for config in configs}
-    if faults := faults_of(*(functools.partial(look, config) for config in different.values())):
+    # Inputs depend on the model and the data only, so the first run of each pair is enough.
+    configs = {}
+    for run in reversed(runs):
+        if not run.trained:
+            configs[repr((run.config.model, run.config.data))] = run.config
+    checks = [functools.partial(check_run, config) for config in configs.values()]
+    faults = faults_of(*checks)
+    if faults:
         raise UserError(*faults)
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Makes every cell that is not there, with --report none; the exit code."""
+    """Runs every run whose cells are missing, or none with --report; returns the exit code."""
     # Imports JAX, which neither --help nor a listing needs.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
@@ -132,9 +175,16 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     if arguments.report:
         return 0
     check_inputs(waiting)
-    command = [sys.executable, "-m", "bacr_study", "--config", str(arguments.config)]
-    command += ["--size", study.size, "--out", str(arguments.out), *arguments.overrides, "--only"]
-    scheduler = schedule.Scheduler(
+    command = [
+        sys.executable,
+        *("-m", "bacr_study"),
+        *("--config", str(arguments.config)),
+        *("--size", study.size),
+        *("--out", str(arguments.out)),
+        *arguments.overrides,
+        "--only",
+    ]
+    scheduler = schedule.RunScheduler(
         command=command,
         shares=schedule.shares(study.devices_per_run, arguments.jobs),
         waiting=waiting,
@@ -149,68 +199,53 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
     return 1 if scheduler.failed else 0
 
 
-def report(
-    study: Study, runs: Sequence[PlannedRun], folder: Path, before: Mapping[str, Any] | None
-) -> None:
-    """Writes what the cells say, and whether it agrees with earlier results."""
-    from bacr_study import reproduction
+def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Writes results.json, tables, figures and study.html from the study's cells."""
     from bacr_study.configured import configured, with_sets
     from bacr_study.results import write_results
 
-    known, study = configured(study, runs), with_sets(study, runs)
-    print(*write_results(folder, study, known), sep="\n")
-    if before is not None:
-        files, said = reproduction.write(folder, before, study)
-        print(*files, said, sep="\n")
+    facts = configured(study, runs)
+    files = write_results(folder, with_sets(study, runs), facts)
+    print(*files, sep="\n")
 
 
-def run_variance(arguments: argparse.Namespace) -> int:
-    """A study of gradient noise, which has its own keys and no array of runs."""
-    why = f"{{option}}: {arguments.config} measures one policy after the other; leave it out"
-    alone(arguments, ("dry_run", "list", "only", "report", "jobs", "against", "pack"), why)
-    from bacr_study.variance import main as variance
-
-    _, size = merged(arguments.config, arguments.size)
-    output = f"output={arguments.out / f'{arguments.config.stem}-{size}'}"
-    variance.main(arguments.config, size, [output, *arguments.overrides])
-    return 0
+def run_and_report(
+    study: Study, runs: Sequence[PlannedRun], folder: Path, arguments: argparse.Namespace
+) -> int:
+    """Runs the missing runs, then writes the report; returns the exit code."""
+    code = run_missing(study, runs, arguments)
+    paths = [cell_path(folder, id_) for id_ in study.cell_ids()]
+    if code == STOPPED:
+        return code
+    # If every run failed, there is nothing to report.
+    if code == 0 or any(path.exists() for path in paths):
+        report(study, runs, folder)
+    return code
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Entry point; see EPILOG for the exit codes."""
+    """Runs the command; returns its exit code (see `EPILOG`)."""
     arguments = parse(argv)
-    if kind_of(arguments.config) == "variance":
-        return run_variance(arguments)
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
     folder = folder_of(study, arguments.out)
     unpack(folder)
     runs = plan_runs(study, folder)
     if arguments.list:
-        # A number is one of an array job.
-        print(*(f"{number} {run.id}" for number, run in enumerate(runs)), sep="\n")
-    elif arguments.dry_run:
+        # A job of an array gets one of the numbers.
+        lines = [f"{number} {run.id}" for number, run in enumerate(runs)]
+        print(*lines, sep="\n")
+        return 0
+    if arguments.dry_run:
         jobs = len(schedule.shares(study.devices_per_run, arguments.jobs))
         print(forecast(study, runs, jobs))
-    elif arguments.only is not None:
+        return 0
+    if arguments.only is not None:
         from bacr_study.work import run_one
 
         schedule.end_with_parent()
         return run_one(study, find_run(runs, arguments.only))
-    elif arguments.pack is not None:
-        print(*pack(folder, arguments.pack, list(study.cell_ids())), sep="\n")
-    else:
-        from bacr_study.reproduction import read_earlier
-
-        against = arguments.against
-        before = read_earlier(against, study.name, study.size) if against else None
-        code = run_missing(study, runs, arguments)
-        cells = (cell_path(folder, id_) for id_ in study.cell_ids())
-        # Where every run failed there is nothing to say.
-        if code != STOPPED and (code == 0 or any(path.exists() for path in cells)):
-            report(study, runs, folder, before)
-        return code
-    return 0
+    return run_and_report(study, runs, folder, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Cells: what each finished run of a study found, a file each; and the grid of all of them.
+"""Reads and writes cells, the numbers of finished runs, and compares them in a grid.
 
-`cells/ID.json` of a study's folder. Verdicts are kept per problem, because a test of two arms pairs
-their problems; everything else are means.
+A study's folder has one file `cells/ID.json` for each cell. A cell keeps verdicts per problem,
+because a test of two arms pairs their problems; all other numbers are means.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_study.spec import MEAN, Study, Value, Variant, cell_id, cell_path
 from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 
-# Digits of counts per problem: up to 35 samples.
+# Base of the digits that store counts per problem: up to 35 samples.
 _BASE = 36
+# Largest difference between a cell's accuracy and the mean of its verdicts.
 _AGREE = 1e-4
-# What is kept of every set, decoding and budget.
+# Numbers of every set, decoding and budget.
 NUMBERS = (
     "accuracy",
     "mean_thinking_tokens",
@@ -32,9 +33,13 @@ NUMBERS = (
     "forced_share",
     "no_answer_share",
 )
-# And of training as a whole.
-COSTS = ("steps", "generated_tokens", "wall_seconds")
-# What a curriculum's records hold of each difficulty group, and what metrics call it.
+# Numbers of the whole training.
+COSTS = (
+    "steps",
+    "generated_tokens",
+    "wall_seconds",
+)
+# Numbers of each difficulty group in a curriculum's records, and the metrics that they come from.
 OF_GROUP = {
     "pass_rate": "curriculum/pass_rate",
     "mu": "curriculum/mu",
@@ -45,21 +50,21 @@ OF_GROUP = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One finished run, evaluated.
+    """The numbers of one finished and evaluated run.
 
     Attributes:
-      departures: where the run departs from its method's publication.
-      steps: of training; 0: not trained.
-      wall_seconds: of training; a shared warm-up counts in the run that made it.
-      sets: by set, decoding and budget: accuracy, mean tokens, shares, and `correct`,
-        a digit per problem (base 36) that says how many of its samples are right.
-      samples: per problem, by decoding.
-      problems_digest: of the problems' ids, by set.
-      levels_of: a digit per problem, by set.
+      departures: settings that differ from those of the method's publication.
+      steps: training steps; 0: not trained.
+      wall_seconds: seconds of training. A shared warm-up counts in the run that made it.
+      sets: by evaluation set, decoding and budget: accuracy, mean tokens, shares, and `correct`,
+        which has a digit (base 36) for each problem: the number of its right samples.
+      samples: samples per problem, by decoding.
+      problems_digest: digest of the problems' ids, by evaluation set.
+      levels_of: a digit for each problem, its level, by evaluation set.
       curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`, and from training
         `closed_answers`, `forced_share` and `entropy` (missing in older cells).
       schedule: records of `step` and `groups`; empty without a curriculum.
-      evaluation: `Study.asked`; empty in cells made before it was kept.
+      evaluation: `Study.asked`; empty in older cells.
     """
 
     id: str
@@ -83,11 +88,13 @@ class Cell:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
-        """The numbers of a set, decoding and budget; None: not evaluated."""
-        return self.sets.get(name, {}).get(mode, {}).get(budget)
+        """Returns the numbers of a set, decoding and budget; None if not evaluated."""
+        by_mode = self.sets.get(name, {})
+        by_budget = by_mode.get(mode, {})
+        return by_budget.get(budget)
 
     def rates(self, name: str, mode: str, budget: str) -> Float[np.ndarray, "n"] | None:
-        """Share of each problem's samples that are right; None: not kept."""
+        """Returns the share of right samples of each problem; None if not stored."""
         entry = self.entry(name, mode, budget)
         if entry is None or not entry.get("correct"):
             return None
@@ -95,73 +102,104 @@ class Cell:
         return np.array(counts, np.float64) / self.samples[mode]
 
     def levels(self, name: str) -> Int[np.ndarray, "n"] | None:
-        """Level of each problem; None: not kept."""
+        """Returns the level of each problem of a set; None if not stored."""
         digits = self.levels_of.get(name)
-        return np.array([int(c, _BASE) for c in digits]) if digits else None
+        if not digits:
+            return None
+        return np.array([int(digit, _BASE) for digit in digits])
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """What `problems_digest` says of problems with these ids, in this order."""
-    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
+    """Returns a digest of problem ids in their order, as `problems_digest` stores it."""
+    text = json.dumps(list(ids))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
-    """How many samples of each problem are right, a digit each."""
-    return "".join(np.base_repr(int(count), _BASE).lower() for count in correct)
+    """Returns the number of right samples of each problem as one digit (base 36) each."""
+    digits = [np.base_repr(int(count), _BASE) for count in correct]
+    return "".join(digits).lower()
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
-    """Writes a cell into a study's folder, in one step; UserError: it can't be written."""
+    """Writes a cell into a study's folder; returns the path.
+
+    Raises:
+      UserError: if the file cannot be written.
+    """
     path = cell_path(folder, cell.id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(vars(cell), allow_nan=False) + "\n")
+    text = json.dumps(vars(cell), allow_nan=False)
+    write_atomically(path, text + "\n")
     return path
 
 
 def read_cell(path: Path) -> Cell:
-    """Reads one cell; UserError: the file is damaged, lacks a field, or contradicts itself."""
-    again = "remove it and run the study again"
+    """Reads one cell.
+
+    Raises:
+      UserError: if the file is damaged, lacks a field or contradicts itself.
+    """
+    advice = "remove it and run the study again"
     try:
         cell = Cell(**read_object(path))
-        wrong = next(_contradictions(cell, path), None)
+        contradiction = next(_contradictions(cell, path), None)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from None
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise UserError(f"{path}: is damaged, or no cell ({error}); {again}") from None
-    if wrong is not None:
-        raise UserError(f"{path}: {wrong}; {again}")
+        raise UserError(f"{path}: is damaged, or no cell ({error}); {advice}") from None
+    if contradiction is not None:
+        raise UserError(f"{path}: {contradiction}; {advice}")
     return cell
 
 
-def evaluated(cell: Cell, now: Mapping[str, Any]) -> dict[str, Any]:
-    """How a cell was evaluated, in words of `now`; of an older one what its numbers tell of it."""
+def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that a cell was evaluated with, as far as they are known.
+
+    Older cells do not store them; then budgets, samples and size follow from the numbers.
+
+    Args:
+      wanted: `Study.asked` of the cell's arm. The size is left out unless the cell has more
+        problems than wanted, because a set may have fewer problems than the size.
+    """
+    # The cell of a vote has samples of another arm, so its numbers do not show its settings.
     if cell.evaluation or GREEDY not in cell.samples:
-        # A vote's samples are another's.
         return cell.evaluation
-    entries = [item for of in cell.sets.values() for by in of.values() for item in by.items()]
-    problems = max((len(entry.get("correct") or "") for _, entry in entries), default=0)
-    # A set may be smaller than the size.
-    size = {"size": problems} if problems > (now["size"] or problems) else {}
-    budgets = sorted({int(budget) for budget, _ in entries})
-    return {"budgets": budgets, "samples": cell.samples.get(SAMPLED, 0), **size}
+    budgets = set()
+    problems = 0
+    for by_mode in cell.sets.values():
+        for by_budget in by_mode.values():
+            for budget, entry in by_budget.items():
+                budgets.add(int(budget))
+                problems = max(problems, len(entry.get("correct") or ""))
+    settings: dict[str, Any] = {
+        "budgets": sorted(budgets),
+        "samples": cell.samples.get(SAMPLED, 0),
+    }
+    if problems > (wanted["size"] or problems):
+        settings["size"] = problems
+    return settings
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
-    """What would give wrong numbers without a word."""
-    expected = cell_id(cell.task, Variant(cell.arm, cell.value), cell.seed)
+    """Yields what is inconsistent in a cell, because such a cell would give wrong numbers."""
+    variant = Variant(cell.arm, cell.value)
+    expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
         yield f"found id {cell.id!r} of task, arm, value and seed {expected!r}"
-    for name, modes in cell.sets.items():
+    for name, by_mode in cell.sets.items():
         if name not in cell.problems_digest:
             yield f"problems_digest: found none of {name}"
-        for mode, budgets in modes.items():
-            for budget in budgets:
-                for wrong in _of_entry(cell, name, mode, budget):
-                    yield f"sets.{name}.{mode}.{budget}.{wrong}"
+        for mode, by_budget in by_mode.items():
+            for budget in by_budget:
+                for problem in _entry_contradictions(cell, name, mode, budget):
+                    yield f"sets.{name}.{mode}.{budget}.{problem}"
 
 
-def _of_entry(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
-    entry, levels = cell.sets[name][mode][budget], cell.levels(name)
+def _entry_contradictions(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
+    """Yields what is inconsistent in the numbers of one set, decoding and budget."""
+    entry = cell.sets[name][mode][budget]
+    levels = cell.levels(name)
     rates = cell.rates(name, mode, budget)
     for key in NUMBERS:
         value = entry.get(key)
@@ -176,20 +214,26 @@ def _of_entry(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
         yield "correct: found more right samples of a problem than there are"
     if levels is not None and len(levels) != len(rates):
         yield f"correct: found {len(rates)} problems, and {len(levels)} in levels_of"
-    if abs(float(rates.mean()) - accuracy) > _AGREE:
-        yield f"correct: found a mean of {rates.mean():.4f}, and accuracy {accuracy:.4f}"
+    mean = float(rates.mean())
+    if abs(mean - accuracy) > _AGREE:
+        yield f"correct: found a mean of {mean:.4f}, and accuracy {accuracy:.4f}"
 
 
 def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
-    """The cells of a study that are in its folder, by id; those of other studies are left alone.
+    """Reads the existing cells of a study, by id; cells of other studies are not read.
 
-    UserError: cells that must not be compared: of several sizes of the study, or other problems.
+    Raises:
+      UserError: if no cell exists, or if cells must not be compared because they are of several
+        sizes of the study or of different problems.
     """
-    paths = {id_: cell_path(folder, id_) for id_ in study.cell_ids()}
-    cells = {id_: read_cell(path) for id_, path in paths.items() if path.exists()}
+    cells: dict[str, Cell] = {}
+    for id_ in study.cell_ids():
+        path = cell_path(folder, id_)
+        if path.exists():
+            cells[id_] = read_cell(path)
     if not cells:
         raise UserError(f"{folder / 'cells'}: found no finished run of study {study.name}")
-    known: dict[tuple[str, str], Cell] = {}
+    first_cells: dict[tuple[str, str], Cell] = {}
     for cell in cells.values():
         if cell.study_size != study.size:
             raise UserError(
@@ -197,12 +241,10 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
                 f"size {study.size!r}; give every size a folder of its own"
             )
         for name in cell.sets:
-            first = known.setdefault((cell.task, name), cell)
-            # Cells of a task must have the same problems, level by level.
-            problems, others = (
-                (one.problems_digest[name], one.levels_of.get(name)) for one in (cell, first)
-            )
-            if problems != others:
+            first = first_cells.setdefault((cell.task, name), cell)
+            same_ids = cell.problems_digest[name] == first.problems_digest[name]
+            same_levels = cell.levels_of.get(name) == first.levels_of.get(name)
+            if not same_ids or not same_levels:
                 raise UserError(
                     f"{folder / 'cells'}: {cell.id} has other problems of {name} than {first.id}; "
                     "run one of them again with the same data"
@@ -212,12 +254,12 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, of whichever arm.
+    """The conditions of a measurement, without the arm.
 
     Attributes:
-      budget: key of a budget, or `MEAN`.
-      level: only problems of this level; None: all.
-      mode: decoding; tables and figures show that by default.
+      budget: key of a budget, or `MEAN` for the mean over the task's budgets.
+      level: only problems of this level; None: all problems.
+      mode: decoding. Tables and figures show sampled answers by default.
     """
 
     task: str
@@ -229,88 +271,129 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells that there are."""
+    """The existing cells of a study, with means and tests over them."""
 
     study: Study
     cells: Mapping[str, Cell]
 
     def of(self, task: str, variant: Variant) -> list[Cell]:
-        """The cells of a task and a variant, by seed."""
-        ids = (cell_id(task, variant, seed) for seed in self.study.seeds)
+        """Returns the cells of a task and a variant, in the order of the seeds."""
+        ids = [cell_id(task, variant, seed) for seed in self.study.seeds]
         return [self.cells[id_] for id_ in ids if id_ in self.cells]
 
     def variants(self, task: str) -> list[Variant]:
-        """Variants with at least one cell, in order."""
+        """Returns the variants that have at least one cell of a task."""
         return [variant for variant in self.study.variants() if self.of(task, variant)]
 
     def keys(self, where: Setting) -> list[str]:
-        """Keys of the budgets that a setting stands for."""
-        mean = where.budget == MEAN
-        return list(map(str, self.study.task(where.task).budgets)) if mean else [where.budget]
+        """Returns the keys of a setting's budgets: one, or all of the task for `MEAN`."""
+        if where.budget != MEAN:
+            return [where.budget]
+        task = self.study.task(where.task)
+        return list(map(str, task.budgets))
 
     def entries(self, cell: Cell, where: Setting) -> list[dict[str, Any]] | None:
-        """A cell's numbers at a budget, or at all budgets for `MEAN`; None: one is missing."""
-        found = [cell.entry(where.set, where.mode, key) for key in self.keys(where)]
-        return [entry for entry in found if entry is not None] if all(found) else None
+        """Returns a cell's numbers at each budget of a setting; None if one is missing."""
+        entries = []
+        for key in self.keys(where):
+            entry = cell.entry(where.set, where.mode, key)
+            if not entry:
+                return None
+            entries.append(entry)
+        return entries
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
-        """Share of right samples of each problem, or [accuracy] where verdicts are not kept.
+        """Returns the share of right samples of each problem, averaged over the budgets.
 
-        Those of the setting's level alone; None: not known.
+        Only problems of the setting's level are returned. Without verdicts the result is the
+        accuracy as an array of one element; None if the setting has a level, or was not evaluated.
         """
-        entries, levels = self.entries(cell, where), cell.levels(where.set)
+        entries = self.entries(cell, where)
         if entries is None:
             return None
-        rates = [cell.rates(where.set, where.mode, key) for key in self.keys(where)]
-        known = [one for one in rates if one is not None]
+        levels = cell.levels(where.set)
+        keys = self.keys(where)
+        rates = [cell.rates(where.set, where.mode, key) for key in keys]
+        stored_rates = [array for array in rates if array is not None]
+        has_verdicts = len(stored_rates) == len(rates)
         if where.level is not None:
-            kept = len(known) == len(rates) and levels is not None
-            return np.mean(known, axis=0)[levels == where.level] if kept else None
-        if len(known) < len(rates):
-            return np.array([np.mean([entry["accuracy"] for entry in entries])])
-        return np.mean(known, axis=0)
+            if not has_verdicts or levels is None:
+                return None
+            return np.mean(stored_rates, axis=0)[levels == where.level]
+        if not has_verdicts:
+            accuracies = [entry["accuracy"] for entry in entries]
+            return np.array([np.mean(accuracies)])
+        return np.mean(stored_rates, axis=0)
 
     def table(self, variant: Variant, where: Setting) -> dict[int, Float[np.ndarray, "n"]]:
-        """`rates` by seed, of seeds that have any."""
-        found = {cell.seed: self.rates(cell, where) for cell in self.of(where.task, variant)}
-        return {seed: rates for seed, rates in found.items() if rates is not None and rates.size}
+        """Returns `rates` by seed; seeds without rates are left out."""
+        table = {}
+        for cell in self.of(where.task, variant):
+            rates = self.rates(cell, where)
+            if rates is not None and rates.size:
+                table[cell.seed] = rates
+        return table
 
     def difference(self, of: Variant, less: Variant, where: Setting) -> dict[str, Any] | None:
-        """`contrast` of two variants in one setting."""
+        """Tests the accuracy of `of` minus the accuracy of `less`; see `contrast`."""
         return self.contrast([(of, where, 1.0), (less, where, -1.0)])
 
     def contrast(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
-        """`Contrast` of a weighted sum of accuracies on the same seeds and problems.
+        """Tests a weighted sum of accuracies, paired by seed and problem, against 0.
 
-        It is of the seeds that all variants have; None: there are none, or too few. `terms`:
-        variant, where, and weight of each accuracy; weights sum to 0.
+        Args:
+          terms: variant, setting and weight of each accuracy. The weights sum to 0.
+
+        Returns:
+          The fields of `statistics.Contrast` over the seeds that all terms have. None if there are
+          none, or if one seed has no verdicts.
         """
         tables = [self.table(variant, where) for variant, where, _ in terms]
-        seeds = [s for s in self.study.seeds if all(s in table for table in tables)]
+        seeds = [seed for seed in self.study.seeds if all(seed in table for table in tables)]
         if not seeds:
             return None
-        alike = len({len(table[seed]) for table in tables for seed in seeds}) == 1
-        of = lambda rates: rates if alike else rates.mean(keepdims=True)
-        stacked = (np.stack([of(table[seed]) for seed in seeds]) for table in tables)
-        weighted = (weight * rows for (*_, weight), rows in zip(terms, stacked))
-        contrast = crossed_test(sum(weighted, np.zeros(())))
+        lengths = {len(table[seed]) for table in tables for seed in seeds}
+        total = np.zeros(())
+        for table, (_, _, weight) in zip(tables, terms):
+            rows = [table[seed] for seed in seeds]
+            if len(lengths) > 1:
+                # A term without verdicts has only its mean, so means are compared.
+                rows = [rates.mean(keepdims=True) for rates in rows]
+            total = weight * np.stack(rows) + total
+        contrast = crossed_test(total)
         return None if contrast is None else asdict(contrast)
 
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
-        """Mean over seeds of a number, with its interval.
+        """Returns the mean of a number over seeds, with its 95 % interval.
 
-        Where there is one seed, or seeds do not vary, the interval of an accuracy is that over
-        problems. None: no cell has the number.
+        With one seed, or seeds that do not differ, the interval of a sampled accuracy is over
+        problems.
+
+        Args:
+          key: one of `NUMBERS`.
+
+        Returns:
+          None if no cell has the number.
         """
-        found = [self.entries(cell, where) for cell in self.of(where.task, variant)]
-        values = [float(np.mean([entry[key] for entry in entries])) for entries in found if entries]
+        values = []
+        for cell in self.of(where.task, variant):
+            entries = self.entries(cell, where)
+            if entries:
+                values.append(float(np.mean([entry[key] for entry in entries])))
         if not values:
             return None
         estimate = mean_interval(values)
-        if key != "accuracy" or np.ptp(values) > 0 or where.mode != SAMPLED:
+        seeds_differ = np.ptp(values) > 0
+        if key != "accuracy" or seeds_differ or where.mode != SAMPLED:
             return estimate
         rows = list(self.table(variant, where).values())
         if not rows or rows[0].size < 2:
             return estimate
-        low, high = map(float, rate_intervals(np.mean(rows, axis=0)[:, None])[0])
-        return replace(estimate, low=low, high=high, basis=OVER_PROBLEMS)
+        mean_rates = np.mean(rows, axis=0)
+        low, high = rate_intervals(mean_rates[:, None])[0]
+        return replace(
+            estimate,
+            low=float(low),
+            high=float(high),
+            basis=OVER_PROBLEMS,
+        )

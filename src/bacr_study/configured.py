@@ -1,4 +1,7 @@
-"""A study as its results are made: what its file and its configs say that its cells don't."""
+"""Collects the facts about a study's runs that their cells do not store.
+
+These are a few config keys of each arm, and the problems of data sets that are generated.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,34 +19,45 @@ from bacr_study.cells import Cell, ids_digest
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Study
 
-# Sets that are made, and may hold a problem more than once; those that are read have no such rows.
-_MADE = ("ledger",)
-# What tables say of an arm's config, by its key.
-SHOWN = ("train.minibatches", "loss.entropy_coef", "optimizer.learning_rate")
+# Generated sets, which may contain a problem more than once. Sets that are read do not.
+_GENERATED = ("ledger",)
+# Config keys that the tables show for each arm.
+SHOWN = (
+    "train.minibatches",
+    "loss.entropy_coef",
+    "optimizer.learning_rate",
+)
 
 
 @dataclass(frozen=True)
 class Problems:
-    """Rows of a set; `counts` has all and the distinct ones, in all and by level."""
+    """The problems of a generated evaluation set.
+
+    Attributes:
+      levels: level of each row.
+      digest: digest of the rows' ids.
+      counts: numbers of rows and of distinct problems, in all and by level.
+    """
 
     levels: Int[np.ndarray, "n"]
     digest: str
     counts: Mapping[str, Any]
 
     def are_of(self, cell: Cell, name: str) -> bool:
-        """Whether a cell's rows are these."""
+        """True if a cell was evaluated on these problems under the name of a set."""
         levels = cell.levels(name)
-        same = levels is not None and np.array_equal(levels, self.levels)
-        return same and cell.problems_digest.get(name) == self.digest
+        if levels is None or not np.array_equal(levels, self.levels):
+            return False
+        return cell.problems_digest.get(name) == self.digest
 
 
 @dataclass(frozen=True)
 class Configured:
-    """What is known beside the cells.
+    """Facts about a study that its cells do not store.
 
     Attributes:
-      settings: by task and key of a variant: the values of `SHOWN`.
-      problems: by task and set, where the set is made and not read.
+      settings: the values of `SHOWN`, by task and key of a variant.
+      problems: the problems of generated sets, by task and set.
     """
 
     settings: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
@@ -51,49 +65,75 @@ class Configured:
 
 
 def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
-    """What a study's planned runs say."""
-    settings, problems = {}, {}
+    """Collects the facts from the planned runs of a study."""
+    settings = {}
+    run_of_task = {}
     for run in runs:
-        shown = {key: given_by(run.config, key) for key in SHOWN}
+        values = {key: given_by(run.config, key) for key in SHOWN}
         for variant in (run.variant, *study.votes_over(run.variant)):
-            settings[run.task, variant.key] = shown
-    for run in {run.task: run for run in runs}.values():
-        for name, found in _problems(study, run).items():
-            problems[run.task, name] = found
+            settings[run.task, variant.key] = values
+        run_of_task[run.task] = run
+    problems = {}
+    for run in run_of_task.values():
+        for name, problems_of_set in _problems(study, run).items():
+            problems[run.task, name] = problems_of_set
     return Configured(settings, problems)
 
 
 def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
-    """Problems of the made sets of a task, and of their hard levels."""
-    task, how = study.task(run.task), study.evaluation
-    found = {}
+    """Returns the problems of the generated sets of a run's task, and of their hard levels."""
+    task = study.task(run.task)
+    evaluation = study.evaluation
+    by_set = {}
     for name in task.data or run.config.data.eval:
-        if name.partition(":")[0] not in _MADE:
+        if name.partition(":")[0] not in _GENERATED:
             continue
-        questions = load_questions(name, run.config.data, how.seed, "test")
-        asked = questions.take(subset(len(questions), how.size, how.seed))
-        found[name] = _counted(asked)
+        questions = load_questions(name, run.config.data, evaluation.seed, "test")
+        rows = subset(len(questions), evaluation.size, evaluation.seed)
+        evaluated = questions.take(rows)
+        by_set[name] = _counted(evaluated)
         if task.hard_levels:
-            hard = asked.take(np.flatnonzero(np.isin(asked.levels, task.hard_levels)))
-            found[task.hard_set(name)] = _counted(hard)
-    return found
+            is_hard = np.isin(evaluated.levels, task.hard_levels)
+            hard = evaluated.take(np.flatnonzero(is_hard))
+            by_set[task.hard_set(name)] = _counted(hard)
+    return by_set
 
 
-def _counted(asked: QuestionSet) -> Problems:
-    of = lambda questions: {"rows": len(questions), "distinct_problems": len(set(questions))}
-    questions, levels = np.array(asked.questions), asked.levels
-    by_level = {str(n): of(questions[levels == n].tolist()) for n in np.unique(levels)}
-    return Problems(levels, ids_digest(asked.ids), {**of(asked.questions), "levels": by_level})
+def _counted(question_set: QuestionSet) -> Problems:
+    """Counts the rows and the distinct problems of a set."""
+    questions = np.array(question_set.questions)
+    levels = question_set.levels
+    by_level = {}
+    for level in np.unique(levels):
+        of_level = questions[levels == level].tolist()
+        by_level[str(level)] = _row_counts(of_level)
+    counts = {
+        **_row_counts(question_set.questions),
+        "levels": by_level,
+    }
+    return Problems(levels, ids_digest(question_set.ids), counts)
+
+
+def _row_counts(questions: Sequence[str]) -> dict[str, int]:
+    """Returns the numbers of rows and of distinct problems of some questions."""
+    return {
+        "rows": len(questions),
+        "distinct_problems": len(set(questions)),
+    }
 
 
 def with_sets(study: Study, runs: Sequence[PlannedRun]) -> Study:
-    """The study with the sets that its tasks are shown on."""
-    own = {run.task: run.config.data.eval for run in runs}
+    """Returns the study with the evaluation sets `main` and `hard` of each task filled in."""
+    sets_of_config = {run.task: run.config.data.eval for run in runs}
     tasks = []
     for task in study.tasks:
-        main = (task.data or own[task.id])[0]
-        hard = main if "hard" in study.views else ""
+        sets = task.data or sets_of_config[task.id]
+        main = sets[0]
         if task.hard_levels:
             hard = task.hard_set(main)
+        elif "hard" in study.views:
+            hard = main
+        else:
+            hard = ""
         tasks.append(dataclasses.replace(task, main=main, hard=hard))
     return dataclasses.replace(study, tasks=tuple(tasks))

@@ -1,14 +1,14 @@
-"""What happened during training, averaged over seeds: curves, times to a level, the schedule."""
+"""Averages training curves over seeds: rewards, accuracies, times to a level, curricula."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from bacr_study.cells import OF_GROUP, Grid
+from bacr_study.cells import OF_GROUP, Cell, Grid
 from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
 
@@ -16,182 +16,269 @@ AXES = ("step", "tokens", "seconds")
 # Points of a curve: enough to see its shape, few enough for small files.
 _BINS = 30
 _SCHEDULE_POINTS = 40
-# Shares of the reference arm's gain that define the levels to be reached.
+# The levels to be reached, as shares of the reference arm's gain.
 SHARES = (0.5, 0.9)
 
-Series = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
+# The x and y of a curve's points.
+Points = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
 
-def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dict[int, Series]:
-    """A column of trained runs' curves where it was recorded, against an axis, by seed."""
-    found = {}
+def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dict[int, Points]:
+    """Returns a column of the curves of trained runs, by seed.
+
+    Args:
+      axis: x, one of `AXES`.
+      key: y, a field of `Cell.curve`. Steps without the field are left out.
+    """
+    by_seed = {}
     for cell in grid.of(task.id, variant):
-        points = [(r[axis], r[key]) for r in cell.curve if r.get(key) is not None]
-        if points and cell.steps > 0:
-            x, y = np.array(points, np.float64).T
-            found[cell.seed] = x, y
-    return found
+        points = [
+            (record[axis], record[key]) for record in cell.curve if record.get(key) is not None
+        ]
+        if not points or cell.steps == 0:
+            continue
+        x, y = np.array(points, np.float64).T
+        by_seed[cell.seed] = (x, y)
+    return by_seed
 
 
-def _binned(one: Series, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
-    """Means of the points in each bin; NaN without points."""
-    x, y = one
-    place = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+def _binned(points: Points, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
+    """Returns the mean y of the points in each bin; NaN for a bin without points."""
+    x, y = points
+    bins = len(edges) - 1
+    indices = np.searchsorted(edges, x, side="left") - 1
+    indices = np.clip(indices, 0, bins - 1)
     inside = (x >= edges[0]) & (x <= edges[-1])
-    count = np.bincount(place[inside], minlength=len(edges) - 1)
-    total = np.bincount(place[inside], y[inside], minlength=len(edges) - 1)
+    count = np.bincount(indices[inside], minlength=bins)
+    total = np.bincount(indices[inside], y[inside], minlength=bins)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
-    """Mean and interval over seeds at every x at which all seeds have a value."""
+    """Returns mean and 95 % interval over seeds at every x at which all seeds have a value.
+
+    Args:
+      by_seed: for each seed its y at every x; NaN or None if missing.
+    """
     rows: Float[np.ndarray, "seeds n"] = np.array(by_seed, np.float64)
-    keep = np.isfinite(rows).all(0)
-    estimates = [mean_interval(column.tolist()) for column in rows.T[keep]]
+    complete = np.isfinite(rows).all(0)
+    estimates = [mean_interval(column.tolist()) for column in rows.T[complete]]
     return {
-        "x": [float(v) for v, k in zip(x, keep) if k],
-        "mean": [e.mean for e in estimates],
-        "low": [e.low for e in estimates],
-        "high": [e.high for e in estimates],
+        "x": [float(value) for value, keep in zip(x, complete) if keep],
+        "mean": [estimate.mean for estimate in estimates],
+        "low": [estimate.low for estimate in estimates],
+        "high": [estimate.high for estimate in estimates],
     }
 
 
-def _rewards(runs: Sequence[Series]) -> dict[str, list[Any]]:
-    # Up to where the shortest run ends: beyond, the average would be of other seeds.
-    longest = max(len(x) for x, _ in runs)
-    edges = np.linspace(0.0, min(x[-1] for x, _ in runs), min(_BINS, longest) + 1)
-    return _band((edges[1:] + edges[:-1]) / 2, [_binned(one, edges) for one in runs])
+def _rewards(runs: Sequence[Points]) -> dict[str, list[Any]]:
+    """Returns the mean reward in bins of the axis.
+
+    The last bin ends where the shortest run ends, because beyond that the mean would be over other
+    seeds.
+    """
+    most_points = max(len(x) for x, _ in runs)
+    end = min(x[-1] for x, _ in runs)
+    bins = min(_BINS, most_points)
+    edges = np.linspace(0.0, end, bins + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    return _band(middles, [_binned(run, edges) for run in runs])
 
 
-def _accuracies(runs: Sequence[Series]) -> dict[str, list[Any]] | None:
-    start, stop = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
+def _accuracies(runs: Sequence[Points]) -> dict[str, list[Any]] | None:
+    """Returns the mean held-out accuracy where the axes of all runs overlap; None if nowhere."""
+    start = max(x[0] for x, _ in runs)
+    stop = min(x[-1] for x, _ in runs)
     if stop < start:
         return None
-    # Evaluations of the runs at the same steps are taken as they are; tokens and seconds differ.
-    alike = all(np.array_equal(x, runs[0][0]) for x, _ in runs)
-    points = max(len(x) for x, _ in runs)
-    grid = runs[0][0] if alike else np.linspace(start, stop, points)
-    return _band(grid, [np.interp(grid, *one) for one in runs])
+    # Runs are evaluated at equal steps, but at different tokens and seconds.
+    first_x, _ = runs[0]
+    if all(np.array_equal(x, first_x) for x, _ in runs):
+        x_of_band = first_x
+    else:
+        most_points = max(len(x) for x, _ in runs)
+        x_of_band = np.linspace(start, stop, most_points)
+    interpolated = [np.interp(x_of_band, x, y) for x, y in runs]
+    return _band(x_of_band, interpolated)
+
+
+# Averages the curves of several seeds; None if there is nothing to show.
+_Average = Callable[[Sequence[Points]], dict[str, list[Any]] | None]
 
 
 def convergence(grid: Grid) -> dict[str, Any]:
-    """Reward and held-out accuracy against steps, tokens and seconds, and times to a level.
+    """Returns rewards and held-out accuracies over training, and times to a level.
 
-    By task: `curves` by variant, `reward` or `accuracy`, and axis, without arms that were not
-    trained; `thresholds`, see `_times`.
+    Returns:
+      By task: `curves` by variant, by `reward` or `accuracy`, and by axis, without arms that were
+      not trained; `thresholds`, see `_times`.
     """
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for task in grid.study.tasks:
         curves: dict[str, Any] = {}
         for variant in grid.variants(task.id):
-            for name, draw in (("reward", _rewards), ("accuracy", _accuracies)):
-                drawn = {}
-                for axis in AXES:
-                    runs = list(series(grid, task, variant, axis, name).values())
-                    band = draw(runs) if runs else None
-                    if band and band["x"]:
-                        drawn[axis] = band
-                if drawn:
-                    curves.setdefault(variant.key, {})[name] = drawn
-        found[task.id] = {"curves": curves, "thresholds": _times(grid, task)}
-    return found
+            averages: tuple[tuple[str, _Average], ...] = (
+                ("reward", _rewards),
+                ("accuracy", _accuracies),
+            )
+            for name, average in averages:
+                by_axis = _curves_by_axis(grid, task, variant, name, average)
+                if by_axis:
+                    curves.setdefault(variant.key, {})[name] = by_axis
+        by_task[task.id] = {
+            "curves": curves,
+            "thresholds": _times(grid, task),
+        }
+    return by_task
 
 
-def first_crossing(one: Series, level: float) -> float | None:
-    """The x where a curve first reaches a level, between its points on a straight line, or None."""
-    x, y = one
+def _curves_by_axis(
+    grid: Grid, task: Task, variant: Variant, name: str, average: _Average
+) -> dict[str, Any]:
+    """Returns the averaged curve of a variant against each axis; axes without points left out."""
+    by_axis = {}
+    for axis in AXES:
+        runs = list(series(grid, task, variant, axis, name).values())
+        curve = average(runs) if runs else None
+        if curve and curve["x"]:
+            by_axis[axis] = curve
+    return by_axis
+
+
+def first_crossing(points: Points, level: float) -> float | None:
+    """Returns the x where a curve first reaches a level; None if it never does.
+
+    Between two points the curve is a straight line.
+    """
+    x, y = points
     reached = np.flatnonzero(y >= level)
     if not reached.size:
         return None
-    i = int(reached[0])
-    if i == 0:
+    index = int(reached[0])
+    if index == 0:
         return float(x[0])
-    share = (level - y[i - 1]) / (y[i] - y[i - 1])
-    return float(x[i - 1] + share * (x[i] - x[i - 1]))
+    x_before = x[index - 1]
+    y_before = y[index - 1]
+    share = (level - y_before) / (y[index] - y_before)
+    return float(x_before + share * (x[index] - x_before))
 
 
 def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
-    """Steps, tokens and seconds until held-out accuracy reaches a share of the reference's gain.
+    """Returns steps, tokens and seconds until held-out accuracy reaches each of two levels.
 
-    The level is start + share (end - start) of the first reference arm's mean over seeds. Ratios
-    to the reference are paired by seed: exp of the mean of log ratios, with its t interval.
+    A level is start + share (end - start), with start and end the first reference arm's mean over
+    seeds. Ratios to the reference are paired by seed: exp of the mean of log ratios, with its t
+    interval.
 
-    Records have variant, axis, share, level, seeds, reached (how many seeds reach it), time (an
-    estimate; None unless all seeds do) and ratio (of the time to the reference's).
+    Returns:
+      Records with variant, axis, share, level, seeds, reached (the number of seeds that reach the
+      level), time (an estimate; None unless all seeds reach it) and ratio (of the time to the
+      reference's; None for the reference).
     """
     study = grid.study
     if not study.references:
         return []
-    base = Variant(study.references[0])
-    ends = [(y[0], y[-1]) for _, y in series(grid, task, base, "step", "accuracy").values()]
+    reference = Variant(study.references[0])
+    accuracies = series(grid, task, reference, "step", "accuracy")
+    ends = [(y[0], y[-1]) for _, y in accuracies.values()]
     if not ends:
         return []
     start, stop = np.mean(ends, axis=0)
     records = []
     for share, axis in itertools.product(SHARES, AXES):
         level = float(start + share * (stop - start))
-        others = _crossings(grid, task, base, axis, level)
+        reference_times = _crossings(grid, task, reference, axis, level)
         for variant in grid.variants(task.id):
             times = _crossings(grid, task, variant, axis, level)
-            known = [time for time in times.values() if time is not None]
-            if times:
-                records.append(
-                    {
-                        "variant": variant.key,
-                        "axis": axis,
-                        "share": share,
-                        "level": level,
-                        "seeds": len(times),
-                        "reached": len(known),
-                        "time": asdict(mean_interval(known)) if len(known) == len(times) else None,
-                        "ratio": _ratio(times, others) if variant != base else None,
-                    }
-                )
+            if not times:
+                continue
+            reached = [time for time in times.values() if time is not None]
+            time = None
+            if len(reached) == len(times):
+                time = asdict(mean_interval(reached))
+            ratio = None
+            if variant != reference:
+                ratio = _ratio(times, reference_times)
+            record = {
+                "variant": variant.key,
+                "axis": axis,
+                "share": share,
+                "level": level,
+                "seeds": len(times),
+                "reached": len(reached),
+                "time": time,
+                "ratio": ratio,
+            }
+            records.append(record)
     return records
 
 
 def _crossings(
     grid: Grid, task: Task, variant: Variant, axis: str, level: float
 ) -> dict[int, float | None]:
-    """Where each seed first reaches a level of held-out accuracy."""
-    found = series(grid, task, variant, axis, "accuracy")
-    return {seed: first_crossing(one, level) for seed, one in found.items()}
+    """Returns the x at which each seed first reaches a level of held-out accuracy."""
+    by_seed = series(grid, task, variant, axis, "accuracy")
+    return {seed: first_crossing(points, level) for seed, points in by_seed.items()}
 
 
 def _ratio(
     times: Mapping[int, float | None], others: Mapping[int, float | None]
 ) -> dict[str, Any] | None:
-    """Geometric mean of times / others over seeds; None unless all seeds of both have a time."""
+    """Returns the geometric mean of times / others over seeds, with its interval.
+
+    None unless every seed of `times` that `others` has, too, has a time in both.
+    """
     pairs = [(time, others[seed]) for seed, time in times.items() if seed in others]
-    known = [float(np.log(one / other)) for one, other in pairs if one and other]
-    if not known or len(known) < len(pairs):
+    log_ratios = [float(np.log(time / other)) for time, other in pairs if time and other]
+    if not log_ratios or len(log_ratios) < len(pairs):
         return None
-    logs = asdict(mean_interval(known))
-    return {k: float(np.exp(v)) if isinstance(v, float) else v for k, v in logs.items()}
+    estimate = asdict(mean_interval(log_ratios))
+    return {
+        key: float(np.exp(value)) if isinstance(value, float) else value
+        for key, value in estimate.items()
+    }
 
 
 def schedules(grid: Grid) -> dict[str, Any]:
-    """Budgets and weights of difficulty groups over training, averaged over seeds.
+    """Returns budgets and weights of difficulty groups over training, averaged over seeds.
 
-    By task and variant with a curriculum: a list of groups, the easiest first, each with a curve
-    over steps for every one of `OF_GROUP`.
+    Returns:
+      By task and by variant with a curriculum: a list of groups, the easiest first, each with a
+      curve over steps for every key of `OF_GROUP`.
     """
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for task in grid.study.tasks:
         for variant in grid.variants(task.id):
             cells = [cell for cell in grid.of(task.id, variant) if cell.schedule]
-            runs = [{int(r["step"]): r["groups"] for r in cell.schedule} for cell in cells]
-            steps = sorted(set.intersection(*map(set, runs))) if runs else []
-            if not steps:
-                continue
-            chosen = np.linspace(0, len(steps) - 1, min(_SCHEDULE_POINTS, len(steps)))
-            steps = [steps[place] for place in chosen.round().astype(int)]
-            groups = range(min(len(run[step]) for run in runs for step in steps))
-            found.setdefault(task.id, {})[variant.key] = [
-                {
-                    key: _band(steps, [[run[s][group].get(key) for s in steps] for run in runs])
-                    for key in OF_GROUP
-                }
-                for group in groups
-            ]
-    return found
+            groups = _schedule_of(cells)
+            if groups is not None:
+                by_task.setdefault(task.id, {})[variant.key] = groups
+    return by_task
+
+
+def _schedule_of(cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
+    """Returns the curves of every difficulty group at steps that all cells have.
+
+    None if the cells have no step in common.
+    """
+    runs = []
+    for cell in cells:
+        groups_by_step = {int(record["step"]): record["groups"] for record in cell.schedule}
+        runs.append(groups_by_step)
+    if not runs:
+        return None
+    common_steps = sorted(set.intersection(*map(set, runs)))
+    if not common_steps:
+        return None
+    points = min(_SCHEDULE_POINTS, len(common_steps))
+    indices = np.linspace(0, len(common_steps) - 1, points)
+    steps = [common_steps[index] for index in indices.round().astype(int)]
+    group_counts = [len(run[step]) for run in runs for step in steps]
+    groups = []
+    for group in range(min(group_counts)):
+        curves = {}
+        for key in OF_GROUP:
+            by_seed = [[run[step][group].get(key) for step in steps] for run in runs]
+            curves[key] = _band(steps, by_seed)
+        groups.append(curves)
+    return groups

@@ -1,36 +1,52 @@
-"""Paired comparisons of a study's arms, and what each part of an ablation does."""
+"""Compares the arms of a study in pairs, and computes what each part of an ablation adds."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bacr_jax.evaluation.samples import GREEDY
 from bacr_study.cells import Grid, Setting
 from bacr_study.spec import MEAN, PARTS, Study, Variant
 from bacr_study.statistics import holm, mean_interval
 
-Entry = dict[str, Any]
+# An object of results.json.
+Record = dict[str, Any]
+
+
+class _Case(NamedTuple):
+    """A difference to be tested.
+
+    Attributes:
+      labels: fields of the record that identify the case.
+      of: the variant whose accuracy is the minuend.
+      less: the variant whose accuracy is subtracted.
+    """
+
+    labels: Record
+    of: Variant
+    less: Variant
+    where: Setting
 
 
 def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
-    """Every variant beside the reference arm at the same value."""
-    others = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
+    """Yields every other variant with the reference arm at the same swept value."""
+    references = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
     for variant in study.variants():
-        if variant.arm != reference and variant.value in others:
-            yield variant, others[variant.value]
+        if variant.arm != reference and variant.value in references:
+            yield variant, references[variant.value]
 
 
 def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
-    """Every swept value beside the default one of the same arm."""
+    """Yields every swept value with the default value of the same arm."""
     for sweep, arms in study.sweeps().items():
         for arm, value in itertools.product(arms, sweep.values):
-            if sweep.default not in (None, value):
+            if sweep.default is not None and value != sweep.default:
                 yield Variant(arm.id, value), Variant(arm.id, sweep.default)
 
 
 def _in_focus(study: Study) -> list[Setting]:
-    """Every task at its budgets in focus."""
+    """Returns a setting for every task and each of its budgets in focus."""
     return [
         Setting(task.id, task.main, budget)
         for task in study.tasks
@@ -38,177 +54,261 @@ def _in_focus(study: Study) -> list[Setting]:
     ]
 
 
-def _tested(grid: Grid, cases: Iterable[tuple[Entry, Variant, Variant, Setting]]) -> list[Entry]:
-    """A family of tests: Holm's p-values over all of it, and how many tests these are.
+def _tested(grid: Grid, cases: Iterable[_Case]) -> list[Record]:
+    """Tests a family of differences and corrects their p-values.
 
-    Cases have what an entry says besides, an arm, the arm that it is compared with, and where; one
-    that lacks an arm is left out.
+    Returns:
+      For each case: its labels, the fields of `Contrast`, `p_holm` (corrected over the family) and
+      `tests` (the size of the family). Cases that lack an arm are left out.
     """
-    found = [(said, grid.difference(of, less, at)) for said, of, less, at in cases]
-    entries = [{**said, **contrast} for said, contrast in found if contrast]
-    adjusted = holm([entry["p"] for entry in entries])
-    return [{**entry, "p_holm": p, "tests": len(entries)} for entry, p in zip(entries, adjusted)]
+    records: list[Record] = []
+    for case in cases:
+        contrast = grid.difference(case.of, case.less, case.where)
+        if contrast:
+            records.append({**case.labels, **contrast})
+    adjusted = holm([record["p"] for record in records])
+    for record, p in zip(records, adjusted):
+        record["p_holm"] = p
+        record["tests"] = len(records)
+    return records
 
 
 def _family(
-    grid: Grid, view: str, pairs: Iterable[tuple[Variant, Variant]], settings: Iterable[Setting]
-) -> list[Entry]:
-    """The tests of a table: differences of pairs in each setting."""
+    grid: Grid,
+    view: str,
+    pairs: Sequence[tuple[Variant, Variant]],
+    settings: Iterable[Setting],
+) -> list[Record]:
+    """Tests the differences of pairs in each setting, as one family: the tests of a table."""
     cases = []
-    for at, (of, less) in itertools.product(settings, pairs):
-        place = {"view": view, "task": at.task, "set": at.set, "budget": at.budget}
-        cases.append(({**place, "variant": of.key, "reference": less.key}, of, less, at))
+    for where in settings:
+        for of, less in pairs:
+            labels = {
+                "view": view,
+                "task": where.task,
+                "set": where.set,
+                "budget": where.budget,
+                "variant": of.key,
+                "reference": less.key,
+            }
+            cases.append(_Case(labels, of, less, where))
     return _tested(grid, cases)
 
 
-def contrasts(grid: Grid) -> list[Entry]:
-    """Paired differences of the study's pairs at the budgets in focus and on their mean.
+def contrasts(grid: Grid) -> list[Record]:
+    """Returns the differences of the study's named pairs, at the budgets in focus and on average.
 
-    A study that asks a few questions names their pairs beside what they will mean, and tests those
-    alone: Holm's correction is over them, not over all pairs that its arms make. Entries have
-    name, of, less, task, budget, the fields of `Contrast`, `p_holm` and the number of tests.
+    A study with few questions names the pairs that answer them. Holm's correction is then over
+    these pairs, not over all pairs of its arms.
+
+    Returns:
+      Records with name, of, less, task, budget, and the fields of `_tested`.
     """
     cases = []
-    for at in _in_focus(grid.study):
+    for where in _in_focus(grid.study):
         for name, (of, less) in grid.study.contrasts.items():
-            said = {"name": name, "of": of, "less": less, "task": at.task, "budget": at.budget}
-            cases.append((said, Variant(of), Variant(less), at))
+            labels = {
+                "name": name,
+                "of": of,
+                "less": less,
+                "task": where.task,
+                "budget": where.budget,
+            }
+            cases.append(_Case(labels, Variant(of), Variant(less), where))
     return _tested(grid, cases)
 
 
-def comparisons(grid: Grid) -> list[Entry]:
-    """Paired differences from each reference arm; a family of tests is a table and a reference.
+def comparisons(grid: Grid) -> list[Record]:
+    """Returns the paired differences from each reference arm.
 
-    The mean over budgets is a family of its own (`anytime`), so that it takes no power from the
-    budgets; so is each ablation row's difference from the first row. Entries have view, task, set,
-    budget, variant, reference, the fields of `Contrast`, `p_holm` and the family's number of tests.
+    A table and a reference make one family of tests. The mean over budgets is a separate family
+    (view `anytime`), so that it does not reduce the power at the budgets.
+
+    Returns:
+      Records with view, task, set, budget, variant, reference, and the fields of `_tested`.
     """
     study = grid.study
-    found: list[Entry] = []
-    each = [(task, str(budget)) for task in study.tasks for budget in task.budgets]
-    main = [Setting(task.id, task.main, budget) for task, budget in each]
-    mean = [Setting(task.id, task.main, MEAN) for task in study.tasks]
-    hard = [Setting(task.id, task.hard, budget) for task, budget in each]
+    by_budget = []
+    means = []
+    hard = []
+    for task in study.tasks:
+        for budget in task.budgets:
+            by_budget.append(Setting(task.id, task.main, str(budget)))
+            hard.append(Setting(task.id, task.hard, str(budget)))
+        means.append(Setting(task.id, task.main, MEAN))
+    views_of_accuracy = {"accuracy", "efficiency", "scale", "ablation"}
+    records: list[Record] = []
     for reference in study.references:
         pairs = list(_pairs(study, reference))
-        if {"accuracy", "efficiency", "scale", "ablation"} & set(study.views):
-            found += _family(grid, "accuracy", pairs, main)
-            found += _family(grid, "anytime", pairs, mean)
+        if views_of_accuracy & set(study.views):
+            records += _family(grid, "accuracy", pairs, by_budget)
+            records += _family(grid, "anytime", pairs, means)
         if "hard" in study.views:
-            found += _family(grid, "hard", pairs, hard)
+            records += _family(grid, "hard", pairs, hard)
     if "sensitivity" in study.views:
-        found += _family(grid, "sensitivity", _default_pairs(study), _in_focus(study))
-    return found
+        pairs = list(_default_pairs(study))
+        records += _family(grid, "sensitivity", pairs, _in_focus(study))
+    return records
 
 
-def decoding(grid: Grid) -> list[Entry]:
-    """Differences from each reference arm, sampled and greedily, and how far the two are apart.
+def decoding(grid: Grid) -> list[Record]:
+    """Returns the differences from each reference arm, sampled and greedily, and their change.
 
-    Entries have task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
-    `change`: greedy less sampled, tested as one. Arms decoded in one mode alone are left out.
+    Returns:
+      Records with task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
+      `change`. `change` is the greedy minus the sampled difference, tested as one contrast. Arms
+      that were decoded in one mode only are left out.
     """
-    study, found = grid.study, list[Entry]()
+    study = grid.study
+    records = []
     for reference, task in itertools.product(study.references, study.tasks):
         for budget in (*map(str, task.budgets), MEAN):
+            where = Setting(task.id, task.main, budget)
             for variant, other in _pairs(study, reference):
-                sampled = Setting(task.id, task.main, budget)
-                greedy = replace(sampled, mode=GREEDY)
-                apart = [(variant, greedy, 1.0), (other, greedy, -1.0)]
-                apart += [(variant, sampled, -1.0), (other, sampled, 1.0)]
-                contrasts = {
-                    "sampled": grid.difference(variant, other, sampled),
-                    "greedy": grid.difference(variant, other, greedy),
-                    "change": grid.contrast(apart),
+                by_mode = _differences_by_mode(grid, variant, other, where)
+                if not all(by_mode.values()):
+                    continue
+                labels = {
+                    "task": task.id,
+                    "set": task.main,
+                    "budget": budget,
+                    "variant": variant.key,
+                    "reference": other.key,
                 }
-                if all(contrasts.values()):
-                    where = {"task": task.id, "set": task.main, "budget": budget}
-                    names = {"variant": variant.key, "reference": other.key}
-                    found.append({**where, **names, **contrasts})
-    return found
+                records.append({**labels, **by_mode})
+    return records
+
+
+def _differences_by_mode(
+    grid: Grid, of: Variant, less: Variant, sampled: Setting
+) -> dict[str, Record | None]:
+    """Tests a difference sampled and greedily, and the change between the two; see `decoding`."""
+    greedy = replace(sampled, mode=GREEDY)
+    change = grid.contrast(
+        [
+            (of, greedy, 1.0),
+            (less, greedy, -1.0),
+            (of, sampled, -1.0),
+            (less, sampled, 1.0),
+        ]
+    )
+    return {
+        "sampled": grid.difference(of, less, sampled),
+        "greedy": grid.difference(of, less, greedy),
+        "change": change,
+    }
 
 
 def difficulty(grid: Grid) -> dict[str, Any]:
-    """Accuracy by level, and its difference from the first reference arm.
+    """Returns the accuracy by level, and its difference from the first reference arm.
 
-    By task, budget in focus, variant and level: problems, accuracy, and difference (None: of the
-    reference itself, or no verdicts).
+    Returns:
+      By task, budget in focus, variant and level: problems, accuracy (an estimate over seeds) and
+      difference (a contrast; None for the reference, and without verdicts).
     """
     study = grid.study
     reference = Variant(study.references[0]) if study.references else None
-    found: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for where in _in_focus(study):
         variants = grid.variants(where.task)
-        cells = [cell for variant in variants for cell in grid.of(where.task, variant)]
-        # The same in all cells of a task.
-        known = [one for cell in cells if (one := cell.levels(where.set)) is not None]
-        levels = sorted(set(known[0].tolist()) - {0}) if known else []
-        for variant, level in itertools.product(variants, levels):
-            at = replace(where, level=level)
-            rates = list(grid.table(variant, at).values())
+        for variant, level in itertools.product(variants, _levels_of(grid, where)):
+            at_level = replace(where, level=level)
+            rates = list(grid.table(variant, at_level).values())
             if not rates:
                 continue
-            contrast = None
-            if reference not in (None, variant):
-                contrast = grid.difference(variant, reference, at)
-            by_variant = found.setdefault(at.task, {}).setdefault(at.budget, {})
-            by_variant.setdefault(variant.key, {})[str(level)] = {
+            difference = None
+            if reference is not None and variant != reference:
+                difference = grid.difference(variant, reference, at_level)
+            accuracies = [float(rates_of_seed.mean()) for rates_of_seed in rates]
+            by_budget = by_task.setdefault(where.task, {})
+            by_variant = by_budget.setdefault(where.budget, {})
+            by_level = by_variant.setdefault(variant.key, {})
+            by_level[str(level)] = {
                 "problems": rates[0].size,
-                "accuracy": asdict(mean_interval([float(one.mean()) for one in rates])),
-                "difference": contrast,
+                "accuracy": asdict(mean_interval(accuracies)),
+                "difference": difference,
             }
-    return found
+    return by_task
+
+
+def _levels_of(grid: Grid, where: Setting) -> list[int]:
+    """Returns the levels of a set's problems, rising; level 0 means no level."""
+    for variant in grid.variants(where.task):
+        for cell in grid.of(where.task, variant):
+            levels = cell.levels(where.set)
+            # All cells of a task have the same problems.
+            if levels is not None:
+                return sorted(set(levels.tolist()) - {0})
+    return []
 
 
 def ablation(grid: Grid) -> dict[str, Any]:
-    """What each part of an ablation adds, alone and on average, and whether gains add up.
+    """Returns what each part of an ablation adds, and whether the gains add up.
 
-    With y(S) the accuracy with the parts S on, k parts, and 0 none of them on:
+    With y(S) the accuracy with the parts S on, k parts, and 0 the empty set:
 
       main effect of i    mean over the 2^(k-1) sets S without i of y(S + i) - y(S)
       alone               y({i}) - y(0);  on top of the first part: y({1, i}) - y({1})
       joint               y(all) - y(0);  on top of the first part: y(all) - y({1})
       surplus             joint - sum over i of alone: above 0 if parts help each other
 
-    All are contrasts of runs on the same seeds and problems, tested as one (`crossed_test`). An
-    effect that lacks an arm is left out. By task and budget in focus: `rows` (difference of each
-    arm from none of the parts) and `effects` (name, kind, part, contrast).
+    Each effect is a contrast of runs on the same seeds and problems, tested once (`crossed_test`).
+    An effect that lacks an arm is left out.
+
+    Returns:
+      By task and budget in focus: `rows` (difference of each arm from the arm without parts) and
+      `effects` (records with kind, part and the fields of `Contrast`).
     """
     study = grid.study
-    by_parts = {frozenset[str](arm.parts): Variant(arm.id) for arm in study.arms}
-    found: dict[str, Any] = {}
-    base = by_parts.get(frozenset())
+    variants: dict[frozenset[str], Variant] = {}
+    for arm in study.arms:
+        variants[frozenset(arm.parts)] = Variant(arm.id)
+    without_parts = variants.get(frozenset())
+    by_task: dict[str, Any] = {}
     for where in _in_focus(study):
-        rows = {
-            variant.key: grid.difference(variant, base, where)
-            for variant in by_parts.values()
-            if base not in (None, variant)
-        }
+        rows = {}
+        for variant in variants.values():
+            if without_parts is not None and variant != without_parts:
+                rows[variant.key] = grid.difference(variant, without_parts, where)
         effects = []
         for kind, part, weights in effect_weights(PARTS):
-            if set(weights) <= by_parts.keys():
-                contrast = grid.contrast([(by_parts[s], where, w) for s, w in weights.items()])
-                if contrast:
-                    effects.append({"kind": kind, "part": part, **contrast})
-        found.setdefault(where.task, {})[where.budget] = {"rows": rows, "effects": effects}
-    return found
+            if not set(weights) <= variants.keys():
+                continue
+            terms = [(variants[subset], where, weight) for subset, weight in weights.items()]
+            contrast = grid.contrast(terms)
+            if contrast:
+                effects.append({"kind": kind, "part": part, **contrast})
+        by_budget = by_task.setdefault(where.task, {})
+        by_budget[where.budget] = {"rows": rows, "effects": effects}
+    return by_task
 
 
 def effect_weights(
     parts: Sequence[str],
 ) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
-    """(kind, part, weight of each combination of parts) of every effect that `ablation` names."""
-    everything, first = frozenset(parts), frozenset(parts[:1])
+    """Yields kind, part, and weight of each set of parts, for every effect of `ablation`."""
     subsets: list[frozenset[str]] = [frozenset()]
     for part in parts:
         subsets += [subset | {part} for subset in subsets]
+    share = 1.0 / 2 ** (len(parts) - 1)
     for part in parts:
-        share = 1.0 / 2 ** (len(parts) - 1)
-        yield "main effect", part, {s: share if part in s else -share for s in subsets}
-    for ground, top in ((frozenset[str](), ""), (first, f" on top of {parts[0]}")):
-        rest = [part for part in parts if part not in ground]
-        for part in rest:
-            yield f"alone{top}", part, {ground | {part}: 1.0, ground: -1.0}
-        yield f"joint{top}", "", {everything: 1.0, ground: -1.0}
-        surplus = {everything: 1.0, ground: len(rest) - 1.0}
-        surplus |= {ground | {part}: -1.0 for part in rest}
-        yield f"surplus{top}", "", surplus
+        weights = {}
+        for subset in subsets:
+            weights[subset] = share if part in subset else -share
+        yield "main effect", part, weights
+    yield from _effects_on_top(parts, frozenset(), "")
+    yield from _effects_on_top(parts, frozenset(parts[:1]), f" on top of {parts[0]}")
+
+
+def _effects_on_top(
+    parts: Sequence[str], ground: frozenset[str], suffix: str
+) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
+    """Yields the effects alone, joint and surplus over the set of parts `ground`."""
+    everything = frozenset(parts)
+    rest = [part for part in parts if part not in ground]
+    for part in rest:
+        yield f"alone{suffix}", part, {ground | {part}: 1.0, ground: -1.0}
+    yield f"joint{suffix}", "", {everything: 1.0, ground: -1.0}
+    surplus = {everything: 1.0, ground: len(rest) - 1.0}
+    surplus |= {ground | {part}: -1.0 for part in rest}
+    yield f"surplus{suffix}", "", surplus

@@ -50,15 +50,29 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
       mode: the decoding; budgets that one of the two cells lacks are left out.
     """
     for budget, after in cell.sets.get(name, {}).get(mode, {}).items():
-        entry, verdicts = before.entry(name, mode, budget), before.rates(name, mode, budget)
+        entry = before.entry(name, mode, budget)
+        verdicts = before.rates(name, mode, budget)
         if entry is None or verdicts is None:
             continue
         problems = len(verdicts)
-        shares = entry["accuracy"], after["accuracy"]
-        yield Change(budget, ACCURACY, *shares, accuracy_declined(*shares, problems))
-
-        closed = 1.0 - entry["no_answer_share"], 1.0 - after["no_answer_share"]
-        yield Change(budget, CLOSED, *closed, closed_answers_declined(*closed, problems))
+        accuracy_before = entry["accuracy"]
+        accuracy_after = after["accuracy"]
+        yield Change(
+            budget=budget,
+            measure=ACCURACY,
+            before=accuracy_before,
+            after=accuracy_after,
+            failed=accuracy_declined(accuracy_before, accuracy_after, problems),
+        )
+        closed_before = 1.0 - entry["no_answer_share"]
+        closed_after = 1.0 - after["no_answer_share"]
+        yield Change(
+            budget=budget,
+            measure=CLOSED,
+            before=closed_before,
+            after=closed_after,
+            failed=closed_answers_declined(closed_before, closed_after, problems),
+        )
 
 
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:

@@ -1,34 +1,49 @@
-"""The figures of a study, from its results.json."""
+"""Draws the figures of a study from its results.json."""
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report import png
-from bacr_jax.report.charts import COLOURS, Axis, Chart, Mark, Series, marker, shade, stepped
-from bacr_study.items import Results, budget_phrase, estimate_of, variant_name
+from bacr_jax.report.charts import Axis, Chart, Mark, Series, shade, stepped
+from bacr_study.figure_parts import (
+    EstimateRecord,
+    accuracies,
+    alike,
+    band,
+    basis,
+    budget_axis,
+    ends_of,
+    looks_of,
+    panel_title,
+    told_apart,
+)
+from bacr_study.items import Results, estimate_of, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
-# Of arms, which are told apart by colours first.
-_LINES = ("-", "--", ":")
-# Of difficulty groups, the easiest first.
-_GROUPS = ("-", "--", "-.", ":")
-Estimate = Mapping[str, Any]
-# Cost and gain.
+# Line styles of difficulty groups, the easiest first.
+_GROUP_LINES = ("-", "--", "-.", ":")
+# A cost and the gain at that cost.
 Point = tuple[float | int, float | int]
 
-# Of one figure; the table has them all. Of one panel, where there are more than that.
+# Most curves of a figure of accuracies. The table has all arms.
 MOST_CURVES = 16
-_TOGETHER = 12
-# Panels: more tasks than this go on below.
-_IN_A_ROW = 3
-_AXIS_NAMES = {"step": "steps", "tokens": "generated tokens"}
-# What is drawn: key, its axis, and what a number of it is multiplied by.
-_CURVES = (("reward", "mean reward", 1.0), ("accuracy", "held-out accuracy (%)", 100.0))
+# Panels in a row; more tasks continue in the next row.
+_PANELS_IN_A_ROW = 3
+_AXIS_NAMES = {
+    "step": "steps",
+    "tokens": "generated tokens",
+}
+# Curves of a training: key, label of the axis, and factor of the numbers.
+_CURVES = (
+    ("reward", "mean reward", 1.0),
+    ("accuracy", "held-out accuracy (%)", 100.0),
+)
+# Curves of a curriculum: key, heading, unit, and factor of the numbers.
 _SCHEDULE = (
     ("mean_budget", "median sampled budget", "tokens", 1.0),
     ("weight", "share of sampled questions", "%", 100.0),
@@ -39,16 +54,20 @@ _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
 _APART = "Methods stand side by side, up to a tenth left or right of their budget."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
-# Above the table and the figure of a study's contrasts.
+# Title of the table and of the figures of a study's contrasts.
 CONTRASTS = "Pairs that the study asks about"
-
-
-# --- how every figure draws arms, their numbers with intervals, and curves ------------------------
+_SIGNIFICANT_COLOUR = "s1"
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A figure, with the name of its files and the columns of its legend."""
+class StudyFigure:
+    """A figure of a study.
+
+    Attributes:
+      name: name of its files, without ending.
+      rows: panels, row by row.
+      legend: columns of the legend.
+    """
 
     name: str
     title: str
@@ -57,71 +76,15 @@ class Drawn:
     legend: int = 3
 
 
-def looks_of(study: Study) -> dict[str, Series]:
-    """How arms and variants are drawn, in every figure alike, by key: curves without points.
+def draw_figures(
+    folder: Path, results: Results, study: Study
+) -> list[tuple[StudyFigure, Path, Path]]:
+    """Draws the figures of the study's views into a folder, in the order of its page.
 
-    No two of 27 arms are alike, and the first reference is grey. Arms of one colour are told apart
-    by their lines and by their markers' filling.
+    Returns:
+      Each figure with its PNG and PDF files.
     """
-    looks = {}
-    arms = sorted(study.arms, key=lambda arm: arm.id not in study.references[:1])
-    for i, arm in enumerate(arms):
-        line = _LINES[i // len(COLOURS) % len(_LINES)]
-        style: dict[str, Any] = {"line": line, "marker": marker(i), "hollow": line != "-"}
-        for variant in (Variant(arm.id), *study.variants_of(arm)):
-            label = variant_name(study, variant)
-            looks[variant.key] = Series(label, [], [], f"s{i % len(COLOURS)}", **style)
-    return looks
-
-
-def ends_of(estimate: Estimate) -> tuple[float, float]:
-    """An interval; a mean without one is its own."""
-    low, high = (estimate["mean"] if estimate[k] is None else estimate[k] for k in ("low", "high"))
-    return low, high
-
-
-def accuracies(look: Series, x: Iterable[float], estimates: Collection[Estimate]) -> Series:
-    """Accuracies in % with their intervals, joined by a line."""
-    share = lambda end: 100 * min(max(end, 0.0), 1.0)
-    ends = [(share(low), share(high)) for low, high in map(ends_of, estimates)]
-    return replace(look, x=list(x), y=[100 * one["mean"] for one in estimates], ends=ends)
-
-
-def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """What a `Series` has of a curve whose interval is a shade."""
-    scaled = lambda key: [scale * value for value in curve[key]]
-    known = curve["low"] and curve["low"][0] is not None
-    ends = list(zip(scaled("low"), scaled("high"))) if known else None
-    return {"x": curve["x"], "y": scaled("mean"), "ends": ends, "kind": "band"}
-
-
-def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
-    """The same charts with one scale of x or y, so that they can be compared."""
-    ends = [s for c in charts if c.drawn for s in [c.scales()["xy".index(name)]]]
-    low, high = min((s.low for s in ends), default=None), max((s.high for s in ends), default=None)
-    return [replace(c, **{name: replace(getattr(c, name), low=low, high=high)}) for c in charts]
-
-
-def told_apart(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
-    """Variants of a row of panels each: of many, those of one kind of line, and the reference."""
-    variants, first = study.variants(), study.references[:1]
-    lines = [looks[variant.key].line * (len(variants) > _TOGETHER) for variant in variants]
-    kept = lambda line: [v for v, own in zip(variants, lines) if own == line or v.arm in first]
-    return list(map(kept, dict.fromkeys(lines)))
-
-
-def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)") -> Axis:
-    """An axis of doublings with a tick at each budget."""
-    ticks = [(float(budget), f"{budget:,}") for budget in budgets]
-    return Axis(label, log2=True, low=0.87 * min(budgets), high=1.15 * max(budgets), ticks=ticks)
-
-
-# --- the figures ----------------------------------------------------------------------------------
-
-
-def draw_figures(folder: Path, results: Results, study: Study) -> list[tuple[Drawn, Path, Path]]:
-    """Draws the figures that the study shows, in the order of its page; with their two files."""
-    makers: Mapping[str, Callable[[Results, Study], Iterator[Drawn]]] = {
+    figures_of_view: Mapping[str, Callable[[Results, Study], Iterator[StudyFigure]]] = {
         "accuracy": accuracy_figures,
         "hard": functools.partial(accuracy_figures, hard=True),
         "ablation": effect_figures,
@@ -133,64 +96,105 @@ def draw_figures(folder: Path, results: Results, study: Study) -> list[tuple[Dra
         "sensitivity": sweep_figures,
         "contrasts": contrast_figures,
     }
+    # Two views may share a function, which is called once.
+    makers = dict.fromkeys(figures_of_view[view] for view in study.views)
     pictures = []
-    for make in dict.fromkeys(makers[view] for view in study.views):
-        for one in make(results, study):
-            figure = png.figure(one.title, one.rows, legend=one.legend, caption=one.caption)
-            pictures.append((one, *saved(figure, folder, one.name)))
+    for make in makers:
+        for figure in make(results, study):
+            drawing = png.figure(
+                figure.title,
+                figure.rows,
+                legend=figure.legend,
+                caption=figure.caption,
+            )
+            png_path, pdf_path = saved(drawing, folder, figure.name)
+            pictures.append((figure, png_path, pdf_path))
     return pictures
 
 
 def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    """A figure's two files, PNG and PDF."""
-    files = folder / f"{name}.png", folder / f"{name}.pdf"
-    for file in files:
-        png.save(figure, file)
-    return files
+    """Saves a matplotlib figure as PNG and PDF; returns the two files."""
+    png_path = folder / f"{name}.png"
+    pdf_path = folder / f"{name}.pdf"
+    png.save(figure, png_path)
+    png.save(figure, pdf_path)
+    return png_path, pdf_path
 
 
-def _basis(study: Study) -> str:
-    return f"{n} seeds" if (n := len(study.seeds)) > 1 else "problems, one seed"
+# Accuracy -----------------------------------------------------------------------------------------
 
 
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
-) -> Iterator[dict[float, Estimate]]:
-    """A number of each variant by budget, at places a little apart from those of the others."""
+) -> Iterator[dict[float, EstimateRecord]]:
+    """Yields a number of each variant by the x of its point.
+
+    A point is drawn near its budget, a little left or right, so that variants do not overlap.
+
+    Args:
+      name: the evaluation set.
+      key: one of `cells.NUMBERS`.
+    """
     count = len(variants)
-    for at, variant in enumerate(variants):
-        apart = float(2 ** (0.3 * (at - (count - 1) / 2) / max(count, 6)))
-        yield {
-            budget * apart: estimate
-            for budget in task.budgets
-            if (estimate := estimate_of(results, task, name, variant, str(budget), key)) is not None
-        }
+    for index, variant in enumerate(variants):
+        position = index - (count - 1) / 2
+        factor = float(2 ** (0.3 * position / max(count, 6)))
+        points = {}
+        for budget in task.budgets:
+            estimate = estimate_of(results, task, name, variant, str(budget), key)
+            if estimate is not None:
+                points[budget * factor] = estimate
+        yield points
 
 
-def accuracy_figures(results: Results, study: Study, *, hard: bool = False) -> Iterator[Drawn]:
-    """Accuracy against the budget; no picture of more curves than can be told apart."""
-    looks = looks_of(study)
+def accuracy_figures(
+    results: Results, study: Study, *, hard: bool = False
+) -> Iterator[StudyFigure]:
+    """Yields the figure of accuracy against the budget, if it has at most `MOST_CURVES` curves.
+
+    Args:
+      hard: True for the problems of the view `hard`.
+    """
     if len(study.variants()) > MOST_CURVES:
         return
-
-    def chart(task: Task, group: Sequence[Variant]) -> Chart:
-        by_budget = _by_budget(results, task, task.hard if hard else task.main, group)
-        pairs = zip(group, by_budget)
-        series = [accuracies(looks[v.key], found, found.values()) for v, found in pairs]
-        return Chart(task.label, series, budget_axis(task.budgets), _ACCURACY)
-
+    looks = looks_of(study)
     groups = told_apart(study, looks)
-    rows = list(zip(*(alike([chart(task, group) for group in groups]) for task in study.tasks)))
-    yield Drawn(
-        "hard" if hard else "accuracy",
-        "Accuracy on harder problems" if hard else "Accuracy by budget",
-        f"Mean accuracy with 95 % intervals over {_basis(study)}. {_APART}",
-        [row[at : at + _IN_A_ROW] for row in rows for at in range(0, len(row), _IN_A_ROW)],
+    columns = []
+    for task in study.tasks:
+        name = task.hard if hard else task.main
+        charts = [_accuracy_chart(results, task, name, group, looks) for group in groups]
+        columns.append(alike(charts))
+    rows = []
+    for row in zip(*columns):
+        for start in range(0, len(row), _PANELS_IN_A_ROW):
+            rows.append(row[start : start + _PANELS_IN_A_ROW])
+    yield StudyFigure(
+        name="hard" if hard else "accuracy",
+        title="Accuracy on harder problems" if hard else "Accuracy by budget",
+        caption=f"Mean accuracy with 95 % intervals over {basis(study)}. {_APART}",
+        rows=rows,
     )
 
 
+def _accuracy_chart(
+    results: Results,
+    task: Task,
+    name: str,
+    variants: Sequence[Variant],
+    looks: Mapping[str, Series],
+) -> Chart:
+    """Returns the chart of accuracy against the budget of some variants on a set."""
+    series = []
+    for variant, points in zip(variants, _by_budget(results, task, name, variants)):
+        series.append(accuracies(looks[variant.key], points, points.values()))
+    return Chart(task.label, series, budget_axis(task.budgets), _ACCURACY)
+
+
+# Efficiency ---------------------------------------------------------------------------------------
+
+
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Points (cost, gain) that no other beats by less cost with at least the gain, both rising."""
+    """Returns the points (cost, gain) that no other point beats in both, by rising cost."""
     front: list[Point] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
@@ -198,188 +202,296 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def efficiency_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 1a of the paper: accuracy against tokens really used, and how budgets are used."""
-    looks, variants, rows = looks_of(study), study.variants(), list[list[Chart]]()
-    for task in study.tasks:
-        gained, used = list[Series](), list[Series]()
-        floor = min(task.budgets) / 4
-        keys = ("accuracy", "mean_total_tokens", "mean_thinking_tokens")
-        columns = [_by_budget(results, task, task.main, variants, key) for key in keys]
-        for variant, gains, cost, thought in zip(variants, *columns):
-            if not gains:
-                continue
-            look, tokens = looks[variant.key], [one["mean"] for one in cost.values()]
-            gained.append(accuracies(look, tokens, gains.values()))
-            thought = {place: one for place, one in thought.items() if one["mean"] > 0}
-            # A logarithmic axis has no room for ends at or below 0.
-            ends = [(max(low, floor / 2), high) for low, high in map(ends_of, thought.values())]
-            y = [one["mean"] for one in thought.values()]
-            used.append(replace(look, x=list(thought), y=y, ends=ends))
-        if gained:
-            points = [point for one in gained for point in zip(one.x, one.y)]
-            front = stepped(*zip(*pareto_front(points)))
-            gained.insert(0, Series("Pareto front", *front, "s2", kind="broad"))
-        line = f"{task.label}; the line: all that is asked for"
-        asked = budget_axis(task.budgets, "budget asked for (tokens)")
-        # Whatever thinks next to nothing would press all else together.
-        least = max(floor, min((low for one in used for low, _ in one.ends or ()), default=floor))
-        thinking = replace(_THINKING, low=least)
-        left = Chart(task.label, gained, _TOKENS, _ACCURACY)
-        rows.append([left, Chart(line, used, asked, thinking, diagonal=True)])
-    yield Drawn(
-        "efficiency",
-        "Accuracy against tokens really used",
-        f"Left: a point per budget, 95 % intervals over {_basis(study)}; the shaded steps "
+def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Fig. 1a of the paper: accuracy against tokens used, and tokens used by budget."""
+    looks = looks_of(study)
+    rows = [_efficiency_charts(results, study, task, looks) for task in study.tasks]
+    yield StudyFigure(
+        name="efficiency",
+        title="Accuracy against tokens really used",
+        caption=f"Left: a point per budget, 95 % intervals over {basis(study)}; the shaded steps "
         f"are the Pareto front of the means. Right: thinking tokens used by budget. {_APART}",
-        rows,
+        rows=rows,
     )
 
 
-def difficulty_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 3b of the paper: difference from the reference arm by level."""
+def _efficiency_charts(
+    results: Results, study: Study, task: Task, looks: Mapping[str, Series]
+) -> list[Chart]:
+    """Returns two charts of a task: accuracy against tokens, and thinking tokens by budget."""
+    variants = study.variants()
+    accuracy_series: list[Series] = []
+    thinking_series: list[Series] = []
+    # The logarithmic axis needs a smallest number of thinking tokens.
+    floor = min(task.budgets) / 4
+    columns = zip(
+        variants,
+        _by_budget(results, task, task.main, variants, "accuracy"),
+        _by_budget(results, task, task.main, variants, "mean_total_tokens"),
+        _by_budget(results, task, task.main, variants, "mean_thinking_tokens"),
+    )
+    for variant, gains, total_tokens, thinking_tokens in columns:
+        if not gains:
+            continue
+        look = looks[variant.key]
+        costs = [estimate["mean"] for estimate in total_tokens.values()]
+        accuracy_series.append(accuracies(look, costs, gains.values()))
+        thinking_series.append(_thinking_series(look, thinking_tokens, floor))
+    if accuracy_series:
+        points = [point for series in accuracy_series for point in zip(series.x, series.y)]
+        x, y = stepped(*zip(*pareto_front(points)))
+        accuracy_series.insert(0, Series("Pareto front", x, y, "s2", kind="broad"))
+    # A policy that hardly thinks would press all other curves together.
+    low_ends = [low for series in thinking_series for low, _ in series.ends or ()]
+    least = max(floor, min(low_ends, default=floor))
+    return [
+        Chart(task.label, accuracy_series, _TOKENS, _ACCURACY),
+        Chart(
+            f"{task.label}; the line: all that is asked for",
+            thinking_series,
+            budget_axis(task.budgets, "budget asked for (tokens)"),
+            replace(_THINKING, low=least),
+            diagonal=True,
+        ),
+    ]
+
+
+def _thinking_series(
+    look: Series, by_budget: Mapping[float, EstimateRecord], floor: float
+) -> Series:
+    """Returns the thinking tokens of a variant by budget, without means of 0.
+
+    Args:
+      floor: intervals are cut at half of it, because a logarithmic axis has no 0.
+    """
+    x = []
+    y = []
+    ends = []
+    for budget, estimate in by_budget.items():
+        if estimate["mean"] <= 0:
+            continue
+        low, high = ends_of(estimate)
+        x.append(budget)
+        y.append(estimate["mean"])
+        ends.append((max(low, floor / 2), high))
+    return replace(look, x=x, y=y, ends=ends)
+
+
+# Differences --------------------------------------------------------------------------------------
+
+
+def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Fig. 3b of the paper: difference from the reference arm by level."""
     if not study.references:
         return
-    looks, rows = looks_of(study), list[Sequence[Chart]]()
+    looks = looks_of(study)
     groups = told_apart(study, looks)
-
-    def chart(task: Task, budget: str, group: Sequence[Variant]) -> Chart:
-        by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
-        levels = sorted({int(level) for found in by_variant.values() for level in found})
-        drawn = {}
-        for variant in group:
-            by_level = by_variant.get(variant.key, {}).items()
-            if known := {int(n): e["difference"] for n, e in by_level if e["difference"]}:
-                drawn[variant.key] = known
-        series = []
-        for index, (key, found) in enumerate(drawn.items()):
-            shift = 0.8 * (index - (len(drawn) - 1) / 2) / max(len(drawn), 4)
-            points, ends = _points(found.values())
-            places = [level + shift for level in found]
-            series.append(replace(looks[key], x=places, y=points, ends=ends, line=""))
-        low, high = (min(levels) - 0.5, max(levels) + 0.5) if levels else (0.0, 1.0)
-        ticks = [(float(level), str(level)) for level in levels]
-        x = Axis("level, the hardest last", low=low, high=high, ticks=ticks)
-        y = Axis("difference (percentage points)")
-        marks = [Mark("y", 0.0), *(Mark("x", n - 0.5, "grid") for n in levels[1:])]
-        return Chart(_panel(task, budget), series, x, y, marks=marks)
-
+    rows: list[Sequence[Chart]] = []
     for task in study.tasks:
-        budgets = study.focus_budgets(task)
-        rows += zip(*(alike([chart(task, b, group) for group in groups]) for b in budgets))
+        columns = []
+        for budget in study.focus_budgets(task):
+            by_variant = results["difficulty"].get(task.id, {}).get(budget, {})
+            title = panel_title(task, budget)
+            charts = [_level_chart(title, by_variant, group, looks) for group in groups]
+            columns.append(alike(charts))
+        rows += zip(*columns)
     reference = study.arm(study.references[0]).name
-    yield Drawn(
-        "difficulty",
-        f"Accuracy by level, difference from {reference}",
-        f"Percentage points from {reference}, paired by seed and problem, 95 % intervals.",
-        rows,
-        4,
+    yield StudyFigure(
+        name="difficulty",
+        title=f"Accuracy by level, difference from {reference}",
+        caption=f"Percentage points from {reference}, paired by seed and problem, 95 % intervals.",
+        rows=rows,
+        legend=4,
+    )
+
+
+def _level_chart(
+    title: str,
+    by_variant: Mapping[str, Any],
+    variants: Sequence[Variant],
+    looks: Mapping[str, Series],
+) -> Chart:
+    """Returns the chart of the differences of some variants by level.
+
+    Args:
+      by_variant: records of `effects.difficulty`, by key of a variant and by level.
+    """
+    levels = sorted({int(level) for by_level in by_variant.values() for level in by_level})
+    differences: dict[str, dict[int, Any]] = {}
+    for variant in variants:
+        by_level = {
+            int(level): entry["difference"]
+            for level, entry in by_variant.get(variant.key, {}).items()
+            if entry["difference"]
+        }
+        if by_level:
+            differences[variant.key] = by_level
+    series = []
+    for index, (key, by_level) in enumerate(differences.items()):
+        # Points of a level are drawn side by side.
+        position = index - (len(differences) - 1) / 2
+        shift = 0.8 * position / max(len(differences), 4)
+        x = [level + shift for level in by_level]
+        y, ends = _points(by_level.values())
+        series.append(replace(looks[key], x=x, y=y, ends=ends, line=""))
+    low = min(levels) - 0.5 if levels else 0.0
+    high = max(levels) + 0.5 if levels else 1.0
+    ticks = [(float(level), str(level)) for level in levels]
+    separators = [Mark("x", level - 0.5, "grid") for level in levels[1:]]
+    return Chart(
+        title,
+        series,
+        Axis("level, the hardest last", low=low, high=high, ticks=ticks),
+        Axis("difference (percentage points)"),
+        marks=[Mark("y", 0.0), *separators],
     )
 
 
 def _points(
     differences: Iterable[Mapping[str, Any]],
 ) -> tuple[list[float], list[tuple[float, float]]]:
-    """Differences in percentage points, and the ends of their intervals."""
-    found = [[100 * one[key] for key in ("difference", "low", "high")] for one in differences]
-    return [value for value, *_ in found], [(low, high) for _, low, high in found]
+    """Returns differences in percentage points, and the ends of their intervals."""
+    values = []
+    ends = []
+    for entry in differences:
+        values.append(100 * entry["difference"])
+        ends.append((100 * entry["low"], 100 * entry["high"]))
+    return values, ends
 
 
-def sweep_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 4 and Table 4 of the paper: accuracy against the swept value."""
-    for sweep in study.sweeps():
-        by_task = [
-            [_swept(results, study, sweep, task, budget) for budget in study.focus_budgets(task)]
-            for task in study.tasks
-        ]
-        default = " The grey bar marks the default." if sweep.default is not None else ""
-        yield Drawn(
-            f"sweep_{sweep.file_name}",
-            f"Accuracy by {sweep.label}",
-            f"Mean accuracy with 95 % intervals over {_basis(study)}.{default}",
-            list(map(list, zip(*by_task))),
+def effect_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Table 3 of the paper as a figure: what each part adds."""
+    rows = []
+    for task in study.tasks:
+        charts = []
+        for budget in study.focus_budgets(task):
+            effects = {}
+            for entry in results["ablation"][task.id][budget]["effects"]:
+                name = entry["kind"]
+                if entry["part"]:
+                    name += f": {entry['part']}"
+                effects[name] = entry
+            charts.append(_forest(panel_title(task, budget), effects))
+        rows.append(alike(charts, "x"))
+    yield StudyFigure(
+        name="effects",
+        title="What each part adds",
+        caption="Percentage points, 95 % intervals over seeds and problems. Main effect: mean gain "
+        "over all combinations of the others. Alone: its gain over none. Joint: that of all. "
+        f"Surplus: joint less the sum of each alone. On top of {PARTS[0]}: all with {PARTS[0]}.",
+        rows=rows,
+    )
+
+
+def contrast_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields a figure per task: a row for each named pair, a panel for each budget in focus."""
+    entries = {}
+    for entry in results["contrasts"]:
+        entries[entry["name"], entry["task"], entry["budget"]] = entry
+    for task in study.tasks:
+        charts = []
+        for budget in study.focus_budgets(task):
+            pairs = {name: entries.get((name, task.id, budget)) for name in study.contrasts}
+            charts.append(_forest(panel_title(task, budget), pairs, unclear="s0"))
+        yield StudyFigure(
+            name=f"contrasts_{task.id}",
+            title=CONTRASTS,
+            caption="Percentage points, 95 % intervals over seeds and problems; blue: 0 lies "
+            "outside.",
+            rows=[alike(charts, "x")],
         )
 
 
-def _swept(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
-    # Numbers stand where they are; words side by side.
-    numbers = all(isinstance(value, int | float) for value in sweep.values)
-    places = {v: float(v) if numbers else float(i) for i, v in enumerate(sweep.values)}
-    looks, series = looks_of(study), list[Series]()
-    for arm in study.sweeps()[sweep]:
-        measured = {
-            place: found
-            for value, place in places.items()
-            if (found := estimate_of(results, task, task.main, Variant(arm.id, value), budget))
-        }
-        series.append(accuracies(looks[arm.id], measured, measured.values()))
-    known = sweep.default is not None
-    return Chart(
-        _panel(task, budget),
-        series,
-        Axis(sweep.label, ticks=[(place, str(value)) for value, place in places.items()]),
-        _ACCURACY,
-        marks=[Mark("x", places[sweep.default], "broad")] if known else [],
-    )
-
-
-def effect_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Table 3 of the paper as a picture: what each part adds."""
-
-    def chart(task: Task, budget: str) -> Chart:
-        found = results["ablation"][task.id][budget]["effects"]
-        named = {f"{e['kind']}: {e['part']}" if e["part"] else e["kind"]: e for e in found}
-        return _forest(_panel(task, budget), named)
-
-    yield Drawn(
-        "effects",
-        "What each part adds",
-        "Percentage points, 95 % intervals over seeds and problems. Main effect: mean gain "
-        "over all combinations of the others. Alone: its gain over none. Joint: that of all. "
-        f"Surplus: joint less the sum of each alone. On top of {PARTS[0]}: all with {PARTS[0]}.",
-        [alike([chart(task, b) for b in study.focus_budgets(task)], "x") for task in study.tasks],
-    )
-
-
-def contrast_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """A row for each pair of arms that the study names, a panel for each budget in focus."""
-    found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
-
-    def chart(task: Task, budget: str) -> Chart:
-        named = {name: found.get((name, task.id, budget)) for name in study.contrasts}
-        return _forest(_panel(task, budget), named, unclear="s0")
-
-    caption = "Percentage points, 95 % intervals over seeds and problems; blue: 0 lies outside."
-    for task in study.tasks:
-        charts = [chart(task, budget) for budget in study.focus_budgets(task)]
-        yield Drawn(f"contrasts_{task.id}", CONTRASTS, caption, [alike(charts, "x")])
-
-
-def _panel(task: Task, budget: str) -> str:
-    return f"{task.label}, {budget_phrase(budget)}"
-
-
 def _forest(
-    title: str, named: Mapping[str, Mapping[str, Any] | None], *, unclear: str = "s1"
+    title: str,
+    entries: Mapping[str, Mapping[str, Any] | None],
+    *,
+    unclear: str = _SIGNIFICANT_COLOUR,
 ) -> Chart:
-    """A row for each name, with its difference and interval; `unclear` if the interval holds 0."""
-    places = {name: -float(row) for row, name in enumerate(named)}
+    """Returns a chart with a row for each name: its difference and its interval.
+
+    Args:
+      entries: contrasts by name; None leaves the row empty.
+      unclear: colour of differences whose interval contains 0.
+    """
+    row_of_name = {name: -float(row) for row, name in enumerate(entries)}
     series = []
-    for colour in dict.fromkeys((unclear, "s1")):
-        found = {
-            places[name]: entry
-            for name, entry in named.items()
-            if entry and colour == (unclear if entry["low"] <= 0 <= entry["high"] else "s1")
-        }
-        x, ends = _points(found.values())
-        series.append(Series("", x, list(found), colour, ends, across=True, line="", marker="o"))
-    ticks = [(place, name) for name, place in places.items()]
-    y = Axis("", low=0.5 - len(named), high=0.5, ticks=ticks)
-    return Chart(title, series, Axis("percentage points"), y, marks=[Mark("x", 0.0)])
+    for colour in dict.fromkeys((unclear, _SIGNIFICANT_COLOUR)):
+        by_row = {}
+        for name, entry in entries.items():
+            if not entry:
+                continue
+            contains_zero = entry["low"] <= 0 <= entry["high"]
+            if colour == (unclear if contains_zero else _SIGNIFICANT_COLOUR):
+                by_row[row_of_name[name]] = entry
+        x, ends = _points(by_row.values())
+        series.append(Series("", x, list(by_row), colour, ends, across=True, line="", marker="o"))
+    ticks = [(row, name) for name, row in row_of_name.items()]
+    return Chart(
+        title,
+        series,
+        Axis("percentage points"),
+        Axis("", low=0.5 - len(entries), high=0.5, ticks=ticks),
+        marks=[Mark("x", 0.0)],
+    )
 
 
-def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 3a of the paper: reward and held-out accuracy over training."""
+# Sweeps -------------------------------------------------------------------------------------------
+
+
+def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Fig. 4 and Table 4 of the paper: accuracy against the swept value."""
+    for sweep in study.sweeps():
+        columns = []
+        for task in study.tasks:
+            budgets = study.focus_budgets(task)
+            columns.append([_sweep_chart(results, study, sweep, task, one) for one in budgets])
+        remark = " The grey bar marks the default." if sweep.default is not None else ""
+        yield StudyFigure(
+            name=f"sweep_{sweep.file_name}",
+            title=f"Accuracy by {sweep.label}",
+            caption=f"Mean accuracy with 95 % intervals over {basis(study)}.{remark}",
+            rows=list(map(list, zip(*columns))),
+        )
+
+
+def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
+    """Returns the chart of accuracy against the swept value at one budget.
+
+    Numbers are drawn at their value, words side by side.
+    """
+    are_numbers = all(isinstance(value, int | float) for value in sweep.values)
+    x_of_value = {}
+    for index, value in enumerate(sweep.values):
+        x_of_value[value] = float(value) if are_numbers else float(index)
+    looks = looks_of(study)
+    series = []
+    for arm in study.sweeps()[sweep]:
+        points = {}
+        for value, x in x_of_value.items():
+            variant = Variant(arm.id, value)
+            estimate = estimate_of(results, task, task.main, variant, budget)
+            if estimate:
+                points[x] = estimate
+        series.append(accuracies(looks[arm.id], points, points.values()))
+    marks = []
+    if sweep.default is not None:
+        marks.append(Mark("x", x_of_value[sweep.default], "broad"))
+    ticks = [(x, str(value)) for value, x in x_of_value.items()]
+    return Chart(
+        panel_title(task, budget),
+        series,
+        Axis(sweep.label, ticks=ticks),
+        _ACCURACY,
+        marks=marks,
+    )
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Fig. 3a of the paper for each task: reward and held-out accuracy over training."""
     looks = looks_of(study)
     for task in study.tasks:
         curves = results["convergence"][task.id]["curves"]
@@ -388,42 +500,65 @@ def convergence_figures(results: Results, study: Study) -> Iterator[Drawn]:
         rows = []
         for kind, unit, scale in _CURVES:
             charts = []
-            for name, axis in _AXIS_NAMES.items():
-                series = [
-                    replace(looks[key], **band(found[kind][name], scale))
-                    for key in looks
-                    if name in (found := curves.get(key, {})).get(kind, {})
-                ]
-                charts.append(Chart("", series, Axis(axis), Axis(unit)))
+            for axis, axis_label in _AXIS_NAMES.items():
+                series = []
+                for key, look in looks.items():
+                    by_axis = curves.get(key, {}).get(kind, {})
+                    if axis in by_axis:
+                        series.append(replace(look, **band(by_axis[axis], scale)))
+                charts.append(Chart("", series, Axis(axis_label), Axis(unit)))
             rows.append(charts)
-        yield Drawn(
-            f"convergence_{task.id}",
-            f"Training: {task.label}",
-            f"Means over {len(study.seeds)} seeds, shades: 95 % intervals. Above: reward as each "
-            "method defines it, averaged in thirtieths of the run; rewards of methods can't "
-            "be compared. Below: greedy accuracy on held-out problems, mean over budgets.",
-            rows,
+        yield StudyFigure(
+            name=f"convergence_{task.id}",
+            title=f"Training: {task.label}",
+            caption=f"Means over {len(study.seeds)} seeds, shades: 95 % intervals. Above: reward "
+            "as each method defines it, averaged in thirtieths of the run; rewards of methods "
+            "can't be compared. Below: greedy accuracy on held-out problems, mean over budgets.",
+            rows=rows,
         )
 
 
-def curriculum_figures(results: Results, study: Study) -> Iterator[Drawn]:
-    """Fig. 2 of the paper: budgets and weights of the difficulty groups over training."""
+def curriculum_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
+    """Yields Fig. 2 of the paper: budgets and weights of the difficulty groups over training."""
     for task, variant in itertools.product(study.tasks, study.variants()):
-        if groups := results["curriculum"].get(task.id, {}).get(variant.key):
-            words = {0: " (easiest)", len(groups) - 1: " (hardest)"}
-            charts = []
-            for kind, heading, unit, scale in _SCHEDULE:
-                series = []
-                for number, group in enumerate(groups):
-                    label = f"group {number}{words.get(number, '')}"
-                    line, curve = _GROUPS[number % 4], band(group[kind], scale)
-                    tint = shade(number, len(groups))
-                    series.append(Series(label, colour=tint, line=line, **curve))
-                charts.append(Chart(heading, series, Axis("step", whole=True), Axis(unit, low=0.0)))
-            yield Drawn(
-                f"curriculum_{task.id}_{variant.key}",
-                f"Curriculum: {variant_name(study, variant)}, {task.label}",
-                f"Means over {len(study.seeds)} seeds, shades: 95 % intervals.",
-                [charts[:2], charts[2:]],
-                4,
+        groups = results["curriculum"].get(task.id, {}).get(variant.key)
+        if not groups:
+            continue
+        charts = [_schedule_chart(groups, *row) for row in _SCHEDULE]
+        yield StudyFigure(
+            name=f"curriculum_{task.id}_{variant.key}",
+            title=f"Curriculum: {variant_name(study, variant)}, {task.label}",
+            caption=f"Means over {len(study.seeds)} seeds, shades: 95 % intervals.",
+            rows=[charts[:2], charts[2:]],
+            legend=4,
+        )
+
+
+def _schedule_chart(
+    groups: Sequence[Mapping[str, Any]], key: str, heading: str, unit: str, scale: float
+) -> Chart:
+    """Returns the chart of one number of every difficulty group over the steps.
+
+    Args:
+      key, heading, unit, scale: a row of `_SCHEDULE`.
+    """
+    remarks = {
+        0: " (easiest)",
+        len(groups) - 1: " (hardest)",
+    }
+    series = []
+    for number, group in enumerate(groups):
+        series.append(
+            Series(
+                f"group {number}{remarks.get(number, '')}",
+                colour=shade(number, len(groups)),
+                line=_GROUP_LINES[number % 4],
+                **band(group[key], scale),
             )
+        )
+    return Chart(
+        heading,
+        series,
+        Axis("step", whole=True),
+        Axis(unit, low=0.0),
+    )

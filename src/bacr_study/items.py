@@ -1,4 +1,4 @@
-"""What stands in the tables of a study: means, differences, ranks and marks."""
+"""Formats the items of a study's tables: means, differences, p-values, ranks and marks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,9 @@ from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown, budget_name
 from bacr_study.spec import MEAN, Study, Task, Variant
 
+# The object in results.json.
 Results = Mapping[str, Any]
+# Level of the tests after Holm's correction.
 _LEVEL = 0.05
 _MINUS = "−"
 
@@ -16,68 +18,111 @@ _MINUS = "−"
 def estimate_of(
     results: Results, task: Task, name: str, variant: Variant, budget: str, key: str = "accuracy"
 ) -> Mapping[str, Any] | None:
-    """A number of a variant, over its seeds, as results.json has it; None: not measured."""
-    by_mode = results["means"].get(task.id, {}).get(name, {})
-    return by_mode.get(SAMPLED, {}).get(variant.key, {}).get(budget, {}).get(key)
+    """Returns a number of a variant over its seeds from results.json; None if not measured.
+
+    Args:
+      name: the evaluation set.
+      key: one of `cells.NUMBERS`.
+    """
+    by_set = results["means"].get(task.id, {})
+    by_mode = by_set.get(name, {})
+    by_variant = by_mode.get(SAMPLED, {})
+    by_budget = by_variant.get(variant.key, {})
+    return by_budget.get(budget, {}).get(key)
 
 
 def budget_phrase(budget: str) -> str:
-    """`budget 1,024`, or `mean over budgets`."""
-    return "mean over budgets" if budget == MEAN else f"budget {budget_name(budget)}"
+    """Returns `budget 1,024`, or `mean over budgets`."""
+    if budget == MEAN:
+        return "mean over budgets"
+    return f"budget {budget_name(budget)}"
 
 
 def signed(value: float) -> str:
-    """`+4.1`, with a minus sign that is not a hyphen."""
+    """Returns a number such as `+4.1`, with a minus sign (U+2212) and `0.0` without a sign."""
     text = f"{value:+.1f}"
-    return text.replace("-", _MINUS) if text not in ("-0.0", "+0.0") else "0.0"
+    if text in ("-0.0", "+0.0"):
+        return "0.0"
+    return text.replace("-", _MINUS)
 
 
 def difference_text(entry: Mapping[str, Any]) -> str:
-    """`+4.1 [+2.0, +6.2]` in percentage points."""
-    value, low, high = (signed(100 * entry[key]) for key in ("difference", "low", "high"))
+    """Returns a difference in percentage points with its interval: `+4.1 [+2.0, +6.2]`."""
+    value = signed(100 * entry["difference"])
+    low = signed(100 * entry["low"])
+    high = signed(100 * entry["high"])
     return f"{value} [{low}, {high}]"
 
 
 def p_text(p: float) -> str:
-    """`.013`, or `<.001`."""
-    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+    """Returns a p-value such as `.013`, or `<.001`."""
+    if p < 0.001:
+        return "<.001"
+    return f"{p:.3f}".removeprefix("0")
 
 
 def p_item(p: float) -> Item:
-    """`p_text`, with the number."""
+    """Returns a p-value as an item of a table."""
     return Shown(p_text(p), (p,))
 
 
 def difference_item(entry: Mapping[str, Any] | None) -> Item:
-    """`difference_text` of a comparison; a dash for None."""
+    """Returns a difference in percentage points as an item; a dash for None."""
     if entry is None:
         return NONE
-    numbers = tuple(100 * entry[key] for key in ("difference", "low", "high"))
+    numbers = (
+        100 * entry["difference"],
+        100 * entry["low"],
+        100 * entry["high"],
+    )
     return Shown(difference_text(entry), numbers)
 
 
 def differs_by_mode(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry of results.json's `decoding` says something else greedily than sampled."""
-    beyond = lambda contrast: contrast["low"] > 0 or contrast["high"] < 0
-    sampled, greedy = entry["sampled"], entry["greedy"]
+    """True if a difference of two arms depends on the decoding.
+
+    It does if the sampled and the greedy difference are significantly apart, or have opposite signs
+    and are each significant.
+
+    Args:
+      entry: an entry of `decoding` in results.json.
+    """
+    sampled = entry["sampled"]
+    greedy = entry["greedy"]
+    if _excludes_zero(entry["change"]):
+        return True
     opposite = sampled["difference"] * greedy["difference"] < 0
-    return beyond(entry["change"]) or (opposite and beyond(sampled) and beyond(greedy))
+    return opposite and _excludes_zero(sampled) and _excludes_zero(greedy)
+
+
+def _excludes_zero(contrast: Mapping[str, Any]) -> bool:
+    """True if the interval of a contrast does not contain 0."""
+    return contrast["low"] > 0 or contrast["high"] < 0
 
 
 def mean_item(
     estimate: Mapping[str, Any] | None, *, scale: int = 1, digits: int = 1, marks: str = ""
 ) -> Item:
-    """`52.7 ± 1.2`: mean and half the width of its interval."""
+    """Returns a mean and half the width of its interval, such as `52.7 ± 1.2`; a dash for None.
+
+    Args:
+      scale: factor of the numbers, such as 100 for percent.
+      digits: digits after the point.
+    """
     if estimate is None:
         return NONE
-    ends = [estimate["mean"], estimate["low"], estimate["high"]]
-    mean, low, high = (None if end is None else scale * end for end in ends)
-    half = "" if low is None else f" ± {(high - low) / 2:,.{digits}f}"
-    return Shown(f"{mean:,.{digits}f}{half}", (mean, low, high), marks=marks)
+    mean = scale * estimate["mean"]
+    text = f"{mean:,.{digits}f}"
+    if estimate["low"] is None:
+        return Shown(text, (mean, None, None), marks=marks)
+    low = scale * estimate["low"]
+    high = scale * estimate["high"]
+    half_width = (high - low) / 2
+    return Shown(f"{text} ± {half_width:,.{digits}f}", (mean, low, high), marks=marks)
 
 
 def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
-    """`mean_item` in percent."""
+    """Returns an accuracy in percent, with its interval."""
     return mean_item(estimate, scale=100, marks=marks)
 
 
@@ -90,80 +135,112 @@ def failed_item(rate: Mapping[str, Any] | None) -> Item:
 
 def failure_share_item(rate: Mapping[str, Any]) -> Item:
     """Returns the share of failed runs in %, such as `16.7 [0.4, 64.1]`."""
-    shares = (rate["failed"] / rate["runs"], rate["low"], rate["high"])
-    share, low, high = (100 * number for number in shares)
+    share = 100 * (rate["failed"] / rate["runs"])
+    low = 100 * rate["low"]
+    high = 100 * rate["high"]
     return Shown(f"{share:.1f} [{low:.1f}, {high:.1f}]", (share, low, high))
 
 
 def loss_text(change: Mapping[str, Any]) -> str:
     """Returns a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
-    before, after = (100 * change[key] for key in ("before", "after"))
+    before = 100 * change["before"]
+    after = 100 * change["after"]
     budget = budget_name(change["budget"])
     return f"{before:.1f} to {after:.1f} at {budget}, seed {change['seed']}"
 
 
 def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
-    """`1,234.5`: mean tokens."""
+    """Returns mean tokens such as `1,234.5`; a dash for None."""
     if estimate is None:
         return NONE
-    return Shown(f"{estimate['mean']:,.1f}", (estimate["mean"], estimate["low"], estimate["high"]))
+    mean = estimate["mean"]
+    return Shown(f"{mean:,.1f}", (mean, estimate["low"], estimate["high"]))
 
 
 def ranked(column: Sequence[Item]) -> list[Item]:
-    """The column with its best and second-best number marked, as they are printed; ties share."""
-    value = lambda item: f"{item.numbers[0]:.1f}" if isinstance(item, Shown) else NONE
-    order = sorted({value(item) for item in column} - {NONE}, key=float, reverse=True)
-    ranks = dict(zip(order, (BEST, SECOND)))
+    """Marks the best and the second-best number of a column.
+
+    Numbers are compared as they are printed, so equal ones share a rank. A column with fewer than
+    two different numbers gets no marks.
+    """
+    printed_numbers = {_printed(item) for item in column} - {NONE}
+    order = sorted(printed_numbers, key=float, reverse=True)
     if len(order) < 2:
         return list(column)
-    return [
-        replace(item, rank=ranks.get(value(item), "")) if isinstance(item, Shown) else item
-        for item in column
-    ]
+    ranks = dict(zip(order, (BEST, SECOND)))
+    result: list[Item] = []
+    for item in column:
+        if isinstance(item, Shown):
+            rank = ranks.get(_printed(item), "")
+            item = replace(item, rank=rank)
+        result.append(item)
+    return result
+
+
+def _printed(item: Item) -> str:
+    """Returns the first number of an item with one digit after the point; a dash if none."""
+    if not isinstance(item, Shown):
+        return NONE
+    return f"{item.numbers[0]:.1f}"
 
 
 def significance_marks(
     results: Results, study: Study, view: str, task: Task, variant: Variant, budget: str
 ) -> str:
-    """Marks of the reference arms from which a variant differs, by Holm's p."""
-    found = ""
+    """Returns the marks of the reference arms that a variant differs from (Holm p < .05)."""
+    marks = ""
+    where = (view, task.id, budget, variant.key)
     for reference, mark in zip(study.references, MARKS):
-        other = Variant(reference, variant.value).key
+        reference_key = Variant(reference, variant.value).key
         for entry in results["comparisons"]:
-            where = (entry["view"], entry["task"], entry["budget"], entry["variant"])
-            if where == (view, task.id, budget, variant.key) and entry["reference"] == other:
-                found += mark if entry["p_holm"] < _LEVEL else ""
-    return found
+            place_of_entry = (
+                entry["view"],
+                entry["task"],
+                entry["budget"],
+                entry["variant"],
+            )
+            if place_of_entry != where or entry["reference"] != reference_key:
+                continue
+            if entry["p_holm"] < _LEVEL:
+                marks += mark
+    return marks
 
 
 def marks_caption(study: Study) -> str:
-    """What the marks of `significance_marks` mean; starts with a space."""
-    words = [
+    """Returns the caption of `significance_marks`, after a space; empty without references."""
+    meanings = [
         f"{mark} differs from {study.arm(reference).name}"
         for reference, mark in zip(study.references, MARKS)
     ]
-    return f" {', '.join(words)} (paired by seed and problem, Holm p < .05)." if words else ""
+    if not meanings:
+        return ""
+    return f" {', '.join(meanings)} (paired by seed and problem, Holm p < .05)."
 
 
 def what_is_shown(study: Study) -> str:
-    """The sentence every caption of accuracies begins with."""
-    several = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
-    one = "one seed, ± half the 95 % interval over problems"
-    return f"Accuracy in %, {SAMPLED} decoding, {several if len(study.seeds) > 1 else one}."
+    """Returns the first sentence of every caption of accuracies."""
+    if len(study.seeds) > 1:
+        numbers = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
+    else:
+        numbers = "one seed, ± half the 95 % interval over problems"
+    return f"Accuracy in %, {SAMPLED} decoding, {numbers}."
 
 
 def variant_name(study: Study, variant: Variant) -> str:
-    """An arm's name and value."""
+    """Returns the arm's name and the swept value."""
     name = study.arm(variant.arm).name
-    return name if variant.value is None else f"{name}, {variant.value}"
+    if variant.value is None:
+        return name
+    return f"{name}, {variant.value}"
 
 
 def row_name(study: Study, variant: Variant) -> str:
-    """`variant_name`, and what is said of the arm."""
+    """Returns the name of a variant with its arm's remark, as rows of tables have it."""
+    name = variant_name(study, variant)
     mark = study.arm(variant.arm).mark
-    return f"{variant_name(study, variant)} ({mark})" if mark else variant_name(study, variant)
+    return f"{name} ({mark})" if mark else name
 
 
 def row_names(study: Study) -> dict[str, str]:
-    """`row_name` by a variant's name in results.json."""
+    """Returns the row name of every variant, by the variant's key."""
     return {variant.key: row_name(study, variant) for variant in study.variants()}

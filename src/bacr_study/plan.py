@@ -1,4 +1,7 @@
-"""From a study to its runs: who they are, where they lie, what they will cost."""
+"""Turns a study into its runs: their ids, configs, folders and tokens.
+
+Nothing is run here. `schedule` runs the planned runs side by side, `work` runs one of them.
+"""
 
 import dataclasses
 import hashlib
@@ -13,8 +16,9 @@ from bacr_jax.config import Config, derived
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
-from bacr_study.spec import Study, Variant, cell_id, cell_path
+from bacr_study.spec import Arm, Study, Task, Variant, cell_id, cell_path
 
+# Config keys that a run of a study must not have, with the reason.
 _NOT_IN_STUDIES = {
     "grader": "a study counts right answers, which a score between 0 and 1 is not",
     "warmup.dir": "a study keeps its warm-ups in --out, where its runs share them",
@@ -23,12 +27,12 @@ _NOT_IN_STUDIES = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study, and the cell it fills.
+    """A run of a study, and the cell that it fills.
 
     Attributes:
-      place: the study's folder, with `cells/`, `logs/` and `configs/`; what studies share, `runs/`,
-        `warmups/` and `compiled/`, lies beside it.
-      config: resolved, with folder and warm-up.
+      place: the study's folder, with `cells/`, `logs/` and `configs/`. The folders `runs/`,
+        `warmups/` and `compiled/` next to it are shared by all studies.
+      config: the resolved config, with the run's folder and warm-up.
     """
 
     place: Path
@@ -39,132 +43,174 @@ class PlannedRun:
 
     @property
     def id(self) -> str:
-        """That of the cell."""
+        """Returns the cell's id."""
         return cell_id(self.task, self.variant, self.seed)
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """Returns the run folder."""
         return Path(self.config.output.dir)
 
     @property
     def digest(self) -> str:
-        """That of the settings, with which the name of the folder ends."""
+        """Returns the digest of the settings, the last part of the run folder's name."""
         return self.folder.name.rpartition("-")[2]
 
     @property
     def warmup(self) -> Path | None:
-        """The folder of the shared warm-up; None: the run starts from a checkpoint on disk."""
-        return Path(self.config.warmup.dir) if self.config.warmup.dir else None
+        """Returns the folder of the shared warm-up; None if the run starts from a checkpoint."""
+        if not self.config.warmup.dir:
+            return None
+        return Path(self.config.warmup.dir)
 
     @property
     def warmed_up(self) -> bool:
-        """Whether the weights that it starts from are there."""
+        """True if the weights that the run starts from exist."""
         return self.warmup is None or WarmupPaths(self.warmup).identity.exists()
 
     @property
     def trained(self) -> bool:
-        """Whether the run is finished."""
+        """True if the run's training is finished."""
         return RunPaths(self.folder).summary.exists()
 
     @property
     def tokens(self) -> int | None:
-        """Generated tokens after which training stops; None: a number of steps decides."""
+        """Returns the generated tokens at which training stops; None if steps decide."""
         if self.config.train.steps == 0:
             return 0
         return self.config.train.max_generated_tokens
 
     @property
     def log(self) -> Path:
-        """The output of its process."""
+        """Returns the path of the output of the run's process."""
         return self.place / "logs" / f"{self.id}.log"
 
     def has_cells(self, study: Study) -> bool:
-        """Whether its cell is there, and those of the votes over its samples.
+        """True if the run's cell exists, and the cells of all votes over its samples.
 
-        UserError: a cell of that name is there, made or evaluated with other settings.
+        Raises:
+          UserError: if a cell of that name was made or evaluated with other settings.
         """
         # Imports JAX, which a listing does not need.
         from bacr_study.cells import evaluated, read_cell
 
         variants = (self.variant, *study.votes_over(self.variant))
-        paths = [cell_path(self.place, cell_id(self.task, v, self.seed)) for v in variants]
-        there = [path for path in paths if path.exists()]
-        now = {"digest": self.digest, **study.asked(self.task, self.variant.arm)}
-        for path in there:
+        paths = [
+            cell_path(self.place, cell_id(self.task, variant, self.seed)) for variant in variants
+        ]
+        existing_paths = [path for path in paths if path.exists()]
+        wanted = {
+            "digest": self.digest,
+            **study.asked(self.task, self.variant.arm),
+        }
+        for path in existing_paths:
             cell = read_cell(path)
-            found = {"digest": cell.config_sha, **evaluated(cell, now)}
-            if differing := [key for key in found if found[key] != now.get(key)]:
-                said = (f"{key} {found[key]} there, {now.get(key)} now" for key in differing)
+            stored = {"digest": cell.config_sha, **evaluated(cell, wanted)}
+            differences = [
+                f"{key} {value} there, {wanted.get(key)} now"
+                for key, value in stored.items()
+                if value != wanted.get(key)
+            ]
+            if differences:
                 raise UserError(
                     f"{path}: was made with other settings than the study has now "
-                    f"({', '.join(said)}); move it away, and the run is made again"
+                    f"({', '.join(differences)}); move it away, and the run is made again"
                 )
-        return there == paths
+        return existing_paths == paths
 
 
 def folder_of(study: Study, root: Path) -> Path:
-    """The folder of a study and size, below that of all studies."""
+    """Returns the folder of a study at its size, below the folder of all studies."""
     return root / f"{study.name}-{study.size}"
 
 
-def _placed(config: Config, root: Path, seed: int) -> Config:
-    """The config with its seed, its warm-up, and the folder that runs of equal settings share."""
-    from bacr_jax.training.warmup_folder import warmup_fingerprint
-
-    config = dataclasses.replace(config, seed=seed)
-    name = f"{Path(config.method).stem}-{seed}-{settings_digest(config)}"
-    output = dataclasses.replace(config.output, dir=str(root / "runs" / name))
-    warmup = config.warmup
-    if warmup.steps:
-        # Settings of the warm-up are in its name, so that equal ones are one.
-        warmup_seed = derived.warmup_config(config).seed
-        folder = root / "warmups" / f"{warmup_seed}-{warmup_fingerprint(config)}"
-        warmup = dataclasses.replace(warmup, dir=str(folder))
-    return dataclasses.replace(config, output=output, warmup=warmup)
-
-
 def settings_digest(config: Config) -> str:
-    """A short hash of what a config says other than the defaults.
+    """Returns a short hash of the settings of a config that differ from the defaults.
 
-    A key that a later version adds leaves the runs that are there what they were. So do the folder,
-    and what only shows the run.
+    Defaults are left out so that a key which a later version adds does not change the digest of
+    existing runs. Folders, and keys that only change how a run is shown, are left out too.
     """
-    usual = config_io.identity(Config())
-    said = {**config_io.identity(config), "output.dir": ".", "output.report": True}
-    own = {key: v for key, v in {**said, "warmup.dir": None}.items() if v != usual[key]}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+    defaults = config_io.identity(Config())
+    settings = config_io.identity(config)
+    settings["output.dir"] = "."
+    settings["output.report"] = True
+    settings["warmup.dir"] = None
+    changed = {key: value for key, value in settings.items() if value != defaults[key]}
+    text = json.dumps(changed, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
-    """Every run of a study, seeds outermost: what is there early covers all arms."""
-    trained = [arm for arm in study.arms if arm.of is None]
-    configs = {}
-    for task, arm in itertools.product(study.tasks, trained):
-        sweep = study.sweep_of(arm)
+    """Returns every run of a study, seeds outermost, so that early results cover all arms.
+
+    Args:
+      folder: the study's folder.
+
+    Raises:
+      UserError: if a run's config cannot be used; the line names task and variant.
+    """
+    arms_with_runs = [arm for arm in study.arms if arm.of is None]
+    configs: dict[tuple[str, Variant], Config] = {}
+    for task, arm in itertools.product(study.tasks, arms_with_runs):
         for variant in study.variants_of(arm):
             try:
-                varied = sweep.settings[variant.value] if sweep else {}
-                config = study.config_of(task.id, arm.id, varied)
-                train.check(config)
-                for key, why in _NOT_IN_STUDIES.items():
-                    if (value := config_io.flatten(config)[key]) is not None:
-                        raise UserError(f"{key}={value}: {why}; write null")
+                configs[task.id, variant] = _checked_config(study, task, arm, variant)
             except UserError as error:
                 raise UserError(f"{task.id}, {variant.key}: {error}") from None
-            configs[task.id, variant] = config
-    return [
-        PlannedRun(folder, task, variant, seed, _placed(config, folder.parent, seed))
-        for seed in study.seeds
-        for (task, variant), config in configs.items()
-    ]
+    runs = []
+    for seed in study.seeds:
+        for (task_id, variant), config in configs.items():
+            config_of_seed = _with_folders(config, folder.parent, seed)
+            runs.append(PlannedRun(folder, task_id, variant, seed, config_of_seed))
+    return runs
+
+
+def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Config:
+    """Returns the config of a variant on a task, checked, without seed and folder."""
+    sweep = study.sweep_of(arm)
+    varied = sweep.settings[variant.value] if sweep else {}
+    config = study.config_of(task.id, arm.id, varied)
+    train.check(config)
+    flat = config_io.flatten(config)
+    for key, reason in _NOT_IN_STUDIES.items():
+        if flat[key] is not None:
+            raise UserError(f"{key}={flat[key]}: {reason}; write null")
+    return config
+
+
+def _with_folders(config: Config, root: Path, seed: int) -> Config:
+    """Returns the config with its seed, warm-up folder and run folder.
+
+    The run folder's name has the digest of the settings, so runs of equal settings share it.
+
+    Args:
+      root: the folder of all studies.
+    """
+    from bacr_jax.training.warmup_folder import warmup_fingerprint
+
+    config = dataclasses.replace(config, seed=seed)
+    method = Path(config.method).stem
+    run_name = f"{method}-{seed}-{settings_digest(config)}"
+    output = dataclasses.replace(config.output, dir=str(root / "runs" / run_name))
+    warmup = config.warmup
+    if warmup.steps:
+        # The name has the settings of the warm-up, so runs with equal settings share it.
+        warmup_seed = derived.warmup_config(config).seed
+        warmup_name = f"{warmup_seed}-{warmup_fingerprint(config)}"
+        warmup = dataclasses.replace(warmup, dir=str(root / "warmups" / warmup_name))
+    return dataclasses.replace(config, output=output, warmup=warmup)
 
 
 def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
-    """The run that a number of --list or an id names; UserError: none does."""
+    """Returns the run with a number of --list or an id.
+
+    Raises:
+      UserError: if no run has this number or id.
+    """
     by_id = {run.id: run for run in runs}
     if text in by_id:
         return by_id[text]
-    if text.isascii() and text.isdecimal() and int(text) < len(runs):
+    is_number = text.isascii() and text.isdecimal()
+    if is_number and int(text) < len(runs):
         return runs[int(text)]
     raise UserError(f"--only {text}: names no run; write 0 to {len(runs) - 1} or an id of --list")

@@ -1,13 +1,13 @@
-"""results.json of a study: every number its tables and figures show; study.html, and all beside it.
+"""Writes the report of a study: results.json, tables, figures and study.html.
 
-Numbers are rounded to six significant digits and keys sorted, so that the same cells give the same
-bytes.
+results.json has every number that tables and figures show. Numbers have six significant digits and
+keys are sorted, so that equal cells give equal bytes.
 """
 
 import base64
 import collections
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,195 +19,285 @@ from bacr_study import curves, effects
 from bacr_study.cells import COSTS, NUMBERS, Cell, Grid, Setting, read_cells
 from bacr_study.configured import Configured
 from bacr_study.failures import failure_rates
-from bacr_study.figures import Drawn, draw_figures
+from bacr_study.figures import StudyFigure, draw_figures
 from bacr_study.items import budget_phrase, difference_text, estimate_of, row_names
-from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Study, Task
+from bacr_study.spec import ACCOUNTING, MEAN, PARTS, Arm, Study, Sweep, Task, Variant
 from bacr_study.statistics import mean_interval, rounded
 from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
-_OF_TASK = ("id", "label", "main", "hard", "budgets")
-# What two equal studies differ in: tables show it, and cells keep it.
-_OF_THE_MACHINE = ("wall_seconds", "seconds", "date")
-# What results leave to the cells.
-_LONG = ("correct", "curve", "schedule", "levels_of")
-_NOTHING = Configured()
+_TASK_FIELDS = ("id", "label", "main", "hard", "budgets")
+# Fields in which two equal studies differ. Tables and cells have them; results.json does not.
+_MACHINE_FIELDS = ("wall_seconds", "seconds", "date")
+# Long fields of a cell, which results.json leaves out.
+_LONG_FIELDS = ("correct", "curve", "schedule", "levels_of")
+_NO_FACTS = Configured()
 
 
-def write_results(folder: Path, study: Study, known: Configured = _NOTHING) -> list[Path]:
-    """Writes what the finished runs of a study say, whichever there are, beside its `cells/`."""
-    results = build_results(read_cells(folder, study), study, known)
-    written = [folder / "results.json"]
-    write_atomically(written[0], as_text(without_times(results)))
-    # Captions speak of the seeds that have runs.
-    made = {cell["seed"] for cell in results["cells"].values()}
-    shown = replace(study, seeds=tuple(seed for seed in study.seeds if seed in made))
-    tables = tables_of(results, shown)
-    for kind in ("tables", "figures"):
-        (folder / kind).mkdir(exist_ok=True)
+def write_results(folder: Path, study: Study, facts: Configured = _NO_FACTS) -> list[Path]:
+    """Writes the report of a study's existing cells into the study's folder.
+
+    Args:
+      facts: what the cells do not store.
+
+    Returns:
+      The files written: results.json, tables, figures (PNG and PDF) and study.html.
+    """
+    results = build_results(read_cells(folder, study), study, facts)
+    results_path = folder / "results.json"
+    write_atomically(results_path, as_text(without_times(results)))
+    files = [results_path]
+    # Captions mention the number of seeds, so seeds without runs are left out.
+    seeds_with_cells = {cell["seed"] for cell in results["cells"].values()}
+    seeds = tuple(seed for seed in study.seeds if seed in seeds_with_cells)
+    reported_study = replace(study, seeds=seeds)
+
+    for part in ("tables", "figures"):
+        (folder / part).mkdir(exist_ok=True)
+    tables = tables_of(results, reported_study)
     for table in tables:
-        written += write_table(folder / "tables", table)
-    figures = draw_figures(folder / "figures", results, shown)
-    written += [file for _, *files in figures for file in files]
-    written.append(folder / "study.html")
-    write_atomically(written[-1], page(results, study, tables, figures))
-    return written
+        files += write_table(folder / "tables", table)
+    figures = draw_figures(folder / "figures", results, reported_study)
+    for _, png, pdf in figures:
+        files += [png, pdf]
+    page_path = folder / "study.html"
+    write_atomically(page_path, page(results, study, tables, figures))
+    files.append(page_path)
+    return files
 
 
 def build_results(
-    cells: Mapping[str, Cell], study: Study, known: Configured = _NOTHING
+    cells: Mapping[str, Cell], study: Study, facts: Configured = _NO_FACTS
 ) -> dict[str, Any]:
-    """results.json as an object.
+    """Returns results.json as an object.
 
     Returns:
-      study, missing (ids of cells that are not there), warnings, provenance, cells (without
-      verdicts, curves and schedules), problems (rows and distinct ones by task, set and level,
-      where known), means (by task, set, decoding, variant and budget), failures and costs (by task
-      and variant), comparisons, decoding; and difficulty, ablation, convergence and curriculum if
-      the study shows them.
+      study, missing (ids of missing cells), warnings, provenance, cells (without verdicts, curves
+      and schedules), problems (rows and distinct problems by task, set and level, if known), means
+      (by task, set, decoding, variant and budget), failures and costs (by task and variant),
+      comparisons, decoding; and difficulty, ablation, convergence, curriculum and contrasts if the
+      study has the view.
     """
-    counts: dict[str, Any] = {}
-    for (task, name), found in known.problems.items():
-        if any(cell.task == task and found.are_of(cell, name) for cell in cells.values()):
-            counts.setdefault(task, {})[name] = dict(found.counts)
     grid = Grid(study, cells)
     results: dict[str, Any] = {
-        "study": _of_study(study),
+        "study": _study_object(study),
         "missing": [id_ for id_ in study.cell_ids() if id_ not in cells],
         "provenance": _provenance(cells.values()),
-        "cells": {id_: _without(vars(cell), _LONG) for id_, cell in cells.items()},
-        "problems": counts,
+        "cells": {id_: _without(vars(cell), _LONG_FIELDS) for id_, cell in cells.items()},
+        "problems": _problem_counts(cells.values(), facts),
         "means": {task.id: _means(grid, task) for task in study.tasks},
         "failures": {task.id: failure_rates(grid, task) for task in study.tasks},
-        "costs": {task.id: _costs(grid, task, known) for task in study.tasks},
+        "costs": {task.id: _costs(grid, task, facts) for task in study.tasks},
         "comparisons": effects.comparisons(grid),
         "decoding": effects.decoding(grid),
     }
     results["warnings"] = list(_warnings(study, results))
-    for view, make in (
-        ("difficulty", effects.difficulty),
-        ("ablation", effects.ablation),
-        ("convergence", curves.convergence),
-        ("curriculum", curves.schedules),
-        ("contrasts", effects.contrasts),
-    ):
+    sections: dict[str, Callable[[Grid], Any]] = {
+        "difficulty": effects.difficulty,
+        "ablation": effects.ablation,
+        "convergence": curves.convergence,
+        "curriculum": curves.schedules,
+        "contrasts": effects.contrasts,
+    }
+    for view, section in sections.items():
         if view in study.views:
-            results[view] = make(grid)
-    # Through JSON: what is drawn is what the file says.
-    return json.loads(json.dumps(rounded(results, _DIGITS), allow_nan=False))
+            results[view] = section(grid)
+    # Converted to JSON and back, so that tables and figures show what the file has.
+    text = json.dumps(rounded(results, _DIGITS), allow_nan=False)
+    return json.loads(text)
 
 
-def _of_study(study: Study) -> dict[str, Any]:
-    """What was compared, without how it was run."""
-    sweep = lambda one: one and {k: getattr(one, k) for k in ("key", "label", "values", "default")}
-    same = ("name", "seeds", "views", "references", "focus", "size")
+def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any]:
+    """Returns the numbers of rows and problems of generated sets that a cell was evaluated on."""
+    counts: dict[str, Any] = {}
+    for (task, name), problems in facts.problems.items():
+        cells_of_task = [cell for cell in cells if cell.task == task]
+        if any(problems.are_of(cell, name) for cell in cells_of_task):
+            counts.setdefault(task, {})[name] = dict(problems.counts)
+    return counts
+
+
+def _study_object(study: Study) -> dict[str, Any]:
+    """Returns the study as results.json has it, without the settings of its runs."""
+    contrasts = [[name, *pair] for name, pair in study.contrasts.items()]
+    tasks = []
+    for task in study.tasks:
+        tasks.append({key: getattr(task, key) for key in _TASK_FIELDS})
     return {
-        **{key: getattr(study, key) for key in same},
+        "name": study.name,
+        "seeds": study.seeds,
+        "views": study.views,
+        "references": study.references,
+        "focus": study.focus,
+        "size": study.size,
         "title": study.heading,
         "parts": PARTS if "ablation" in study.views else (),
-        "tasks": [{k: getattr(task, k) for k in _OF_TASK} for task in study.tasks],
-        "arms": [
-            {
-                "id": arm.id,
-                "label": arm.label,
-                "marks": [arm.mark] if arm.mark else [],
-                "parts": arm.parts,
-                "accounting": ACCOUNTING[arm.accounting] if arm.votes else "",
-                "sweep": sweep(arm.sweep),
-            }
-            for arm in study.arms
-        ],
-        "sweep": sweep(study.sweep),
-        "contrasts": [[name, *pair] for name, pair in study.contrasts.items()],
+        "tasks": tasks,
+        "arms": [_arm_object(arm) for arm in study.arms],
+        "sweep": _sweep_object(study.sweep),
+        "contrasts": contrasts,
+    }
+
+
+def _arm_object(arm: Arm) -> dict[str, Any]:
+    """Returns an arm as results.json has it."""
+    return {
+        "id": arm.id,
+        "label": arm.label,
+        "marks": [arm.mark] if arm.mark else [],
+        "parts": arm.parts,
+        "accounting": ACCOUNTING[arm.accounting] if arm.votes else "",
+        "sweep": _sweep_object(arm.sweep),
+    }
+
+
+def _sweep_object(sweep: Sweep | None) -> dict[str, Any] | None:
+    """Returns a sweep as results.json has it; None if there is none."""
+    if sweep is None:
+        return None
+    return {
+        "key": sweep.key,
+        "label": sweep.label,
+        "values": sweep.values,
+        "default": sweep.default,
     }
 
 
 def without_times(results: Any) -> Any:
-    """Results without what took how long, and when: equal for equal runs."""
-    return _without(results, _OF_THE_MACHINE)
+    """Returns results without times and dates, so that equal runs give equal results."""
+    return _without(results, _MACHINE_FIELDS)
 
 
 def _without(value: Any, names: Collection[str]) -> Any:
-    """A value without the fields of these names, and without records about an axis of them."""
+    """Returns a nested value without fields of these names.
+
+    Records of lists whose field `axis` is one of the names are left out too.
+    """
     if isinstance(value, dict):
         return {key: _without(item, names) for key, item in value.items() if key not in names}
     if isinstance(value, list):
-        named = lambda one: isinstance(one, dict) and one.get("axis") in names
-        return [_without(one, names) for one in value if not named(one)]
+        items = []
+        for item in value:
+            has_axis = isinstance(item, dict) and item.get("axis") in names
+            if not has_axis:
+                items.append(_without(item, names))
+        return items
     return value
 
 
 def as_text(results: Mapping[str, Any]) -> str:
-    """JSON with a line for each cell, comparison and the like: small, and easy to diff."""
-    kept: Any = {"sort_keys": True, "allow_nan": False, "ensure_ascii": False}
-    dump = lambda value: json.dumps(value, separators=(",", ":"), **kept)
+    """Returns results as JSON with a line for each cell, comparison and so on.
+
+    The form is small, and shows differences line by line.
+    """
     parts = []
     for key, value in sorted(results.items()):
-        text = dump(value)
+        text = _compact_json(value)
         if isinstance(value, dict) and value:
-            lines = (f"  {dump(name)}: {dump(item)}" for name, item in sorted(value.items()))
+            lines = [
+                f"  {_compact_json(name)}: {_compact_json(item)}"
+                for name, item in sorted(value.items())
+            ]
             text = "{\n" + ",\n".join(lines) + "\n }"
         elif isinstance(value, list) and value:
-            text = "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
-        parts.append(f" {dump(key)}: {text}")
+            lines = [f"  {_compact_json(item)}" for item in value]
+            text = "[\n" + ",\n".join(lines) + "\n ]"
+        parts.append(f" {_compact_json(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def _compact_json(value: Any) -> str:
+    """Returns a value as JSON on one line, without spaces and with sorted keys."""
+    return json.dumps(
+        value,
+        separators=(",", ":"),
+        sort_keys=True,
+        allow_nan=False,
+        ensure_ascii=False,
+    )
+
+
 def _means(grid: Grid, task: Task) -> dict[str, Any]:
-    """Numbers over seeds, by set, decoding, variant and budget."""
-    found: dict[str, Any] = {}
+    """Returns the means over seeds of a task, by set, decoding, variant, budget and number."""
+    by_set: dict[str, Any] = {}
     for variant in grid.variants(task.id):
-        evaluated = dict.fromkeys(
-            (name, mode, budget)
-            for cell in grid.of(task.id, variant)
-            for name, modes in cell.sets.items()
-            for mode, budgets in modes.items()
-            for budget in (*budgets, MEAN)
-        )
-        for name, mode, budget in evaluated:
+        for name, mode, budget in _evaluated(grid.of(task.id, variant)):
             where = Setting(task.id, name, budget, mode=mode)
-            numbers = {key: grid.estimate(variant, where, key) for key in NUMBERS}
-            shown = {key: vars(estimate) for key, estimate in numbers.items() if estimate}
-            if shown:
-                by_mode = found.setdefault(name, {}).setdefault(mode, {})
-                by_mode.setdefault(variant.key, {})[budget] = shown
-    return found
+            numbers = {}
+            for key in NUMBERS:
+                estimate = grid.estimate(variant, where, key)
+                if estimate:
+                    numbers[key] = vars(estimate)
+            if numbers:
+                by_mode = by_set.setdefault(name, {})
+                by_variant = by_mode.setdefault(mode, {})
+                by_variant.setdefault(variant.key, {})[budget] = numbers
+    return by_set
 
 
-def _costs(grid: Grid, task: Task, known: Configured) -> dict[str, Any]:
-    """What runs took, by variant, how they trained, and where they depart from publications."""
-    found: dict[str, Any] = {}
+def _evaluated(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
+    """Returns set, decoding and budget of all numbers of some cells, with `MEAN` as a budget."""
+    evaluated: dict[tuple[str, str, str], None] = {}
+    for cell in cells:
+        for name, by_mode in cell.sets.items():
+            for mode, by_budget in by_mode.items():
+                for budget in (*by_budget, MEAN):
+                    evaluated[name, mode, budget] = None
+    return list(evaluated)
+
+
+def _costs(grid: Grid, task: Task, facts: Configured) -> dict[str, Any]:
+    """Returns what the runs of a task took, by variant.
+
+    Returns:
+      By variant: runs, the estimates of `COSTS`, departures (from the method's publication) and, if
+      the settings are known, updates (an estimate) and settings.
+    """
+    by_variant: dict[str, Any] = {}
     for variant in grid.variants(task.id):
         cells = grid.of(task.id, variant)
-        how: dict[str, Any] = {}
-        if settings := known.settings.get((task.id, variant.key)):
+        record: dict[str, Any] = {}
+        settings = facts.settings.get((task.id, variant.key))
+        if settings:
             updates = [cell.steps * settings["train.minibatches"] for cell in cells]
-            how = {"updates": vars(mean_interval(updates)), "settings": dict(settings)}
-        found[variant.key] = {
-            **how,
-            "runs": len(cells),
-            **{key: vars(mean_interval([getattr(c, key) for c in cells])) for key in COSTS},
-            "departures": list(dict.fromkeys(line for cell in cells for line in cell.departures)),
-        }
-    return found
+            record["updates"] = vars(mean_interval(updates))
+            record["settings"] = dict(settings)
+        record["runs"] = len(cells)
+        for key in COSTS:
+            values = [getattr(cell, key) for cell in cells]
+            record[key] = vars(mean_interval(values))
+        departures = [line for cell in cells for line in cell.departures]
+        record["departures"] = list(dict.fromkeys(departures))
+        by_variant[variant.key] = record
+    return by_variant
 
 
 def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
-    """Every commit, set of versions, machine and date that occurs, and how many cells have it."""
-    joined = lambda versions: ", ".join(f"{key} {text}" for key, text in sorted(versions.items()))
-    text = lambda value: joined(value) if isinstance(value, dict) else str(value)
-    found = {
-        key: collections.Counter(text(cell.provenance.get(key, "unknown")) for cell in cells)
-        for key in ("commit", "versions", "machine", "date")
-    }
-    ends = sorted(found.pop("date"))
-    lines = {key: [f"{said} ({n} cells)" for said, n in c.items()] for key, c in found.items()}
-    return {**lines, "date": ends if len(ends) < 2 else [f"{ends[0]} to {ends[-1]}"]}
+    """Returns each commit, set of versions and machine with its number of cells, and the dates."""
+    lines = {}
+    for key in ("commit", "versions", "machine"):
+        counts = collections.Counter(_provenance_text(cell, key) for cell in cells)
+        lines[key] = [f"{text} ({count} cells)" for text, count in counts.items()]
+    dates = sorted({_provenance_text(cell, "date") for cell in cells})
+    if len(dates) > 1:
+        dates = [f"{dates[0]} to {dates[-1]}"]
+    lines["date"] = dates
+    return lines
+
+
+def _provenance_text(cell: Cell, key: str) -> str:
+    """Returns a field of a cell's provenance as text; versions are joined."""
+    value = cell.provenance.get(key, "unknown")
+    if isinstance(value, dict):
+        versions = [f"{name} {version}" for name, version in sorted(value.items())]
+        return ", ".join(versions)
+    return str(value)
 
 
 def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
-    """What is to be known before a number is read."""
-    if missing := len(results["missing"]):
+    """Yields the warnings that a reader needs before the numbers."""
+    missing = len(results["missing"])
+    if missing:
         yield (
             f"{missing} of {missing + len(results['cells'])} cells are missing: what is shown of a "
             "method is over the seeds that it has, and not over the same for all"
@@ -220,18 +310,22 @@ def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
     elif len(study.seeds) == 2:
         yield "two seeds: intervals are wide, and their 95 % only roughly right"
     for task, sets in results["problems"].items():
-        for name, entry in sets.items():
-            if entry["distinct_problems"] < entry["rows"]:
+        for name, counts in sets.items():
+            if counts["distinct_problems"] < counts["rows"]:
                 yield (
-                    f"{study.task(task).label}: {entry['rows']:,} rows of {name} are "
-                    f"{entry['distinct_problems']:,} distinct problems, and tests take rows for "
+                    f"{study.task(task).label}: {counts['rows']:,} rows of {name} are "
+                    f"{counts['distinct_problems']:,} distinct problems, and tests take rows for "
                     "problems"
                 )
-    words = {"commit": "commits", "versions": "sets of versions", "machine": "machines"}
-    for key, word in words.items():
-        found = results["provenance"][key]
-        if len(found) > 1:
-            yield f"cells come from {len(found)} {word}: {'; '.join(found)}"
+    plurals = {
+        "commit": "commits",
+        "versions": "sets of versions",
+        "machine": "machines",
+    }
+    for key, plural in plurals.items():
+        lines = results["provenance"][key]
+        if len(lines) > 1:
+            yield f"cells come from {len(lines)} {plural}: {'; '.join(lines)}"
 
 
 _STYLE = """
@@ -250,10 +344,20 @@ def page(
     results: Mapping[str, Any],
     study: Study,
     tables: Sequence[Table],
-    figures: Sequence[tuple[Drawn, Path, Path]],
+    figures: Sequence[tuple[StudyFigure, Path, Path]],
 ) -> str:
-    """study.html: everything a study found, in one file that needs no other."""
-    pictures = [(drawn, base64.b64encode(png.read_bytes()).decode()) for drawn, png, _ in figures]
+    """Returns study.html, one page that loads no other file.
+
+    Args:
+      figures: each figure with its PNG and PDF files.
+    """
+    pictures = []
+    for figure, png, _ in figures:
+        encoded = base64.b64encode(png.read_bytes()).decode()
+        pictures.append((figure, encoded))
+    provenance = []
+    for key, lines in sorted(results["provenance"].items()):
+        provenance.append(f"{key}: {'; '.join(lines)}")
     return _render(
         "study.html",
         title=study.heading,
@@ -262,28 +366,45 @@ def page(
         verdict=list(_verdict(results, study)),
         tables=tables,
         pictures=pictures,
-        provenance=[f"{k}: {'; '.join(v)}" for k, v in sorted(results["provenance"].items())],
+        provenance=provenance,
         **security(f"{STYLE}\n{_STYLE}"),
     )
 
 
 def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
-    """Which arm leads each task at its smallest and largest budget and on average, and by what."""
-    pairs = dict[tuple[str, ...], Any]()
+    """Yields which arm leads each task, and by how much.
+
+    There is a line for the smallest budget, the largest budget and the mean over budgets.
+    """
+    comparisons: dict[tuple[str, ...], Any] = {}
     for entry in results["comparisons"]:
-        pairs.setdefault(tuple(entry[k] for k in ("task", "set", "budget", "variant")), entry)
+        key = (entry["task"], entry["set"], entry["budget"], entry["variant"])
+        comparisons.setdefault(key, entry)
     names = row_names(study)
     for task in study.tasks:
         for budget in (str(min(task.budgets)), str(max(task.budgets)), MEAN):
-            found = {
-                variant.key: estimate["mean"]
-                for variant in study.variants()
-                if (estimate := estimate_of(results, task, task.main, variant, budget))
-            }
-            if found:
-                best = max(found, key=lambda key: found[key])
-                line = f"{task.label}, {budget_phrase(budget)}: {names[best]} leads with "
-                line += f"{100 * found[best]:.1f} %"
-                if entry := pairs.get((task.id, task.main, budget, best)):
-                    line += f", {difference_text(entry)} points from {names[entry['reference']]}"
-                yield line
+            accuracies = _accuracies(results, task, study.variants(), budget)
+            if not accuracies:
+                continue
+            best = max(accuracies, key=lambda variant: accuracies[variant])
+            percent = 100 * accuracies[best]
+            line = (
+                f"{task.label}, {budget_phrase(budget)}: {names[best]} leads with {percent:.1f} %"
+            )
+            entry = comparisons.get((task.id, task.main, budget, best))
+            if entry:
+                reference = names[entry["reference"]]
+                line += f", {difference_text(entry)} points from {reference}"
+            yield line
+
+
+def _accuracies(
+    results: Mapping[str, Any], task: Task, variants: Sequence[Variant], budget: str
+) -> dict[str, float]:
+    """Returns the mean accuracy of each variant that was measured at a budget, by its key."""
+    accuracies = {}
+    for variant in variants:
+        estimate = estimate_of(results, task, task.main, variant, budget)
+        if estimate:
+            accuracies[variant.key] = estimate["mean"]
+    return accuracies

@@ -1,4 +1,4 @@
-"""Runs of a study side by side: one process each, pinned to its cores or its GPUs."""
+"""Runs the runs of a study side by side: one process each, pinned to its cores or its GPUs."""
 
 import contextlib
 import ctypes
@@ -18,112 +18,138 @@ from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study.plan import PlannedRun
 
-# Tells a run which process started it.
+# Environment variable with the process id of the study that started a run.
 _PARENT = "BACR_JAX_STUDY"
-# Seconds between looks at the processes.
+# Seconds between two polls of the processes.
 POLL = 0.5
-# What starting and evaluating a run are worth in the progress, as a share of the longest training.
+# Weight of starting and evaluating a run in the progress, as a share of the longest training.
 _AROUND_TRAINING = 0.25
-# Bytes at the end of a run's metrics that hold some of its lines.
+# Bytes read at the end of a run's metrics, enough for some of its lines.
 _TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one run may use: GPUs, or cores of the machine; all where none are named."""
+    """The part of the machine that one run may use.
+
+    Attributes:
+      cores: CPU cores; empty: all of them.
+      gpus: GPUs by name; None: the run uses CPUs.
+    """
 
     cores: tuple[int, ...] = ()
     gpus: tuple[str, ...] | None = None
 
-    def environment(self, given: Mapping[str, str], compiled: Path) -> dict[str, str]:
-        """The environment of a process that keeps to its share.
+    def environment(self, base: Mapping[str, str], compiled: Path) -> dict[str, str]:
+        """Returns the environment of a process that uses this share only.
 
-        Runs share the folder of compiled programs, unless what is given says another.
+        Args:
+          base: the environment to extend. Its settings of the compile cache are kept.
+          compiled: folder of compiled programs, which the runs share.
         """
-        made = {**given, _PARENT: str(os.getpid())}
-        made.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
-        made.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        made.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        environment = {**base, _PARENT: str(os.getpid())}
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
         if self.gpus is not None:
-            made["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
-            return made
-        from bacr_jax.parallel.host_memory import HUGE_PAGES, TUNABLES  # loads JAX
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+            return environment
+        from bacr_jax.parallel.host_memory import HUGE_PAGES, TUNABLES  # imports JAX
 
-        made["JAX_PLATFORMS"] = "cpu"
-        made.setdefault(TUNABLES, HUGE_PAGES)
+        environment["JAX_PLATFORMS"] = "cpu"
+        environment.setdefault(TUNABLES, HUGE_PAGES)
         if len(self.cores) == 1:
-            # Products in one thread: a second one would wait for the same core.
-            flag = "--xla_cpu_multi_thread_eigen=false"
-            made["XLA_FLAGS"] = f"{given.get('XLA_FLAGS', '')} {flag}".strip()
-            made.setdefault("OMP_NUM_THREADS", "1")
-        return made
+            # One thread for products, because a second one would wait for the same core.
+            flags = base.get("XLA_FLAGS", "")
+            one_thread = "--xla_cpu_multi_thread_eigen=false"
+            environment["XLA_FLAGS"] = f"{flags} {one_thread}".strip()
+            environment.setdefault("OMP_NUM_THREADS", "1")
+        return environment
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keeps this thread on the share's cores: a process that it starts here stays on them."""
+        """Keeps this thread, and processes that it starts meanwhile, on the share's cores."""
         if not hasattr(os, "sched_setaffinity"):
-            # macOS has no such call: runs are not pinned there.
+            # macOS has no such call, so runs are not pinned there.
             yield
             return
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores or before)
+        cores_before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores or cores_before)
         try:
             yield
         finally:
-            os.sched_setaffinity(0, before)
+            os.sched_setaffinity(0, cores_before)
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """GPUs that this process may use, by name; asks the driver, not JAX."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return tuple(name for name in named.split(",") if name.strip())
+    """Returns the names of the GPUs that this process may use, without starting JAX."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name for name in visible.split(",") if name.strip())
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        found = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True)
+        output = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True)
     except (OSError, subprocess.CalledProcessError):
         return ()
-    return tuple(found.split())
+    return tuple(output.split())
 
 
 def end_with_parent() -> None:
-    """Has this process asked to save and leave when the one that started it is gone.
+    """Makes the kernel send SIGTERM to this process when the study that started it ends.
 
-    Runs of a study that was killed would else hold their folders. On Linux only.
+    Otherwise the runs of a killed study would keep their folders locked. On Linux only.
     """
-    if sys.platform == "linux" and os.environ.get(_PARENT) == str(os.getppid()):
-        # From <sys/prctl.h>; it holds for the thread that started this process, its main one.
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+    if sys.platform != "linux" or os.environ.get(_PARENT) != str(os.getppid()):
+        return
+    # PR_SET_PDEATHSIG of <sys/prctl.h>. It applies to the main thread of the parent.
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
 
 
 def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
-    """How the machine is divided.
+    """Divides the machine between runs.
 
     Args:
-      devices_per_run: GPUs of a run; 0: runs are on CPU cores.
-      jobs: runs at a time; None: as many as there are cores, or as GPUs suffice for.
+      devices_per_run: GPUs of a run; 0: runs use CPU cores.
+      jobs: most runs at a time; None: as many as there are cores, or as the GPUs are enough for.
+
+    Raises:
+      UserError: if there are fewer GPUs than one run needs.
     """
     if devices_per_run:
-        gpus = visible_gpus()
-        most = len(gpus) // devices_per_run
-        if most == 0:
-            raise UserError(
-                f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
-                "start it where they are"
-            )
-        each, count = devices_per_run, min(jobs or most, most)
-        return [Share(gpus=gpus[i * each : (i + 1) * each]) for i in range(count)]
-    everywhere = set(range(os.cpu_count() or 1))
-    cores = sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everywhere)
+        return _gpu_shares(devices_per_run, jobs)
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
     count = min(jobs or len(cores), len(cores))
-    each = len(cores) // count
-    return [Share(cores=tuple(cores[i * each : (i + 1) * each])) for i in range(count)]
+    size = len(cores) // count
+    result = []
+    for index in range(count):
+        start = index * size
+        result.append(Share(cores=tuple(cores[start : start + size])))
+    return result
+
+
+def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
+    """Divides the GPUs between runs; see `shares`."""
+    gpus = visible_gpus()
+    most = len(gpus) // devices_per_run
+    if most == 0:
+        raise UserError(
+            f"devices_per_run={devices_per_run}: found {len(gpus)} GPUs; write --size cpu, or "
+            "start it where they are"
+        )
+    result = []
+    for index in range(min(jobs or most, most)):
+        start = index * devices_per_run
+        result.append(Share(gpus=gpus[start : start + devices_per_run]))
+    return result
 
 
 @dataclass
-class Running:
-    """A run under way."""
+class RunningProcess:
+    """The process of a run, and the share of the machine that it uses."""
 
     run: PlannedRun
     share: Share
@@ -131,77 +157,101 @@ class Running:
 
 
 @dataclass
-class Scheduler:
-    """Starts runs as shares become free, and ends when all are done or a signal came.
+class RunScheduler:
+    """Starts runs as shares become free.
 
     Attributes:
-      command: starts a run, its id appended.
-      failed: ids of runs that ended with an error, and their exit codes.
+      command: starts a run; the run's id is appended.
+      shares: free shares of the machine.
+      waiting: runs that were not started yet.
+      failed: exit codes of runs that ended with an error, by id.
+      stopping: True once `stop` was called; no run is started after that.
     """
 
     command: Sequence[str]
     shares: list[Share]
     waiting: list[PlannedRun]
-    running: list[Running] = field(default_factory=list)
+    running: list[RunningProcess] = field(default_factory=list)
     failed: dict[str, int] = field(default_factory=dict)
     stopping: bool = False
 
     def start_some(self) -> None:
-        """Starts runs while a share is free, and a run's folder, and its warm-up is there or free.
+        """Starts waiting runs while a share is free.
 
-        Cells of equal settings share a run: the second one finds it trained.
+        A run waits while another process uses its folder or makes its warm-up. Cells of equal
+        settings share a run folder: the second process finds the run trained.
         """
         while self.shares and not self.stopping:
-            busy = {other.run.folder for other in self.running}
-            warming = {other.run.warmup for other in self.running if not other.run.warmed_up}
-            free = (run for run in self.waiting if run.folder not in busy)
-            run = next((run for run in free if run.warmed_up or run.warmup not in warming), None)
+            run = self._next_run()
             if run is None:
                 return
             self.waiting.remove(run)
-            share = self.shares.pop(0)
-            run.log.parent.mkdir(parents=True, exist_ok=True)
-            with run.log.open("a", encoding="utf-8") as log, share.pinned():
-                process = subprocess.Popen(
-                    [*self.command, run.id],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=share.environment(os.environ, run.place.parent / "compiled"),
-                    # A Ctrl-C at the terminal is passed on by `stop`, once.
-                    start_new_session=True,
-                )
-            self.running.append(Running(run, share, process))
+            self._start(run, self.shares.pop(0))
+
+    def _next_run(self) -> PlannedRun | None:
+        """Returns the first waiting run that can start now; None if there is none."""
+        busy_folders = set()
+        busy_warmups = set()
+        for other in self.running:
+            busy_folders.add(other.run.folder)
+            if not other.run.warmed_up:
+                busy_warmups.add(other.run.warmup)
+        for run in self.waiting:
+            if run.folder in busy_folders:
+                continue
+            if run.warmed_up or run.warmup not in busy_warmups:
+                return run
+        return None
+
+    def _start(self, run: PlannedRun, share: Share) -> None:
+        """Starts the process of a run on a share; its output goes to the run's log."""
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        compiled = run.place.parent / "compiled"
+        with run.log.open("a", encoding="utf-8") as log, share.pinned():
+            process = subprocess.Popen(
+                [*self.command, run.id],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=share.environment(os.environ, compiled),
+                # `stop` passes on a Ctrl-C at the terminal, once.
+                start_new_session=True,
+            )
+        self.running.append(RunningProcess(run, share, process))
 
     def collect(self) -> list[PlannedRun]:
-        """Runs that have ended since the last look; their shares are free again."""
-        ended = [one for one in self.running if one.process.poll() is not None]
-        for one in ended:
-            self.running.remove(one)
-            self.shares.append(one.share)
-            code = one.process.returncode
-            if code and not (self.stopping and code == STOPPED):
-                self.failed[one.run.id] = code
-        return [one.run for one in ended]
+        """Returns the runs that ended since the last call, and frees their shares."""
+        ended = [entry for entry in self.running if entry.process.poll() is not None]
+        for entry in ended:
+            self.running.remove(entry)
+            self.shares.append(entry.share)
+            code = entry.process.returncode
+            was_stopped = self.stopping and code == STOPPED
+            if code and not was_stopped:
+                self.failed[entry.run.id] = code
+        return [entry.run for entry in ended]
 
     def stop(self) -> None:
-        """Asks every run to save and leave, and waits until they have."""
+        """Sends SIGTERM to every run, and waits until they have saved and ended."""
         self.stopping = True
-        for one in self.running:
-            one.process.send_signal(signal.SIGTERM)
-        for one in self.running:
-            one.process.wait()
+        for entry in self.running:
+            entry.process.send_signal(signal.SIGTERM)
+        for entry in self.running:
+            entry.process.wait()
 
 
 def run_all(
-    scheduler: Scheduler,
+    scheduler: RunScheduler,
     everything: Sequence[PlannedRun],
     progress: Progress,
     poll: Callable[[], None],
 ) -> None:
-    """Runs what waits, says which have ended, and shows all of it in a line with the time to go.
+    """Runs all waiting runs, and shows which have ended and the time left.
 
-    `poll` is called all the time; it may raise, and runs go on until `Scheduler.stop`.
+    Args:
+      everything: all runs of the study, also those that are done; for the progress.
+      poll: called every `POLL` seconds. It may raise; the runs continue until
+        `RunScheduler.stop`.
     """
     longest = max((run.tokens or 0 for run in everything), default=0)
     around = max(int(_AROUND_TRAINING * longest), 1)
@@ -214,24 +264,39 @@ def run_all(
             poll()
             for run in scheduler.collect():
                 finished.add(run.id)
-                code = scheduler.failed.get(run.id)
-                why = f"exit code {code}"
-                if code == -signal.SIGKILL:
-                    why = "killed, as for want of memory (--jobs N runs fewer at a time)"
-                failed = f"FAILED, {why}: {run.id}; see {run.log}"
-                progress.say(f"done: {run.id}" if code is None else failed)
+                progress.say(_end_line(run, scheduler.failed.get(run.id)))
             scheduler.start_some()
-            under_way = [one.run for one in scheduler.running]
-            done = sum(work[id_] for id_ in finished) + sum(map(_trained_tokens, under_way))
-            now = ", ".join(run.id for run in under_way)
-            phase.update(done, runs=f"{len(finished)}/{len(work)}", now=now)
+            current_runs = [entry.run for entry in scheduler.running]
+            done = sum(work[id_] for id_ in finished)
+            done += sum(map(_trained_tokens, current_runs))
+            phase.update(
+                done,
+                runs=f"{len(finished)}/{len(work)}",
+                now=", ".join(run.id for run in current_runs),
+            )
+
+
+def _end_line(run: PlannedRun, code: int | None) -> str:
+    """Returns the line for a run that ended; `code` is its exit code if it failed."""
+    if code is None:
+        return f"done: {run.id}"
+    reason = f"exit code {code}"
+    if code == -signal.SIGKILL:
+        reason = "killed, as for want of memory (--jobs N runs fewer at a time)"
+    return f"FAILED, {reason}: {run.id}; see {run.log}"
 
 
 def _trained_tokens(run: PlannedRun) -> int:
-    """Generated tokens of a run under way, as the last whole line of its metrics tells."""
+    """Returns the tokens that an unfinished run has generated, from the last line of its metrics.
+
+    Returns 0 if the metrics have no whole line yet.
+    """
     metrics = RunPaths(run.folder).metrics
     with contextlib.suppress(OSError, LookupError, ValueError), metrics.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
-        record = json.loads(file.read().split(b"\n")[-2])
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        # The last element is empty, or a line that is being written.
+        last_line = file.read().split(b"\n")[-2]
+        record = json.loads(last_line)
         return min(int(record["rollout/tokens_total"]), run.tokens or 0)
     return 0

@@ -1,4 +1,8 @@
-"""A study: which runs there are, how they are evaluated, what is compared and what is drawn."""
+"""Defines the records of a study: tasks, arms, seeds, evaluation, comparisons and views.
+
+`study_file` reads these records from a file and checks them; `plan` turns them into runs. Nothing
+here runs or reads anything, except for the config files of the runs.
+"""
 
 import functools
 import itertools
@@ -25,15 +29,18 @@ View = Literal[
     "sensitivity",
     "contrasts",
 ]
-# The four parts of BACR in an ablation, as the paper calls them.
+# The four parts of BACR in an ablation, named as in the paper.
 Part = Literal["BUP", "CAS", "TDR", "BCAE"]
 PARTS: tuple[str, ...] = typing.get_args(Part)
-# How the tokens of a vote are counted.
-ACCOUNTING = {"per_sample": "b tokens a sample", "matched_total": "b tokens in all"}
-# The place of the mean over all budgets among the budgets.
+# Label of each way to count the tokens of a vote.
+ACCOUNTING = {
+    "per_sample": "b tokens a sample",
+    "matched_total": "b tokens in all",
+}
+# Key of the mean over all budgets, next to the keys of the budgets.
 MEAN = "mean"
 SEEDS = "[0, 4294967295]"
-# Cells count right samples by a digit (base 36).
+# A cell stores the number of right samples of a problem as one digit in base 36.
 SAMPLES = "[0, 35]"
 
 Value = str | float | int
@@ -41,36 +48,38 @@ Value = str | float | int
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm at one of its swept values."""
+    """An arm at one of its swept values; `value` is None if nothing is swept."""
 
     arm: str
     value: Value | None = None
 
     @property
     def key(self) -> str:
-        """Its name in results.json."""
-        return self.arm if self.value is None else f"{self.arm}.{self.value}"
+        """Returns the variant's name in results.json: `arm` or `arm.value`."""
+        if self.value is None:
+            return self.arm
+        return f"{self.arm}.{self.value}"
 
 
 def cell_id(task: str, variant: Variant, seed: int) -> str:
-    """`task.arm.seed`, or `task.arm.value.seed`."""
+    """Returns `task.arm.seed`, or `task.arm.value.seed` for a swept value."""
     return f"{task}.{variant.key}.{seed}"
 
 
 def cell_path(folder: Path, id_: str) -> Path:
-    """The file of a cell in a study's folder."""
+    """Returns the path of a cell's file in a study's folder."""
     return folder / "cells" / f"{id_}.json"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is varied within an arm.
+    """A setting that is varied within an arm.
 
     Attributes:
-      key: of the config, or a name for several that vary together.
-      values: of the key; or, in a file, names, each with the keys that it sets.
-      default: the value that the others are tested against; None: no tests.
-      settings: keys of the config by value.
+      key: the config key that is varied, or a name for several keys that vary together.
+      values: the key's values. In a file also a mapping from names to the keys that each name sets.
+      default: the value that the other values are tested against; None: no tests.
+      settings: by value, the config keys that the value sets.
     """
 
     key: str
@@ -81,23 +90,24 @@ class Sweep:
 
     @property
     def file_name(self) -> str:
-        """The key as a part of names of files."""
-        return "".join(c if c.isalnum() else "_" for c in self.key)
+        """Returns the key with every character that is not alphanumeric replaced by `_`."""
+        return "".join(character if character.isalnum() else "_" for character in self.key)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method as it is run here, with every seed.
+    """A method with its settings, run with every seed and on every task.
 
     Attributes:
-      set: keys over those, `{train.steps: 10}`.
-      votes: k of a Self-Consistency row: its numbers are those of maj@k over samples of `of`.
-      accounting: of the votes: `per_sample` (k samples of b tokens), `matched_total` (b / k each).
-      samples: answers per problem, if others than the study's.
-      of: another arm whose runs are evaluated instead of own ones; None: its own.
-      sweep: what is varied within it; None: nothing, or what the study says.
-      parts: the four parts of BACR that are on, for ablations.
-      marked: the paper has this row.
+      set: config keys of this arm, such as `{train.steps: 10}`; they override those of the study.
+      votes: k of Self-Consistency. The arm's numbers are maj@k over the samples of arm `of`.
+      accounting: tokens of a vote: `per_sample` (k samples of b tokens), `matched_total` (k samples
+        of b / k tokens).
+      samples: sampled answers per problem; None: the number that the study evaluates with.
+      of: the arm whose runs are evaluated for this arm; None: the arm has runs.
+      sweep: the setting that is varied within this arm; None: the study's sweep.
+      parts: the parts of BACR that are on, in an ablation.
+      marked: True if the paper has this row.
     """
 
     id: str
@@ -114,25 +124,27 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Label, and how the tokens of its votes are counted."""
-        return f"{self.label} ({ACCOUNTING[self.accounting]})" if self.votes else self.label
+        """Returns the label, with the accounting of tokens if the arm is a vote."""
+        if not self.votes:
+            return self.label
+        return f"{self.label} ({ACCOUNTING[self.accounting]})"
 
     @property
     def mark(self) -> str:
-        """What tables say of it."""
+        """Returns the remark that tables print next to the arm's name; empty if there is none."""
         return "paper's row" if self.marked else ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Questions with their base config.
+    """Questions and the base config of the runs on them.
 
     Attributes:
-      budgets: thinking budgets of the tables, rising, in tokens.
-      data: sets evaluated; empty: the config's own.
-      hard_levels: levels whose problems are also shown by themselves (view `hard`).
-      main: evaluation set of every view but `hard`; known with its runs (`configured.with_sets`).
-      hard: evaluation set of the view `hard`; empty: none.
+      budgets: thinking budgets that tables show, in tokens, rising.
+      data: evaluation sets; empty: the sets that the config names.
+      hard_levels: difficulty levels that the view `hard` evaluates separately.
+      main: evaluation set of every view except `hard`. `configured.with_sets` fills it in.
+      hard: evaluation set of the view `hard`; empty if the study has no such view.
     """
 
     id: str
@@ -146,13 +158,14 @@ class Task:
     hard: str = ""
 
     def hard_set(self, name: str) -> str:
-        """What the problems of a set at the hard levels are called."""
-        return f"{name}, levels {', '.join(map(str, self.hard_levels))}"
+        """Returns the name of the problems of an evaluation set that are at the hard levels."""
+        levels = ", ".join(map(str, self.hard_levels))
+        return f"{name}, levels {levels}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How finished runs are evaluated: the same problems for every arm and seed."""
+    """Settings with which finished runs are evaluated, equal for every arm and seed."""
 
     samples: int = setting(4, "answers per problem and budget, beside the greedy one", SAMPLES)
     size: int | None = setting(None, "problems per set; null: all", "[1, inf)")
@@ -164,23 +177,24 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Study:
-    """Methods x tasks x seeds, perhaps x one key.
+    """Methods x tasks x seeds, optionally x one swept setting.
 
     Attributes:
-      paper: what it reproduces, "Table 1 of the paper"; empty: nothing in it.
-      tasks: in a file by name, as arms are, in the order of tables.
-      seeds: of the runs; an arm's run with seed s starts from the warm-up with seed s.
-      set: keys over those of every arm and task, `{train.max_generated_tokens: ...}`.
-      own: keys of single arms, by the arm's name, over those; rates found by a search.
-      sweep: what is varied within every arm; None: nothing.
-      reference: arms that the others are tested against; the first is also the one of the views
-        `convergence` and `difficulty`.
-      before: the arm that is the policy before training; failed runs are counted against it. Empty:
-        they are not counted.
-      focus: budgets of views that show one or two; empty: each task's second smallest.
-      contrasts: pairs of arms by name, `{entropy: [with, without]}`, of the view `contrasts`.
-      tokens_per_second: pace for a prediction, measured or planned, of one run.
-      devices_per_run: GPUs of one run; 0: the study runs on CPU cores, one a run.
+      paper: the part of the paper that the study reproduces, such as "Table 1 of the paper"; empty
+        if none.
+      tasks: tasks in the order of the tables; a file has them as a mapping, like arms.
+      seeds: seeds of the runs. A run with seed s starts from the warm-up with seed s.
+      set: config keys of all arms and tasks, such as `{train.max_generated_tokens: ...}`.
+      own: by arm, config keys of that arm that override `set`; for example rates from a search.
+      sweep: the setting that is varied within every arm; None: none.
+      reference: arms that the other arms are tested against. The views `convergence` and
+        `difficulty` use the first one.
+      before: the arm that is the policy before training. Failed runs are counted against it; empty:
+        failed runs are not counted.
+      focus: budgets of the views that show one or two; empty: the second smallest of each task.
+      contrasts: by name, pairs of arms for the view `contrasts`: `{entropy: [with, without]}`.
+      tokens_per_second: pace of one run, measured or planned, for predictions of the time.
+      devices_per_run: GPUs of one run; 0: each run uses one CPU core.
     """
 
     name: str
@@ -205,77 +219,112 @@ class Study:
 
     @property
     def heading(self) -> str:
-        """Title, and what it reproduces."""
-        return f"{self.title} ({self.paper})" if self.paper else self.title
+        """Returns the title, with the part of the paper that the study reproduces."""
+        if not self.paper:
+            return self.title
+        return f"{self.title} ({self.paper})"
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Those arms of `reference` that are run."""
-        run = [arm.id for arm in self.arms]
-        return tuple(name for name in self.reference if name in run)
+        """Returns the reference arms that are among the study's chosen arms."""
+        chosen_arms = [arm.id for arm in self.arms]
+        return tuple(name for name in self.reference if name in chosen_arms)
 
     def arm(self, id_: str) -> Arm:
-        """The arm of an id."""
+        """Returns the arm with an id."""
         return next(arm for arm in self.arms if arm.id == id_)
 
     def task(self, id_: str) -> Task:
-        """The task of an id."""
+        """Returns the task with an id."""
         return next(task for task in self.tasks if task.id == id_)
 
     def samples_of(self, arm: Arm) -> int:
-        """Answers per problem that an arm's runs are evaluated with."""
+        """Returns the number of sampled answers per problem in an arm's evaluation."""
         return self.evaluation.samples if arm.samples is None else arm.samples
 
     def asked(self, task: str, arm: str) -> dict[str, Any]:
-        """What the numbers of an arm's cells depend on beside its runs; cells keep it."""
-        of, samples = self.task(task), self.samples_of(self.arm(arm))
-        how: dict[str, Any] = {**vars(self.evaluation), "samples": samples}
-        del how["slots"]
-        return how | {key: list(getattr(of, key)) for key in ("budgets", "data", "hard_levels")}
+        """Returns the evaluation settings that an arm's numbers on a task depend on.
+
+        Cells store them. The number of slots is left out, because it changes the speed only.
+        """
+        settings: dict[str, Any] = dict(vars(self.evaluation))
+        settings["samples"] = self.samples_of(self.arm(arm))
+        del settings["slots"]
+        for key in ("budgets", "data", "hard_levels"):
+            settings[key] = list(getattr(self.task(task), key))
+        return settings
 
     def votes_over(self, variant: Variant) -> list[Variant]:
-        """Arms that are votes over the samples of a variant's runs."""
+        """Returns the variants that are votes over the samples of a variant's runs."""
         return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]
 
     def sweep_of(self, arm: Arm) -> Sweep | None:
-        """What is varied within an arm: its own sweep, or the study's."""
+        """Returns the arm's sweep, or the study's sweep if the arm has none."""
         return arm.sweep or self.sweep
 
     def sweeps(self) -> dict[Sweep, list[Arm]]:
-        """What is varied, and the arms in which it is."""
-        found: dict[Sweep, list[Arm]] = {}
+        """Returns every sweep with the arms that it is varied in."""
+        arms_by_sweep: dict[Sweep, list[Arm]] = {}
         for arm in self.arms:
-            if sweep := self.sweep_of(arm):
-                found.setdefault(sweep, []).append(arm)
-        return found
+            sweep = self.sweep_of(arm)
+            if sweep:
+                arms_by_sweep.setdefault(sweep, []).append(arm)
+        return arms_by_sweep
 
     def variants(self) -> list[Variant]:
-        """Every arm at every value, in order."""
+        """Returns every arm at every value, in the order of the file."""
         return [variant for arm in self.arms for variant in self.variants_of(arm)]
 
     def variants_of(self, arm: Arm) -> list[Variant]:
-        """An arm at each of its values."""
+        """Returns an arm at each of its swept values, or the arm if nothing is swept."""
         sweep = self.sweep_of(arm)
-        return [Variant(arm.id, v) for v in sweep.values] if sweep else [Variant(arm.id)]
+        if sweep is None:
+            return [Variant(arm.id)]
+        return [Variant(arm.id, value) for value in sweep.values]
 
     def focus_budgets(self, task: Task) -> list[str]:
-        """Keys of the budgets of a task in focus, and of the mean over all its budgets."""
-        chosen = self.focus or (task.budgets[min(1, len(task.budgets) - 1)],)
-        return [*map(str, chosen), MEAN]
+        """Returns the keys of a task's budgets in focus, then `MEAN`."""
+        second_smallest = task.budgets[min(1, len(task.budgets) - 1)]
+        budgets = self.focus or (second_smallest,)
+        return [*map(str, budgets), MEAN]
 
     def cell_ids(self) -> Iterator[str]:
-        """Ids of all cells, in order."""
-        every = itertools.product(self.tasks, self.variants(), self.seeds)
-        return (cell_id(task.id, variant, seed) for task, variant, seed in every)
+        """Yields the ids of all cells, in the order of tasks, variants and seeds."""
+        combinations = itertools.product(
+            self.tasks,
+            self.variants(),
+            self.seeds,
+        )
+        for task, variant, seed in combinations:
+            yield cell_id(task.id, variant, seed)
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
-        """The resolved settings of a run, without its seed and folder; `varied` wins over all."""
-        here, method = self.task(task), self.arm(arm)
-        files = tuple(self.folder / path for path in (*here.config, *method.config))
-        layers = (here.set, self.set, method.set, self.own.get(arm, {}), varied)
-        keys = [item for layer in layers for item in layer.items()]
-        return config_io.override(_loaded(files), [f"{k}={json.dumps(v)}" for k, v in keys])
+        """Returns the resolved config of a run, without seed and folder.
+
+        Args:
+          varied: config keys of the swept value. Later layers win: the task's keys, the study's,
+            the arm's, `own` of the arm, then these.
+
+        Raises:
+          UserError: if a file or a key cannot be used.
+        """
+        task_spec = self.task(task)
+        arm_spec = self.arm(arm)
+        names = (*task_spec.config, *arm_spec.config)
+        files = tuple(self.folder / name for name in names)
+        layers = (
+            task_spec.set,
+            self.set,
+            arm_spec.set,
+            self.own.get(arm, {}),
+            varied,
+        )
+        overrides = []
+        for layer in layers:
+            for key, value in layer.items():
+                overrides.append(f"{key}={json.dumps(value)}")
+        return config_io.override(_loaded(files), overrides)
 
 
-# Many runs start from the same files.
+# Cached because many runs start from the same files.
 _loaded = functools.lru_cache(maxsize=64)(config_io.load)

@@ -1,7 +1,7 @@
-"""Studies are read from files, and what can't be used is refused before anything is run.
+"""Reads studies from files, and refuses a study that cannot be used before anything is run.
 
-A file in `configs/studies/` has the keys of `Study`; `sizes` holds, by name, keys that replace
-those at the top (`cpu`, `gpu`, `7b`). Paths of configs are relative to the file.
+A file in `configs/studies/` has the keys of `Study`. Its section `sizes` has, by name (`cpu`,
+`gpu`, `7b`), keys that replace those at the top. Paths of configs are relative to the file.
 """
 
 import re
@@ -17,240 +17,411 @@ from bacr_jax.config.yaml import constructed, parse_file, parse_override
 from bacr_study.spec import SAMPLES, SEEDS, Arm, Evaluation, Study, Sweep, Task
 
 _LEVELS = "[1, 5]"
-_RANGES = {"tokens_per_second": "(0, inf)", "devices_per_run": "[0, inf)"}
-# Names become parts of file names and of identifiers.
+_RANGES = {
+    "tokens_per_second": "(0, inf)",
+    "devices_per_run": "[0, inf)",
+}
+# Names become parts of file names and of cell ids.
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
-# So do swept values, which may have a point.
+# Swept values do, too; they may contain a point.
 _VALUE = re.compile(r"[A-Za-z0-9_+.-]+")
-# What the study gives each run, and how it is told to.
-_GIVEN = {"seed": "the study's key seeds, such as seeds=[4]", "output.dir": "--out DIR"}
+# Config keys that the study sets for each run, and how to change them.
+_KEYS_OF_STUDY = {
+    "seed": "the study's key seeds, such as seeds=[4]",
+    "output.dir": "--out DIR",
+}
+_STUDY_TYPES = typing.get_type_hints(Study)
+# Fields of `Study` that no file sets.
+_UNWRITTEN = {"name", "size", "folder"}
 
-
-def _named(cls: Any, given: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
-    """Dataclasses from a mapping of names; `unwritten`: fields that no file sets."""
-    if not isinstance(given, Mapping) or not given:
-        raise refusal(where, f"found {shown(given)}", "at least one, by name")
-    made = []
-    for name, value in given.items():
-        _check_name(name, where)
-        made.append(_with_sweep(cls, value, f"{where}.{name}", {"id": name, **unwritten}))
-    return tuple(made)
-
-
-def _check_name(name: Any, where: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        write = "letters, digits, _ + and -, a number in quotes"
-        raise refusal(where, f"found the name {shown(name)}", write)
-
-
-def _with_sweep(cls: Any, parsed: Any, where: str, given: Mapping[str, Any]) -> Any:
-    """`read_dataclass` of one that may hold a `Sweep`."""
-    if cls is not Task and isinstance(parsed, Mapping) and parsed.get("sweep") is not None:
-        given = {**given, "sweep": _sweep(parsed["sweep"], f"{where}.sweep")}
-        parsed = {key: value for key, value in parsed.items() if key != "sweep"}
-    return read_dataclass(cls, parsed, where, given=given)
-
-
-def _sweep(parsed: Any, where: str) -> Sweep:
-    read = read_dataclass(Sweep, parsed, where, given={"settings": {}})
-    if not isinstance(read.values, list | Mapping) or not read.values:
-        raise refusal(f"{where}.values", f"found {shown(read.values)}", "a list, or keys by name")
-    for value in read.values:
-        if not _VALUE.fullmatch(str(value)):
-            raise refusal(
-                f"{where}.values", f"found {shown(value)}", "letters, digits, _ + . and -"
-            )
-    if read.default not in (None, *read.values):
-        write = any_of([str(value) for value in read.values])
-        raise refusal(f"{where}.default", f"found {shown(read.default)}", write)
-    named = isinstance(read.values, Mapping)
-    for value in read.values if named else ():
-        if not isinstance(read.values[value], Mapping | None):
-            place, found = f"{where}.values.{value}", shown(read.values[value])
-            raise refusal(place, f"found {found}", "a mapping of config keys")
-    settings = {v: (read.values[v] or {}) if named else {read.key: v} for v in read.values}
-    return Sweep(read.key, tuple(settings), read.label or read.key, read.default, settings)
+# A check: True if it passed, the key's path, the value there, and what to write instead.
+_Check = tuple[Any, str, Any, str]
 
 
 def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
-    """The keys of a size over those at the top of a file, mappings key by key; and the size."""
-    document = _document(path)
+    """Reads the keys of a study's file at one size.
+
+    Args:
+      size: a name under `sizes`; None: the first.
+
+    Returns:
+      The keys at the top of the file, replaced by the size's keys (mappings are merged key by key),
+      and the name of the size.
+
+    Raises:
+      UserError: if the file cannot be read, or has no such size.
+    """
+    document: dict[str, Any] = dict(constructed(parse_file(path)) or {})
     sizes = document.pop("sizes", None)
     if not isinstance(sizes, Mapping) or not sizes:
-        raise refusal(f"{path}: sizes", f"found {shown(sizes)}", "at least one, by name")
+        raise refusal(
+            f"{path}: sizes",
+            f"found {shown(sizes)}",
+            "at least one, by name",
+        )
     for name in sizes:
         _check_name(name, f"{path}: sizes")
     chosen = next(iter(sizes)) if size is None else size
     if chosen not in sizes:
-        raise refusal("--size", f"found {shown(chosen)}", any_of([str(name) for name in sizes]))
-    over = sizes[chosen] or {}
-    if not isinstance(over, Mapping):
-        raise refusal(f"{path}: sizes.{chosen}", f"found {shown(over)}", "keys of a study")
-    for key, value in over.items():
-        document[key] = _over(document.get(key), value)
-    document.pop("kind", None)
+        names = [str(name) for name in sizes]
+        raise refusal("--size", f"found {shown(chosen)}", any_of(names))
+    replacing = sizes[chosen] or {}
+    if not isinstance(replacing, Mapping):
+        raise refusal(
+            f"{path}: sizes.{chosen}",
+            f"found {shown(replacing)}",
+            "keys of a study",
+        )
+    for key, value in replacing.items():
+        document[key] = _merge(document.get(key), value)
     return document, chosen
 
 
-def _over(below: Any, value: Any) -> Any:
-    both = isinstance(value, Mapping) and isinstance(below, Mapping)
-    return {**below, **value} if both else value
-
-
 def overridden(text: str) -> tuple[str, Any]:
-    """Key and value of `key=value` on the command line."""
-    given = parse_override(text)
-    return given.prefix[:-1], constructed(given)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    """The keys at the top of a study's file."""
-    return dict(constructed(parse_file(path)) or {})
-
-
-def kind_of(path: Path) -> str:
-    """What a study's file is: `runs`, unless it says otherwise (`kind: variance`)."""
-    kind = _document(path).get("kind", "runs")
-    if kind not in ("runs", "variance"):
-        raise refusal(f"{path}: kind", f"found {shown(kind)}", "runs or variance")
-    return str(kind)
-
-
-_HINTS = typing.get_type_hints(Study)
+    """Parses `key=value` of the command line; returns the key and the value."""
+    override = parse_override(text)
+    return override.prefix[:-1], constructed(override)
 
 
 def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
-    """Reads and checks a study; no run's config is resolved yet.
+    """Reads and checks a study; the configs of its runs are not resolved yet.
 
-    Overrides are `seeds=[0]` and other keys of `Study`; any other key belongs to the runs.
+    Args:
+      size: one of the file's sizes; None: the first.
+      overrides: `key=value`, such as `seeds=[0]`. Keys that `Study` does not have are config keys
+        of all runs.
+
+    Raises:
+      UserError: if the study cannot be used; the line names the file or the command line.
     """
-    keys, chosen = merged(path, size)
-    every = [*(keys.get("arms") or {})]
-    own = _HINTS.keys() - {"name", "size", "folder"}
-    # Arms and tasks are chosen there, and written in the file.
-    told = {text.partition("=")[0].partition(".")[0] for text in overrides} - {"arms", "tasks"}
-    place_of = lambda key: f"{'command line' if key.split('.')[0] in told else path}: {key}"
-    for key, value in map(overridden, overrides):
+    keys, chosen_size = merged(path, size)
+    arms_of_file = [*(keys.get("arms") or {})]
+    keys_written = {text.partition("=")[0].partition(".")[0] for text in overrides}
+    # The command line chooses arms and tasks; their settings are in the file.
+    keys_written -= {"arms", "tasks"}
+
+    def place_of(key: str) -> str:
+        """Returns the place of a key for an error: the command line or the file."""
+        on_command_line = key.split(".")[0] in keys_written
+        return f"{'command line' if on_command_line else path}: {key}"
+
+    for text in overrides:
+        key, value = overridden(text)
         if key.startswith("evaluation."):
-            key, value = "evaluation", {key.removeprefix("evaluation."): value}
+            value = {key.removeprefix("evaluation."): value}
+            key = "evaluation"
         if key in ("arms", "tasks") and isinstance(value, list):
             keys[key] = _chosen(keys.get(key, {}), value, key)
-        elif key in own:
+        elif key in _STUDY_TYPES.keys() - _UNWRITTEN:
             if not isinstance(value, Mapping):
-                read_value(_HINTS[key], value, place_of(key))
-            keys[key] = _over(keys.get(key), value)
+                read_value(_STUDY_TYPES[key], value, place_of(key))
+            keys[key] = _merge(keys.get(key), value)
         else:
-            for name, found, write in _given({key: value}):
-                raise refusal(f"command line: {name}", f"found {shown(found)}", write)
+            for name, refused, write in _keys_of_study({key: value}):
+                raise refusal(f"command line: {name}", f"found {shown(refused)}", write)
             keys["set"] = {**keys.get("set", {}), key: value}
-    how = keys.pop("evaluation", {})
-    given = {
-        "tasks": _named(Task, keys.pop("tasks", None), place_of("tasks"), main="", hard=""),
-        "arms": _named(Arm, keys.pop("arms", None), place_of("arms")),
-        "evaluation": read_dataclass(Evaluation, how, place_of("evaluation")),
+    evaluation = keys.pop("evaluation", {})
+    fields = {
+        "tasks": _named(
+            Task,
+            keys.pop("tasks", None),
+            place_of("tasks"),
+            main="",
+            hard="",
+        ),
+        "arms": _named(
+            Arm,
+            keys.pop("arms", None),
+            place_of("arms"),
+        ),
+        "evaluation": read_dataclass(
+            Evaluation,
+            evaluation,
+            place_of("evaluation"),
+        ),
         "name": path.stem,
-        "size": chosen,
+        "size": chosen_size,
         "folder": path.parent,
     }
-    study: Study = _with_sweep(Study, keys, str(path), given)
-    for fits, place, found, write in _checks(study, every):
-        if not fits:
-            raise refusal(place_of(place), f"found {shown(found)}", write)
+    study: Study = _with_sweep(Study, keys, str(path), fields)
+    for passed, place_key, value, write in _checks(study, arms_of_file):
+        if not passed:
+            raise refusal(
+                place_of(place_key),
+                f"found {shown(value)}",
+                write,
+            )
     return study
 
 
-def _chosen(known: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[str, Any]:
-    """Some of the arms or tasks, in the order of the file."""
+def _merge(below: Any, value: Any) -> Any:
+    """Returns two mappings merged key by key, or else the second value."""
+    if isinstance(value, Mapping) and isinstance(below, Mapping):
+        return {**below, **value}
+    return value
+
+
+def _chosen(by_name: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[str, Any]:
+    """Returns the named arms or tasks of a file, in the order of the file."""
     for name in names:
-        if name not in known:
-            raise refusal(f"command line: {key}", f"found {shown(name)}", any_of(list(known)))
+        if name not in by_name:
+            raise refusal(
+                f"command line: {key}",
+                f"found {shown(name)}",
+                any_of(list(by_name)),
+            )
     if len(set(names)) < len(names):
-        raise refusal(f"command line: {key}", f"found {shown(list(names))}", "each of them once")
-    return {name: value for name, value in known.items() if name in names}
+        raise refusal(
+            f"command line: {key}",
+            f"found {shown(list(names))}",
+            "each of them once",
+        )
+    return {name: value for name, value in by_name.items() if name in names}
 
 
-def _given(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Keys of a run that are the study's to give: their names, their values, what to write."""
-    inside = keys.get("output")
-    nested = inside if isinstance(inside, Mapping) else {}
-    flat = {**keys, **{f"output.{key}": value for key, value in nested.items()}}
-    return [(name, flat[name], write) for name, write in _GIVEN.items() if name in flat]
+def _named(cls: Any, parsed: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
+    """Reads one dataclass per entry of a mapping from names.
 
-
-def _given_elsewhere(study: Study) -> Iterator[tuple[bool, str, Any, str]]:
-    """Those that stand in a study all the same, as `_checks` has them."""
-    layers = [(f"own.{name}.", keys) for name, keys in study.own.items()]
-    places: list[tuple[str, Any]] = [("", study)]
-    places += [(f"tasks.{task.id}.", task) for task in study.tasks]
-    places += [(f"arms.{arm.id}.", arm) for arm in study.arms]
-    for where, one in places:
-        layers.append((f"{where}set.", one.set))
-        if swept := getattr(one, "sweep", None):
-            layers += [(f"{where}sweep.", keys) for keys in swept.settings.values()]
-    for where, keys in layers:
-        for name, value, write in _given(keys):
-            yield False, f"{where}{name}", value, write
-
-
-def _checks(study: Study, every: Sequence[str]) -> Iterator[tuple[Any, str, Any, str]]:
-    """What must fit together: whether it does, where, what is there and what to write.
-
-    A check builds on those before it. `every` has the file's arms, chosen or not.
+    Args:
+      cls: `Task` or `Arm`.
+      parsed: the mapping as the file has it.
+      where: the mapping's path, for errors.
+      unwritten: fields that a file must not set, with their values.
     """
-    seeds, views, matched = study.seeds, set(study.views), dict[str | None, int]()
-    called = {(arm.name, arm.sweep): arm.id for arm in reversed(study.arms)}
+    if not isinstance(parsed, Mapping) or not parsed:
+        raise refusal(where, f"found {shown(parsed)}", "at least one, by name")
+    records = []
+    for name, value in parsed.items():
+        _check_name(name, where)
+        fields = {"id": name, **unwritten}
+        records.append(_with_sweep(cls, value, f"{where}.{name}", fields))
+    return tuple(records)
+
+
+def _check_name(name: Any, where: str) -> None:
+    """Refuses a name that cannot be a part of a file name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise refusal(
+            where,
+            f"found the name {shown(name)}",
+            "letters, digits, _ + and -, a number in quotes",
+        )
+
+
+def _with_sweep(cls: Any, parsed: Any, where: str, fields: Mapping[str, Any]) -> Any:
+    """Reads a dataclass whose section may contain a sweep; a `Task` never does."""
+    has_sweep = isinstance(parsed, Mapping) and parsed.get("sweep") is not None
+    if cls is not Task and has_sweep:
+        sweep = _sweep(parsed["sweep"], f"{where}.sweep")
+        fields = {**fields, "sweep": sweep}
+        parsed = {key: value for key, value in parsed.items() if key != "sweep"}
+    return read_dataclass(cls, parsed, where, given=fields)
+
+
+def _sweep(parsed: Any, where: str) -> Sweep:
+    """Reads the section of a sweep, and resolves the config keys that each value sets."""
+    read = read_dataclass(Sweep, parsed, where, given={"settings": {}})
+    if not isinstance(read.values, list | Mapping) or not read.values:
+        raise refusal(
+            f"{where}.values",
+            f"found {shown(read.values)}",
+            "a list, or keys by name",
+        )
+    for value in read.values:
+        if not _VALUE.fullmatch(str(value)):
+            raise refusal(
+                f"{where}.values",
+                f"found {shown(value)}",
+                "letters, digits, _ + . and -",
+            )
+    if read.default not in (None, *read.values):
+        values = [str(value) for value in read.values]
+        raise refusal(
+            f"{where}.default",
+            f"found {shown(read.default)}",
+            any_of(values),
+        )
+    settings: dict[Any, Mapping[str, Any]] = {}
+    for value in read.values:
+        if not isinstance(read.values, Mapping):
+            settings[value] = {read.key: value}
+            continue
+        keys = read.values[value]
+        if not isinstance(keys, Mapping | None):
+            raise refusal(
+                f"{where}.values.{value}",
+                f"found {shown(keys)}",
+                "a mapping of config keys",
+            )
+        settings[value] = keys or {}
+    return Sweep(
+        key=read.key,
+        values=tuple(settings),
+        label=read.label or read.key,
+        default=read.default,
+        settings=settings,
+    )
+
+
+def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Returns the config keys that only the study may set: name, value, what to write instead."""
+    output = keys.get("output")
+    nested = output if isinstance(output, Mapping) else {}
+    flat = dict(keys)
+    for key, value in nested.items():
+        flat[f"output.{key}"] = value
+    result = []
+    for name, write in _KEYS_OF_STUDY.items():
+        if name in flat:
+            result.append((name, flat[name], write))
+    return result
+
+
+# Checks of a study -------------------------------------------------------------------------------
+
+
+def _checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
+    """Yields the checks of a study; each one relies on the checks before it.
+
+    Args:
+      arms_of_file: ids of the file's arms, also of those that the command line left out.
+    """
+    yield from _number_checks(study)
+    yield from _name_checks(study, arms_of_file)
+    for task in study.tasks:
+        yield from _task_checks(study, task)
+    matched_votes: dict[str | None, int] = {}
+    for arm in study.arms:
+        yield from _arm_checks(study, arm)
+        yield from _vote_checks(study, arm, matched_votes)
+
+
+def _number_checks(study: Study) -> Iterator[_Check]:
+    """Yields the checks of seeds and of numbers with a range."""
+    seeds = study.seeds
     yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
     for seed in seeds:
         yield inside(seed, SEEDS), "seeds", seed, range_text(SEEDS)
-    for name, span in _RANGES.items():
+    for name, bounds in _RANGES.items():
         value = getattr(study, name)
-        yield value is None or inside(value, span), name, value, range_text(span)
+        in_range = value is None or inside(value, bounds)
+        yield in_range, name, value, range_text(bounds)
     for name, number in walk(study.evaluation):
-        if (bounds := number.bounds) and (value := number.value) is not None:
-            yield inside(value, bounds), f"evaluation.{name}", value, range_text(bounds)
+        if number.bounds and number.value is not None:
+            in_range = inside(number.value, number.bounds)
+            yield in_range, f"evaluation.{name}", number.value, range_text(number.bounds)
+
+
+def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
+    """Yields the checks of keys that name arms, and of config keys that only the study may set."""
     for name, keys in study.own.items():
-        yield name in every, "own", name, any_of(every)
+        yield name in arms_of_file, "own", name, any_of(arms_of_file)
         yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
-    yield from _given_elsewhere(study)
+    yield from _checks_of_config_keys(study)
     for name in study.reference:
-        yield name in every, "reference", name, any_of(every)
-    fits = not study.before or study.before in every
-    yield fits, "before", study.before, any_of(every)
-    yield study.contrasts or "contrasts" not in views, "contrasts", None, "pairs of arms by name"
-    arms = {arm.id: arm for arm in study.arms}
-    single = [arm.id for arm in study.arms if study.sweep_of(arm) is None]
+        yield name in arms_of_file, "reference", name, any_of(arms_of_file)
+    before_exists = not study.before or study.before in arms_of_file
+    yield before_exists, "before", study.before, any_of(arms_of_file)
+
+    has_pairs = study.contrasts or "contrasts" not in study.views
+    yield has_pairs, "contrasts", None, "pairs of arms by name"
+    unswept_arms = _unswept_arms(study)
     for name, pair in study.contrasts.items():
-        fits = isinstance(pair, list) and len(pair) == 2 and all(one in single for one in pair)
-        yield fits, f"contrasts.{name}", pair, "two arms of the study without a sweep, [of, less]"
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        passed = is_pair and all(arm in unswept_arms for arm in pair)
+        write = "two arms of the study without a sweep, [of, less]"
+        yield passed, f"contrasts.{name}", pair, write
+
+
+def _unswept_arms(study: Study) -> list[str]:
+    """Returns the ids of the arms within which nothing is varied."""
+    return [arm.id for arm in study.arms if study.sweep_of(arm) is None]
+
+
+def _checks_of_config_keys(study: Study) -> Iterator[_Check]:
+    """Yields a failed check for each config key that only the study may set."""
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    for name, keys in study.own.items():
+        layers.append((f"own.{name}.", keys))
+    sections: list[tuple[str, Any]] = [("", study)]
     for task in study.tasks:
-        where, budgets = f"tasks.{task.id}", list(task.budgets)
-        fits = budgets == sorted(set(budgets)) and min(budgets, default=-1) >= 0
-        yield fits, f"{where}.budgets", budgets, "rising numbers, such as [512, 1024]"
-        for budget in study.focus:
-            yield budget in budgets, "focus", budget, any_of(list(map(str, budgets)))
-        for level in task.hard_levels:
-            yield inside(level, _LEVELS), f"{where}.hard_levels", level, range_text(_LEVELS)
+        sections.append((f"tasks.{task.id}.", task))
     for arm in study.arms:
-        where, k = f"arms.{arm.id}", arm.votes
-        fits = arm.label.strip() != "" and called[arm.name, arm.sweep] == arm.id
-        yield fits, f"{where}.label", arm.label, "a label that no other arm has"
-        fits = not arm.parts or "ablation" in views
-        yield fits, f"{where}.parts", list(arm.parts), "none, or the view ablation"
-        fits = arm.id not in single or not {"scale", "sensitivity"} & views
-        yield fits, f"{where}.sweep", None, "the key and its values"
-        fits = arm.of is None or (arm.of in arms and arms[arm.of].of is None)
-        yield fits, f"{where}.of", arm.of, "an arm with runs"
-        fits = (k is None) == (arm.of is None)
-        yield fits, where, k, "both votes and of: the arm whose samples vote"
-        drawn = study.samples_of(arms[arm.of or arm.id])
-        yield inside(drawn, SAMPLES), f"{where}.samples", drawn, range_text(SAMPLES)
-        # Those that an evaluation has.
-        fits = k is None or (2 <= k <= drawn and (k == drawn or k.bit_count() == 1))
-        yield fits, f"{where}.votes", k, f"a power of 2, up to {drawn}, or {drawn}, all samples"
-        if k and arm.accounting == "matched_total":
-            fits = matched.setdefault(arm.of, k) == k
-            yield fits, f"{where}.votes", k, f"{matched[arm.of]}, as another vote over {arm.of}"
-            for task in study.tasks:
-                fits = min(filter(None, task.budgets), default=0) >= k
-                write = f"{k} or more, a token for each vote of {arm.id}"
-                yield fits, f"tasks.{task.id}.budgets", list(task.budgets), write
+        sections.append((f"arms.{arm.id}.", arm))
+    for where, section in sections:
+        layers.append((f"{where}set.", section.set))
+        sweep = getattr(section, "sweep", None)
+        if sweep:
+            for keys in sweep.settings.values():
+                layers.append((f"{where}sweep.", keys))
+    for where, keys in layers:
+        for name, value, write in _keys_of_study(keys):
+            yield False, f"{where}{name}", value, write
+
+
+def _task_checks(study: Study, task: Task) -> Iterator[_Check]:
+    """Yields the checks of a task's budgets and levels."""
+    where = f"tasks.{task.id}"
+    budgets = list(task.budgets)
+    rising = budgets == sorted(set(budgets)) and min(budgets, default=-1) >= 0
+    yield rising, f"{where}.budgets", budgets, "rising numbers, such as [512, 1024]"
+    for budget in study.focus:
+        yield budget in budgets, "focus", budget, any_of(list(map(str, budgets)))
+    for level in task.hard_levels:
+        yield inside(level, _LEVELS), f"{where}.hard_levels", level, range_text(_LEVELS)
+
+
+def _arm_checks(study: Study, arm: Arm) -> Iterator[_Check]:
+    """Yields the checks of an arm's label, parts and sweep."""
+    where = f"arms.{arm.id}"
+    first_of_label = next(
+        other for other in study.arms if (other.name, other.sweep) == (arm.name, arm.sweep)
+    )
+    has_label = arm.label.strip() != "" and first_of_label.id == arm.id
+    yield has_label, f"{where}.label", arm.label, "a label that no other arm has"
+
+    parts_shown = not arm.parts or "ablation" in study.views
+    yield parts_shown, f"{where}.parts", list(arm.parts), "none, or the view ablation"
+
+    needs_sweep = bool({"scale", "sensitivity"} & set(study.views))
+    has_sweep = arm.id not in _unswept_arms(study) or not needs_sweep
+    yield has_sweep, f"{where}.sweep", None, "the key and its values"
+
+
+def _vote_checks(study: Study, arm: Arm, matched_votes: dict[str | None, int]) -> Iterator[_Check]:
+    """Yields the checks of an arm's samples, and of its votes over another arm's samples.
+
+    Args:
+      matched_votes: by arm with runs, the k of the `matched_total` votes checked so far; this
+        arm's k is added.
+    """
+    where = f"arms.{arm.id}"
+    votes = arm.votes
+    arms = {other.id: other for other in study.arms}
+    of_exists = True
+    if arm.of is not None:
+        of_exists = arm.of in arms and arms[arm.of].of is None
+    yield of_exists, f"{where}.of", arm.of, "an arm with runs"
+
+    both_or_neither = (votes is None) == (arm.of is None)
+    yield both_or_neither, where, votes, "both votes and of: the arm whose samples vote"
+
+    samples = study.samples_of(arms[arm.of or arm.id])
+    yield inside(samples, SAMPLES), f"{where}.samples", samples, range_text(SAMPLES)
+
+    # An evaluation votes over powers of 2 and over all samples.
+    passed = votes is None or (
+        2 <= votes <= samples and (votes == samples or votes.bit_count() == 1)
+    )
+    write = f"a power of 2, up to {samples}, or {samples}, all samples"
+    yield passed, f"{where}.votes", votes, write
+    if not votes or arm.accounting != "matched_total":
+        return
+
+    first_votes = matched_votes.setdefault(arm.of, votes)
+    write = f"{first_votes}, as another vote over {arm.of}"
+    yield first_votes == votes, f"{where}.votes", votes, write
+    for task in study.tasks:
+        smallest = min(filter(None, task.budgets), default=0)
+        write = f"{votes} or more, a token for each vote of {arm.id}"
+        yield smallest >= votes, f"tasks.{task.id}.budgets", list(task.budgets), write

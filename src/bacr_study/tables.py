@@ -1,4 +1,4 @@
-"""The tables of a study, from its results.json."""
+"""Makes the tables of a study from its results.json."""
 
 import functools
 import itertools
@@ -11,31 +11,42 @@ from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study import items
 from bacr_study.cells import COSTS
 from bacr_study.curves import AXES
-from bacr_study.figures import CONTRASTS
+from bacr_study.difference_tables import contrast_tables, decoding_tables, difference_tables
 from bacr_study.items import Results
 from bacr_study.spec import MEAN, PARTS, Study, Sweep, Task, Variant
 
-_FAMILIES = {
-    "accuracy": "",
-    "anytime": ", mean over budgets",
-    "hard": ", harder problems",
-    "sensitivity": ", by swept value",
+# Columns of tokens in the table of harder problems.
+_TOKENS = {
+    "mean_thinking_tokens": "thinking tok",
+    "mean_total_tokens": "total tok",
 }
-_TOKENS = {"mean_thinking_tokens": "thinking tok", "mean_total_tokens": "total tok"}
+# Columns of a task in the table of how the arms were trained.
+_TRAINING = (
+    "updates",
+    "entropy coefficient",
+    "learning rate",
+    "tokens",
+)
 
 
 def write_table(folder: Path, table: Table) -> list[Path]:
-    """Writes a table as Markdown, LaTeX and CSV; the files."""
-    texts = {"md": table.markdown(), "tex": table.latex(), "csv": table.csv()}
-    files = [folder / f"{table.name}.{ending}" for ending in texts]
-    for file, text in zip(files, texts.values()):
+    """Writes a table as Markdown, LaTeX and CSV; returns the files."""
+    texts = {
+        "md": table.markdown(),
+        "tex": table.latex(),
+        "csv": table.csv(),
+    }
+    files = []
+    for ending, text in texts.items():
+        file = folder / f"{table.name}.{ending}"
         write_atomically(file, text)
+        files.append(file)
     return files
 
 
 def tables_of(results: Results, study: Study) -> list[Table]:
-    """Every table that the study shows, in the order of its page."""
-    makers: Mapping[str, Callable[[Results, Study], Iterator[Table]]] = {
+    """Returns the tables of the study's views, in the order of its page."""
+    tables_of_view: Mapping[str, Callable[[Results, Study], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
         "hard": functools.partial(accuracy_tables, hard=True),
         "ablation": ablation_tables,
@@ -45,72 +56,136 @@ def tables_of(results: Results, study: Study) -> list[Table]:
         "convergence": convergence_tables,
         "contrasts": contrast_tables,
     }
-    made = dict.fromkeys(makers[view] for view in study.views if view in makers)
-    first, *rest = [list(make(results, study)) for make in made] or [[]]
-    return [
-        *first,
-        *failure_tables(results, study),
-        # Beside the numbers, since it says what else they may come from.
-        *arm_tables(results, study),
-        *itertools.chain(*rest),
-        *difference_tables(results, study),
-        *decoding_tables(results, study),
-        cost_table(results, study),
-    ]
+    views = [view for view in study.views if view in tables_of_view]
+    # Two views may share a function, which is called once.
+    makers = list(dict.fromkeys(tables_of_view[view] for view in views))
+    tables: list[Table] = []
+    for make in makers[:1]:
+        tables += make(results, study)
+    tables += failure_tables(results, study)
+    # Next to the accuracies, because updates and rates may explain them.
+    tables += arm_tables(results, study)
+    for make in makers[1:]:
+        tables += make(results, study)
+    tables += difference_tables(results, study)
+    tables += decoding_tables(results, study)
+    tables.append(cost_table(results, study))
+    return tables
+
+
+# Accuracies ---------------------------------------------------------------------------------------
 
 
 def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
-    """Tables 1 and 2 of the paper: arm by task and budget; the `hard` one with the tokens used."""
-    variants = study.variants()
-    columns: list[list[Item]] = [[items.row_name(study, variant) for variant in variants]]
-    header, groups = ["method"], [("", 1)]
+    """Yields Table 1 of the paper, or Table 2 with tokens: arm by task and budget.
+
+    Args:
+      hard: True for Table 2, the problems of the view `hard`.
+    """
+    names = [items.row_name(study, variant) for variant in study.variants()]
+    header = ["method"]
+    columns: list[Sequence[Item]] = [names]
+    groups = [("", 1)]
     for task in study.tasks:
-        name, budgets = task.hard if hard else task.main, list(map(str, task.budgets))
-        shown = budgets if hard else [*budgets, MEAN]
-        for budget in shown:
-            family = "hard" if hard else "anytime" if budget == MEAN else "accuracy"
-            column = []
-            for variant in variants:
-                marks = items.significance_marks(results, study, family, task, variant, budget)
-                found = items.estimate_of(results, task, name, variant, budget)
-                column.append(items.accuracy_item(found, marks))
-            columns.append(items.ranked(column))
-        failures = {} if hard else results["failures"][task.id]
-        if failures:
-            columns.append([items.failed_item(failures.get(v.key)) for v in variants])
-        tokens = _TOKENS if hard else {}
-        for key in tokens:
-            used = [items.estimate_of(results, task, name, v, budgets[-1], key) for v in variants]
-            columns.append(list(map(items.tokens_item, used)))
-        header += [*map(budget_name, shown), *(["failed"] if failures else []), *tokens.values()]
-        groups.append((task.label, len(shown) + bool(failures) + len(tokens)))
-    what = "Budgets in thinking tokens; mean: over all budgets. "
-    if not hard and any(results["failures"].values()):
-        what += "Failed: runs that ended worse than they began (table of failed runs). "
-    what += "Best"
+        if hard:
+            columns_of_task = _hard_columns(results, study, task)
+        else:
+            columns_of_task = _main_columns(results, study, task)
+        header += [heading for heading, _ in columns_of_task]
+        columns += [column for _, column in columns_of_task]
+        groups.append((task.label, len(columns_of_task)))
     if hard:
-        what = (
+        explanation = (
             "Tokens are means at the largest budget; total counts thinking, forced tokens and "
             "answer. Best accuracy"
         )
+    else:
+        explanation = "Budgets in thinking tokens; mean: over all budgets. "
+        if any(results["failures"].values()):
+            explanation += "Failed: runs that ended worse than they began (table of failed runs). "
+        explanation += "Best"
     yield Table(
         "Harder problems than any trained on" if hard else "Accuracy by budget",
         header,
         list(zip(*columns)),
         groups=groups,
-        caption=f"{items.what_is_shown(study)} {what} in bold, second underlined."
+        caption=f"{items.what_is_shown(study)} {explanation} in bold, second underlined."
         + items.marks_caption(study),
         name="hard" if hard else "accuracy",
     )
 
 
+def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
+    """Returns headings and columns of a task in Table 1: budgets, mean and failed runs."""
+    columns: list[tuple[str, Sequence[Item]]] = []
+    for budget in (*map(str, task.budgets), MEAN):
+        view = "anytime" if budget == MEAN else "accuracy"
+        column = _marked_accuracies(results, study, view, task, task.main, budget)
+        columns.append((budget_name(budget), column))
+    failures = results["failures"][task.id]
+    if failures:
+        failed = [items.failed_item(failures.get(one.key)) for one in study.variants()]
+        columns.append(("failed", failed))
+    return columns
+
+
+def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
+    """Returns headings and columns of a task in Table 2: budgets and tokens."""
+    columns: list[tuple[str, Sequence[Item]]] = []
+    budgets = list(map(str, task.budgets))
+    for budget in budgets:
+        column = _marked_accuracies(results, study, "hard", task, task.hard, budget)
+        columns.append((budget_name(budget), column))
+    for key, heading in _TOKENS.items():
+        tokens = []
+        for variant in study.variants():
+            estimate = items.estimate_of(results, task, task.hard, variant, budgets[-1], key)
+            tokens.append(items.tokens_item(estimate))
+        columns.append((heading, tokens))
+    return columns
+
+
+def _marked_accuracies(
+    results: Results, study: Study, view: str, task: Task, name: str, budget: str
+) -> list[Item]:
+    """Returns a column of accuracies with marks of significance and ranks.
+
+    Args:
+      name: the evaluation set.
+    """
+    column = []
+    for variant in study.variants():
+        marks = items.significance_marks(results, study, view, task, variant, budget)
+        estimate = items.estimate_of(results, task, name, variant, budget)
+        column.append(items.accuracy_item(estimate, marks))
+    return items.ranked(column)
+
+
+def _ranked_accuracies(
+    results: Results, task: Task, variants: Sequence[Variant], budget: str
+) -> list[Item]:
+    """Returns a column of accuracies on the task's main set, with ranks."""
+    column = []
+    for variant in variants:
+        estimate = items.estimate_of(results, task, task.main, variant, budget)
+        column.append(items.accuracy_item(estimate))
+    return items.ranked(column)
+
+
 def failure_tables(results: Results, study: Study) -> Iterator[Table]:
     """Yields the table of failed runs of every arm, if the study counts any."""
-    names, rows = items.row_names(study), list[list[Item]]()
+    names = items.row_names(study)
+    rows: list[list[Item]] = []
     for task in study.tasks:
         for variant, rate in results["failures"][task.id].items():
-            counts = [items.failed_item(rate), items.failure_share_item(rate)]
-            rows.append([names[variant], task.label, *counts, items.loss_text(rate["worst"])])
+            row = [
+                names[variant],
+                task.label,
+                items.failed_item(rate),
+                items.failure_share_item(rate),
+                items.loss_text(rate["worst"]),
+            ]
+            rows.append(row)
     if not rows:
         return
     yield Table(
@@ -127,49 +202,62 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
     )
 
 
-def _ranked_accuracies(
-    results: Results, task: Task, variants: Sequence[Variant], budget: str
-) -> list[Item]:
-    """A column of accuracies on the task's main set."""
-    found = [items.estimate_of(results, task, task.main, variant, budget) for variant in variants]
-    return items.ranked(list(map(items.accuracy_item, found)))
+# Ablation -----------------------------------------------------------------------------------------
 
 
 def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Table 3 of the paper, and what each part does: a pair of tables for each task."""
+    """Yields two tables for each task: Table 3 of the paper, and the effect of each part."""
     for task in study.tasks:
         by_budget = results["ablation"][task.id]
-        columns: list[list[Item]] = []
-        for budget, found in by_budget.items():
-            variants = [Variant(arm.id) for arm in study.arms]
-            columns.append(_ranked_accuracies(results, task, variants, budget))
-            columns.append([items.difference_item(found["rows"].get(arm.id)) for arm in study.arms])
-        checks = [[*["✓" if p in arm.parts else "" for p in PARTS], arm.mark] for arm in study.arms]
-        groups = [(items.budget_phrase(budget), 2) for budget in by_budget]
-        yield Table(
-            f"Ablation: {task.label}",
-            [*PARTS, "marks", *["accuracy", "Δ"] * len(groups)],
-            [[*check, *row] for check, row in zip(checks, zip(*columns))],
-            groups=[("", len(PARTS) + 1), *groups],
-            words=len(PARTS) + 1,
-            caption=f"{items.what_is_shown(study)} Δ: percentage points from the row without any "
-            "part, with the 95 % interval over seeds and problems.",
-            name=f"ablation_{task.id}",
-        )
+        yield _ablation_table(results, study, task)
         yield _effects_table(by_budget, task)
 
 
-def _effects_table(by_budget: Results, task: Task) -> Table:
-    effects = {
-        budget: {(effect["kind"], effect["part"]): effect for effect in found["effects"]}
-        for budget, found in by_budget.items()
-    }
+def _ablation_table(results: Results, study: Study, task: Task) -> Table:
+    """Returns Table 3 of the paper for a task: accuracy of each combination of parts."""
+    by_budget = results["ablation"][task.id]
+    variants = [Variant(arm.id) for arm in study.arms]
+    columns: list[list[Item]] = []
+    for budget, section in by_budget.items():
+        differences = section["rows"]
+        columns.append(_ranked_accuracies(results, task, variants, budget))
+        columns.append([items.difference_item(differences.get(arm.id)) for arm in study.arms])
     rows: list[list[Item]] = []
-    for kind, part in dict.fromkeys(key for found in effects.values() for key in found):
+    for arm, numbers in zip(study.arms, zip(*columns)):
+        checks = ["✓" if part in arm.parts else "" for part in PARTS]
+        rows.append([*checks, arm.mark, *numbers])
+    groups = [(items.budget_phrase(budget), 2) for budget in by_budget]
+    return Table(
+        f"Ablation: {task.label}",
+        [*PARTS, "marks", *["accuracy", "Δ"] * len(groups)],
+        rows,
+        groups=[("", len(PARTS) + 1), *groups],
+        words=len(PARTS) + 1,
+        caption=f"{items.what_is_shown(study)} Δ: percentage points from the row without any "
+        "part, with the 95 % interval over seeds and problems.",
+        name=f"ablation_{task.id}",
+    )
+
+
+def _effects_table(by_budget: Results, task: Task) -> Table:
+    """Returns the table of what each part of an ablation adds.
+
+    Args:
+      by_budget: the task's object under `ablation` in results.json.
+    """
+    effects: dict[str, dict[tuple[str, str], Any]] = {}
+    for budget, section in by_budget.items():
+        effects[budget] = {
+            (effect["kind"], effect["part"]): effect for effect in section["effects"]
+        }
+    keys = dict.fromkeys(key for by_key in effects.values() for key in by_key)
+    rows: list[list[Item]] = []
+    for kind, part in keys:
         row: list[Item] = [kind, part or "all"]
-        for found in effects.values():
-            entry = found.get((kind, part))
-            row += [items.difference_item(entry), items.p_text(entry["p"]) if entry else NONE]
+        for by_key in effects.values():
+            entry = by_key.get((kind, part))
+            row.append(items.difference_item(entry))
+            row.append(items.p_text(entry["p"]) if entry else NONE)
         rows.append(row)
     return Table(
         f"What each part adds: {task.label}",
@@ -185,18 +273,25 @@ def _effects_table(by_budget: Results, task: Task) -> Table:
     )
 
 
+# Sweeps and levels --------------------------------------------------------------------------------
+
+
 def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Table 4 of the paper, and the numbers of Fig. 4: arm by swept value."""
+    """Yields Table 4 of the paper, and the numbers of Fig. 4: arm by swept value."""
     for task, (sweep, arms) in itertools.product(study.tasks, study.sweeps().items()):
+        names = [items.row_name(study, Variant(arm.id)) for arm in arms]
         rows: list[list[Item]] = []
         rules = []
         for budget in study.focus_budgets(task):
-            columns: list[list[Item]] = [[items.row_name(study, Variant(arm.id)) for arm in arms]]
+            phrase = items.budget_phrase(budget)
+            columns: list[Sequence[Item]] = [names]
             for value in sweep.values:
                 variants = [Variant(arm.id, value) for arm in arms]
                 columns.append(_ranked_accuracies(results, task, variants, budget))
-            for row in (*zip(*columns), *_difference_rows(results, study, task, budget, sweep)):
-                rows.append([items.budget_phrase(budget), *row])
+            for row in zip(*columns):
+                rows.append([phrase, *row])
+            for row in _difference_rows(results, study, task, budget, sweep):
+                rows.append([phrase, *row])
             rules.append(len(rows) - 1)
         yield Table(
             f"{sweep.label}: {task.label}",
@@ -213,158 +308,154 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
 
 def _difference_rows(
     results: Results, study: Study, task: Task, budget: str, sweep: Sweep
-) -> Iterator[list[Item]]:
-    """Differences by swept value: from the reference arms, or from the default value."""
-    entries = {
-        (e["variant"], e["reference"]): e
-        for e in results["comparisons"]
-        if e["task"] == task.id and e["budget"] == budget and e["set"] == task.main
-    }
+) -> Iterator[tuple[Item, ...]]:
+    """Yields rows of differences by swept value, of each arm with the sweep.
+
+    There is a row for each reference arm, at the same value, and one for the arm's default value.
+    Rows without any difference are left out.
+    """
+    entries = {}
+    for entry in results["comparisons"]:
+        place_of_entry = (entry["task"], entry["budget"], entry["set"])
+        if place_of_entry == (task.id, budget, task.main):
+            entries[entry["variant"], entry["reference"]] = entry
     for arm in study.sweeps()[sweep]:
-        for other in (*study.references, None):
-            found = []
+        for reference in (*study.references, None):
+            differences = []
             for value in sweep.values:
-                less = Variant(other, value) if other else Variant(arm.id, sweep.default)
-                found.append(entries.get((Variant(arm.id, value).key, less.key)))
-            if any(found):
-                of = f" − {study.arm(other).name}" if other else f", from {sweep.default}"
-                yield [f"Δ {arm.name}{of}", *map(items.difference_item, found)]
+                other = Variant(arm.id, sweep.default)
+                if reference is not None:
+                    other = Variant(reference, value)
+                variant = Variant(arm.id, value)
+                differences.append(entries.get((variant.key, other.key)))
+            if not any(differences):
+                continue
+            name = f"Δ {arm.name}, from {sweep.default}"
+            if reference is not None:
+                name = f"Δ {arm.name} − {study.arm(reference).name}"
+            yield (name, *map(items.difference_item, differences))
 
 
 def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Fig. 3b of the paper as numbers: differences from the reference arm, level by level."""
+    """Yields Fig. 3b of the paper as tables: differences from the reference arm by level."""
     for task in study.tasks:
-        for budget, by_variant in results["difficulty"].get(task.id, {}).items():
-            counts = {k: e["problems"] for found in by_variant.values() for k, e in found.items()}
-            rows: list[list[Item]] = []
-            for variant in study.variants():
-                row: list[Item] = [items.row_name(study, variant)]
-                for level in counts:
-                    entry = by_variant.get(variant.key, {}).get(level, {})
-                    row.append(items.accuracy_item(entry.get("accuracy")))
-                    row.append(items.difference_item(entry.get("difference")))
-                rows.append(row)
-            reference = study.arm(study.references[0]).name if study.references else "none"
-            yield Table(
-                f"Accuracy by level: {task.label}, {items.budget_phrase(budget)}",
-                ["method", *["accuracy", "Δ"] * len(counts)],
-                rows,
-                groups=[("", 1), *[(f"level {k} ({n} problems)", 2) for k, n in counts.items()]],
-                caption=f"{items.what_is_shown(study)} Δ: percentage points from {reference}, "
-                "paired by seed and problem, with 95 % intervals; not corrected for their number.",
-                name=f"difficulty_{task.id}_{budget}",
-            )
+        by_budget = results["difficulty"].get(task.id, {})
+        for budget, by_variant in by_budget.items():
+            yield _difficulty_table(study, task, budget, by_variant)
+
+
+def _difficulty_table(
+    study: Study, task: Task, budget: str, by_variant: Mapping[str, Any]
+) -> Table:
+    """Returns the table of accuracies and differences by level at a budget.
+
+    Args:
+      by_variant: records of `effects.difficulty`, by key of a variant and by level.
+    """
+    problem_counts = {}
+    for by_level in by_variant.values():
+        for level, entry in by_level.items():
+            problem_counts[level] = entry["problems"]
+    rows: list[list[Item]] = []
+    for variant in study.variants():
+        row: list[Item] = [items.row_name(study, variant)]
+        for level in problem_counts:
+            entry = by_variant.get(variant.key, {}).get(level, {})
+            row.append(items.accuracy_item(entry.get("accuracy")))
+            row.append(items.difference_item(entry.get("difference")))
+        rows.append(row)
+    reference = "none"
+    if study.references:
+        reference = study.arm(study.references[0]).name
+    groups = [("", 1)]
+    for level, count in problem_counts.items():
+        groups.append((f"level {level} ({count} problems)", 2))
+    return Table(
+        f"Accuracy by level: {task.label}, {items.budget_phrase(budget)}",
+        ["method", *["accuracy", "Δ"] * len(problem_counts)],
+        rows,
+        groups=groups,
+        caption=f"{items.what_is_shown(study)} Δ: percentage points from {reference}, "
+        "paired by seed and problem, with 95 % intervals; not corrected for their number.",
+        name=f"difficulty_{task.id}_{budget}",
+    )
+
+
+# Training -----------------------------------------------------------------------------------------
 
 
 def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Time until held-out accuracy reaches a share of the reference arm's gain."""
+    """Yields for each task the time until held-out accuracy reaches shares of a gain."""
     names = items.row_names(study)
     for task in study.tasks:
         rows: dict[tuple[float, str], list[Item]] = {}
         for record in results["convergence"][task.id]["thresholds"]:
-            level = f"{100 * record['level']:.1f} % ({record['share']:.0%} of the gain)"
-            reached = f"{record['reached']} of {record['seeds']}"
-            first: list[Item] = [level, names[record["variant"]], reached]
-            rows.setdefault((record["share"], record["variant"]), first).extend(_times(record))
-        if rows:
-            reference = study.arm(study.references[0]).name
-            yield Table(
-                f"Time to a held-out accuracy: {task.label}",
-                ["level", "method", "seeds", *["time", "ratio"] * len(AXES)],
-                list(rows.values()),
-                groups=[("", 3), *[(axis if axis != "step" else "steps", 2) for axis in AXES]],
-                words=2,
-                caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
-                "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
-                f"the level. Ratio: to {reference}, geometric mean over seeds with its "
-                "interval; below 1 is faster.",
-                name=f"convergence_{task.id}",
-            )
-
-
-def _times(record: Mapping[str, Any]) -> list[Item]:
-    time, ratio = record["time"], record["ratio"]
-    shown = items.mean_item(time, digits=1 if time and time["mean"] < 100 else 0)
-    if ratio is None:
-        return [shown, NONE]
-    numbers = (ratio["mean"], ratio["low"], ratio["high"])
-    ends = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-    return [shown, Shown(f"{ratio['mean']:.2f}{ends}", numbers)]
-
-
-def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
-    """A row for each pair, with its difference and Holm's p at each budget in focus."""
-    found = {(e["name"], e["task"], e["budget"]): e for e in results["contrasts"]}
-    places = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
-    rows: list[list[Item]] = []
-    for name, (of, less) in study.contrasts.items():
-        row: list[Item] = [name, of, less]
-        for task, budget in places:
-            entry = found.get((name, task.id, budget))
-            row += [items.difference_item(entry), items.p_item(entry["p_holm"]) if entry else ""]
-        rows.append(row)
-    heads = [text for _, budget in places for text in (budget_name(budget), "Holm p")]
-    yield Table(
-        CONTRASTS,
-        ["pair", "arm", "less", *heads],
-        rows,
-        words=3,
-        name="contrasts",
-        caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
-        f"random effects of seeds and problems); Holm p: over these {len(found)} tests.",
-    )
-
-
-def difference_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Every paired comparison with its p-values, a table for each reference arm."""
-    labels = items.row_names(study)
-    arms = {variant.key: variant.arm for variant in study.variants()}
-    by_reference: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in results["comparisons"]:
-        by_reference.setdefault(arms[entry["reference"]], []).append(entry)
-    for reference, entries in by_reference.items():
-        rows = [
-            [
-                labels[e["variant"]],
-                f"{study.task(e['task']).label}{_FAMILIES[e['view']]}",
-                budget_name(e["budget"]),
-                items.difference_item(e),
-                items.p_item(e["p"]),
-                items.p_item(e["p_holm"]),
-                str(e["tests"]),
-                f"{e['seeds']} × {e['problems']:,}",
-            ]
-            for e in entries
-        ]
-        header = ["method", "task", "budget", "points", "p", "Holm p", "tests", "seeds × problems"]
+            key = (record["share"], record["variant"])
+            if key not in rows:
+                percent = 100 * record["level"]
+                rows[key] = [
+                    f"{percent:.1f} % ({record['share']:.0%} of the gain)",
+                    names[record["variant"]],
+                    f"{record['reached']} of {record['seeds']}",
+                ]
+            rows[key] += _time_items(record)
+        if not rows:
+            continue
+        reference = study.arm(study.references[0]).name
+        groups = [("", 3)]
+        for axis in AXES:
+            groups.append(("steps" if axis == "step" else axis, 2))
         yield Table(
-            f"Differences from {study.arm(reference).name}",
-            header,
-            rows,
+            f"Time to a held-out accuracy: {task.label}",
+            ["level", "method", "seeds", *["time", "ratio"] * len(AXES)],
+            list(rows.values()),
+            groups=groups,
             words=2,
-            caption="Percentage points, paired by seed and problem, with 95 % intervals "
-            "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
-            "freedom). Holm p: corrected for the tests of the family. One problem: only means over "
-            "problems are known.",
-            name=f"differences_{reference}",
+            caption=f"Levels: shares of what {reference} gains in mean held-out accuracy. "
+            "Time: mean ± half the 95 % t interval over seeds, where every seed reaches "
+            f"the level. Ratio: to {reference}, geometric mean over seeds with its "
+            "interval; below 1 is faster.",
+            name=f"convergence_{task.id}",
         )
 
 
+def _time_items(record: Mapping[str, Any]) -> list[Item]:
+    """Returns the items of a time to a level, and of its ratio to the reference arm."""
+    time = record["time"]
+    ratio = record["ratio"]
+    digits = 1 if time and time["mean"] < 100 else 0
+    time_item = items.mean_item(time, digits=digits)
+    if ratio is None:
+        return [time_item, NONE]
+    text = f"{ratio['mean']:.2f}"
+    if ratio["low"] is not None:
+        text += f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    numbers = (ratio["mean"], ratio["low"], ratio["high"])
+    return [time_item, Shown(text, numbers)]
+
+
 def arm_tables(results: Results, study: Study) -> Iterator[Table]:
-    """What arms differ in besides their method: updates, entropy bonus, rate and tokens."""
+    """Yields the table of updates, entropy bonus, learning rate and tokens of each arm.
+
+    Yields nothing if no run's settings are known.
+    """
     costs = results["costs"]
-    known = [task for task in study.tasks if any("updates" in c for c in costs[task.id].values())]
-    if not known:
+    tasks = [
+        task for task in study.tasks if any("updates" in cost for cost in costs[task.id].values())
+    ]
+    if not tasks:
         return
     rows: list[list[Item]] = []
     for variant in study.variants():
-        of_tasks = [_arm_items(costs[task.id].get(variant.key, {})) for task in known]
-        rows.append([items.row_name(study, variant), *itertools.chain(*of_tasks)])
+        row: list[Item] = [items.row_name(study, variant)]
+        for task in tasks:
+            row += _training_items(costs[task.id].get(variant.key, {}))
+        rows.append(row)
     yield Table(
         "How the arms were trained",
-        ["method", *["updates", "entropy coefficient", "learning rate", "tokens"] * len(known)],
+        ["method", *_TRAINING * len(tasks)],
         rows,
-        groups=[("", 1), *[(task.label, 4) for task in known]],
+        groups=[("", 1), *[(task.label, len(_TRAINING)) for task in tasks]],
         caption="Updates: steps × train.minibatches, mean over seeds, without warm-up. Entropy "
         "coefficient: loss.entropy_coef. Tokens: generated in training, mean over seeds. Equal "
         "tokens are not equal updates: the fewer tokens a method's step takes, the more steps "
@@ -373,62 +464,53 @@ def arm_tables(results: Results, study: Study) -> Iterator[Table]:
     )
 
 
-def _arm_items(cost: Mapping[str, Any]) -> list[Item]:
-    """Four items of a row; dashes for what an arm that is not trained does not have."""
+def _training_items(cost: Mapping[str, Any]) -> list[Item]:
+    """Returns the items of `_TRAINING` of an arm on a task; dashes if it was not trained.
+
+    Args:
+      cost: the arm's object under `costs` in results.json.
+    """
     if "updates" not in cost or cost["updates"]["mean"] == 0:
-        return [NONE] * 4
-    values = [cost["updates"]["mean"]]
-    values += [cost["settings"][key] for key in ("loss.entropy_coef", "optimizer.learning_rate")]
-    values.append(cost["generated_tokens"]["mean"])
-    forms = ("{:,.0f}", "{:g}", "{:g}", "{:,.0f}")
-    return [Shown(form.format(value), (value,)) for form, value in zip(forms, values)]
-
-
-def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Differences from the references that are others greedily than sampled; none: all agree."""
-    labels = items.row_names(study)
-    rows = [
-        [
-            labels[e["variant"]],
-            labels[e["reference"]],
-            study.task(e["task"]).label,
-            budget_name(e["budget"]),
-            *[items.difference_item(e[key]) for key in ("sampled", "greedy", "change")],
-        ]
-        for e in results["decoding"]
-        if items.differs_by_mode(e)
+        return [NONE] * len(_TRAINING)
+    updates = cost["updates"]["mean"]
+    entropy = cost["settings"]["loss.entropy_coef"]
+    rate = cost["settings"]["optimizer.learning_rate"]
+    tokens = cost["generated_tokens"]["mean"]
+    return [
+        Shown(f"{updates:,.0f}", (updates,)),
+        Shown(f"{entropy:g}", (entropy,)),
+        Shown(f"{rate:g}", (rate,)),
+        Shown(f"{tokens:,.0f}", (tokens,)),
     ]
-    if not rows:
-        return
-    header = ["method", "less", "task", "budget", "sampled", "greedy", "greedy less sampled"]
-    yield Table(
-        "Where greedy decoding says something else than sampling",
-        header,
-        rows,
-        words=3,
-        caption=f"{len(rows)} of {len(results['decoding'])} differences of two arms, in "
-        "percentage points, paired by seed and problem, with 95 % intervals, not corrected for "
-        "their number (about 5 % would be here by chance alone). Here are those whose two "
-        "forms are apart by more than the interval of their difference, and those with the "
-        "opposite sign, each by more than its interval. Read a row as: by so much is the "
-        "method ahead of the other if answers are sampled, by so much if they are greedy; a "
-        "claim that holds in one column alone is one about that decoding.",
-        name="decoding",
-    )
 
 
 def cost_table(results: Results, study: Study) -> Table:
-    """What the runs took."""
-    names, rows = items.row_names(study), list[list[Item]]()
+    """Returns the table of steps, tokens and seconds of the runs."""
+    names = items.row_names(study)
+    rows: list[list[Item]] = []
     for task in study.tasks:
         for variant, cost in results["costs"][task.id].items():
-            means = [cost[key]["mean"] for key in COSTS]
-            about = [names[variant], task.label, "; ".join(cost["departures"]), str(cost["runs"])]
-            rows.append([*about, *(Shown(f"{mean:,.0f}", (mean,)) for mean in means)])
+            row: list[Item] = [
+                names[variant],
+                task.label,
+                "; ".join(cost["departures"]),
+                str(cost["runs"]),
+            ]
+            for key in COSTS:
+                mean = cost[key]["mean"]
+                row.append(Shown(f"{mean:,.0f}", (mean,)))
+            rows.append(row)
     return Table(
         "What the runs took",
-        ["method", "task", "departs from its publication", "runs"]
-        + ["steps", "generated tokens", "seconds"],
+        [
+            "method",
+            "task",
+            "departs from its publication",
+            "runs",
+            "steps",
+            "generated tokens",
+            "seconds",
+        ],
         rows,
         words=3,
         caption="Means over runs. Seconds: of training, on the run's share of the machine; the "

@@ -1,4 +1,7 @@
-"""One run of a study, from its config to its cell: ordinary training, ordinary evaluation."""
+"""Makes the cells of one run: trains it, evaluates it and stores the numbers.
+
+Training and evaluation are the ordinary commands `train` and `evaluate`.
+"""
 
 import dataclasses
 import datetime
@@ -7,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,129 +34,8 @@ from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_c
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
-# A pace, and seconds that passed beside others.
-_NO_LAPS = {"time/tokens_per_s", "time/overlap"}
-
-
-def run_one(study: Study, run: PlannedRun) -> int:
-    """Trains and evaluates one run and writes its cells, if they aren't there.
-
-    Goes on where it was stopped. 0, or the exit code of the command that did not get through.
-    """
-    if run.has_cells(study):
-        print(f"{run.id}: its cells are there")
-        return 0
-    # Cells of equal settings share the run: the later one finds it finished.
-    try:
-        with PreemptionHandler() as handler:
-            held = lock_when_free(run.folder.with_name(f"{run.folder.name}.lock"), handler.poll)
-    except Preempted as signal:
-        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
-        return STOPPED
-    with held:
-        if run.has_cells(study):
-            return 0
-        config = run.place / "configs" / f"{run.id}.yaml"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(config, config_io.to_yaml(run.config))
-        if not run.trained and (code := train.main(["--config", str(config)])):
-            return code
-        arguments, out = evaluation_of(study, run)
-        if code := evaluate.main(arguments):
-            return code
-        write_cells(study, run, out)
-    return 0
-
-
-def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
-    """The command line of `evaluate` for a run of the study, and the folder that it names."""
-    how, task, arm = study.evaluation, study.task(run.task), study.arm(run.variant.arm)
-    arguments = ["--run", str(run.folder), "--budgets", ",".join(map(str, task.budgets))]
-    samples = study.samples_of(arm)
-    arguments += ["--samples", str(samples), "--greedy", "--seed", str(how.seed)]
-    arguments += ["--slots", str(how.slots)]
-    if samples:
-        arguments += ["--temperature", str(how.temperature), "--top-p", str(how.top_p)]
-    if how.size is not None:
-        arguments += ["--size", str(how.size)]
-    for name in task.data:
-        arguments += ["--data", name]
-    votes = [study.arm(variant.arm) for variant in study.votes_over(run.variant)]
-    matched = [vote.votes for vote in votes if vote.accounting == "matched_total"]
-    if matched:
-        arguments += ["--self-consistency", str(matched[0])]
-    # Another command has another folder.
-    what = hashlib.sha256(json.dumps(arguments[2:]).encode()).hexdigest()[:8]
-    out = RunPaths(run.folder).later_evaluations / f"study-{what}"
-    # A cell is the policy at the end of training: a choice would favour arms that vary.
-    return [*arguments, "--step", NEWEST, "--out", str(out)], out
-
-
-def entry_of(answers: Graded) -> dict[str, Any]:
-    """One budget of a cell: means over problems and samples, and the verdicts."""
-    wordless = [answer is None for row in answers.answers for answer in row]
-    return {
-        "accuracy": number(answers.correct.mean()),
-        "mean_thinking_tokens": number(answers.thinking.mean()),
-        "mean_total_tokens": number(answers.total.mean()),
-        "forced_share": number(answers.forced.mean()),
-        "no_answer_share": number(np.mean(wordless)),
-        "correct": correct_digits(answers.correct.sum(1)),
-    }
-
-
-Drawn = Mapping[str, Mapping[EvalSetting, Graded]]
-
-
-def read_graded(out: Path, task: Task) -> Drawn:
-    """The answers of a finished evaluation, by set; hard levels of a task are a set, too."""
-    read = read_samples(out)
-    if task.hard_levels:
-        hard = lambda samples: [one for one in samples if one.level in task.hard_levels]
-        read |= {
-            task.hard_set(name): {setting: hard(samples) for setting, samples in by_setting.items()}
-            for name, by_setting in read.items()
-        }
-    return graded_sets(read)
-
-
-def votes_of(out: Path, drawn: Drawn, arm: Arm) -> dict[str, Any]:
-    """Sets of a Self-Consistency row, without verdicts problem by problem.
-
-    The samples that vote are `drawn`, of the evaluation in the folder `out`.
-    """
-    sets: dict[str, Any] = {}
-    for name, result in read_object(out / RESULTS)["sets"].items():
-        each = {s.budget: entry_of(one) for s, one in drawn[name].items() if s.mode == SAMPLED}
-        rows = result["self_consistency"][str(arm.votes)][arm.accounting]
-        sets[name] = {SAMPLED: {}}
-        for budget, row in rows.items():
-            sets[name][SAMPLED][budget] = {
-                **each[row["budget_each"]],
-                "accuracy": row["value"],
-                "mean_thinking_tokens": row["mean_thinking_tokens"],
-                "mean_total_tokens": row["mean_total_tokens"],
-                "correct": None,
-            }
-    return sets
-
-
-def sets_of(drawn: Drawn, task: Task) -> dict[str, Any]:
-    """An evaluation as parts of a cell: the task's budgets; others only serve votes."""
-    found: dict[str, Any] = {"sets": {}, "problems_digest": {}, "levels_of": {}, "samples": {}}
-    for name, by_setting in drawn.items():
-        first = next(iter(by_setting.values()))
-        found["problems_digest"][name] = ids_digest(first.ids)
-        found["levels_of"][name] = "".join(map(str, first.levels.tolist()))
-        modes: dict[str, Any] = {}
-        for setting, answers in by_setting.items():
-            if setting.budget in task.budgets:
-                modes.setdefault(setting.mode, {})[str(setting.budget)] = entry_of(answers)
-                found["samples"][setting.mode] = setting.samples
-        found["sets"][name] = modes
-    return found
-
-
+# Metrics named `time/...` that are not seconds of a step: a pace, and seconds in parallel.
+_NO_SECONDS = {"time/tokens_per_s", "time/overlap"}
 # Metrics that show whether a policy is being ruined, by their names in a cell's curve.
 _HEALTH = {
     "closed_answers": "rollout/closed_answers",
@@ -161,90 +43,298 @@ _HEALTH = {
     "entropy": "policy/entropy",
 }
 
+# Graded answers of an evaluation: by evaluation set, then by budget and decoding.
+GradedSets = Mapping[str, Mapping[EvalSetting, Graded]]
+
+
+def run_one(study: Study, run: PlannedRun) -> int:
+    """Trains and evaluates one run and writes its cells, if they do not exist.
+
+    Resumes a run that was stopped. Returns 0, or the exit code of the command that failed.
+    """
+    if run.has_cells(study):
+        print(f"{run.id}: its cells are there")
+        return 0
+    # Cells of equal settings share the run folder: the second process finds it trained.
+    lock_path = run.folder.with_name(f"{run.folder.name}.lock")
+    try:
+        with PreemptionHandler() as handler:
+            lock = lock_when_free(lock_path, handler.poll)
+    except Preempted as signal:
+        print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
+        return STOPPED
+    with lock:
+        # Another process may have written the cells while this one waited.
+        if run.has_cells(study):
+            return 0
+        return _train_and_evaluate(study, run)
+
+
+def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
+    """Trains a run if it is not trained, evaluates it, and writes its cells; see `run_one`."""
+    config = run.place / "configs" / f"{run.id}.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(config, config_io.to_yaml(run.config))
+    if not run.trained:
+        code = train.main(["--config", str(config)])
+        if code:
+            return code
+    arguments, out = evaluation_of(study, run)
+    code = evaluate.main(arguments)
+    if code:
+        return code
+    write_cells(study, run, out)
+    return 0
+
+
+def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
+    """Returns the command line of `evaluate` for a run, and the folder that it writes.
+
+    The folder's name has a digest of the command line, so other settings use another folder.
+    """
+    evaluation = study.evaluation
+    task = study.task(run.task)
+    samples = study.samples_of(study.arm(run.variant.arm))
+    settings = [
+        *("--budgets", ",".join(map(str, task.budgets))),
+        *("--samples", str(samples)),
+        "--greedy",
+        *("--seed", str(evaluation.seed)),
+        *("--slots", str(evaluation.slots)),
+    ]
+    if samples:
+        settings += ["--temperature", str(evaluation.temperature)]
+        settings += ["--top-p", str(evaluation.top_p)]
+    if evaluation.size is not None:
+        settings += ["--size", str(evaluation.size)]
+    for name in task.data:
+        settings += ["--data", name]
+    votes = [study.arm(variant.arm) for variant in study.votes_over(run.variant)]
+    matched_votes = [vote.votes for vote in votes if vote.accounting == "matched_total"]
+    if matched_votes:
+        settings += ["--self-consistency", str(matched_votes[0])]
+
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    out = RunPaths(run.folder).later_evaluations / f"study-{digest}"
+    # A cell is the policy at the end of training: the best checkpoint would favour unsteady arms.
+    arguments = ["--run", str(run.folder), *settings, "--step", NEWEST, "--out", str(out)]
+    return arguments, out
+
+
+def entry_of(answers: Graded) -> dict[str, Any]:
+    """Returns the numbers of one budget of a cell.
+
+    They are means over problems and samples, and `correct`, the number of right samples of each
+    problem as a digit.
+    """
+    no_answer = [
+        answer is None for answers_of_problem in answers.answers for answer in answers_of_problem
+    ]
+    return {
+        "accuracy": number(answers.correct.mean()),
+        "mean_thinking_tokens": number(answers.thinking.mean()),
+        "mean_total_tokens": number(answers.total.mean()),
+        "forced_share": number(answers.forced.mean()),
+        "no_answer_share": number(np.mean(no_answer)),
+        "correct": correct_digits(answers.correct.sum(1)),
+    }
+
+
+def read_graded(out: Path, task: Task) -> GradedSets:
+    """Reads the graded answers of a finished evaluation.
+
+    The problems at a task's hard levels are also an evaluation set (`Task.hard_set`).
+    """
+    samples_by_set = read_samples(out)
+    hard_sets = {}
+    if task.hard_levels:
+        for name, by_setting in samples_by_set.items():
+            hard_sets[task.hard_set(name)] = {
+                setting: [sample for sample in samples if sample.level in task.hard_levels]
+                for setting, samples in by_setting.items()
+            }
+    return graded_sets({**samples_by_set, **hard_sets})
+
+
+def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
+    """Returns the field `sets` of a Self-Consistency arm's cell.
+
+    Votes have no verdicts problem by problem, so `correct` is None.
+
+    Args:
+      out: the folder of the evaluation.
+      graded: the samples that vote.
+    """
+    sets: dict[str, Any] = {}
+    for name, result in read_object(out / RESULTS)["sets"].items():
+        sampled = {
+            setting.budget: entry_of(answers)
+            for setting, answers in graded[name].items()
+            if setting.mode == SAMPLED
+        }
+        rows = result["self_consistency"][str(arm.votes)][arm.accounting]
+        by_budget = {}
+        for budget, row in rows.items():
+            by_budget[budget] = {
+                **sampled[row["budget_each"]],
+                "accuracy": row["value"],
+                "mean_thinking_tokens": row["mean_thinking_tokens"],
+                "mean_total_tokens": row["mean_total_tokens"],
+                "correct": None,
+            }
+        sets[name] = {SAMPLED: by_budget}
+    return sets
+
+
+def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
+    """Returns the fields `sets`, `problems_digest`, `levels_of` and `samples` of a cell.
+
+    Budgets that the task does not name are left out; they were evaluated for votes.
+    """
+    sets: dict[str, Any] = {}
+    problems_digest = {}
+    levels_of = {}
+    samples = {}
+    for name, by_setting in graded.items():
+        first = next(iter(by_setting.values()))
+        problems_digest[name] = ids_digest(first.ids)
+        levels_of[name] = "".join(map(str, first.levels.tolist()))
+        by_mode: dict[str, Any] = {}
+        for setting, answers in by_setting.items():
+            if setting.budget not in task.budgets:
+                continue
+            by_budget = by_mode.setdefault(setting.mode, {})
+            by_budget[str(setting.budget)] = entry_of(answers)
+            samples[setting.mode] = setting.samples
+        sets[name] = by_mode
+    return {
+        "sets": sets,
+        "problems_digest": problems_digest,
+        "levels_of": levels_of,
+        "samples": samples,
+    }
+
 
 def curve(folder: RunPaths) -> list[dict[str, Any]]:
-    """Returns a record per training step.
+    """Returns a record per training step, from a run's metrics and evaluations.
 
     A record holds tokens and seconds so far, the step's reward, held-out accuracy (None if the step
     was not evaluated), and the shares of closed answers and of cut traces and the policy's entropy
     if the run recorded them.
     """
-    evaluated = {
+    accuracy_at = {
         record["step"]: record["anytime"][HOLDOUT][GREEDY]["mean"]
         for record in read_lines(folder.evaluations)
         if HOLDOUT in record["anytime"]
     }
-    start = {"step": 0, "tokens": 0, "seconds": 0.0, "reward": None}
-    points = [{**start, "accuracy": evaluated[0]}] if 0 in evaluated else []
+    points: list[dict[str, Any]] = []
+    if 0 in accuracy_at:
+        points.append(
+            {
+                "step": 0,
+                "tokens": 0,
+                "seconds": 0.0,
+                "reward": None,
+                "accuracy": accuracy_at[0],
+            }
+        )
     seconds = 0.0
     for record in read_lines(folder.metrics):
-        laps = (name for name in record if name.startswith("time/") and name not in _NO_LAPS)
-        seconds += sum(record[name] for name in laps)
+        seconds += _seconds_of_step(record)
+        health = {name: record[key] for name, key in _HEALTH.items() if key in record}
         points.append(
             {
                 "step": record["step"],
                 "tokens": record["rollout/tokens_total"],
                 "seconds": round(seconds, 3),
                 "reward": record["reward/mean"],
-                "accuracy": evaluated.get(record["step"]),
-                **{name: record[key] for name, key in _HEALTH.items() if key in record},
+                "accuracy": accuracy_at.get(record["step"]),
+                **health,
             }
         )
     return points
 
 
+def _seconds_of_step(record: Mapping[str, Any]) -> float:
+    """Returns the seconds of a step: the sum of the times of its parts."""
+    parts = [
+        value
+        for name, value in record.items()
+        if name.startswith("time/") and name not in _NO_SECONDS
+    ]
+    return sum(parts)
+
+
 def schedule(folder: RunPaths) -> list[dict[str, Any]]:
-    """The curriculum step by step; empty where budgets follow none."""
-    found = []
+    """Returns the curriculum of a run: per step, the numbers `OF_GROUP` of every group."""
+    records = []
     for record in read_lines(folder.metrics):
-        groups = sorted(int(key.rpartition("_")[2]) for key in record if "curriculum/mu_" in key)
-        of_groups = [{k: record.get(f"{v}_{n}") for k, v in OF_GROUP.items()} for n in groups]
-        found.append({"step": record["step"], "groups": of_groups})
-    return found
+        keys = [key for key in record if "curriculum/mu_" in key]
+        numbers = sorted(int(key.rpartition("_")[2]) for key in keys)
+        groups = []
+        for group in numbers:
+            values = {}
+            for name, metric in OF_GROUP.items():
+                values[name] = record.get(f"{metric}_{group}")
+            groups.append(values)
+        records.append({"step": record["step"], "groups": groups})
+    return records
 
 
 def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
-    """The cells of a run and of the votes over its samples, evaluated into the folder `out`."""
+    """Writes the cells of a run and of the votes over its samples.
+
+    Args:
+      out: the folder of the run's evaluation.
+    """
+    graded = read_graded(out, study.task(run.task))
+    cell = _cell_of(study, run, graded)
+    for vote in study.votes_over(run.variant):
+        vote_cell = dataclasses.replace(
+            cell,
+            id=cell_id(run.task, vote, run.seed),
+            arm=vote.arm,
+            sets=votes_of(out, graded, study.arm(vote.arm)),
+            curve=[],
+            schedule=[],
+            samples={SAMPLED: 1},
+        )
+        write_cell(run.place, vote_cell)
+    # Written last, so that its existence means that all cells exist.
+    write_cell(run.place, cell)
+
+
+def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
+    """Returns the cell of a run from its folder and its graded answers."""
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
-    task = study.task(run.task)
-    drawn = read_graded(out, task)
-    follows = load_method(run.config).follows_prior
-    by_curriculum = follows and run.config.budget.prior == "curriculum"
-    devices, machine = jax.devices(), f"{platform.machine()}, {os.cpu_count()} cores"
-    cell = Cell(
+    has_schedule = load_method(run.config).follows_prior and run.config.budget.prior == "curriculum"
+    return Cell(
         id=run.id,
         study_size=study.size,
         task=run.task,
         arm=run.variant.arm,
         seed=run.seed,
         value=run.variant.value,
-        provenance={
-            "commit": commit(),
-            "versions": {name: version(name) for name in VERSIONED},
-            "machine": f"{machine}, {len(devices)} x {devices[0].device_kind}",
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
+        provenance=_provenance(jax.devices()),
         config_sha=run.digest,
         departures=summary["departures"],
         steps=summary["steps"],
         generated_tokens=summary["generated_tokens"],
         wall_seconds=round(summary["wall_seconds"], 1),
-        **sets_of(drawn, task),
+        **sets_of(graded, study.task(run.task)),
         curve=curve(folder),
-        schedule=schedule(folder) if by_curriculum else [],
+        schedule=schedule(folder) if has_schedule else [],
         evaluation=study.asked(run.task, run.variant.arm),
     )
-    for vote in study.votes_over(run.variant):
-        voted = dataclasses.replace(
-            cell,
-            id=cell_id(run.task, vote, run.seed),
-            arm=vote.arm,
-            sets=votes_of(out, drawn, study.arm(vote.arm)),
-            curve=[],
-            schedule=[],
-            samples={SAMPLED: 1},
-        )
-        write_cell(run.place, voted)
-    # The last one: with it, all are there.
-    write_cell(run.place, cell)
+
+
+def _provenance(devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Returns the commit, versions, machine and date of a cell."""
+    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "commit": commit(),
+        "versions": {name: version(name) for name in VERSIONED},
+        "machine": f"{cpu}, {len(devices)} x {devices[0].device_kind}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }

@@ -11,7 +11,7 @@ import pytest
 from bacr_jax.__main__ import COMMANDS
 from bacr_jax.config import Config, cli
 from bacr_jax.config import io as config_io
-from bacr_study.study_file import kind_of, read_study
+from bacr_study.study_file import read_study
 from documented_commands import (
     NOT_RUN,
     OF_RUNS,
@@ -72,8 +72,7 @@ def refused_settings(module, options):
         overrides = []  # names of sets
     try:
         if module == "bacr_study.__main__":
-            if kind_of(ROOT / options.config) != "variance":
-                read_study(ROOT / options.config, size=options.size, overrides=overrides)
+            read_study(ROOT / options.config, size=options.size, overrides=overrides)
         elif files:
             config_io.check(config_io.load(files, overrides))
         else:

@@ -24,7 +24,7 @@ OURS = "|".join(path.name for path in SOURCE.iterdir() if path.is_dir())
 DOTTED = re.compile(rf"\b(?:{OURS})(?:\.\w+)+")
 IMPORT = re.compile(rf"^from ((?:{OURS})[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 FILE = re.compile(
-    r"(?<![\w./*-])(?:(?:src|docs|tests|configs|benchmarks|examples|launch|\.ci)/[\w./-]*[\w/]"
+    r"(?<![\w./*-])(?:(?:src|docs|tests|configs|benchmarks|research|examples|launch|\.ci)/[\w./-]*[\w/]"
     r"|(?:[\w-]+/)*[\w.-]+\.(?:py|sh|env|cff)\b)"
 )
 CODE = re.compile(r"`([^`\n]+)`")

@@ -13,13 +13,13 @@ from bacr_jax.model.sizes import PRESETS, Qwen2Config
 from bacr_plan import costs, seconds
 from bacr_plan.devices import DEVICES
 from bacr_plan.lengths import Lengths
-from bacr_plan.schedule import Chunk, Padded, Schedule
+from bacr_plan.schedule import DecodedChunk, PlannedMicroBatch, Schedule
 from plan_world import mesh, workload
 
 # Parameters of the released checkpoints.
 SEVEN_B, FOURTEEN_B = 7_615_616_512, 14_770_033_664
 # A row of 1,024 + 4,096 tokens and four branches of 136.
-WHOLE = Padded(1, 5120, 544)
+WHOLE = PlannedMicroBatch(1, 5120, 544)
 
 
 def test_the_released_counts_come_out():
@@ -76,7 +76,7 @@ def test_a_causal_kernel_does_half_of_the_trunk():
 
 
 def test_branches_see_their_trunk_and_themselves():
-    none, four = Padded(1, 5120, 0), WHOLE
+    none, four = PlannedMicroBatch(1, 5120, 0), WHOLE
     flops = lambda made: costs.attention_flops(workload(), made)
     assert flops(four) - flops(none) == 4 * 28 * 28 * 128 * 4 * 136 * (5120 + 136)
 
@@ -112,7 +112,7 @@ def test_the_forward_count_is_that_of_xla(kv_heads, tied):
 
     lowered = jax.jit(scores).lower(params, ids(1, 112), ids(1, 1, work.branch), ids(1, 1))
     counted = lowered.cost_analysis()["flops"]
-    made = Padded(1, 112, work.branch)
+    made = PlannedMicroBatch(1, 112, work.branch)
     assert costs.forward_flops(work, made) == pytest.approx(counted, rel=0.05)
 
 
@@ -130,7 +130,7 @@ def test_a_decoding_step_reads_the_weights_and_the_windows_of_its_rows():
     # 64 of 512 rows on a device; everything but the embedding's 152064 x 3584.
     work, weights = workload(own_keys=False), 2 * (SEVEN_B - 152_064 * 3584)
     live = np.full((16, 8), 100)
-    moved = costs.chunk_bytes(work, mesh(), Chunk(512, 1280, live, live))
+    moved = costs.chunk_bytes(work, mesh(), DecodedChunk(512, 1280, live, live))
     logits = 64 * 5 * 4 * 152_064
     # Scores of 4 x 8 query heads a layer, 22 bytes each: 31 % more than keys and values.
     position = 57_344 + 28 * 4 * 8 * (4 * 4 + 2 * 2)
@@ -141,7 +141,7 @@ def test_rows_that_read_their_own_keys_wait_for_the_slowest_device():
     work, weights = workload(own_keys=True), 2 * (SEVEN_B - 152_064 * 3584)
     tiles = np.full((16, 8), 6400)
     tiles[:, 3] = 12_800
-    moved = costs.chunk_bytes(work, mesh(), Chunk(512, 5120, tiles, tiles))
+    moved = costs.chunk_bytes(work, mesh(), DecodedChunk(512, 5120, tiles, tiles))
     assert moved == 16 * (weights + 64 * 5 * 4 * 152_064 + 12_800 * 57_344)
 
 
@@ -198,7 +198,7 @@ def test_a_decoding_step_takes_its_bytes_over_the_bandwidth():
     # 8 rows a device: too few for products to take longer.
     work, device = workload(own_keys=True, slots=64), DEVICES["a100-80"]
     keys = np.full((16, 8), 128)
-    made = Schedule(chunks=[Chunk(64, 5120, keys, keys)])
+    made = Schedule(chunks=[DecodedChunk(64, 5120, keys, keys)])
     taken = seconds.rollout_seconds(work, mesh(), device, made)["decode"]
     moved = costs.chunk_bytes(work, mesh(), made.chunks[0])
     assert taken == pytest.approx(moved / (2039e9 * 0.7))
@@ -207,7 +207,7 @@ def test_a_decoding_step_takes_its_bytes_over_the_bandwidth():
 def test_tensor_shards_read_a_part_of_the_weights_and_wait_for_sums():
     work, device = workload(own_keys=True, slots=64), DEVICES["a100-80"]
     keys = np.full((16, 2), 128)
-    made = Schedule(chunks=[Chunk(64, 5120, keys, keys)])
+    made = Schedule(chunks=[DecodedChunk(64, 5120, keys, keys)])
     four = mesh(decode_tensor=4)
     taken = seconds.rollout_seconds(work, four, device, made)["decode"]
     read = costs.chunk_bytes(work, four, made.chunks[0]) / (2039e9 * 0.7)
@@ -251,7 +251,7 @@ def test_an_evaluation_is_the_sum_of_its_calls():
 def test_many_rows_on_few_weights_take_their_products():
     work, device = workload(own_keys=True), DEVICES["a100-80"]
     keys = np.full((16, 2), 128)
-    made = Schedule(chunks=[Chunk(512, 5120, keys, keys)])
+    made = Schedule(chunks=[DecodedChunk(512, 5120, keys, keys)])
     four = mesh(decode_tensor=4)
     taken = seconds.rollout_seconds(work, four, device, made)["decode"]
     products = costs.chunk_flops(work, made.chunks[0]) / (8 * 312e12 * 0.5)

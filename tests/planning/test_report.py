@@ -7,15 +7,16 @@ import json
 import pytest
 
 from bacr_plan import memory
-from bacr_plan.compiling import Compilation, Measured
+from bacr_plan.compiling import Compilation, ProgramMemory
 from bacr_plan.devices import DEVICES, GIB, MEMORY_FRACTION
-from bacr_plan.report import Plan, as_object, as_text
+from bacr_plan.report import Plan, as_object
+from bacr_plan.report_text import as_text
 from plan_world import mesh, workload
 
 ARITHMETIC = Compilation("arithmetic", {}, exact=False)
 PROGRAMS = {
-    "train": Measured(arguments=11 * GIB, outputs=0, temporaries=20 * GIB, seconds=1.0),
-    "decode": Measured(arguments=30 * GIB, outputs=0, temporaries=5 * GIB, seconds=1.0),
+    "train": ProgramMemory(arguments=11 * GIB, outputs=0, temporaries=20 * GIB, seconds=1.0),
+    "decode": ProgramMemory(arguments=30 * GIB, outputs=0, temporaries=5 * GIB, seconds=1.0),
 }
 
 

@@ -74,7 +74,7 @@ def test_slots_that_are_refilled_together_are_answered_in_fewer_rounds_after_mor
 
 def test_micro_batches_by_rows_are_as_wide_as_the_longest_row():
     first, second = schedule.updates(workload(), mesh())
-    assert first == second == [schedule.Padded(16, 5120, 544)] * 16
+    assert first == second == [schedule.PlannedMicroBatch(16, 5120, 544)] * 16
 
 
 def test_micro_batches_by_tokens_hold_every_row_and_less_padding():
@@ -92,7 +92,7 @@ def test_the_share_of_real_positions_by_hand():
     rows = rows_of([10, 20], [30, 40], answers=2)
     work = dataclasses.replace(workload(), draw=lambda: rows)
     real = 100 + 2 * 4 * (2 + SUFFIX_TOKENS - 1)
-    parts = [[schedule.Padded(2, 80, 40)]]
+    parts = [[schedule.PlannedMicroBatch(2, 80, 40)]]
     assert schedule.real_share(work, parts) == pytest.approx(real / 240)
 
 

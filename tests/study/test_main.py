@@ -153,18 +153,6 @@ def test_a_study_whose_runs_all_failed_has_nothing_to_report(tmp_path, capsys, m
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_variance_study_is_no_array_of_runs(tmp_path, capsys):
-    path = tmp_path / "noise.yaml"
-    path.write_text("kind: variance\nsizes: {cpu: {budgets: [7, 0]}}\n")
-    assert main(["--config", str(path), "--list"]) == 2
-    assert "--list: " in capsys.readouterr().err
-    assert main(["--config", str(path)]) == 2
-    assert "budgets" in capsys.readouterr().err
-    path.write_text("kind: other\n")
-    assert main(["--config", str(path)]) == 2
-    assert "kind: found 'other'; write runs or variance" in capsys.readouterr().err
-
-
 def test_seconds_of_a_step_count_what_passed_beside_others_once(tmp_path):
     paces = {"time/tokens_per_s": 50.0, "time/overlap": 2.0}
     record = {"step": 1, "rollout/tokens_total": 9, "reward/mean": 0.5, **paces}

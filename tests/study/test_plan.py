@@ -9,7 +9,6 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
-from bacr_study.__main__ import main
 from bacr_study.archive import RESULTS as RESULTS_FILE
 from bacr_study.archive import archived_cells, read_compressed
 from bacr_study.cells import Cell, evaluated
@@ -20,7 +19,7 @@ from bacr_study.plan import (
     settings_digest,
 )
 from bacr_study.spec import Variant
-from bacr_study.study_file import kind_of, read_study
+from bacr_study.study_file import read_study
 from study_world import STUDY, finished, planned
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -98,7 +97,7 @@ def test_what_train_would_refuse_names_the_arm(tmp_path):
 
 
 FOLDER = Path(__file__).parents[2] / "configs" / "studies"
-STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
+STUDIES = sorted(FOLDER.glob("*.yaml"))
 OF_STUDIES = pytest.mark.parametrize(
     "path",
     [
@@ -130,7 +129,7 @@ def test_full_bacr_of_the_ablation_is_the_main_study_s_robust_preset():
 
 
 def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
-    study, (run, *_), folder = planned(tmp_path, "seeds=[0]")
+    study, (run, *_), _ = planned(tmp_path, "seeds=[0]")
     assert not run.has_cells(study)
     finished(study, run, run.variant)
     # A kill, or an arm added later.
@@ -143,17 +142,6 @@ def test_a_run_has_its_cells_with_those_of_the_votes_over_it(tmp_path):
     finished(study, run, Variant("vote"), config_sha="0123")
     with pytest.raises(UserError, match="other settings than the study has now .digest 0123"):
         run.has_cells(study)
-    out = tmp_path / "kept"
-    both = {"cells": {"plain.grpo.0": {}, "plain.vote.0": {}}}
-    (folder / "results.json").write_text(json.dumps(both))
-    assert (
-        main(
-            ["--config", str(tmp_path / "two.yaml"), "--out", str(folder.parent)]
-            + ["--pack", str(out)]
-        )
-        == 0
-    )
-    assert [cell["id"] for cell in archived_cells(out)] == ["plain.grpo.0", "plain.vote.0"]
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["says how", "of an earlier version"])

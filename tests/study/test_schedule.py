@@ -14,7 +14,7 @@ from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study import schedule
-from bacr_study.schedule import Scheduler, Share, run_all, shares
+from bacr_study.schedule import RunScheduler, Share, run_all, shares
 from study_world import STUDY, planned
 
 # Writes down what it was given, makes its warm-up, and waits for a file before it ends.
@@ -31,7 +31,7 @@ sys.exit(int((place / f"{name}.end").read_text() or 0))
 
 def scheduler_of(folder, runs, count=2):
     core = min(os.sched_getaffinity(0))
-    return Scheduler(
+    return RunScheduler(
         command=[sys.executable, "-c", RUN, str(folder)],
         shares=[Share(cores=(core,)) for _ in range(count)],
         waiting=list(runs),

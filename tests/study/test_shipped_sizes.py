@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.runs.setup import decoding_mesh
 from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION
-from bacr_plan.search import Room
+from bacr_plan.search import MemoryLimit
 from bacr_plan.workload import sizes_of
 from bacr_study.plan import folder_of, plan_runs
 from bacr_study.study_file import read_study
@@ -31,7 +31,7 @@ def test_every_arm_fits_80_gib(tmp_path, name, size, devices):
         graded = dataclasses.replace(work.evaluation, slots=study.evaluation.slots)
         phase = memory.rollout_phase(graded, alone)
         peaks[run.id, "training"] = (
-            search.peak_of(work, layout, Room(80 * MEMORY_FRACTION * GIB)) / GIB
+            search.peak_of(work, layout, MemoryLimit(80 * MEMORY_FRACTION * GIB)) / GIB
         )
         peaks[run.id, "evaluation"] = (phase.own + phase.temporaries) / GIB
     too_much = {what: peak for what, peak in peaks.items() if peak > 80 * MEMORY_FRACTION}

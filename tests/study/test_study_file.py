@@ -8,11 +8,11 @@ import pytest
 from bacr_jax.config.yaml import constructed, parse_file
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.summary import numbers_of_samples
-from bacr_study.study_file import kind_of, read_study
+from bacr_study.study_file import read_study
 from study_world import STUDY, write_study
 
 FOLDER = Path(__file__).parents[2] / "configs" / "studies"
-STUDIES = [path for path in sorted(FOLDER.glob("*.yaml")) if kind_of(path) == "runs"]
+STUDIES = sorted(FOLDER.glob("*.yaml"))
 
 
 def test_a_size_replaces_and_adds_keys(tmp_path):

@@ -18,11 +18,11 @@ NO_HISTORY = np.iinfo(np.int32).max
 # Its released code leaves these settings of the loss to the trainer that it builds on.
 _TRAINER = "TRL's default at the time (recalled)"
 PUBLISHED = {
-    "loss.aggregate": Published("seq_mean_token_mean", _TRAINER),
+    "loss.aggregate": Published("seq_mean_token_mean", _TRAINER, verified=False),
     **CLIPPED,
     **NO_ENTROPY,
-    "loss.kl_coef": Published(0.04, _TRAINER),
-    "loss.kl_kind": Published("k3", _TRAINER),
+    "loss.kl_coef": Published(0.04, _TRAINER, verified=False),
+    "loss.kl_kind": Published("k3", _TRAINER, verified=False),
     "hapo.weight": Published(1.0, "its released code"),
     "hapo.floor": Published(-0.7, "its released code"),
     "hapo.kind": Published("cosine", "its released code"),

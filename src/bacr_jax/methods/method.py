@@ -126,11 +126,14 @@ class Published:
       value: of the config key.
       source: where it is said; or whose choice it is, where the publication says nothing.
       defining: with another value it is another method; such a config is refused.
+      verified: False if the value was not compared with the publication or its released code.
+        `bacr methods` lists such settings.
     """
 
     value: Any
     source: str
     defining: bool = False
+    verified: bool = True
 
 
 @dataclass(frozen=True, eq=False)

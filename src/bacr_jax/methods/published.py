@@ -36,3 +36,8 @@ def redefinitions(config: Config, published: Mapping[str, Published]) -> list[st
         for key, setting in published.items()
         if setting.defining and given_by(config, key) != setting.value
     ]
+
+
+def unverified(method: Method) -> list[str]:
+    """Returns the keys whose values were not compared with the publication."""
+    return [key for key, setting in method.published.items() if not setting.verified]

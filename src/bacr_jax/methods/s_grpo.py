@@ -16,13 +16,15 @@ from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Publ
 
 _NOTES = "its Eq. 1 and 2, by two notes on it that agree; its own text was not read"
 PUBLISHED = {
-    "cuts.count": Published(8, "8 exits a question; whether the whole trace is one: unchecked"),
+    "cuts.count": Published(
+        8, "8 exits a question; whether the whole trace is one: unchecked", verified=False
+    ),
     "cuts.kind": Published("random", "exits uniform over the trace"),
     # With every exit's 1 / |o| in the advantages a row is their mean.
-    "loss.aggregate": Published("seq_mean_token_sum", _NOTES, defining=True),
+    "loss.aggregate": Published("seq_mean_token_sum", _NOTES, defining=True, verified=False),
     **CLIPPED,
     **NO_ENTROPY,
-    "loss.kl_coef": Published(0.0, _NOTES),
+    "loss.kl_coef": Published(0.0, _NOTES, verified=False),
 }
 
 

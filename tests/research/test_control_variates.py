@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from bacr_study.variance import control_variates as history
+from research.variance import control_variates as history
 
 R = jnp.array([[[1.0, 0.0, 1.0]]])
 P = jnp.array([[[0.4, 0.5, 0.6]]])

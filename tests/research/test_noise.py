@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bacr_study.variance import noise
+from research.variance import noise
 
 PROBS = np.array([0.2, 0.5, 0.3])
 REWARDS = np.array([1.0, 0.0, 0.6])

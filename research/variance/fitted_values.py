@@ -19,7 +19,7 @@ from bacr_jax.model.value import ValueInput
 from bacr_jax.prompts.environment import Questions
 from bacr_jax.runs import initial
 from bacr_jax.types import Params
-from bacr_study.variance.gradient_pool import Drawn, Frozen
+from research.variance.gradient_pool import Drawn, Frozen
 
 # Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25

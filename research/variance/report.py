@@ -20,10 +20,10 @@ from bacr_jax.report.html_page import templates
 from bacr_jax.runs.provenance import VERSIONED
 from bacr_study.figures import saved
 from bacr_study.statistics import rounded
-from bacr_study.variance.baselines import BY_NAME, PUBLISHED, Variants, variants
-from bacr_study.variance.measurement import Measured, Result
-from bacr_study.variance.noise import Noise, by_question
-from bacr_study.variance.settings import VarianceSettings
+from research.variance.baselines import BY_NAME, PUBLISHED, Variants, variants
+from research.variance.measurement import Measured, Result
+from research.variance.noise import Noise, by_question
+from research.variance.settings import VarianceSettings
 
 # Significant digits, so that the file is small.
 _DIGITS = 5
@@ -211,7 +211,7 @@ def _percent(reduction: Sequence[float | None]) -> str:
 def markdown(found: Mapping[str, Any]) -> str:
     """The tables of a summary."""
     settings = found["settings"]
-    return _markdown.get_template("variance.md").render(
+    return _markdown.get_template("report.md").render(
         found=found,
         middle=str(middle_group(settings["groups"])),
         kept=shown(variants(settings["answers"])),
@@ -220,7 +220,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     )
 
 
-_markdown = templates(Path(__file__).parents[1] / "templates")
+_markdown = templates(Path(__file__).parent)
 _markdown.filters |= {
     "percent": _percent,
     "number": lambda value: _UNKNOWN if value is None else f"{value:.3g}",

@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax.advantages import token_baseline
 from bacr_jax.config import Config, CutsConfig
-from bacr_study.variance.baselines import (
+from research.variance.baselines import (
     ARMS,
     BY_NAME,
     Groups,
@@ -18,14 +18,14 @@ from bacr_study.variance.baselines import (
     drawn_answers,
     returns_to_go,
 )
-from bacr_study.variance.control_variates import (
+from research.variance.control_variates import (
     fitted_slopes,
     length_weights,
     path_weights,
     regressors,
     weighted_mean,
 )
-from bacr_study.variance.gradient_pool import Drawn, Rollouts
+from research.variance.gradient_pool import Drawn, Rollouts
 
 GROUP, CUTS = 2, 2
 CONFIG = dataclasses.replace(Config(), cuts=CutsConfig(count=CUTS))

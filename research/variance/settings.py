@@ -1,4 +1,4 @@
-"""Settings of the variance study: `sizes` of a file in configs/studies, and overrides."""
+"""Settings of the variance study: `sizes` of a file, and overrides."""
 
 import typing
 from collections.abc import Sequence

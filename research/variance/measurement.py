@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.advantages import score_statistics
 from bacr_jax.config import Config
-from bacr_study.variance import baselines, noise
-from bacr_study.variance.baselines import REFERENCE, Groups, Reading, Setting, Variants, variants
-from bacr_study.variance.gradient_pool import Drawn, Pool, Rollouts
-from bacr_study.variance.noise import Noise, Partition
-from bacr_study.variance.settings import Regime
+from research.variance import baselines, noise
+from research.variance.baselines import REFERENCE, Groups, Reading, Setting, Variants, variants
+from research.variance.gradient_pool import Drawn, Pool, Rollouts
+from research.variance.noise import Noise, Partition
+from research.variance.settings import Regime
 
 # Predicted outcomes of the pool's rows, by the name of a value.
 Values = Mapping[str, Float[np.ndarray, "_ _"]]

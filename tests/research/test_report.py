@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from bacr_study.variance import report as variance_report
-from bacr_study.variance.baselines import BY_NAME, variants
-from bacr_study.variance.measurement import Measured, Result
-from bacr_study.variance.noise import Noise
-from bacr_study.variance.settings import VarianceSettings
+from research.variance import report as variance_report
+from research.variance.baselines import BY_NAME, variants
+from research.variance.measurement import Measured, Result
+from research.variance.noise import Noise
+from research.variance.settings import VarianceSettings
 
 SETTINGS = VarianceSettings(seeds=(0, 1), checkpoints=(5,), groups=(8,), resamples=100)
 ONE = dataclasses.replace(SETTINGS, regimes=("training",), answers=1)

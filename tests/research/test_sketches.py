@@ -11,8 +11,8 @@ from bacr_jax.advantages import scatter_segments
 from bacr_jax.config import LossConfig
 from bacr_jax.learner.objective import Minibatch, loss_normalizers
 from bacr_jax.learner.train_step import gradients
-from bacr_study.variance import sketches
 from learner_world import CUTS, ROWS, RULES, SPEC, THINKING, WORLD, make_batch_by_hand, state_of
+from research.variance import sketches
 
 SPEC = dataclasses.replace(SPEC, loss=LossConfig(entropy_coef=0.0), value=None, remat="none")
 

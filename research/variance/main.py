@@ -22,13 +22,13 @@ from bacr_jax.runs.folder import RunPaths, steps_in
 from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.start import tokenizer_of
-from bacr_study.variance import measurement, noise
-from bacr_study.variance import report as variance_report
-from bacr_study.variance.baselines import Setting
-from bacr_study.variance.fitted_values import fit_value, predicted_outcomes, smoothed_means
-from bacr_study.variance.gradient_pool import Drawn, Draws, Pool, open_frozen
-from bacr_study.variance.measurement import Result, Values
-from bacr_study.variance.settings import VarianceSettings, read_settings
+from research.variance import measurement, noise
+from research.variance import report as variance_report
+from research.variance.baselines import Setting
+from research.variance.fitted_values import fit_value, predicted_outcomes, smoothed_means
+from research.variance.gradient_pool import Drawn, Draws, Pool, open_frozen
+from research.variance.measurement import Result, Values
+from research.variance.settings import VarianceSettings, read_settings
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:

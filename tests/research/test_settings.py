@@ -8,12 +8,14 @@ import pytest
 
 from bacr_jax.errors import UserError
 from bacr_study.study_file import read_study
-from bacr_study.variance.gradient_pool import Draws, draw_budgets
-from bacr_study.variance.main import run_config
-from bacr_study.variance.settings import read_settings
+from research.variance.gradient_pool import Draws, draw_budgets
+from research.variance.main import run_config
+from research.variance.settings import read_settings
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies"
-SHIPPED, TRAINING = STUDIES / "variance.yaml", STUDIES / "variance-training.yaml"
+FOLDER = Path(__file__).parents[2] / "research" / "variance"
+SHIPPED = FOLDER / "variance.yaml"
+TRAINING = FOLDER / "variance-training.yaml"
 
 
 @pytest.mark.parametrize("size", ["cpu", "gpu", "7b"])
@@ -48,26 +50,26 @@ def test_overrides_win():
     ("content", "size", "overrides", "line"),
     [
         (
-            "kind: variance\nsizes: {cpu: {questions: 4}}",
+            "sizes: {cpu: {questions: 4}}",
             "gpu",
             [],
             "--size: found 'gpu'; write cpu",
         ),
-        ("kind: variance\nsizes:\n  cpu: {question: 4}", "cpu", [], "question: no such key"),
-        ("kind: variance\nsizes:\n  cpu: {questions: 1}", "cpu", [], "found 1; write numbers"),
-        ("kind: variance\nsizes:\n  cpu: {questions: x}", "cpu", [], "found 'x'; write a whole"),
-        ("kind: variance\nsizes:\n  cpu: {traces: 16}", "cpu", [], "write 32 or more"),
-        ("kind: variance\nsizes:\n  cpu: {calibration: 7}", "cpu", [], "each half needs 4 quest"),
+        ("sizes:\n  cpu: {question: 4}", "cpu", [], "question: no such key"),
+        ("sizes:\n  cpu: {questions: 1}", "cpu", [], "found 1; write numbers"),
+        ("sizes:\n  cpu: {questions: x}", "cpu", [], "found 'x'; write a whole"),
+        ("sizes:\n  cpu: {traces: 16}", "cpu", [], "write 32 or more"),
+        ("sizes:\n  cpu: {calibration: 7}", "cpu", [], "each half needs 4 quest"),
         (
-            "kind: variance\nsizes:\n  cpu: {budgets: [1, 2, 3, 4, 5], calibration: 9}",
+            "sizes:\n  cpu: {budgets: [1, 2, 3, 4, 5], calibration: 9}",
             "cpu",
             [],
             "calibration=9: each half needs 5 questions; write 10 or more",
         ),
-        ("kind: variance\nsizes:\n  cpu: {seeds: []}", "cpu", [], "is empty"),
-        ("kind: variance\nsizes:\n  cpu: {regimes: [odd]}", "cpu", [], "found ['odd']; write"),
+        ("sizes:\n  cpu: {seeds: []}", "cpu", [], "is empty"),
+        ("sizes:\n  cpu: {regimes: [odd]}", "cpu", [], "found ['odd']; write"),
         (
-            "kind: variance\nsizes:\n  cpu: {questions: 4}",
+            "sizes:\n  cpu: {questions: 4}",
             "cpu",
             ["question=3"],
             "no such key; write one of config",

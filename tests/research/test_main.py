@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from bacr_study.variance import main as variance
-from bacr_study.variance.gradient_pool import Pool, stratified
+from research.variance import main as variance
+from research.variance.gradient_pool import Pool, stratified
 
-# Four cuts, a curriculum and V, as configs/studies/variance.yaml has them.
+# Four cuts, a curriculum and V, as research/variance/variance.yaml has them.
 CURRICULUM = """\
       - budget.prior=curriculum
       - cuts.count=4
@@ -17,7 +17,6 @@ CURRICULUM = """\
       - advantage.score_weighted=false
 """
 STUDY = f"""
-kind: variance
 sizes:
   cpu:
     config: [configs/quickstart.yaml]

@@ -21,8 +21,8 @@ from bacr_jax.config import Config
 from bacr_jax.methods import GroupBatch, anytime, bacr
 from bacr_jax.methods.baselines import baseline_of
 from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
-from bacr_study.variance import control_variates as variates
-from bacr_study.variance.gradient_pool import Drawn, Rollouts
+from research.variance import control_variates as variates
+from research.variance.gradient_pool import Drawn, Rollouts
 
 # one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
 # several: the mean over A answers at each cut, as AnytimeReasoner draws them.

@@ -27,8 +27,8 @@ from bacr_jax.runs.checkpoint import read_part
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.types import Params
-from bacr_study.variance import sketches
-from bacr_study.variance.settings import Regime, VarianceSettings
+from research.variance import sketches
+from research.variance.settings import Regime, VarianceSettings
 
 # Rows decoded together and in one call, and rows whose scores are taken in one call.
 _SLOTS, _DRAWN_AT_ONCE, _ROWS = 512, 2048, 64

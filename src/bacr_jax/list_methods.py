@@ -1,0 +1,46 @@
+"""`bacr methods`: lists the presets, and which of their published constants are not verified."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bacr_jax.config.cli import Parser, entry_point, uninterrupted
+from bacr_jax.config.shipped import locate, names
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line, which has no options but --help."""
+    parser = Parser(
+        prog="bacr methods",
+        description="Lists the presets in configs/methods, the method of each, and the settings "
+        "whose published values were not compared with the publication or its code.",
+        epilog="Use a preset as an overlay: bacr train --config quickstart --config methods/grpo",
+    )
+    return parser.parse_args(argv)
+
+
+def preset_line(name: str) -> str:
+    """Returns the line of a preset, such as `methods/gfpo`: its name, method and constants."""
+    from bacr_jax.config import io as config_io
+    from bacr_jax.methods.published import unverified
+    from bacr_jax.methods.registry import make_method
+
+    method = make_method(config_io.load([str(locate(name))], []))
+    keys = unverified(method)
+    remark = f"  not verified: {', '.join(keys)}" if keys else ""
+    return f"{name.rpartition('/')[2]:20}{method.name}{remark}"
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> int:
+    """Prints a line for every preset; returns the exit code."""
+    parse(argv)
+    # Imports JAX, which --help does not need.
+    with uninterrupted():
+        lines = [preset_line(name) for name in names(("methods",))]
+    print(*lines, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

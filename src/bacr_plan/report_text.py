@@ -1,0 +1,238 @@
+"""Writes a plan as text for a terminal."""
+
+from bacr_jax.config.values import shown
+from bacr_plan import costs, memory, schedule, search, seconds
+from bacr_plan.devices import GIB, MEMORY_FRACTION
+from bacr_plan.report import Plan, parts
+from bacr_plan.search import Choice
+from bacr_plan.seconds import ASSUMED
+
+_PHASE_NAMES = {
+    "rollout": "rollout (state, decode copy, cache, temporaries)",
+    "score": "scoring (state, temporaries)",
+    "update": "update (state, gradients, activations)",
+    "evaluation": "evaluation (state, decode copy, cache, temporaries)",
+    "warmup": "warm-up (all weights, fp32; gradients, activations)",
+    "warmup_accuracy": "warm-up, accuracy (its state, decode copy, cache)",
+}
+
+
+def as_text(plan: Plan) -> str:
+    """Returns the plan as text for a terminal."""
+    together = sum(plan.predictions[plan.device_name].values())
+    lines = [
+        *_size_lines(plan),
+        "",
+        *_memory_lines(plan),
+        *_host_memory_lines(plan),
+        "",
+        *_fit_lines(plan),
+        _largest_line(plan),
+        *_adapter_lines(plan),
+        "",
+        *_work_lines(plan),
+        "",
+        *_seconds_lines(plan),
+        *seconds.split_lines(plan.splits, together),
+    ]
+    return "\n".join(lines)
+
+
+def _size_lines(plan: Plan) -> list[str]:
+    """Returns the lines of the model, the devices, the rows and the source of the memory."""
+    work = plan.work
+    layout = plan.layout
+    parameters = costs.policy_parameters(work) / 1e9
+    mesh = f"data {layout.data}, fsdp {layout.fsdp}, tensor {layout.tensor}"
+    return [
+        f"Model    {parameters:.2f}e9 parameters ({work.shape_source})",
+        f"Devices  {layout.num_devices} x {plan.device.name}, {plan.memory_gib:g} GiB; {mesh}, "
+        f"decode tensor {layout.decode_tensor}",
+        f"Rows     {work.rows} an iteration, {work.micro_rows} per micro-batch, {work.slots} "
+        f"slots; up to {work.prompt} + {work.thinking} tokens and {work.cuts} x {work.branch} in "
+        "branches",
+        f"Memory   {plan.compilation.source}",
+    ]
+
+
+def _host_memory_lines(plan: Plan) -> list[str]:
+    """Returns the host memory of the state that train.undo_* stores; no line without it."""
+    snapshot = memory.host_snapshot_bytes(plan.work)
+    if not snapshot:
+        return []
+    return [
+        "",
+        f"Host memory, all hosts: {snapshot / GIB:.2f} GiB for the state from before an update "
+        "(train.undo_closed_answers, train.undo_filled_budgets)",
+    ]
+
+
+def _memory_lines(plan: Plan) -> list[str]:
+    """Returns the tables of memory by purpose and by phase."""
+    lines = ["Per device, GiB"]
+    for name, size in parts(plan).items():
+        lines.append(f"  {name.replace('_', ' '):52}{size / GIB:7.2f}")
+    lines += ["", "Peak of each phase, GiB"]
+    for name, meaning in _PHASE_NAMES.items():
+        if name not in plan.phases:
+            continue
+        if name == "score" and not plan.work.scored:
+            continue
+        lines.append(f"  {meaning:52}{plan.phases[name].peak / GIB:7.2f}")
+    return lines
+
+
+def _fit_lines(plan: Plan) -> list[str]:
+    """Returns the lines of whether the run fits, and of what would fit otherwise."""
+    peak = f"{plan.peak / GIB:.1f}"
+    share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
+    limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
+    if plan.fits:
+        spare = (plan.limit - plan.peak) / GIB
+        return [f"FITS: peak {peak} of {limit}, {spare:.1f} GiB to spare"]
+    excess = (plan.peak - plan.limit) / GIB
+    lines = [f"DOES NOT FIT: peak {peak} of {limit}, {excess:.1f} GiB too much"]
+    if plan.suggestion is not None:
+        return lines + _choice_lines("What would fit here", plan.suggestion)
+    count = plan.layout.num_devices
+    lines.append(
+        f"No mesh, micro-batch and number of slots fits {count} of these, not even one row a "
+        "device."
+    )
+    if plan.larger is not None:
+        title = f"What would fit on {plan.larger.layout.num_devices} of them"
+        lines += _choice_lines(title, plan.larger)
+    if plan.card is not None:
+        name, choice = plan.card
+        lines += _choice_lines(f"What would fit on as many {name}", choice)
+    if plan.larger is None and plan.card is None:
+        lines.append("No more, and no larger known GPUs would do.")
+    smallest_warmup = search.fewer_warmup_tokens(plan.work, plan.layout, plan.room)
+    if plan.room.of_warmup_step(smallest_warmup, plan.layout) > plan.limit:
+        lines.append(
+            "The warm-up alone is too large: make it once where it fits, and name its folder in "
+            "warmup.dir."
+        )
+    return lines
+
+
+def _choice_lines(title: str, choice: Choice) -> list[str]:
+    """Returns the lines of a choice: its title with its peak, and its config keys."""
+    return [
+        f"{title} ({choice.peak / GIB:.1f} GiB):",
+        f"  {choice.overrides()}",
+    ]
+
+
+def _largest_line(plan: Plan) -> str:
+    """Returns the line of the largest portions that fit on this mesh."""
+    work = plan.work
+    keys = work.micro_batch(plan.largest["micro_rows"])
+    keys["rollout.slots"] = plan.largest["slots"]
+    if work.evaluated:
+        keys["eval.slots"] = plan.largest["eval_slots"]
+    fitting = [f"{key}={rows}" for key, rows in keys.items() if rows]
+    # A portion of 0 rows is not a setting, so it is named separately.
+    too_large = [key for key, rows in keys.items() if not rows]
+    sentences = []
+    if fitting:
+        sentences.append(f"Largest on this mesh: {', '.join(fitting)}")
+    if too_large:
+        names = " and ".join(too_large)
+        sentences.append(f"On this mesh no {names} fits, not even one row a device")
+    return "; ".join(sentences)
+
+
+def _adapter_lines(plan: Plan) -> list[str]:
+    """Returns the line of the trained parameters, if the run trains adapters."""
+    if not plan.work.adapters:
+        return []
+    million = costs.trained_parameters(plan.work) / 1e6
+    return [
+        f"Trained: {million:.1f}e6 numbers beside the frozen base; the sampler reads a copy "
+        "with the adapters merged in"
+    ]
+
+
+def _work_lines(plan: Plan) -> list[str]:
+    """Returns the lines of the operations and of the share of padding."""
+    flops = costs.step_flops(plan.work, plan.iteration)
+    by_phase = ", ".join(f"{name} {count:.2g}" for name, count in flops.items())
+    share = schedule.real_share(plan.work, plan.iteration.updates)
+    return [
+        f"Work of an iteration: {sum(flops.values()):.3g} FLOP on all devices ({by_phase})",
+        f"Of the positions that the learner computes {share:.0%} hold a token; prompts: "
+        f"{plan.work.lengths.source}",
+    ]
+
+
+def _seconds_lines(plan: Plan) -> list[str]:
+    """Returns the lines of predicted seconds, their assumptions, and what would be faster."""
+    lines = [
+        "Predicted seconds of an iteration, grading left out",
+        f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
+    ]
+    for name, phases in plan.predictions.items():
+        total = _short(sum(phases.values()))
+        rollout = _short(phases["prefill"] + phases["decode"])
+        score = _short(phases["score"])
+        update = _short(phases["update"])
+        lines.append(f"  {name:10}{total:>8}{rollout:>9}{score:>8}{update:>8}")
+    lines.append(
+        f"  if products reach {ASSUMED.matmul:.0%} of the data sheet's rate, memory "
+        f"{ASSUMED.bandwidth:.0%}, links {ASSUMED.links:.0%}, and every trace uses its "
+        f"budget up ({plan.work.lengths.thinking.mean():.0f} tokens on average)"
+    )
+    ways = _faster_ways(plan)
+    if ways:
+        lines.append(f"Faster here, and it fits: {', '.join(ways)}")
+    return lines + _warmup_lines(plan) + _evaluation_lines(plan)
+
+
+def _short(value: float) -> str:
+    """Returns seconds as a whole number from 10 on, else with two significant digits."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _faster_ways(plan: Plan) -> list[str]:
+    """Returns the config keys that would be faster, each with its seconds."""
+    ways = []
+    if plan.faster is not None:
+        layout, rollout_seconds = plan.faster
+        key = f"mesh.decode_tensor={layout.decode_tensor}"
+        ways.append(f"{key} (a rollout in {rollout_seconds:.3g} s)")
+    if plan.remat is not None:
+        remat, update_seconds = plan.remat
+        ways.append(f"model.remat={remat} (updates in {update_seconds:.3g} s)")
+    if plan.less_padding is not None:
+        keys, update_seconds = plan.less_padding
+        settings = " ".join(f"{key}={shown(value)}" for key, value in keys.items())
+        ways.append(f"{settings} (updates in {update_seconds:.3g} s)")
+    return ways
+
+
+def _warmup_lines(plan: Plan) -> list[str]:
+    """Returns the line of the warm-up's time, if the run has a warm-up."""
+    work = plan.work
+    if work.warmup is None:
+        return []
+    warmup = work.config.warmup
+    minutes = seconds.warmup_seconds(work, plan.layout, plan.device) / 60
+    return [
+        f"Warm-up before the first iteration: {warmup.steps:,} steps of {work.warmup_tokens:,} "
+        f"tokens, {minutes:.3g} minutes; up to {warmup.max_hold} rounds more, and measuring "
+        "its accuracy, are left out"
+    ]
+
+
+def _evaluation_lines(plan: Plan) -> list[str]:
+    """Returns the line of an evaluation's time, if the run has evaluation sets."""
+    work = plan.work
+    if not work.evaluated:
+        return []
+    answers = sum(rows for call in work.evaluated for rows, _ in call)
+    minutes = seconds.evaluation_seconds(work, plan.layout, plan.device) / 60
+    return [
+        f"An evaluation: {answers:,} answers in {len(work.evaluated)} calls (a set's budgets, "
+        f"greedy and sampled, share {work.evaluation.slots} slots), {minutes:.3g} minutes"
+    ]

@@ -1,0 +1,138 @@
+"""Makes the tables of paired differences between arms, from results.json."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bacr_jax.report.table import Item, Table, budget_name
+from bacr_study import items
+from bacr_study.figures import CONTRASTS
+from bacr_study.items import Results
+from bacr_study.spec import Study
+
+# Addition to the task's name in tables of differences, by view.
+_FAMILIES = {
+    "accuracy": "",
+    "anytime": ", mean over budgets",
+    "hard": ", harder problems",
+    "sensitivity": ", by swept value",
+}
+
+
+def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Yields the table of the named pairs: difference and Holm's p at each budget in focus."""
+    entries = {}
+    for entry in results["contrasts"]:
+        entries[entry["name"], entry["task"], entry["budget"]] = entry
+    columns = [(task, budget) for task in study.tasks for budget in study.focus_budgets(task)]
+    header = ["pair", "arm", "less"]
+    for _, budget in columns:
+        header += [budget_name(budget), "Holm p"]
+    rows: list[list[Item]] = []
+    for name, (of, less) in study.contrasts.items():
+        row: list[Item] = [name, of, less]
+        for task, budget in columns:
+            entry = entries.get((name, task.id, budget))
+            row.append(items.difference_item(entry))
+            row.append(items.p_item(entry["p_holm"]) if entry else "")
+        rows.append(row)
+    yield Table(
+        CONTRASTS,
+        header,
+        rows,
+        words=3,
+        name="contrasts",
+        caption="Percentage points, paired by seed and problem, with 95 % intervals (crossed "
+        f"random effects of seeds and problems); Holm p: over these {len(entries)} tests.",
+    )
+
+
+def difference_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Yields a table of paired comparisons with their p-values for each reference arm."""
+    arm_of_variant = {variant.key: variant.arm for variant in study.variants()}
+    by_reference: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in results["comparisons"]:
+        reference = arm_of_variant[entry["reference"]]
+        by_reference.setdefault(reference, []).append(entry)
+    names = items.row_names(study)
+    for reference, entries in by_reference.items():
+        yield Table(
+            f"Differences from {study.arm(reference).name}",
+            [
+                "method",
+                "task",
+                "budget",
+                "points",
+                "p",
+                "Holm p",
+                "tests",
+                "seeds × problems",
+            ],
+            [_difference_row(study, names, entry) for entry in entries],
+            words=2,
+            caption="Percentage points, paired by seed and problem, with 95 % intervals "
+            "(crossed random effects of seeds and problems, Satterthwaite's degrees of "
+            "freedom). Holm p: corrected for the tests of the family. One problem: only means over "
+            "problems are known.",
+            name=f"differences_{reference}",
+        )
+
+
+def _difference_row(study: Study, names: Mapping[str, str], entry: Mapping[str, Any]) -> list[Item]:
+    """Returns the row of an entry of `comparisons` in results.json."""
+    task = study.task(entry["task"]).label
+    return [
+        names[entry["variant"]],
+        f"{task}{_FAMILIES[entry['view']]}",
+        budget_name(entry["budget"]),
+        items.difference_item(entry),
+        items.p_item(entry["p"]),
+        items.p_item(entry["p_holm"]),
+        str(entry["tests"]),
+        f"{entry['seeds']} × {entry['problems']:,}",
+    ]
+
+
+def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
+    """Yields the table of the differences from reference arms that depend on the decoding.
+
+    Yields nothing if no difference does.
+    """
+    names = items.row_names(study)
+    rows: list[list[Item]] = []
+    for entry in results["decoding"]:
+        if not items.differs_by_mode(entry):
+            continue
+        row = [
+            names[entry["variant"]],
+            names[entry["reference"]],
+            study.task(entry["task"]).label,
+            budget_name(entry["budget"]),
+            items.difference_item(entry["sampled"]),
+            items.difference_item(entry["greedy"]),
+            items.difference_item(entry["change"]),
+        ]
+        rows.append(row)
+    if not rows:
+        return
+    yield Table(
+        "Where greedy decoding says something else than sampling",
+        [
+            "method",
+            "less",
+            "task",
+            "budget",
+            "sampled",
+            "greedy",
+            "greedy less sampled",
+        ],
+        rows,
+        words=3,
+        caption=f"{len(rows)} of {len(results['decoding'])} differences of two arms, in "
+        "percentage points, paired by seed and problem, with 95 % intervals, not corrected for "
+        "their number (about 5 % would be here by chance alone). Here are those whose two "
+        "forms are apart by more than the interval of their difference, and those with the "
+        "opposite sign, each by more than its interval. Read a row as: by so much is the "
+        "method ahead of the other if answers are sampled, by so much if they are greedy; a "
+        "claim that holds in one column alone is one about that decoding.",
+        name="decoding",
+    )

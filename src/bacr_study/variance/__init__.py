@@ -1,1 +1,0 @@
-"""A laboratory of its own: how noisy gradients are under every baseline, on the same rollouts."""
