@@ -40,7 +40,7 @@ ELSEWHERE = {
     ("test_main.py", DOOR): "bacr_jax.data .grading .study",
     ("doctor/test_main.py", DOOR): "bacr_jax.doctor",
     ("gguf/test_main.py", DOOR): "bacr_jax.gguf",
-    ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference",
+    ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference bacr_doctor.trial",
     ("questions/test_source.py", PART): "bacr_jax.config.own_code",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
     ("tasks/test_nemo_gym.py", WIRE): "bacr_tasks.nemo_gym_score",
