@@ -58,7 +58,7 @@ _HIGHEST_LOGIT = 12.0
 _LEAST_LOGIT = 0.25
 # Ids with fewer expected tokens share a cell of the chi-square test.
 _LEAST_EXPECTED = 10.0
-# Range in which the inverse temperature is estimated, relative to the right one.
+# Range of estimates of the inverse temperature, as a multiple of the right value.
 _LOWEST_INVERSE = 0.1
 _HIGHEST_INVERSE = 10.0
 # Vocabulary without a named config, which is not a multiple of the sampler's block size.
@@ -66,7 +66,6 @@ _VOCABULARY = 1000
 _LARGEST_ON_CPU = 4096
 # Problems that a record lists.
 _MOST_PROBLEMS = 3
-
 
 # One value per token id: logits, probabilities or expected counts.
 PerToken = Float[np.ndarray, "V"]
@@ -94,7 +93,10 @@ class SampledTokens:
 
 
 def draws(subject: Subject) -> Record:
-    """Checks the frequencies of sampled tokens, and that rows and steps are independent."""
+    """Checks sampled tokens: frequencies, temperature, and independence of rows and steps.
+
+    Greedy rows must have the most likely token everywhere.
+    """
     dtype = run_dtype(subject)
     vocabulary = vocabulary_of(subject)
     trial = make_trial(subject, dtype, **_SIZES)
