@@ -462,7 +462,8 @@ def temperature_ratio(tokens: Int[np.ndarray, "n"], probabilities: PerToken) -> 
     The maximum-likelihood estimate of s makes the expectation of log p equal to its mean over the
     drawn tokens. The test is the likelihood-ratio test of s = 1 (chi-square, one degree of
     freedom). It is more sensitive than the test of all frequencies, which has one degree of freedom
-    per cell.
+    per cell. The standard error of the estimate is 1 / (sd(log p) sqrt(n)): with 8,192 tokens 0.7 %
+    for 600 ids at temperature 1, and 1.5 % for the ledger's 27 ids, which have no rare tokens.
 
     Returns:
       The estimate of the multiple 1 / s, from 0.1 to 10, and the p-value. Tokens with p = 0 are
