@@ -1,1 +1,1 @@
-"""Is this machine fit for a run: every path of the library, tried small, before one is started."""
+"""Checks that a machine can run the library: every code path is tried on a small model."""

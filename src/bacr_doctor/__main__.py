@@ -1,17 +1,18 @@
-"""`bacr doctor [--config F]`: is this machine fit for a run?"""
+"""The command `bacr doctor`: reads its options, runs all checks, prints and writes the results."""
 
 import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 import bacr_jax
-from bacr_doctor.children import MOST_SECONDS, examine
-from bacr_doctor.records import Record, Subject, as_object, line, overlay
+from bacr_doctor.children import MOST_SECONDS, run_checks
+from bacr_doctor.records import Record, Subject, format_record, overlay_keys, to_json_object
 from bacr_jax import documents, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
@@ -20,77 +21,124 @@ from bacr_jax.errors import UserError
 from bacr_plan.devices import find
 
 EPILOG = """\
-Before a run, on the machine where it is to start:
+Before a run, on the machine that will run it:
   bacr doctor --config F --write-overlay fit.yaml
   bacr train --config F --config fit.yaml
-Exit code: 0 if all is well or warned of, 1 if something is broken, 2 if the input can't be used."""
+Exit code: 0 if no check is broken, 1 if a check is broken, 2 if the input is invalid."""
+# Largest value of --seconds: a day.
+_LONGEST = 86400
 
 
 def _parser() -> Parser:
+    """Makes the parser of the command line."""
     parser = Parser(
         prog="bacr doctor",
-        description="Tries every path of the library small: ten minutes at most, a page, a file.",
+        description="Checks that this machine can run the library, on a small model, in at most "
+        "ten minutes.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add, most = parser.add_argument, f"{MOST_SECONDS:g}"
-    add("--config", action="append", default=[], metavar="FILE", help="of the run; repeatable")
-    add("--out", type=Path, default=Path("doctor.json"), metavar="FILE", help="doctor.json")
-    add("--write-overlay", type=Path, metavar="FILE", help="writes the keys that go round it")
-    add("--device", metavar="NAME", help="data sheet to hold it against, as in plan; its own")
-    add("--seconds", default=most, metavar="N", help=f"most of all checks ({most})")
-    add("overrides", nargs="*", metavar="key.sub=value")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="config of the run to check for; repeatable",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("doctor.json"),
+        metavar="FILE",
+        help="file for the results as JSON (doctor.json)",
+    )
+    parser.add_argument(
+        "--write-overlay",
+        type=Path,
+        metavar="FILE",
+        help="file for a config with the keys that work around the problems",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="data sheet to compare with, a name of `bacr plan` (the device's own)",
+    )
+    parser.add_argument(
+        "--seconds",
+        default=f"{MOST_SECONDS:g}",
+        metavar="N",
+        help=f"time limit of all checks together ({MOST_SECONDS:g})",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     return parser
 
 
 def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespace]:
-    """What a command line asks about, checked; UserError: it can't be used."""
-    arguments = _parser().parse_intermixed_args(argv)
-    if arguments.overrides and not arguments.config:
+    """Reads and checks the command line.
+
+    Returns:
+      The run to check for, and all options.
+
+    Raises:
+      UserError: an option or the config is invalid.
+    """
+    options = _parser().parse_intermixed_args(argv)
+    if options.overrides and not options.config:
         raise UserError("command line: keys without a config; write --config F before them")
-    configs = [locate(given).resolve() for given in arguments.config or ()]
-    for path in filter(None, (arguments.out, arguments.write_overlay)):
-        if path.resolve() in configs:
-            raise UserError(f"{path}: is a config that this command reads; write another file")
-        try:
-            with tempfile.TemporaryFile(dir=path.absolute().parent):
-                fits = not path.is_dir()
-        except OSError:
-            fits = False
-        if not fits:
-            raise UserError(f"{path}: no file can be written there; write FILE in a folder")
-    if arguments.out.resolve() == (arguments.write_overlay or Path()).resolve():
-        raise UserError(f"--write-overlay {arguments.out}: is that of --out too; write another")
-    if not whole_number(arguments.seconds, most=86400):
-        raise UserError(f"--seconds: found {arguments.seconds!r}; write 1 to 86400")
-    config = config_io.load(arguments.config or ["quickstart"], arguments.overrides)
+    configs = [locate(config).resolve() for config in options.config]
+    _check_output(options.out, configs)
+    if options.write_overlay is not None:
+        _check_output(options.write_overlay, configs)
+        if options.write_overlay.resolve() == options.out.resolve():
+            raise UserError(f"--write-overlay {options.out}: is the file of --out; write another")
+    if not whole_number(options.seconds, most=_LONGEST):
+        raise UserError(f"--seconds: found {options.seconds!r}; write 1 to {_LONGEST}")
+    config = config_io.load(options.config or ["quickstart"], options.overrides)
     train.check(config)
-    if arguments.device is not None:
-        find(arguments.device)
-    return Subject(config, bool(arguments.config), arguments.device), arguments
+    if options.device is not None:
+        find(options.device)
+    return Subject(config, bool(options.config), options.device), options
+
+
+def _check_output(path: Path, configs: Sequence[Path]) -> None:
+    """Checks that a file can be written and is not one of the configs.
+
+    Raises:
+      UserError: it cannot be written, or is a config.
+    """
+    if path.resolve() in configs:
+        raise UserError(f"{path}: is a config that this command reads; write another file")
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            writable = not path.is_dir()
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"{path}: no file can be written there; write FILE in a folder")
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Entry point: 0 all is well or warned of, 1 something is broken, 2 bad input."""
-    subject, arguments = read_subject(argv)
-    # After the command line is read: they import JAX.
+    """Runs all checks; returns 1 if one is broken and 0 otherwise (2 is bad input)."""
+    subject, options = read_subject(argv)
+    # Imported after the command line is read, because it imports JAX.
     from bacr_doctor.checks import CHECKS
 
     records: list[Record] = []
     started = time.monotonic()
-    for record in examine(CHECKS, subject, float(arguments.seconds)):
+    for record in run_checks(CHECKS, subject, float(options.seconds)):
         records.append(record)
-        print(line(record), flush=True)
+        print(format_record(record), flush=True)
     seconds = round(time.monotonic() - started, 1)
-    said = as_object(records, version=bacr_jax.__version__, seconds=seconds)
-    documents.write_json(arguments.out, said)
-    if arguments.write_overlay is not None:
-        documents.write_atomically(arguments.write_overlay, yaml.safe_dump(overlay(records)))
-    count = {s: sum(one.status == s for one in records) for s in ("ok", "warn", "broken")}
-    totals = ", ".join(f"{number} {status}" for status, number in count.items())
-    print(f"{len(records)} checks: {totals}; {seconds:.0f} s; {arguments.out}")
-    return 1 if count["broken"] else 0
+    content = to_json_object(records, version=bacr_jax.__version__, seconds=seconds)
+    documents.write_json(options.out, content)
+    if options.write_overlay is not None:
+        overlay = yaml.safe_dump(overlay_keys(records))
+        documents.write_atomically(options.write_overlay, overlay)
+    counts = Counter(record.status for record in records)
+    totals = f"{counts['ok']} ok, {counts['warn']} warn, {counts['broken']} broken"
+    print(f"{len(records)} checks: {totals}; {seconds:.0f} s; {options.out}")
+    return 1 if counts["broken"] else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Checks in processes of their own: one that crashes or hangs ends its process and no other."""
+"""Runs checks in child processes, so that a check that crashes or hangs ends only its process.
+
+`__main__` calls `run_checks`; checks that need a second process (`paths`, `rates`) call
+`child_process`. What a check does is not decided here.
+"""
 
 import contextlib
 import dataclasses
@@ -18,157 +22,215 @@ from bacr_doctor.records import Record, Subject
 from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.errors import UserError, reason_of
 
-# Seconds of all checks and of one; of the first in its process, which must import what it needs.
-MOST_SECONDS, CHECK_SECONDS, FIRST_SECONDS = 600.0, 120.0, 210.0
-# Processes that wait for a core, per core, from which on a machine counts as busy.
+# Seconds of all checks together, of one check, and of a process's first check, which imports JAX.
+MOST_SECONDS = 600.0
+CHECK_SECONDS = 120.0
+FIRST_SECONDS = 210.0
+# Load average per core above which a machine counts as busy.
 _BUSY_LOAD = 1.5
-# Waits until then for the record of the check that is being done; None if it has not ended.
-Next = Callable[["Check", float], Record | None]
+# Characters of an error or of a process's last line that a record shows.
+_SHOWN_CHARACTERS = 300
+# Waits for the record of a check until a time of `time.monotonic`; None if it is not finished then.
+NextRecord = Callable[["Check", float], Record | None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the page.
+    """One check, which makes one record.
 
     Attributes:
-      does: a function of a module, from a subject and `arguments` to a record.
-      keys: of a config, that may go round it where it breaks on a GPU.
-      advice: what else to do then.
+      name: the name in the doctor's output.
+      function: a function of a module (it is pickled), called as `function(subject, *arguments)`.
+      arguments: further arguments of the function.
+      keys: config keys that may work around the problem if the check is broken on a GPU.
+      advice: what the user can do if the check is broken and its record has no advice.
     """
 
     name: str
-    does: Callable[..., Record]
+    function: Callable[..., Record]
     arguments: tuple[Any, ...] = ()
     keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     advice: str = ""
 
-    def broken(self, reason: str) -> Record:
-        """The record of a check that did not come to its end."""
+    def broken_record(self, reason: str) -> Record:
+        """Returns the record of a check that did not finish."""
         return Record("broken", reason, name=self.name)
 
-    def do(self, subject: Subject) -> Record:
-        """Does it here; whatever it raises is a record."""
+    def run(self, subject: Subject) -> Record:
+        """Runs the check in this process; an exception becomes a broken record."""
         started = time.monotonic()
         try:
-            found = self.does(subject, *self.arguments)
+            record = self.function(subject, *self.arguments)
         except UserError as error:
-            found = self.broken("; ".join(error.lines))
-        # A check may break in any way that a machine can.
+            record = self.broken_record("; ".join(error.lines))
+        # A defective machine can raise any exception.
         except Exception as error:
-            found = self.broken(f"{type(error).__name__}: {reason_of(error)[:300]}")
+            reason = reason_of(error)[:_SHOWN_CHARACTERS]
+            record = self.broken_record(f"{type(error).__name__}: {reason}")
         seconds = round(time.monotonic() - started, 2)
-        return dataclasses.replace(found, name=self.name, seconds=seconds)
+        return dataclasses.replace(record, name=self.name, seconds=seconds)
 
 
-def examine(
+class _Clock:
+    """Time limits of the checks: each one's share of a total that may be shortened."""
+
+    def __init__(self, most_seconds: float):
+        self._share = most_seconds / MOST_SECONDS
+        self._end = time.monotonic() + most_seconds
+
+    def has_time(self) -> bool:
+        """True if the total time is not over."""
+        return time.monotonic() < self._end
+
+    def deadline(self, allowed: float) -> float:
+        """Returns when a check that starts now must end, in seconds of `time.monotonic`.
+
+        Args:
+          allowed: seconds of the check if the total time were MOST_SECONDS.
+        """
+        return min(time.monotonic() + allowed * self._share, self._end)
+
+
+def run_checks(
     checks: Sequence[Check], subject: Subject, most_seconds: float = MOST_SECONDS
 ) -> Iterator[Record]:
-    """Does checks, those after one that broke in a fresh process; each record as soon as it's here.
+    """Runs checks in one child process, and in a fresh one after a check that breaks.
 
-    What broke on a GPU is done once more under the check's keys, which the record names if they
-    help. `most_seconds` are of all checks, and of each in proportion. A check that does not end is
-    broken if it had its full time on a machine that is not busy, and not finished otherwise; those
-    that don't begin within `most_seconds` are not done.
+    A check that breaks on a GPU is run once more with its `keys`; its record names the keys if they
+    help. A check that does not end is broken if it had its full time on a machine that is not busy,
+    and a warning otherwise. Checks that cannot start in time are warnings too.
+
+    Args:
+      most_seconds: seconds of all checks together; the time of each check scales with it.
+
+    Yields:
+      The record of each check, as soon as it is available.
     """
-    waiting, end = list(checks), time.monotonic() + most_seconds
-    slower, on_gpu = most_seconds / MOST_SECONDS, False
-    until = lambda allowed: min(time.monotonic() + allowed * slower, end)
-    while waiting and time.monotonic() < end:
+    waiting = list(checks)
+    clock = _Clock(most_seconds)
+    on_gpu = False
+    while waiting and clock.has_time():
         allowed = FIRST_SECONDS
         stopped: Record | None = None
-        with working(waiting, subject) as following:
+        with child_process(waiting, subject) as next_record:
             while waiting and stopped is None:
                 check = waiting.pop(0)
                 started = time.monotonic()
-                record = following(check, until(allowed))
+                record = next_record(check, clock.deadline(allowed))
                 if record is None:
-                    stopped = overdue(check, time.monotonic() - started, allowed)
+                    stopped = overdue_record(check, time.monotonic() - started, allowed)
                 elif record.status == "broken":
                     stopped = record
                 else:
                     on_gpu |= record.values.get("platform") == "gpu"
                     allowed = CHECK_SECONDS
                     yield record
-        if stopped is not None and stopped.status == "broken":
-            stopped = dataclasses.replace(stopped, advice=stopped.advice or check.advice)
-            if on_gpu and check.keys:
-                with working([check], subject.under(check.keys)) as following:
-                    again = following(check, until(FIRST_SECONDS))
-                if again is not None and again.status != "broken":
-                    stopped = dataclasses.replace(stopped, keys=check.keys)
         if stopped is not None:
-            yield stopped
+            yield _complete_broken(stopped, check, subject, clock, on_gpu=on_gpu)
     for check in waiting:
         yield Record("warn", f"not done: the {most_seconds:g} s were over", name=check.name)
 
 
-def overdue(check: Check, seconds: float, allowed: float) -> Record:
+def _complete_broken(
+    record: Record, check: Check, subject: Subject, clock: _Clock, *, on_gpu: bool
+) -> Record:
+    """Adds the check's advice to a broken record, and its keys if they help on this GPU."""
+    if record.status != "broken":
+        return record
+    record = dataclasses.replace(record, advice=record.advice or check.advice)
+    if not on_gpu or not check.keys:
+        return record
+    with child_process([check], subject.with_keys(check.keys)) as next_record:
+        second = next_record(check, clock.deadline(FIRST_SECONDS))
+    if second is None or second.status == "broken":
+        return record
+    return dataclasses.replace(record, keys=check.keys)
+
+
+def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
     """Makes the record of a check that has not ended after some seconds.
 
     Args:
-      allowed: seconds after which a check on an idle machine hangs.
+      allowed: seconds after which a check on an idle machine counts as hanging.
     """
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0))
     busy = load > _BUSY_LOAD * cores
     if seconds >= allowed and not busy:
-        return check.broken(f"has not ended after {seconds:.0f} s")
-    why = f"not finished after {seconds:.0f} s"
+        return check.broken_record(f"has not ended after {seconds:.0f} s")
+    reason = f"not finished after {seconds:.0f} s"
     advice = "write a larger --seconds"
     if busy:
-        why += f", on a busy machine (load {load:.1f}, {cores} cores)"
+        reason += f", on a busy machine (load {load:.1f}, {cores} cores)"
         advice = f"stop other processes, or {advice}"
-    return Record("warn", why, advice, name=check.name)
+    return Record("warn", reason, advice, name=check.name)
 
 
 @contextlib.contextmanager
-def working(checks: Sequence[Check], subject: Subject) -> Iterator[Next]:
-    """A process that does checks one after the other; it is no more when this ends."""
+def child_process(checks: Sequence[Check], subject: Subject) -> Iterator[NextRecord]:
+    """Starts a process that runs checks one after the other, and kills it at the end.
+
+    Yields:
+      A function that waits for the record of the next check. If the process dies, the record is
+      broken and contains the last line that the process printed.
+    """
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    with NamedTemporaryFile(prefix="bacr-doctor-") as said:
-        process = spawn.Process(target=_work, args=(list(checks), subject, theirs, said.name))
+    receiver, sender = spawn.Pipe(duplex=False)
+    with NamedTemporaryFile(prefix="bacr-doctor-") as output:
+        arguments = (list(checks), subject, sender, output.name)
+        process = spawn.Process(target=_run_in_child, args=arguments)
         process.start()
-        theirs.close()
+        # Only the child's copy stays open, so that its death ends the pipe.
+        sender.close()
         pid = process.pid
         assert pid is not None
 
-        def following(check: Check, until: float) -> Record | None:
-            if not ours.poll(max(until - time.monotonic(), 0.0)):
+        def next_record(check: Check, deadline: float) -> Record | None:
+            if not receiver.poll(max(deadline - time.monotonic(), 0.0)):
                 return None
             with contextlib.suppress(EOFError, OSError):
-                return ours.recv()
+                return receiver.recv()
             process.join()
-            code = process.exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            lines = Path(said.name).read_text(errors="replace").strip().splitlines()
-            return check.broken(f"ended its process by {how}: {lines[-1][:300] if lines else ''}")
+            return _dead_record(check, process.exitcode or 0, Path(output.name))
 
         try:
-            yield following
+            yield next_record
         finally:
             process.kill()
-            # With all that it has started: it leads a session of its own.
+            # Kills what the child started too, because the child leads a session.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             process.join()
 
 
-def _work(checks: Sequence[Check], subject: Subject, records: Connection, said: str) -> None:
-    """Does checks in this process and sends their records; what is printed goes into a file."""
+def _dead_record(check: Check, exit_code: int, output: Path) -> Record:
+    """Makes the record of a check whose process died; a negative code is a signal's number."""
+    reason = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    lines = output.read_text(errors="replace").strip().splitlines()
+    last_line = lines[-1][:_SHOWN_CHARACTERS] if lines else ""
+    return check.broken_record(f"ended its process by {reason}: {last_line}")
+
+
+def _run_in_child(
+    checks: Sequence[Check], subject: Subject, sender: Connection, output_path: str
+) -> None:
+    """Runs checks and sends their records; stdout and stderr go to a file."""
     os.setsid()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with open(said, "w") as file:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    with open(output_path, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    # Memory is left for the processes that a check starts itself.
+    # JAX must leave GPU memory for the processes that a check starts.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    # As a run does.
+    # A training run sets the same flag.
     allow_fast_additions()
     for check in checks:
-        records.send(check.do(subject))
+        sender.send(check.run(subject))
 
 
-def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
+def _exit_with_parent() -> None:
+    """Ends this process when its parent ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
         parent.join()
         os._exit(1)

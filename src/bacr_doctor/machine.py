@@ -1,4 +1,7 @@
-"""What surrounds a run: software, devices, the disk, the grader, the folder of its model."""
+"""Checks of a run's surroundings: software, devices, disk, grader, and the folder of the model.
+
+`checks` lists them. They run no model; `paths` and `rates` do.
+"""
 
 import contextlib
 import os
@@ -8,14 +11,15 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 
-from bacr_client.fingerprint import MANIFEST, file_digests
-from bacr_doctor.records import Record, Subject, held
+from bacr_doctor.records import Record, Subject, ok_or_broken
 from bacr_grading import Grader
 from bacr_jax.config import io as config_io
 from bacr_jax.documents import replace_file
@@ -30,179 +34,272 @@ from bacr_jax.runs.agreement import told_at_start
 from bacr_jax.runs.folder import LOCK, lock_folder
 from bacr_jax.runs.provenance import commit
 
-# Software besides what every run notes (`told_at_start`): it can break a run, or change its speed.
-_MORE = re.compile(r"orbax-checkpoint|transformers|jax-cuda1\d-p\w+|nvidia-(nccl|cudnn)\S*")
-_SHOWN = ("python", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "commit")
-_ASKED = "name,memory.total,clocks.sm,clocks.max.sm,temperature.gpu,power.limit,ecc.mode.current"
-# Seconds that a small file may take to reach the disk, and GiB that a run has no checkpoint in.
-_SLOW_FSYNC, _LITTLE_ROOM = 1.0, 1.0
-# Answers that only a worker's computer algebra can judge, and whether (x + 1)^2 is theirs.
-_JUDGED = {"x^2+2x+1": True, "x^2+2x+2": False, "(x+1)(x+1)": True, "(x+1)(x-1)": False}
-_ASKED_LATER = {"1+2x+x^2": True, "1+3x+x^2": False}
+# Packages that can break a run or change its speed, next to those that every run records
+# (`told_at_start`).
+_MORE_PACKAGES = re.compile(
+    r"orbax-checkpoint|transformers|jax-cuda1\d-p\w+|nvidia-(nccl|cudnn)\S*"
+)
+_PRINTED = ("python", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "commit")
+_GPU_QUERY = (
+    "name,memory.total,clocks.sm,clocks.max.sm,temperature.gpu,power.limit,ecc.mode.current"
+)
+# Seconds of a small file's fsync above which a disk counts as slow.
+_SLOW_FSYNC = 1.0
+# Free GiB below which a disk has too little room for a run's checkpoints.
+_LITTLE_ROOM = 1.0
+# Bytes of the file whose writing is timed.
+_LARGE_FILE = 2**24
+# Answers that need a worker's computer algebra, and whether they equal _GOLD.
+_GOLD = "(x+1)^2"
+_FIRST_ANSWERS = {"x^2+2x+1": True, "x^2+2x+2": False, "(x+1)(x+1)": True, "(x+1)(x-1)": False}
+_SECOND_ANSWERS = {"1+2x+x^2": True, "1+3x+x^2": False}
+# The answer that a stopped worker does not grade.
+_STOPPED_ANSWER = "x(x+2)+1"
 _QUESTION = "How much is 17 + 25? {Give} the number <alone>."
-# What looks like a chat template's markup.
+# Matches the kinds of links in the matrix of `nvidia-smi topo -m`.
+_LINKS = re.compile(r"\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b")
+# Matches the markup of chat templates.
 _MARKUP = re.compile(r"<[|｜][^<>\n]{1,40}[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
+_NO_FOLDER = Record("ok", "no model.path in the config")
 
 
-def _told(*command: str) -> str:
-    """What a program of NVIDIA's prints; empty: it is not there, or has nothing to say."""
+def _output_of(*command: str) -> str:
+    """Returns a program's stdout without colours; "" if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    plain = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
-    return plain.strip() if done.returncode == 0 else ""
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if result.returncode != 0:
+        return ""
+    return re.sub(r"\x1b\[[\d;]*m", "", result.stdout).strip()
 
 
 def versions(subject: Subject) -> Record:
-    """Of what can change a run's numbers."""
-    keys = config_io.flatten(subject.config)
-    told = told_at_start(subject.config, {})
-    found = {"python": platform.python_version(), "commit": commit()}
-    found |= {name: value for name, value in told.items() if name not in keys}
-    own = {one.name.lower(): one.version for one in distributions() if one.name}
-    found |= {name: own[name] for name in own if _MORE.fullmatch(name)}
-    seen = ", ".join(f"{name} {found[name]}" for name in _SHOWN if found.get(name))
-    if {found[name] for name in found if name.endswith("-plugin")} - {found["jaxlib"]}:
-        advice = f'pip install "jax[cuda12]=={found["jax"]}" (or cuda13): plugin and jaxlib differ'
-        return Record("warn", seen, advice, values=found)
-    return Record("ok", seen, values=found)
+    """Lists the versions that can change a run's numbers.
+
+    It warns if a CUDA plugin and jaxlib have different versions.
+    """
+    config_keys = config_io.flatten(subject.config)
+    recorded = told_at_start(subject.config, {})
+    values: dict[str, Any] = {
+        "python": platform.python_version(),
+        "commit": commit(),
+    }
+    for name, value in recorded.items():
+        # The config's values may contain paths, which doctor.json must not have.
+        if name not in config_keys:
+            values[name] = value
+    installed = {
+        package.name.lower(): package.version for package in distributions() if package.name
+    }
+    for name, version in installed.items():
+        if _MORE_PACKAGES.fullmatch(name):
+            values[name] = version
+    measured = ", ".join(f"{name} {values[name]}" for name in _PRINTED if values.get(name))
+    plugin_versions = {values[name] for name in values if name.endswith("-plugin")}
+    if plugin_versions - {values["jaxlib"]}:
+        advice = f'pip install "jax[cuda12]=={values["jax"]}" (or cuda13): plugin and jaxlib differ'
+        return Record("warn", measured, advice, values=values)
+    return Record("ok", measured, values=values)
 
 
 def devices(subject: Subject) -> Record:
-    """What JAX computes on, its memory, its clocks, and how GPUs are joined."""
-    found = jax.devices()
-    limit = (found[0].memory_stats() or {}).get("bytes_limit")
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    seen = f"{len(found)} x {found[0].device_kind}"
-    seen += f", {limit / 2**30:.1f} GiB each for JAX" if limit else ""
-    seen += f"; host {host:.0f} GiB, {len(os.sched_getaffinity(0))} cores"
-    seen += f", load {os.getloadavg()[0]:.1f}"
-    told = _told("nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader")
-    topology = _told("nvidia-smi", "topo", "-m")
-    joined = set(re.findall(r"\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", topology.split("Legend")[0]))
-    values = {"platform": found[0].platform, "limit": limit, "nvidia_smi": [told, topology]}
-    if Path("/proc/driver/nvidia/version").is_file() and found[0].platform != "gpu":
+    """Lists JAX's devices, their memory and clocks, and the links between GPUs.
+
+    It warns if a GPU's driver is installed but JAX does not use a GPU.
+    """
+    jax_devices = jax.devices()
+    first = jax_devices[0]
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    host_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    measured = f"{len(jax_devices)} x {first.device_kind}"
+    if limit:
+        measured += f", {limit / 2**30:.1f} GiB each for JAX"
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    measured += f"; host {host_gib:.0f} GiB, {cores} cores, load {load:.1f}"
+    status = _output_of("nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader")
+    topology = _output_of("nvidia-smi", "topo", "-m")
+    values = {
+        "platform": first.platform,
+        "limit": limit,
+        "nvidia_smi": [status, topology],
+    }
+    has_driver = Path("/proc/driver/nvidia/version").is_file()
+    if has_driver and first.platform != "gpu":
         advice = 'pip install -e ".[cuda12]" (or cuda13), and leave JAX_PLATFORMS unset'
-        seen += "; a GPU's driver is there, but JAX uses none"
-        return Record("warn", seen, advice, values=values)
-    seen += f"; clocks {told.splitlines()[0]}" if told else ""
-    return Record("ok", f"{seen}; joined by {', '.join(sorted(joined)) or 'none'}", values=values)
+        measured += "; a GPU's driver is installed, but JAX does not use a GPU"
+        return Record("warn", measured, advice, values=values)
+    if status:
+        first_gpu = status.splitlines()[0]
+        measured += f"; clocks {first_gpu}"
+    # The legend explains all kinds of links, also those that are not used.
+    matrix = topology.split("Legend")[0]
+    links = set(_LINKS.findall(matrix))
+    measured += f"; joined by {', '.join(sorted(links)) or 'none'}"
+    return Record("ok", measured, values=values)
 
 
 def files(subject: Subject) -> Record:
-    """Room, fsync, read-back, rename and lock where the run is to write."""
-    values = {"free_gib": shutil.disk_usage(subject.folder).free / 2**30}
-    seen = f"{values['free_gib']:,.0f} GiB free"
-    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as made:
+    """Checks free space, fsync, reading back, renaming and locking in the run's output folder."""
+    free_gib = shutil.disk_usage(subject.folder).free / 2**30
+    values = {"free_gib": free_gib}
+    measured = f"{free_gib:,.0f} GiB free"
+    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as folder:
         try:
-            values |= _written(Path(made))
-            wrong = _shared(Path(made))
+            values |= _write_speed(Path(folder))
+            problems = _sharing_problems(Path(folder))
         except OSError as error:
-            wrong = [str(error).replace(made, "output.dir")]
-    if not wrong:
-        milliseconds = 1e3 * values["fsync_s"]
-        seen += f", {values['mb_per_s']:,.0f} MB/s, fsync in {milliseconds:.3g} ms"
-    if not wrong and (values["free_gib"] < _LITTLE_ROOM or values["fsync_s"] > _SLOW_FSYNC):
+            problems = [str(error).replace(folder, "output.dir")]
+    if problems:
+        return ok_or_broken(measured, problems, values)
+    mb_per_s = values["mb_per_s"]
+    fsync_seconds = values["fsync_s"]
+    measured += f", {mb_per_s:,.0f} MB/s, fsync in {1e3 * fsync_seconds:.3g} ms"
+    if free_gib < _LITTLE_ROOM or fsync_seconds > _SLOW_FSYNC:
         advice = "write output.dir=FOLDER on a faster or emptier disk"
-        return Record("warn", seen, advice, values=values)
-    return held(seen, wrong, values)
+        return Record("warn", measured, advice, values=values)
+    return ok_or_broken(measured, problems, values)
 
 
-def _written(place: Path) -> dict[str, float]:
-    """Speed of a large file, and seconds that a small one takes."""
-    content, started = os.urandom(2**24), time.perf_counter()
-    with (place / "large").open("wb") as file:
+def _write_speed(folder: Path) -> dict[str, float]:
+    """Measures MB/s of writing a large file, and the seconds of replacing a small file.
+
+    Raises:
+      OSError: the disk refuses, or the large file reads back differently.
+    """
+    content = os.urandom(_LARGE_FILE)
+    started = time.perf_counter()
+    with (folder / "large").open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    between = time.perf_counter()
-    replace_file(place / "small", "one")
-    ended = time.perf_counter()
-    if (place / "large").read_bytes() != content:
-        raise OSError("what was read is not what was written")
-    return {"mb_per_s": len(content) / 1e6 / (between - started), "fsync_s": ended - between}
+    large_done = time.perf_counter()
+    replace_file(folder / "small", "one")
+    small_done = time.perf_counter()
+    if (folder / "large").read_bytes() != content:
+        raise OSError("a file reads back differently")
+    large_seconds = large_done - started
+    return {
+        "mb_per_s": _LARGE_FILE / 1e6 / large_seconds,
+        "fsync_s": small_done - large_done,
+    }
 
 
-def _shared(place: Path) -> list[str]:
-    """What goes wrong when a file is replaced, and when two want the same folder."""
-    replace_file(place / "small", "other")
-    wrong = [] if (place / "small").read_text() == "other" else ["a replaced file is the old one"]
-    with lock_folder(place, "output.dir"), contextlib.suppress(UserError):
-        lock_folder(place, "output.dir").close()
-        wrong.append(f"two runs get {LOCK} at the same time")
-    return wrong
+def _sharing_problems(folder: Path) -> list[str]:
+    """Replaces the small file and locks the folder twice; returns what goes wrong."""
+    problems = []
+    replace_file(folder / "small", "other")
+    if (folder / "small").read_text() != "other":
+        problems.append("a replaced file has its old content")
+    with lock_folder(folder, "output.dir"), contextlib.suppress(UserError):
+        lock_folder(folder, "output.dir").close()
+        problems.append(f"two runs get {LOCK} at the same time")
+    return problems
 
 
-def _judge(grader: Grader, cases: dict[str, bool]) -> list[str]:
-    """Answers that are judged otherwise than they should be."""
-    texts = [f"<answer>{text}</answer>" for text in cases]
-    verdicts = grader.grade(texts, ["(x+1)^2"] * len(cases))
-    pairs = zip(cases.items(), verdicts)
-    return [f"{text} is judged {v.correct}" for (text, right), v in pairs if v.correct != right]
+def _grading_problems(grader: Grader, answers: Mapping[str, bool]) -> list[str]:
+    """Grades answers against _GOLD; returns a text for each wrong verdict."""
+    texts = [f"<answer>{answer}</answer>" for answer in answers]
+    golds = [_GOLD] * len(answers)
+    verdicts = grader.grade(texts, golds)
+    problems = []
+    for (answer, right), verdict in zip(answers.items(), verdicts):
+        if verdict.correct != right:
+            problems.append(f"{answer} is judged {verdict.correct}")
+    return problems
 
 
 def grader(subject: Subject) -> Record:
-    """Its workers start, judge, and are killed and replaced when one hangs."""
+    """Checks that grading workers start and grade, and that a hanging one is replaced."""
     limits = subject.config.grading
-    settings = {name: getattr(limits, name) for name in ("workers", "deadline", "memory_mb")}
-    with Grader(**settings) as own:
-        wrong = _judge(own, _JUDGED)
-        # Any of them may be asked next.
-        live = own.worker_pids
+    pool = Grader(
+        workers=limits.workers,
+        deadline=limits.deadline,
+        memory_mb=limits.memory_mb,
+    )
+    with pool:
+        problems = _grading_problems(pool, _FIRST_ANSWERS)
+        # All workers are stopped, because any of them may get the next answer.
+        live = pool.worker_pids
         for pid in live:
             os.kill(pid, signal.SIGSTOP)
-        stopped = own.grade(["<answer>x(x+2)+1</answer>"], ["(x+1)^2"])[0]
-        for pid in set(live) & set(own.worker_pids):
+        (stopped,) = pool.grade([f"<answer>{_STOPPED_ANSWER}</answer>"], [_GOLD])
+        for pid in set(live) & set(pool.worker_pids):
             os.kill(pid, signal.SIGCONT)
-        wrong += [] if stopped.timed_out else ["a worker that hangs is waited for"]
-        wrong += _judge(own, _ASKED_LATER)
-        counts = own.counters()
-    seen = f"{counts['graded']} answers judged, {counts['worker_starts']} workers started, "
-    seen += f"{counts['timeouts']} that hung killed"
-    return held(seen, wrong, counts)
+        if not stopped.timed_out:
+            problems.append("a hanging worker does not time out")
+        problems += _grading_problems(pool, _SECOND_ANSWERS)
+        counts = pool.counters()
+    measured = (
+        f"{counts['graded']} answers judged, "
+        f"{counts['worker_starts']} workers started, "
+        f"{counts['timeouts']} that hung killed"
+    )
+    return ok_or_broken(measured, problems, counts)
 
 
-def _folder(subject: Subject) -> Path | None:
+def _model_folder(subject: Subject) -> Path | None:
+    """Returns the folder of model.path; None without a named config or a model.path."""
     path = subject.config.model.path if subject.named else None
-    return None if path is None else Path(local_folder(path, download=False, where="model.path"))
+    if path is None:
+        return None
+    return Path(local_folder(path, download=False, where="model.path"))
 
 
 def model(subject: Subject) -> Record:
-    """The files of the model's folder: what its manifest says, and headers and shapes."""
-    folder = _folder(subject)
+    """Checks the files of the model's folder: digests of its manifest, headers and shapes."""
+    folder = _model_folder(subject)
     if folder is None:
-        return Record("ok", "no model.path in the config")
+        return _NO_FOLDER
     check_files(folder)
     check_folder(folder)
-    found = file_digests(folder)
-    # The hub's cache names large files after their SHA-256.
-    blobs = {name: (folder / name).resolve().name for name in found}
-    named = {name: blob for name, blob in blobs.items() if re.fullmatch("[0-9a-f]{64}", blob)}
-    wrong = [f"{name}: is not what the hub has" for name in named if named[name] != found[name]]
-    has = (folder / MANIFEST).is_file()
-    how = "as its manifest says" if has else f"{len(named)} as the hub names them"
-    return held(f"{len(found)} files, {how}; SHA-256 of each in the JSON file", wrong, found)
+    digests = file_digests(folder)
+    problems = []
+    hub_files = 0
+    for name, digest in digests.items():
+        # The hub's cache names a large file by its SHA-256.
+        blob = (folder / name).resolve().name
+        if re.fullmatch("[0-9a-f]{64}", blob):
+            hub_files += 1
+            if blob != digest:
+                problems.append(f"{name}: is not what the hub has")
+    has_manifest = (folder / MANIFEST).is_file()
+    source = "equal to the manifest" if has_manifest else f"{hub_files} equal to the hub's names"
+    measured = f"{len(digests)} files, {source}; SHA-256 of each in the JSON file"
+    return ok_or_broken(measured, problems, digests)
 
 
 def template(subject: Subject) -> Record:
-    """The chat template: keeps the question, and writes no markup but tokens of its tokenizer."""
-    folder = _folder(subject)
+    """Checks that the chat template keeps the question and writes only markup of its tokenizer."""
+    folder = _model_folder(subject)
     if folder is None:
-        return Record("ok", "no model.path in the config")
-    words = subject.config.model.tokenizer or folder
-    tokenizer = load_tokenizer(words, where="model.tokenizer", model=folder)
+        return _NO_FOLDER
+    source = subject.config.model.tokenizer or folder
+    tokenizer = load_tokenizer(source, where="model.tokenizer", model=folder)
     style = format_for(subject.config)
     head, tail = frame(tokenizer, style)
+    expected_prompt = head + _QUESTION + tail
     prompts, _ = encode_prompts(tokenizer, [_QUESTION], style, max_tokens=10**6)
     ids = prompts.tokens[0].tolist()
-    known = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    unknown = [text for text in _MARKUP.findall(head + tail) if text not in known]
-    wrong = [f"writes {text}, no token of this tokenizer" for text in dict.fromkeys(unknown)]
-    if decode_ids(tokenizer, ids) != head + _QUESTION + tail:
-        wrong.append("tokens don't give back the prompt that it wrote")
-    if not set(ids) <= set(range(len(tokenizer))):
-        wrong.append("ids beyond its own size")
-    ends = [tokenizer.decode([i]) for i in eos_ids(tokenizer, style)]
-    seen = f"{len(ids)} tokens, {style.name}; a turn ends at {' '.join(ends)}"
+    added_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    markup = dict.fromkeys(_MARKUP.findall(head + tail))
+    problems = []
+    for text in markup:
+        if text not in added_tokens:
+            problems.append(f"writes {text}, which is not a token of this tokenizer")
+    if decode_ids(tokenizer, ids) != expected_prompt:
+        problems.append("the prompt's tokens decode to another text")
+    size = len(tokenizer)
+    if not set(ids) <= set(range(size)):
+        problems.append("the prompt has ids above the size of the tokenizer")
+    turn_ends = [tokenizer.decode([id]) for id in eos_ids(tokenizer, style)]
+    measured = f"{len(ids)} tokens, {style.name}; a turn ends at {' '.join(turn_ends)}"
+    values = {"prompt": expected_prompt, "ends": turn_ends}
     advice = "take tokenizer and chat template from the folder of the model itself"
-    return held(seen, wrong, {"prompt": head + _QUESTION + tail, "ends": ends}, advice)
+    return ok_or_broken(measured, problems, values, advice)

@@ -1,8 +1,10 @@
-"""The library's own paths on a tiny model, held against NumPy's float64 (`reference`)."""
+"""Checks the library's programs on a tiny model against NumPy's float64 (`reference`).
+
+They cover the learner's pass, decoding, an update, adapters, a checkpoint, long rows and an update
+shared by two processes. `trial` makes the tiny runs.
+"""
 
 import contextlib
-import functools
-import math
 import os
 import socket
 import time
@@ -18,373 +20,359 @@ import numpy as np
 import optax
 
 from bacr_doctor import reference
-from bacr_doctor.children import MOST_SECONDS, Check, working
-from bacr_doctor.records import Record, Subject, held
-from bacr_jax.config import Config, derived
-from bacr_jax.learner.batch import Batch, make_batch
-from bacr_jax.learner.objective import Minibatch
-from bacr_jax.learner.optimizer import policy_optimizer
-from bacr_jax.learner.train_step import TrainState, init_state, score_batch, train_step
-from bacr_jax.methods import load_method
+from bacr_doctor.children import MOST_SECONDS, Check, child_process
+from bacr_doctor.records import Record, Subject, ok_or_broken
+from bacr_doctor.trial import Trial, make_long_trial, make_trial
+from bacr_jax.learner.batch import Batch
+from bacr_jax.learner.train_step import TrainState, score_batch
 from bacr_jax.model import adapters
-from bacr_jax.parallel import peers, place, processes, row_sharding
-from bacr_jax.prompts.decode_rules import decode_rules
-from bacr_jax.prompts.stop_strings import no_stop_string
-from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+from bacr_jax.parallel import peers, processes
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.health import MISMATCH, SYMPTOMS
-from bacr_jax.runs.setup import Policy, make_policy, mesh_shape, model_shape
-from bacr_jax.types import Params, Prompts
-from bacr_plan.workload import planned_shape
+from bacr_jax.types import Params
 
-# Largest error of a log-probability in nats, and its mean: rounding gives a seventh of them in
-# float32 after thousands of tokens, a third in bfloat16.
-_OFF = {"float32": (1e-3, 1.5e-4), "bfloat16": (0.5, 0.08)}
-# Error of a slope along a random direction, of the gradient's norm; of a step of Adam, of its rate.
-_SLOPE, _STEP = {"float32": 2e-3, "bfloat16": 0.25}, 1e-3
-# Two layers round less than the dozens of a run, by which a run's own warning is set.
+# Largest allowed error of a log-probability, in nats. After thousands of tokens rounding gives a
+# seventh of it in float32 and a third in bfloat16.
+_LARGEST_ERROR = {"float32": 1e-3, "bfloat16": 0.5}
+# Largest allowed mean error, in nats; rounding stays as far below.
+_MEAN_ERROR = {"float32": 1.5e-4, "bfloat16": 0.08}
+# Largest allowed error of a slope along a random direction, as a share of the gradient's norm.
+_SLOPE_ERROR = {"float32": 2e-3, "bfloat16": 0.25}
+# Largest allowed error of a step of Adam, as a share of the learning rate.
+_STEP_ERROR = 1e-3
+# Adam's default epsilon.
+_EPSILON = 1e-8
+# Distance of the central difference that estimates a slope.
+_DIFFERENCE = 1e-5
+# Two layers round less than the dozens of layers for which a run's own warning is set.
 _MISMATCH = MISMATCH / 5
-# Heads as wide as those of released models, which kernels are made for; all else is tiny. Phi is
-# given. What a method credits does not matter: it is drawn.
-_VOCABULARY = 32
-_TINY = {
-    "method": "bacr",
-    "advantage.baseline": "constant",
-    "model.num_layers": 2,
-    "model.num_heads": 4,
-    "model.num_kv_heads": 2,
-    "model.head_dim": 64,
-    "data.max_prompt_tokens": 5,
-    "rollout.questions": 4,
-    "rollout.group_size": 2,
-    "rollout.slots": 4,
-    "rollout.windows": 2,
-    "rollout.refill": 1.0,
-    "rollout.answer_tokens": 3,
-    "budget.max": 72,
-    "loss.entropy_coef": 0.0,
-    "loss.aggregate": "token_mean",
-    "optimizer.learning_rate": 0.01,
-    "optimizer.conditioning_learning_rate": 0.02,
-}
-# What comes after the prompt of a long row; on a CPU, its most tokens and most scores of attention.
-_AFTER_PROMPT, _LONGEST, _MOST_SCORES = 80, 4096, 2**26
+# Largest relative error of loss and gradient norm of an update that two processes share.
+_SHARED_ERROR = 1e-3
+# Problems that a record lists.
+_MOST_PROBLEMS = 3
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A small run: its settings, and one rollout and update of it with made-up credit."""
+def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -> Record:
+    """Compares log-probabilities of all sampled tokens with the reference's.
 
-    config: Config
-    devices: int = 1
-
-    @functools.cached_property
-    def policy(self) -> Policy:
-        """Its compiled-form settings, on all devices or on one."""
-        config, shape = self.config, model_shape(self.config, _VOCABULARY)
-        layout = mesh_shape(config, shape, self.devices) if self.devices > 1 else None
-        return make_policy(config, load_method(config), _VOCABULARY, layout)
-
-    @functools.cached_property
-    def params(self) -> Params:
-        """Random parameters, on the host."""
-        return reference.random_params(self.policy.learner.model, self.config.adapter.rank)
-
-    @functools.cached_property
-    def rules(self) -> Any:
-        """Every token may be drawn; the last one ends the turn, but not of the few long rows."""
-        never, ends = no_stop_string(_VOCABULARY), len(self.rows.budgets) > 2
-        return decode_rules(
-            allowed_tokens=np.ones(_VOCABULARY, bool),
-            eos_ids=[_VOCABULARY - 1] if ends else [],
-            think_close=never,
-            answer_close=never,
-            forced_suffix=[2, 3],
-            natural_suffix=[3],
-        )
-
-    @functools.cached_property
-    def optimizer(self) -> optax.GradientTransformation:
-        """A run's own, at its peak from the first step on."""
-        return policy_optimizer(self.config.optimizer, 1)
-
-    def precisely(self) -> contextlib.AbstractContextManager[Any]:
-        """A GPU takes TF32 for products in float32, if nobody asks for more."""
-        exact = self.config.model.compute_dtype == "float32"
-        return jax.default_matmul_precision("highest" if exact else "default")
-
-    @functools.cached_property
-    def rows(self) -> Rows:
-        """Budgets from the largest to none, most of them large, with two cuts each."""
-        count = self.config.rollout.questions * self.config.rollout.group_size
-        shares = np.sqrt(np.linspace(1, 0, count))
-        budgets = (self.config.budget.max * shares).astype(np.int32)
-        return Rows(budgets, np.stack([budgets // 2, budgets], axis=1))
-
-    def rollout(self) -> tuple[Prompts, Any]:
-        """Prompts, the first one as long as any may be, and what the model says to them."""
-        draw, width = np.random.default_rng(3), self.config.data.max_prompt_tokens
-        lengths = np.linspace(width, 1, len(self.rows.budgets)).astype(np.int32)
-        tokens = draw.integers(4, _VOCABULARY - 1, (len(lengths), width)).astype(np.int32)
-        fields: Any = tokens * (np.arange(width) < lengths[:, None]), lengths, 0 * lengths, lengths
-        params, prompts = jax.tree.map(jnp.asarray, self.params), Prompts(*fields)
-        with self.precisely():
-            phi, copy = self.policy.phi_of(params), self.policy.decode_params(params)
-            sampler = Sampler(self.policy.rollout, self.rules, sampling_params(1.0), phi)
-            return prompts, generate(copy, prompts, self.rows, jax.random.key(4), sampler)
-
-    @functools.cached_property
-    def batch(self) -> Batch:
-        """A rollout with advantages drawn from a normal distribution."""
-        (prompts, made), draw = self.rollout(), np.random.default_rng(5)
-
-        def normal(*shape: int) -> np.ndarray:
-            return np.asarray(draw.normal(size=shape), np.float32)
-
-        return make_batch(
-            prompts,
-            made.trunks,
-            made.branches,
-            cuts=self.rows.cuts,
-            thinking_advantages=normal(*made.trunks.logprobs.shape),
-            answer_advantages=normal(*self.rows.cuts.shape),
-            returns=normal(*self.rows.cuts.shape),
-        )
-
-    def expected(self, params: Params, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities by `reference`, each branch a sequence of its own; 0 elsewhere."""
-        of = functools.partial(reference.logprobs, params, config=self.policy.learner.model)
-        both = np.zeros(batch.thinking_logprobs.shape), np.zeros(batch.answer_logprobs.shape)
-        for i, (trunk, start) in enumerate(zip(batch.trunk, batch.prompt_lengths)):
-            budget = int(batch.budgets[i])
-            if count := int(batch.sampled[i]):
-                both[0][i, :count] = of(trunk[: start + count], budget, count)
-            for j in np.flatnonzero(batch.answered[i]):
-                count = int(batch.answered[i, j])
-                branch = batch.branches[i, j, : batch.forced[i, j] + count]
-                whole = np.concatenate([trunk[: batch.context[i, j]], branch])
-                both[1][i, j, :count] = of(whole, budget, count)
-        return both
-
-    def start(self) -> TrainState:
-        """The state before any step."""
-        # A step is given its arrays for good: they are copies.
-        trained = jax.tree.map(jnp.array, adapters.split(self.params)[1])
-        return self.policy.place(init_state(trained, None, self.optimizer, self.optimizer))
-
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        """The state after an update, and its metrics."""
-        spec, tx, frozen = self.policy.learner, self.optimizer, adapters.split(self.params)[0]
-        batch = batch if spec.mesh is None else place(batch, row_sharding(spec.mesh))
-        given = (state, Minibatch(batch), self.rules.allowed_tokens, frozen)
-        with self.precisely():
-            return train_step(*given, spec=spec, policy_tx=tx, head_tx=tx)
-
-
-@functools.cache
-def trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> Trial:
-    """A trial with the heads, kernels, remat and loop over layers of the run to be started."""
-    config = subject.config
-    own: dict[str, Any] = {"model.remat": config.model.remat}
-    own["model.scan_layers"] = config.model.scan_layers
-    if dtype == "bfloat16":  # Kernels may not know float32.
-        own["model.attention"] = config.model.attention
-        own["rollout.attention"] = config.rollout.attention
-    if subject.named:
-        shape = planned_shape(config)[0]
-        names = ("num_heads", "num_kv_heads", "head_dim")
-        own |= {f"model.{name}": getattr(shape, name) for name in names}
-    made = Subject(Config()).under({**_TINY, "model.compute_dtype": dtype, **own, **keys})
-    return Trial(made.config, devices)
-
-
-def run_dtype(subject: Subject) -> str:
-    """What the run computes in; on a GPU, without a run, what runs there would."""
-    guessed = jax.default_backend() == "gpu" and not subject.named
-    return "bfloat16" if guessed else subject.config.model.compute_dtype
-
-
-def long_trial(subject: Subject) -> Trial:
-    """One whose first row is as long as the run's longest, as far as a CPU can do that."""
-    config, dtype, longest = subject.config, run_dtype(subject), _LONGEST
-    if subject.named:
-        thinking = max(config.budget.max, derived.largest_evaluated(config)) + config.budget.grace
-        longest = config.data.max_prompt_tokens + thinking + config.rollout.answer_tokens
-    if jax.default_backend() == "cpu":
-        heads = trial(subject, dtype).config.model.num_heads
-        longest = min(longest, _LONGEST, math.isqrt(_MOST_SCORES // heads))
-    rows = {"rollout.questions": 2, "rollout.group_size": 1, "rollout.slots": 2}
-    prompt = {"data.max_prompt_tokens": max(longest - _AFTER_PROMPT, 5), "model.num_layers": 1}
-    return trial(subject, dtype, **rows, **prompt)
-
-
-def _agreement(tried: Trial, batch: Batch, found: tuple[Any, Any]) -> Record:
-    """Log-probabilities of all sampled tokens, held against the reference's."""
-    dtype = tried.policy.learner.dtype.name
-    expected = tried.expected(reference.doubled(tried.params), batch)
-    masks = np.asarray(batch.thinking_mask), np.asarray(batch.answer_mask)
-    parts = [(np.asarray(x, float) - y)[mask] for x, y, mask in zip(found, expected, masks)]
-    off = np.abs(np.concatenate(parts))
-    most, mean = float(off.max()), float(off.mean())
-    seen = f"{dtype}, {off.size} tokens, rows up to {batch.trunk.shape[1]}: off by {mean:.1e} nats"
-    good = most <= _OFF[dtype][0] and mean <= _OFF[dtype][1]
-    wrong = [] if good else ["log-probabilities are not those of float64"]
-    return held(f"{seen}, at most {most:.1e}", wrong, {"most": most, "mean": mean})
+    Args:
+      thinking: log-probabilities of the thinking tokens, [B, T].
+      answers: log-probabilities of the answer tokens, [B, K, A].
+    """
+    dtype = trial.policy.learner.dtype.name
+    params = reference.to_float64(trial.params)
+    right_thinking, right_answers = trial.expected(params, batch)
+    thinking_errors = np.asarray(thinking, float) - right_thinking
+    answer_errors = np.asarray(answers, float) - right_answers
+    thinking_mask = np.asarray(batch.thinking_mask)
+    answer_mask = np.asarray(batch.answer_mask)
+    errors = np.concatenate(
+        [
+            np.abs(thinking_errors[thinking_mask]),
+            np.abs(answer_errors[answer_mask]),
+        ]
+    )
+    largest = float(errors.max())
+    mean = float(errors.mean())
+    row_length = batch.trunk.shape[1]
+    measured = (
+        f"{dtype}, {errors.size} tokens, rows up to {row_length}: "
+        f"off by {mean:.1e} nats, at most {largest:.1e}"
+    )
+    problems = []
+    is_near = largest <= _LARGEST_ERROR[dtype] and mean <= _MEAN_ERROR[dtype]
+    # False for NaN.
+    if not is_near:
+        problems.append("log-probabilities are not those of float64")
+    return ok_or_broken(measured, problems, {"most": largest, "mean": mean})
 
 
 def forward(subject: Subject, dtype: str) -> Record:
-    """The learner's pass over trunks and branches."""
-    tried, batch = trial(subject, dtype), trial(subject, "float32").batch
-    params, allowed = jax.tree.map(jnp.asarray, tried.params), tried.rules.allowed_tokens
-    with tried.precisely():
-        of = score_batch(params, batch, allowed, spec=tried.policy.learner)
-    return _agreement(tried, batch, (of.thinking, of.answers))
+    """Compares the learner's log-probabilities of trunks and branches with the reference's."""
+    trial = make_trial(subject, dtype)
+    batch = make_trial(subject, "float32").batch
+    params = jax.tree.map(jnp.asarray, trial.params)
+    with trial.matmul_precision():
+        scores = score_batch(
+            params,
+            batch,
+            trial.rules.allowed_tokens,
+            spec=trial.policy.learner,
+        )
+    return _compare_logprobs(trial, batch, scores.thinking, scores.answers)
 
 
 def decode(subject: Subject, dtype: str | None) -> Record:
-    """What the sampler says of its tokens; without a type, of those after a long prompt."""
-    tried = long_trial(subject) if dtype is None else trial(subject, dtype)
-    batch = tried.batch
-    return _agreement(tried, batch, (batch.thinking_logprobs, batch.answer_logprobs))
+    """Compares the sampler's log-probabilities with the reference's.
+
+    Args:
+      dtype: compute type; None for the run's type and rows as long as the run's.
+    """
+    trial = make_long_trial(subject) if dtype is None else make_trial(subject, dtype)
+    batch = trial.batch
+    return _compare_logprobs(trial, batch, batch.thinking_logprobs, batch.answer_logprobs)
 
 
 def mismatch(subject: Subject) -> Record:
-    """Sampler against learner in bfloat16: what importance weights of a run would see."""
-    tried = trial(subject, "bfloat16")
-    metrics = tried.step(tried.start(), tried.batch)[1]
-    found = {name: float(metrics[f"mismatch/{name}"]) for name in ("absolute", "k1", "k3")}
-    seen = f"{found['absolute']:.4f} nats a token in bfloat16, k3 {found['k3']:.1e}"
-    if found["absolute"] <= _MISMATCH:
-        return Record("ok", seen, values=found)
+    """Compares sampler and learner in bfloat16, as a run's importance weights do.
+
+    It warns at a fifth of the difference at which a run warns.
+    """
+    trial = make_trial(subject, "bfloat16")
+    _, metrics = trial.step(trial.start(), trial.batch)
+    values = {name: float(metrics[f"mismatch/{name}"]) for name in ("absolute", "k1", "k3")}
+    absolute = values["absolute"]
+    measured = f"{absolute:.4f} nats a token in bfloat16, k3 {values['k3']:.1e}"
+    if absolute <= _MISMATCH:
+        return Record("ok", measured, values=values)
     keys = {"loss.importance_cap": 2.0}
-    return Record("warn", seen, SYMPTOMS["mismatch"].message, keys, found)
+    return Record("warn", measured, SYMPTOMS["mismatch"].message, keys, values)
 
 
-def _surrogate(tried: Trial, params: Params, batch: Batch) -> float:
-    """What an update descends where the ratio is 1: advantages times log-probabilities."""
-    thinking, answers = tried.expected(reference.doubled(params), batch)
-    credit = np.asarray(batch.thinking_advantages) * thinking
-    total = credit.sum() + (np.asarray(batch.answer_advantages)[..., None] * answers).sum()
-    return float(-total / (int(np.sum(batch.sampled)) + int(np.sum(batch.answered))))
+def _surrogate(trial: Trial, params: Params, batch: Batch) -> float:
+    """Returns the loss of an update at ratio 1: minus the mean of advantage x log-probability."""
+    float64_params = reference.to_float64(params)
+    thinking, answers = trial.expected(float64_params, batch)
+    thinking_advantages = np.asarray(batch.thinking_advantages)
+    answer_advantages = np.asarray(batch.answer_advantages)
+    total = (thinking_advantages * thinking).sum()
+    total += (answer_advantages[..., None] * answers).sum()
+    thinking_count = int(np.sum(batch.sampled))
+    answer_count = int(np.sum(batch.answered))
+    return float(-total / (thinking_count + answer_count))
 
 
-def _slope(tried: Trial, params: Params, batch: Batch, path: Any, along: np.ndarray) -> float:
-    """Of the surrogate, by central differences, as the leaf at a path moves along a direction."""
+def _slope(
+    trial: Trial,
+    params: Params,
+    batch: Batch,
+    leaf_path: Any,
+    direction: np.ndarray,
+) -> float:
+    """Returns the surrogate's slope as one leaf moves along a direction, by central differences."""
 
-    def moved(by: float) -> float:
-        move = lambda at, leaf: leaf + by * along if at == path else leaf
-        return _surrogate(tried, jax.tree_util.tree_map_with_path(move, params), batch)
+    def surrogate_at(distance: float) -> float:
+        def move(path: Any, leaf: np.ndarray) -> np.ndarray:
+            if path != leaf_path:
+                return leaf
+            return leaf + distance * direction
 
-    return (moved(1e-5) - moved(-1e-5)) / 2e-5
+        moved = jax.tree_util.tree_map_with_path(move, params)
+        return _surrogate(trial, moved, batch)
+
+    above = surrogate_at(_DIFFERENCE)
+    below = surrogate_at(-_DIFFERENCE)
+    return (above - below) / (2 * _DIFFERENCE)
 
 
 def _moments(state: TrainState, name: str) -> dict[Any, np.ndarray]:
-    """A moment of every leaf, by its path; each group of leaves has an Adam of its own."""
-    trees = [tree for _, tree in optax.tree_utils.tree_get_all_with_path(state.policy_opt, name)]
-    leaves = [pair for tree in trees for pair in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return {path: np.asarray(leaf, np.float64) for path, leaf in leaves}
+    """Returns Adam's moment `mu` or `nu` of every leaf, by the leaf's path.
 
-
-def _taken(
-    tried: Trial, params: Params, state: TrainState, norm: float
-) -> Iterator[tuple[Any, np.ndarray, np.ndarray, bool]]:
-    """What the first step from some parameters did to each leaf.
-
-    Its path, its numbers before, the gradient that its first moment holds, and whether second
-    moment and step are what Adam makes of that.
+    Each group of parameters has a separate Adam state.
     """
-    asked, first, second = tried.config.optimizer, _moments(state, "mu"), _moments(state, "nu")
-    leaves = jax.tree_util.tree_flatten_with_path(adapters.split(params)[1])[0]
-    for (path, leaf), after in zip(leaves, jax.tree.leaves(state.policy)):
-        mean, square = first[path] / (1 - asked.b1), second[path] / (1 - asked.b2)
-        is_phi = path[0].key == "budget"
-        rate = asked.conditioning_learning_rate if is_phi else asked.learning_rate
-        step, expected = leaf - np.asarray(after, float), mean / (np.sqrt(square) + 1e-8)
-        good = np.allclose(square, mean**2, rtol=_STEP, atol=_STEP * float(square.max()))
-        good &= np.allclose(step / rate, expected, rtol=_STEP, atol=_STEP)
-        yield path, leaf, mean * max(1.0, norm / asked.grad_clip), bool(good)
+    moments = {}
+    trees = optax.tree_utils.tree_get_all_with_path(state.policy_opt, name)
+    for _, tree in trees:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        for path, leaf in leaves:
+            moments[path] = np.asarray(leaf, np.float64)
+    return moments
+
+
+@dataclass(frozen=True)
+class LeafStep:
+    """The first optimizer step of one parameter array.
+
+    Attributes:
+      path: path of the leaf in the tree of parameters.
+      before: values before the step.
+      gradient: the gradient before clipping, recovered from Adam's first moment.
+      is_adam: True if Adam computes the same second moment and step from this gradient.
+    """
+
+    path: Any
+    before: np.ndarray
+    gradient: np.ndarray
+    is_adam: bool
+
+
+def _leaf_steps(
+    trial: Trial, params: Params, state: TrainState, grad_norm: float
+) -> Iterator[LeafStep]:
+    """Yields the first step of every trained leaf.
+
+    Args:
+      params: parameters before the step, in float64.
+      state: the state after the step.
+      grad_norm: norm of the whole gradient before clipping.
+    """
+    settings = trial.config.optimizer
+    first_moments = _moments(state, "mu")
+    second_moments = _moments(state, "nu")
+    _, trained = adapters.split(params)
+    leaves_before, _ = jax.tree_util.tree_flatten_with_path(trained)
+    leaves_after = jax.tree.leaves(state.policy)
+    for (path, before), after in zip(leaves_before, leaves_after):
+        # After one step, a moment is (1 - b) times the gradient or its square.
+        mean = first_moments[path] / (1 - settings.b1)
+        square = second_moments[path] / (1 - settings.b2)
+        rate = settings.learning_rate
+        if path[0].key == "budget":
+            rate = settings.conditioning_learning_rate
+        step = before - np.asarray(after, float)
+        expected_step = mean / (np.sqrt(square) + _EPSILON)
+        square_atol = _STEP_ERROR * float(square.max())
+        square_is_right = np.allclose(
+            square,
+            mean**2,
+            rtol=_STEP_ERROR,
+            atol=square_atol,
+        )
+        step_is_right = np.allclose(
+            step / rate,
+            expected_step,
+            rtol=_STEP_ERROR,
+            atol=_STEP_ERROR,
+        )
+        unclipped = mean * max(1.0, grad_norm / settings.grad_clip)
+        yield LeafStep(path, before, unclipped, square_is_right and step_is_right)
 
 
 def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Record:
-    """The gradient of each leaf, phi's too, against slopes of the reference; Adam's step by it.
+    """Compares each leaf's gradient with a slope of the reference, and its step with Adam's.
 
-    Without a type it is the run's, with a long row; `rank` is of adapters on a frozen base.
+    Args:
+      dtype: compute type; None for the run's type and a row as long as the run's.
+      rank: rank of adapters on frozen parameters; None to train all parameters.
     """
     keys = {"adapter.rank": rank} if rank else {}
-    tried = long_trial(subject) if dtype is None else trial(subject, dtype, **keys)
-    batch = tried.batch if dtype is None else trial(subject, "float32", **keys).batch
-    dtype, draw, wrong, worst = tried.policy.learner.dtype.name, np.random.default_rng(7), [], 0.0
-    state, metrics = tried.step(tried.start(), batch)
-    norm, gap = float(metrics["policy/grad_norm"]), float(metrics["mismatch/absolute"])
+    if dtype is None:
+        trial = make_long_trial(subject)
+        batch = trial.batch
+    else:
+        trial = make_trial(subject, dtype, **keys)
+        batch = make_trial(subject, "float32", **keys).batch
+    dtype = trial.policy.learner.dtype.name
+    state, metrics = trial.step(trial.start(), batch)
+    grad_norm = float(metrics["policy/grad_norm"])
+    gap = float(metrics["mismatch/absolute"])
     if metrics["policy/skipped"]:
-        return held(f"norm {norm}", [f"{dtype}: the gradient is not finite"], {})
-    if not gap <= _OFF[dtype][1]:
-        wrong.append(f"log-probabilities are off by {gap:.1e} nats")
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), tried.params)
-    for path, leaf, grad, stepped in _taken(tried, params, state, norm):
-        along = draw.normal(size=leaf.shape)
-        slope, mine = _slope(tried, params, batch, path, along), float((grad * along).sum())
-        off = abs(mine - slope) / max(float(np.linalg.norm(grad)), 1e-6)
-        # NumPy's maximum of NaN is NaN, and that is not below anything.
-        worst, name = float(np.maximum(worst, off)), jax.tree_util.keystr(path, simple=True)
-        if not off <= _SLOPE[dtype]:
-            wrong.append(f"{name} has slope {mine:.2e} and not {slope:.2e}")
-        if not stepped:
-            wrong.append(f"{name} has another step than Adam's")
-    seen = f"{dtype}, rows up to {batch.trunk.shape[1]}: slopes off by {worst:.1e} of the norm"
-    return held(seen, wrong[:3], {"worst": worst, "norm": norm, "gap": gap})
+        problem = f"{dtype}: the gradient is not finite"
+        return ok_or_broken(f"norm {grad_norm}", [problem], {})
+    problems = []
+    if not gap <= _MEAN_ERROR[dtype]:
+        problems.append(f"log-probabilities are off by {gap:.1e} nats")
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), trial.params)
+    rng = np.random.default_rng(7)
+    worst = 0.0
+    for leaf_step in _leaf_steps(trial, params, state, grad_norm):
+        direction = rng.normal(size=leaf_step.before.shape)
+        expected = _slope(trial, params, batch, leaf_step.path, direction)
+        slope = float((leaf_step.gradient * direction).sum())
+        leaf_norm = float(np.linalg.norm(leaf_step.gradient))
+        error = abs(slope - expected) / max(leaf_norm, 1e-6)
+        # np.maximum keeps a NaN, unlike max.
+        worst = float(np.maximum(worst, error))
+        name = jax.tree_util.keystr(leaf_step.path, simple=True)
+        if not error <= _SLOPE_ERROR[dtype]:
+            problems.append(f"{name} has slope {slope:.2e} and not {expected:.2e}")
+        if not leaf_step.is_adam:
+            problems.append(f"{name} has another step than Adam's")
+    row_length = batch.trunk.shape[1]
+    measured = f"{dtype}, rows up to {row_length}: slopes off by {worst:.1e} of the norm"
+    values = {"worst": worst, "norm": grad_norm, "gap": gap}
+    return ok_or_broken(measured, problems[:_MOST_PROBLEMS], values)
 
 
 def checkpoint(subject: Subject) -> Record:
-    """A train state saved, read back and restored where the run is to write."""
-    state = {"train": trial(subject, "float32").start(), "step": np.int32(1)}
-    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as made:
-        kept = Checkpoints(Path(made) / "checkpoints", keep=1)
-        kept.save(1, state, {})
-        kept.wait()
-        restored = kept.restore(jax.tree.map(jnp.zeros_like, state))[1]
-        kept.close()
-    wrong = [] if fingerprint(restored) == fingerprint(state) else ["what was restored differs"]
-    return held(f"{len(jax.tree.leaves(state))} arrays saved, read back, restored", wrong, {})
+    """Saves a train state in the run's output folder, restores it and compares."""
+    trial = make_trial(subject, "float32")
+    state = {"train": trial.start(), "step": np.int32(1)}
+    empty_state = jax.tree.map(jnp.zeros_like, state)
+    with TemporaryDirectory(prefix=".bacr-doctor-", dir=subject.folder) as folder:
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        restored = checkpoints.restore(empty_state)[1]
+        checkpoints.close()
+    problems = []
+    if fingerprint(restored) != fingerprint(state):
+        problems.append("the restored state differs")
+    count = len(jax.tree.leaves(state))
+    measured = f"{count} arrays saved, read back, restored"
+    return ok_or_broken(measured, problems, {})
 
 
 def two_processes(subject: Subject) -> Record:
-    """An update whose rows and parameters two processes share, against that of one."""
-    tried = trial(subject, "float32")
-    metrics = tried.step(tried.start(), tried.batch)[1]
-    gpus = jax.default_backend() == "gpu" and jax.local_device_count() > 1
-    batch = jax.tree.map(np.asarray, tried.batch)
+    """Compares an update that two processes share with the update of one process.
+
+    The processes use two GPUs if there are two, and the CPU otherwise.
+
+    Raises:
+      TimeoutError: a process does not end.
+      RuntimeError: a process fails; the text is its error.
+    """
+    trial = make_trial(subject, "float32")
+    _, metrics = trial.step(trial.start(), trial.batch)
+    use_gpus = jax.default_backend() == "gpu" and jax.local_device_count() > 1
+    batch = jax.tree.map(np.asarray, trial.batch)
+    address = _free_address()
+    halves = [Check("half", half, (batch, address, index, use_gpus)) for index in range(2)]
+    records = []
+    with contextlib.ExitStack() as stack:
+        waits = [stack.enter_context(child_process([check], subject)) for check in halves]
+        deadline = time.monotonic() + MOST_SECONDS
+        for check, next_record in zip(halves, waits):
+            record = next_record(check, deadline)
+            if record is None:
+                raise TimeoutError("a process has not ended")
+            records.append(record)
+    for record in records:
+        if record.status == "broken":
+            raise RuntimeError(record.measured)
+    errors = []
+    for record in records:
+        for name, value in record.values.items():
+            errors.append(value / float(metrics[name]) - 1)
+    largest = float(np.abs(errors).max())
+    kind = "GPUs" if use_gpus else "CPU processes"
+    measured = f"two {kind}: loss and gradient off by {largest:.1e}"
+    problems = [] if largest < _SHARED_ERROR else ["not the update of one process"]
+    return ok_or_broken(measured, problems, records[0].values)
+
+
+def _free_address() -> str:
+    """Returns localhost and a port that is free at this moment."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    halves = [Check("half", half, (batch, address, index, gpus)) for index in range(2)]
-    with contextlib.ExitStack() as opened:
-        both = [opened.enter_context(working([one], subject)) for one in halves]
-        until = time.monotonic() + MOST_SECONDS
-        found = [following(one, until) for one, following in zip(halves, both)]
-    records = [one for one in found if one is not None]
-    if len(records) < len(found):
-        raise TimeoutError("a process has not ended")
-    if broken := [one.measured for one in records if one.status == "broken"]:
-        raise RuntimeError(broken[0])
-    off = [one.values[name] / float(metrics[name]) - 1 for one in records for name in one.values]
-    most = float(np.abs(off).max())
-    seen = f"two {'GPUs' if gpus else 'CPU processes'}: loss and gradient off by {most:.1e}"
-    return held(seen, [] if most < 1e-3 else ["not the update of one process"], records[0].values)
+        _, port = free.getsockname()
+        return f"localhost:{port}"
 
 
-def half(subject: Subject, batch: Batch, address: str, index: int, gpus: bool) -> Record:
-    """This process's part of an update."""
-    told = {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": "2", "PROCESS_ID": str(index)}
-    os.environ.update({f"JAX_{name}": value for name, value in told.items()})
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(index) if gpus else ""
-    if not gpus:
+def half(
+    subject: Subject,
+    batch: Batch,
+    address: str,
+    index: int,
+    use_gpus: bool,
+) -> Record:
+    """Computes this process's half of an update; the record has its loss and gradient norm.
+
+    Args:
+      address: host and port of the coordinator.
+      index: number of this process, 0 or 1.
+    """
+    os.environ["JAX_COORDINATOR_ADDRESS"] = address
+    os.environ["JAX_NUM_PROCESSES"] = "2"
+    os.environ["JAX_PROCESS_ID"] = str(index)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(index) if use_gpus else ""
+    if not use_gpus:
         jax.config.update("jax_platforms", "cpu")
     processes.join()
-    tried = trial(subject, "float32", jax.device_count())
-    with peers.watched() as tell:
-        tell("update", 1)
-        metrics = tried.step(tried.start(), batch)[1]
+    trial = make_trial(subject, "float32", jax.device_count())
+    with peers.watched() as report_progress:
+        report_progress("update", 1)
+        _, metrics = trial.step(trial.start(), batch)
         values = {name: float(metrics[name]) for name in ("loss/total", "policy/grad_norm")}
     return Record("ok", "", values=values)

@@ -1,4 +1,8 @@
-"""How fast the devices are, on the library's own programs: against data sheets and the plan."""
+"""Measures how fast the devices run the library's programs, against data sheets and the plan.
+
+`checks` lists the functions that return a record. They time a few layers of the run's model;
+`benchmarks/` times whole models.
+"""
 
 import dataclasses
 import functools
@@ -12,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from bacr_doctor.children import MOST_SECONDS, Check, working
-from bacr_doctor.paths import run_dtype, trial
-from bacr_doctor.records import Record, Subject, held
+from bacr_doctor.children import MOST_SECONDS, Check, child_process
+from bacr_doctor.records import Record, Subject, ok_or_broken
+from bacr_doctor.trial import Trial, make_trial, run_dtype
 from bacr_jax.config.atomics import FLAG
 from bacr_jax.parallel import processes
 from bacr_plan import schedule, seconds
@@ -23,221 +27,360 @@ from bacr_plan.lengths import Lengths
 from bacr_plan.seconds import ASSUMED
 from bacr_plan.workload import planned_shape, sizes_of
 
-# Layers that are timed; what stands around them weighs less in a whole model.
+_GIGA = 1e9
+_TERA = 1e12
+# Number of layers that are timed. Embedding and head weigh less in a whole model.
 _LAYERS = 4
-# What is said to be slow: below this share of what a plan assumes.
+# Timed runs, after one that compiles.
+_RUNS = 3
+# A device is slow below this share of the rates that a plan assumes.
 _SLOW = 0.75
-# Rows that are added, their width, and rows of the array: tokens of a micro-batch, most of them one
-# of a few. xla issue 46225 took 1 ms for all of them in one row, and 500 ms by compare-and-swap.
-_ADDED, _WIDTH, _ROWS = 40_960, 128, 399
-# Times the seconds in which memory could be read once, between 40 and 20,000 in that issue.
-_MOST_ADDING = 1000.0
+# Rows to add, their width, and rows of the array: the tokens of a micro-batch, most of them one of
+# a few. In xla issue 46225, adding all of them into one row took 1 ms, and 500 ms by
+# compare-and-swap.
+_ADDED_ROWS = 40_960
+_WIDTH = 128
+_ARRAY_ROWS = 399
+# Largest time of the additions, in times of reading their bytes once. In that issue it was 40 with
+# atomic additions and 20,000 with compare-and-swap.
+_MOST_READS = 1000.0
+# Values in an array that collectives move, for each device.
+_GPU_VALUES = 2**26
+_CPU_VALUES = 2**21
+# Values are whole numbers below this, so that their float32 sums are exact.
+_LARGEST_VALUE = 1021
 
 
-def _best_of(run: Callable[[], Any]) -> float:
-    """Seconds of the fastest of three runs, after one that compiles."""
-    taken = []
-    for _ in range(4):
+def _fastest_seconds(run: Callable[[], Any]) -> float:
+    """Returns the seconds of the fastest of three runs, after one that compiles."""
+    times = []
+    for _ in range(1 + _RUNS):
         started = time.perf_counter()
         jax.block_until_ready(run())
-        taken.append(time.perf_counter() - started)
-    return min(taken[1:])
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
 
 
-def sheet(subject: Subject) -> Device | None:
-    """The data sheet of the device; None: nobody has written down one."""
+def data_sheet(subject: Subject) -> Device | None:
+    """Returns the data sheet of --device or of this device; None if there is none.
+
+    If several fit the device's name, it is the one with the nearest memory size.
+    """
     if subject.device is not None:
         return find(subject.device)
-    kind = jax.devices()[0].device_kind
-    near = [device for device in DEVICES.values() if kind in device.name or device.name in kind]
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
-    return min(near, key=lambda device: abs(device.memory_gib - limit), default=None)
+    device = jax.devices()[0]
+    kind = device.device_kind
+    memory = device.memory_stats() or {}
+    memory_gib = memory.get("bytes_limit", 0) / 2**30
+    similar = [sheet for sheet in DEVICES.values() if kind in sheet.name or sheet.name in kind]
+
+    def memory_difference(sheet: Device) -> float:
+        return abs(sheet.memory_gib - memory_gib)
+
+    return min(similar, key=memory_difference, default=None)
 
 
 @functools.cache
-def bare(dtype: str) -> tuple[float, float]:
-    """FLOP/s of one large product, and bytes/s of one large copy."""
-    side, count = (8192, 2**28) if jax.default_backend() == "gpu" else (1024, 2**24)
-    square, line = jnp.ones((side, side), dtype), jnp.ones(count, jnp.float32)
-    product, copy = jax.jit(jnp.matmul), jax.jit(jnp.negative)
-    flops = 2 * side**3 / _best_of(lambda: product(square, square))
-    return flops, 2 * line.nbytes / _best_of(lambda: copy(line))
+def measure_peak(dtype: str) -> tuple[float, float]:
+    """Measures FLOP/s of a large matrix product and bytes/s of a large copy."""
+    on_gpu = jax.default_backend() == "gpu"
+    side = 8192 if on_gpu else 1024
+    count = 2**28 if on_gpu else 2**24
+    square = jnp.ones((side, side), dtype)
+    product = jax.jit(jnp.matmul)
+    product_seconds = _fastest_seconds(lambda: product(square, square))
+    flops_per_s = 2 * side**3 / product_seconds
+
+    line = jnp.ones(count, jnp.float32)
+    copy = jax.jit(jnp.negative)
+    copy_seconds = _fastest_seconds(lambda: copy(line))
+    # A copy reads and writes every byte.
+    bytes_per_s = 2 * line.nbytes / copy_seconds
+    return flops_per_s, bytes_per_s
 
 
-def ceiling(subject: Subject) -> Device:
-    """The device as its data sheet has it, or else as a bare product and a bare copy do."""
-    if (known := sheet(subject)) is not None:
-        return known
-    flops, moved = bare(run_dtype(subject))
-    # A plan takes products in float32 to have half the rate.
-    flops *= _per_float32(subject)
-    name = "a bare product and copy (no data sheet)"
-    return Device(name, 1.0, flops, moved, moved, (0, 0), 1, 1, 1.0)
+def device_peak(subject: Subject) -> Device:
+    """Returns the device's peak rates, from its data sheet or measured if there is none."""
+    sheet = data_sheet(subject)
+    if sheet is not None:
+        return sheet
+    flops_per_s, bytes_per_s = measure_peak(run_dtype(subject))
+    return Device(
+        name="a bare product and copy (no data sheet)",
+        memory_gib=1.0,
+        # A plan halves the rate for float32.
+        matmul_flops=flops_per_s * _float32_factor(subject),
+        memory_bandwidth=bytes_per_s,
+        link_bandwidth=bytes_per_s,
+        # A plan does not use the rest.
+        capability=(0, 0),
+        cores=1,
+        l2_mib=1,
+        clock_ghz=1.0,
+    )
 
 
-def _per_float32(subject: Subject) -> int:
+def _float32_factor(subject: Subject) -> int:
+    """Returns 2 if the run computes in float32, for which a plan halves the rate; else 1."""
     return 2 if run_dtype(subject) == "float32" else 1
 
 
 def _sizes(subject: Subject) -> dict[str, Any]:
-    """A few layers of the run's widths, and enough rows and tokens to keep the device busy."""
-    large = jax.default_backend() == "gpu"
-    guessed = {"model.preset": "qwen2.5-1.5b"} if large and not subject.named else {}
-    shape, rows = planned_shape(subject.under(guessed).config)[0], 128 if large else 16
-    names = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+    """Returns config keys of the timed model: a few layers of the run's widths, and many rows.
+
+    Without a named config the widths on a GPU are those of Qwen2.5-1.5B.
+    """
+    on_gpu = jax.default_backend() == "gpu"
+    preset = {"model.preset": "qwen2.5-1.5b"} if on_gpu and not subject.named else {}
+    shape, _ = planned_shape(subject.with_keys(preset).config)
+    rows = 128 if on_gpu else 16
+    keys: dict[str, Any] = {}
+    for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+        keys[f"model.{name}"] = getattr(shape, name)
     return {
-        **{f"model.{name}": getattr(shape, name) for name in names},
+        **keys,
         "model.num_layers": min(_LAYERS, shape.num_layers),
         "rollout.questions": rows // 8,
         "rollout.group_size": 8,
         "rollout.slots": rows,
-        "budget.max": 512 if large else 64,
+        "budget.max": 512 if on_gpu else 64,
     }
 
 
 @functools.cache
-def measured(subject: Subject) -> dict[str, float]:
-    """Tokens/s of decoding and of updates, and the shares of ceilings by the plan's arithmetic."""
-    tried = trial(subject, run_dtype(subject), **_sizes(subject))
-    # The first one, of which the batch is made, compiles.
-    batch, counters = tried.batch, tried.rollout()[1].counters
-    states = [tried.start()]
+def measure_throughput(subject: Subject) -> dict[str, float]:
+    """Times a rollout and an update.
+
+    Returns:
+      `matmul`, `bandwidth`: the shares of the device's peak that updates and decoding reach, by the
+      plan's arithmetic. `decoded_per_s`, `learned_per_s`: tokens/s. `flops_per_s`, `bytes_per_s`:
+      the rates of these shares.
+    """
+    trial = make_trial(subject, run_dtype(subject), **_sizes(subject))
+    # The rollout of the batch compiles, the second one is timed.
+    batch = trial.batch
+    counters = trial.rollout().counters
+    decode_seconds = counters["decode_s"] + counters["answer_s"]
+    update_seconds = _update_seconds(trial)
+
+    prompt_lengths = np.asarray(batch.prompt_lengths)
+    sampled = np.asarray(batch.sampled)
+    answered = np.asarray(batch.answered)
+    lengths = Lengths(prompt_lengths, sampled, answered)
+    work, layout = sizes_of(trial.config, 1)
+    work = dataclasses.replace(
+        work,
+        cuts=2,
+        scored=0,
+        draw=lambda: lengths,
+    )
+    device = device_peak(subject)
+    planned = seconds.step_seconds(work, layout, device)
+    matmul_share = ASSUMED.matmul * planned["update"] / update_seconds
+    bandwidth_share = ASSUMED.bandwidth * planned["decode"] / decode_seconds
+    tokens = int(sampled.sum() + answered.sum())
+    return {
+        "matmul": matmul_share,
+        "bandwidth": bandwidth_share,
+        "decoded_per_s": tokens / decode_seconds,
+        "learned_per_s": (tokens + int(prompt_lengths.sum())) / update_seconds,
+        "flops_per_s": matmul_share * device.matmul_flops / _float32_factor(subject),
+        "bytes_per_s": bandwidth_share * device.memory_bandwidth,
+    }
+
+
+def _update_seconds(trial: Trial) -> float:
+    """Returns the seconds of the fastest update of a trial."""
+    # A step donates its state, so that each starts from the last one's.
+    states = [trial.start()]
 
     def update() -> Any:
-        state, metrics = tried.step(states.pop(), batch)
+        state, metrics = trial.step(states.pop(), trial.batch)
         states.append(state)
         return metrics
 
-    taken, decode = _best_of(update), counters["decode_s"] + counters["answer_s"]
-    work, layout = sizes_of(tried.config, 1)
-    prompts, sampled, answered = map(
-        np.asarray, (batch.prompt_lengths, batch.sampled, batch.answered)
-    )
-    lengths = Lengths(prompts, sampled, answered)
-    work = dataclasses.replace(work, cuts=2, scored=0, draw=lambda: lengths)
-    device = ceiling(subject)
-    planned = seconds.step_seconds(work, layout, device)
-    shares = {
-        "matmul": ASSUMED.matmul * planned["update"] / taken,
-        "bandwidth": ASSUMED.bandwidth * planned["decode"] / decode,
-    }
-    tokens = int(sampled.sum() + answered.sum())
-    return {
-        **shares,
-        "decoded_per_s": tokens / decode,
-        "learned_per_s": (tokens + int(prompts.sum())) / taken,
-        "flops_per_s": shares["matmul"] * device.matmul_flops / _per_float32(subject),
-        "bytes_per_s": shares["bandwidth"] * device.memory_bandwidth,
-    }
+    return _fastest_seconds(update)
 
 
 def rates(subject: Subject) -> Record:
-    """Measures the rates of the library's programs, next to the rates that a plan assumes."""
-    dtype, found, against = run_dtype(subject), measured(subject), ceiling(subject).name
-    (flops, moved), tera, giga = bare(dtype), 1e12, 1e9
-    seen = (
-        f"{dtype}: {found['decoded_per_s']:,.0f} tokens/s decoded, {found['learned_per_s']:,.0f} "
-        f"learned; updates reach {found['flops_per_s'] / tera:.3g} TFLOP/s, {found['matmul']:.1%}, "
-        f"decoding {found['bytes_per_s'] / giga:.3g} GB/s, {found['bandwidth']:.1%} of {against}; "
-        f"a bare product {flops / tera:.3g} TFLOP/s, a bare copy {moved / giga:.3g} GB/s"
+    """Reports tokens/s and shares of the peak; warns if they are far below a plan's assumption."""
+    dtype = run_dtype(subject)
+    throughput = measure_throughput(subject)
+    peak_name = device_peak(subject).name
+    peak_flops, peak_bytes = measure_peak(dtype)
+    measured = (
+        f"{dtype}: {throughput['decoded_per_s']:,.0f} tokens/s decoded, "
+        f"{throughput['learned_per_s']:,.0f} learned; "
+        f"updates reach {throughput['flops_per_s'] / _TERA:.3g} TFLOP/s, "
+        f"{throughput['matmul']:.1%}, "
+        f"decoding {throughput['bytes_per_s'] / _GIGA:.3g} GB/s, "
+        f"{throughput['bandwidth']:.1%} of {peak_name}; "
+        f"a bare product {peak_flops / _TERA:.3g} TFLOP/s, "
+        f"a bare copy {peak_bytes / _GIGA:.3g} GB/s"
     )
-    values = {**found, "bare_flops_per_s": flops, "bare_bytes_per_s": moved, "against": against}
-    assumed = {"matmul": ASSUMED.matmul, "bandwidth": ASSUMED.bandwidth}
-    slow = any(found[name] < _SLOW * share for name, share in assumed.items())
-    if sheet(subject) is None or not slow:
-        return Record("ok", seen, values=values)
+    values = {
+        **throughput,
+        "bare_flops_per_s": peak_flops,
+        "bare_bytes_per_s": peak_bytes,
+        "against": peak_name,
+    }
+    slow_matmul = throughput["matmul"] < _SLOW * ASSUMED.matmul
+    slow_bandwidth = throughput["bandwidth"] < _SLOW * ASSUMED.bandwidth
+    if data_sheet(subject) is None or not (slow_matmul or slow_bandwidth):
+        return Record("ok", measured, values=values)
     advice = (
         f"plan assumes {ASSUMED.matmul:.0%} and {ASSUMED.bandwidth:.0%}: look for other processes, "
-        "low clocks or a power limit; else believe the seconds below, not plan's"
+        "low clocks or a power limit; if there are none, use the seconds below and not plan's"
     )
-    return Record("warn", seen, advice, values=values)
+    return Record("warn", measured, advice, values=values)
 
 
 def additions(subject: Subject) -> Record:
-    """How fast a GPU adds rows into an array by index, as the embedding's gradient does."""
+    """Measures a GPU's additions of rows into an array by index, as in the embedding's gradient."""
     if jax.default_backend() != "gpu":
-        return Record("ok", "no GPU: nothing is added by several at once")
-    rows, array = jnp.ones((_ADDED, _WIDTH), jnp.float32), jnp.zeros((_ROWS, _WIDTH), jnp.float32)
-    add = jax.jit(lambda array, places, rows: array.at[places].add(rows))
-    spread = jnp.arange(_ADDED) % _ROWS
-    taken = {
-        "one_row": _best_of(lambda: add(array, jnp.zeros_like(spread), rows)),
-        "all_rows": _best_of(lambda: add(array, spread, rows)),
+        return Record("ok", "no GPU: additions are not parallel")
+    rows = jnp.ones((_ADDED_ROWS, _WIDTH), jnp.float32)
+    array = jnp.zeros((_ARRAY_ROWS, _WIDTH), jnp.float32)
+    to_all_rows = jnp.arange(_ADDED_ROWS) % _ARRAY_ROWS
+    to_one_row = jnp.zeros_like(to_all_rows)
+
+    @jax.jit
+    def add(array: jax.Array, indices: jax.Array, rows: jax.Array) -> jax.Array:
+        return array.at[indices].add(rows)
+
+    times = {
+        "one_row": _fastest_seconds(lambda: add(array, to_one_row, rows)),
+        "all_rows": _fastest_seconds(lambda: add(array, to_all_rows, rows)),
     }
-    _, moved = bare(run_dtype(subject))
-    times = max(taken.values()) * moved / rows.nbytes
-    return added(taken, times)
+    _, bytes_per_s = measure_peak(run_dtype(subject))
+    read_seconds = rows.nbytes / bytes_per_s
+    longest = max(times.values())
+    return additions_record(times, longest / read_seconds)
 
 
-def added(taken: Mapping[str, float], times: float) -> Record:
-    """The record of seconds of additions; `times`: the longest over one read of the memory."""
-    one, every = (f"{1e3 * taken[name]:.3g} ms" for name in ("one_row", "all_rows"))
-    seen = (
-        f"{_ADDED:,} rows of {_WIDTH} added into one row in {one}, into {_ROWS} rows in {every}: "
-        f"{times:,.0f} times one read of the memory"
+def additions_record(times: Mapping[str, float], reads: float) -> Record:
+    """Makes the record of the additions; warns if they are slow.
+
+    Args:
+      times: seconds of adding into `one_row` and into `all_rows`.
+      reads: the longer time, in times of reading the rows' bytes once.
+    """
+    one_row_ms = 1e3 * times["one_row"]
+    all_rows_ms = 1e3 * times["all_rows"]
+    measured = (
+        f"{_ADDED_ROWS:,} rows of {_WIDTH} added into one row in {one_row_ms:.3g} ms, "
+        f"into {_ARRAY_ROWS} rows in {all_rows_ms:.3g} ms: "
+        f"{reads:,.0f} times one read of the memory"
     )
-    if times <= _MOST_ADDING:
-        return Record("ok", seen, values=dict(taken))
-    advice = "gradients of the embedding are slow on jaxlib 0.10.2 to 0.11.0: install jax 0.11.2 "
-    advice += f"or newer, on Python 3.12 or newer, or set XLA_FLAGS={FLAG}"
-    return Record("warn", seen, advice, values=dict(taken))
+    if reads <= _MOST_READS:
+        return Record("ok", measured, values=dict(times))
+    advice = (
+        "gradients of the embedding are slow on jaxlib 0.10.2 to 0.11.0: install jax 0.11.2 "
+        f"or newer, on Python 3.12 or newer, or set XLA_FLAGS={FLAG}"
+    )
+    return Record("warn", measured, advice, values=dict(times))
 
 
 def plan(subject: Subject) -> Record:
-    """Plan's seconds of an iteration of the run, with the shares that were measured."""
+    """Plans the seconds of one iteration of the run with the measured shares of the peak."""
     if not subject.named:
         return Record("ok", "no --config to plan")
-    found, (work, layout) = measured(subject), sizes_of(subject.config, jax.device_count())
-    device, made = ceiling(subject), schedule.iteration(work, layout)
-    here = dataclasses.replace(
+    throughput = measure_throughput(subject)
+    work, layout = sizes_of(subject.config, jax.device_count())
+    device = device_peak(subject)
+    iteration = schedule.iteration(work, layout)
+    # A plan multiplies a device's peaks by the assumed shares.
+    matmul_flops = device.matmul_flops * throughput["matmul"] / ASSUMED.matmul
+    bandwidth = device.memory_bandwidth * throughput["bandwidth"] / ASSUMED.bandwidth
+    measured_device = dataclasses.replace(
         device,
-        matmul_flops=device.matmul_flops * found["matmul"] / ASSUMED.matmul,
-        memory_bandwidth=device.memory_bandwidth * found["bandwidth"] / ASSUMED.bandwidth,
+        matmul_flops=matmul_flops,
+        memory_bandwidth=bandwidth,
     )
-    assumed, real = (seconds.step_seconds(work, layout, one, made) for one in (device, here))
-    seen = (
-        f"an iteration {sum(real.values()):.3g} s with the measured shares, "
-        f"{sum(assumed.values()):.3g} s with those assumed of {device.name}; grading left out"
+    assumed_seconds = seconds.step_seconds(work, layout, device, iteration)
+    measured_seconds = seconds.step_seconds(work, layout, measured_device, iteration)
+    measured = (
+        f"an iteration {sum(measured_seconds.values()):.3g} s with the measured shares, "
+        f"{sum(assumed_seconds.values()):.3g} s with the shares assumed of {device.name}; "
+        "grading left out"
     )
-    return Record("ok", seen, values={"measured": real, "assumed": assumed})
+    values = {"measured": measured_seconds, "assumed": assumed_seconds}
+    return Record("ok", measured, values=values)
 
 
 def collectives(subject: Subject) -> Record:
-    """All-gather and reduce-scatter over the devices of this machine; two of a CPU stand in."""
-    if jax.device_count() == 1 and jax.default_backend() == "gpu":
-        return Record("ok", "one GPU: nothing travels")
-    if jax.device_count() == 1:
-        pair = Check("pair", _over_two_of_a_cpu)
-        with working([pair], subject) as following:
-            record = following(pair, time.monotonic() + MOST_SECONDS)
-        return record or pair.broken("has not ended")
-    count, large = jax.device_count(), jax.default_backend() == "gpu"
-    mesh, spec = jax.make_mesh((count,), ("x",)), PartitionSpec("x")
-    along, whole = (jax.NamedSharding(mesh, part) for part in (spec, PartitionSpec()))
-    numbers = np.arange(count * (2**26 if large else 2**21), dtype=np.float32) % 1021
-    parts, rows = jax.device_put(numbers, along), jax.device_put(np.stack([numbers] * count), along)
-    gather = jax.jit(lambda x: x, out_shardings=whole)
-    summed = lambda x: jax.lax.psum_scatter(x[0], "x", tiled=True)
-    scatter = jax.jit(jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec))
-    received = numbers.nbytes * (count - 1) / count
-    found = {
-        "all-gather": received / _best_of(lambda: gather(parts)),
-        "reduce-scatter": received / _best_of(lambda: scatter(rows)),
+    """Checks results and speed of all-gather and reduce-scatter over this machine's devices.
+
+    A CPU is split into two devices; a single GPU has nothing to check.
+    """
+    on_gpu = jax.default_backend() == "gpu"
+    if jax.device_count() > 1:
+        return _check_collectives(subject, large=on_gpu)
+    if on_gpu:
+        return Record("ok", "one GPU: no data between devices")
+    check = Check("pair", _collectives_of_two_cpu_devices)
+    with child_process([check], subject) as next_record:
+        record = next_record(check, time.monotonic() + MOST_SECONDS)
+    return record or check.broken_record("has not ended")
+
+
+def _check_collectives(subject: Subject, *, large: bool) -> Record:
+    """Runs both collectives over all devices; warns if GPUs are far below their links' rate."""
+    count = jax.device_count()
+    mesh = jax.make_mesh((count,), ("x",))
+    spec = PartitionSpec("x")
+    split = jax.NamedSharding(mesh, spec)
+    replicated = jax.NamedSharding(mesh, PartitionSpec())
+    per_device = _GPU_VALUES if large else _CPU_VALUES
+    numbers = np.arange(count * per_device, dtype=np.float32) % _LARGEST_VALUE
+
+    parts = jax.device_put(numbers, split)
+    gather = jax.jit(lambda x: x, out_shardings=replicated)
+
+    def reduce_scatter(x: jax.Array) -> jax.Array:
+        numbers_here = x[0]
+        return jax.lax.psum_scatter(numbers_here, "x", tiled=True)
+
+    # Every device has all numbers, so that their sum is `count` times the numbers.
+    rows = jax.device_put(np.stack([numbers] * count), split)
+    scatter = jax.jit(
+        jax.shard_map(
+            reduce_scatter,
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=spec,
+        )
+    )
+
+    received_bytes = numbers.nbytes * (count - 1) / count
+    speeds = {
+        "all-gather": received_bytes / _fastest_seconds(lambda: gather(parts)),
+        "reduce-scatter": received_bytes / _fastest_seconds(lambda: scatter(rows)),
     }
-    off = (np.asarray(gather(parts)) - numbers, np.asarray(scatter(rows)) - count * numbers)
-    wrong = [f"{name} gave wrong numbers" for name, by in zip(found, off) if np.abs(by).max() != 0]
-    rated = ", ".join(f"{name} {rate / 1e9:.3g} GB/s" for name, rate in found.items())
-    record = held(f"{count} devices: {rated}", wrong, found)
-    known = sheet(subject)
-    share = min(found.values()) / known.link_bandwidth if known else 1.0
-    if wrong or not large or share >= _SLOW * ASSUMED.links:
+    problems = []
+    gathered = np.asarray(gather(parts))
+    if not np.array_equal(gathered, numbers):
+        problems.append("all-gather gave wrong numbers")
+    scattered = np.asarray(scatter(rows))
+    if not np.array_equal(scattered, count * numbers):
+        problems.append("reduce-scatter gave wrong numbers")
+    speeds_text = ", ".join(f"{name} {speed / _GIGA:.3g} GB/s" for name, speed in speeds.items())
+    record = ok_or_broken(f"{count} devices: {speeds_text}", problems, speeds)
+    sheet = data_sheet(subject)
+    if problems or not large or sheet is None:
         return record
-    advice = f"{share:.0%} of the links' data sheet, where plan assumes {ASSUMED.links:.0%}: see "
-    advice += "how GPUs are joined (devices), NCCL_DEBUG=INFO"
-    return Record("warn", record.measured, advice, values=found)
+    share = min(speeds.values()) / sheet.link_bandwidth
+    if share >= _SLOW * ASSUMED.links:
+        return record
+    advice = (
+        f"{share:.0%} of the links' data sheet, where plan assumes {ASSUMED.links:.0%}: see how "
+        "GPUs are joined (devices), NCCL_DEBUG=INFO"
+    )
+    return Record("warn", record.measured, advice, values=speeds)
 
 
-def _over_two_of_a_cpu(subject: Subject) -> Record:
+def _collectives_of_two_cpu_devices(subject: Subject) -> Record:
+    """Splits this process's CPU into two devices and checks the collectives."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     processes.reserve_threads(os.environ)

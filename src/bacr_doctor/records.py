@@ -1,4 +1,8 @@
-"""What is examined, and what a check found: a record, as lines of a page and in a file."""
+"""The input of every check (`Subject`), its result (`Record`), and the doctor's two outputs.
+
+All modules of this package use it. It formats records as lines of the terminal, as the overlay
+config and as the object of `doctor.json`; it runs no check.
+"""
 
 import dataclasses
 import json
@@ -14,17 +18,21 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import printable
 
 Status = Literal["ok", "warn", "broken"]
-_WIDTH, _MARGIN = 100, 28
+# Columns of a printed line, of its status, and of status and name together.
+_LINE_WIDTH = 100
+_STATUS_WIDTH = 8
+_MARGIN = 28
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """The run that the machine is checked for.
 
     Attributes:
-      config: of the run to be started; the quickstart's if none was named.
-      named: whether one was.
-      device: the data sheet to measure against (`bacr_plan.devices`); None: the device's own.
+      config: the run's config, or quickstart's if the command line names none.
+      named: True if the command line names a config.
+      device: name of the data sheet to compare with (`bacr_plan.devices`); None to choose the data
+        sheet by the device's own name.
     """
 
     config: Config
@@ -33,25 +41,32 @@ class Subject:
 
     @property
     def folder(self) -> Path:
-        """The folder nearest to output.dir that is there: of the same file system."""
-        wanted = Path(self.config.output.dir if self.named else ".").absolute()
-        return next(place for place in (wanted, *wanted.parents) if place.is_dir())
+        """Returns output.dir or its nearest existing parent, which is on the same file system.
 
-    def under(self, keys: Mapping[str, Any]) -> "Subject":
-        """The same with other settings, by dotted name."""
-        texts = [f"{key}={written(value)}" for key, value in keys.items()]
-        return dataclasses.replace(self, config=config_io.override(self.config, texts))
+        Without a named config it is the current folder.
+        """
+        output = Path(self.config.output.dir if self.named else ".").absolute()
+        return next(folder for folder in (output, *output.parents) if folder.is_dir())
+
+    def with_keys(self, keys: Mapping[str, Any]) -> "Subject":
+        """Returns a copy whose config has other values, by dotted key."""
+        overrides = [f"{key}={written(value)}" for key, value in keys.items()]
+        config = config_io.override(self.config, overrides)
+        return dataclasses.replace(self, config=config)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-      measured: what was seen, in a line.
-      advice: what to write or do, where it is not all well.
-      keys: of a config, that go round it.
-      values: numbers and texts for the file.
+      status: `ok`, `warn` (a run works, but see the advice) or `broken`.
+      measured: the result in one sentence.
+      advice: what the user can write or do; empty if the status is ok.
+      keys: config keys that work around the problem, by dotted key.
+      values: numbers and texts for `doctor.json`.
+      name: the check's name.
+      seconds: run time of the check.
     """
 
     status: Status
@@ -63,37 +78,62 @@ class Record:
     seconds: float = 0.0
 
 
-def held(
-    measured: str, wrong: Sequence[str], values: Mapping[str, Any], advice: str = ""
+def ok_or_broken(
+    measured: str, problems: Sequence[str], values: Mapping[str, Any], advice: str = ""
 ) -> Record:
-    """A record that is ok, or broken by what is wrong."""
-    if wrong:
-        return Record("broken", f"{'; '.join(wrong)} ({measured})", advice, values=values)
+    """Makes a record that is broken if there are problems, and ok otherwise.
+
+    The problems are printed before `measured`; the advice is only used with problems.
+    """
+    if problems:
+        text = f"{'; '.join(problems)} ({measured})"
+        return Record("broken", text, advice, values=values)
     return Record("ok", measured, values=values)
 
 
-def line(record: Record) -> str:
-    """A record on the page: the status, the check, what was seen, and below it what to write."""
-    said = [f"{record.status:<8}{record.name:<{_MARGIN - 8}}{printable(record.measured)}"]
-    keys = " ".join(f"{key}={written(value)}" for key, value in record.keys.items())
+def format_record(record: Record) -> str:
+    """Formats a record for the terminal: status, name and result, then advice and keys.
+
+    Every piece is wrapped at 100 columns. Advice and keys are left out if the status is ok.
+    """
+    status = f"{record.status:<{_STATUS_WIDTH}}"
+    name = f"{record.name:<{_MARGIN - _STATUS_WIDTH}}"
+    indent = " " * _MARGIN
+    lines = [_wrap(f"{status}{name}{printable(record.measured)}", "")]
     if record.status != "ok":
-        said += [f"-> {text}" for text in (record.advice, keys and f"write {keys}") if text]
-    hang = " " * _MARGIN
-    wrapped = [
-        textwrap.fill(text, _WIDTH, initial_indent=start, subsequent_indent=hang)
-        for text, start in zip(said, ["", *[hang] * len(said)])
-    ]
-    return "\n".join(wrapped)
+        keys = " ".join(f"{key}={written(value)}" for key, value in record.keys.items())
+        if record.advice:
+            lines.append(_wrap(f"-> {record.advice}", indent))
+        if keys:
+            lines.append(_wrap(f"-> write {keys}", indent))
+    return "\n".join(lines)
 
 
-def overlay(records: Sequence[Record]) -> dict[str, Any]:
-    """The keys that go round what is not well, by dotted name."""
-    return {k: v for one in records if one.status != "ok" for k, v in one.keys.items()}
+def _wrap(text: str, first_indent: str) -> str:
+    """Wraps a text; every line but the first is indented to the column of the results."""
+    return textwrap.fill(
+        text,
+        _LINE_WIDTH,
+        initial_indent=first_indent,
+        subsequent_indent=" " * _MARGIN,
+    )
 
 
-def as_object(records: Sequence[Record], **more: Any) -> dict[str, Any]:
-    """Everything, for the JSON file; no name of the machine is in it."""
-    told = json.dumps([dataclasses.asdict(one) for one in records])
-    # JSON has no NaN, which is what a broken path may give: it is written as a text.
-    checks = json.loads(told, parse_constant=str)
-    return {**more, "overlay": overlay(records), "checks": checks}
+def overlay_keys(records: Sequence[Record]) -> dict[str, Any]:
+    """Returns the config keys that work around all problems, by dotted key."""
+    keys: dict[str, Any] = {}
+    for record in records:
+        if record.status != "ok":
+            keys |= record.keys
+    return keys
+
+
+def to_json_object(records: Sequence[Record], **header: Any) -> dict[str, Any]:
+    """Returns the content of `doctor.json`: the header, the overlay and every record.
+
+    It contains no name of the machine.
+    """
+    text = json.dumps([dataclasses.asdict(record) for record in records])
+    # A broken path may return NaN, which JSON does not have: it becomes the text "NaN".
+    checks = json.loads(text, parse_constant=str)
+    return {**header, "overlay": overlay_keys(records), "checks": checks}

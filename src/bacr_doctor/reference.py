@@ -1,7 +1,8 @@
-"""A plain Qwen2 of random weights, and its log-probabilities in NumPy's float64.
+"""A Qwen2 model with random weights, and its log-probabilities in NumPy's float64.
 
-Written from the model's description and not from `bacr_jax.model`: one sequence at a time, every
-key, no cache, no tree. Slow, easy to check, and the same on every machine.
+`paths` compares the library's results with these. The code follows the description of the model and
+shares nothing with `bacr_jax.model`: one sequence at a time, every key, no cache and no tree. It is
+slow, easy to check, and gives the same numbers on every machine.
 """
 
 from typing import Any
@@ -15,94 +16,182 @@ from bacr_jax.model import adapters, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
+# Hidden states of T positions, and their T positions.
+States = Float[np.ndarray, "T D"]
+Heads = Float[np.ndarray, "T N H"]
+Positions = Int[np.ndarray, "T"]  # noqa: F821
+
 
 def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
-    """Parameters far from uniform and from zero, so that every one of them matters; on the host.
+    """Makes random parameters as NumPy arrays, all of them large enough to affect the result.
 
-    `rank`: of low-rank adapters beside them.
+    Norms and scales are near 1, all others near 0, with a standard deviation of 0.2.
+
+    Args:
+      rank: rank of low-rank adapters; None for a model without adapters.
     """
-    draw, key = np.random.default_rng(0), jax.random.key(0)
+    rng = np.random.default_rng(0)
+    key = jax.random.key(0)
 
     def make() -> Params:
         params = qwen2.init(key, config, conditioning=ConditioningConfig())
         if rank is None:
             return params
-        low = AdapterConfig(rank=rank, alpha=2.0 * rank, targets=("q", "v", "down"))
-        return {**params, **adapters.init(key, config, low)}
+        adapter_config = AdapterConfig(rank=rank, alpha=2.0 * rank, targets=("q", "v", "down"))
+        return {**params, **adapters.init(key, config, adapter_config)}
 
     def fill(path: Any, leaf: Any) -> np.ndarray:
-        near = float(path[-1].key.endswith(("norm", "scale")))
-        return (near + 0.2 * draw.normal(size=leaf.shape)).astype(np.float32)
+        is_scale = path[-1].key.endswith(("norm", "scale"))
+        mean = 1.0 if is_scale else 0.0
+        values = mean + 0.2 * rng.normal(size=leaf.shape)
+        return values.astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(fill, jax.eval_shape(make))
+    shapes = jax.eval_shape(make)
+    return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
-def doubled(params: Params) -> Params:
-    """In float64, adapters added to their matrices: W + alpha / r A B."""
+def to_float64(params: Params) -> Params:
+    """Converts parameters to float64 and adds adapters to their matrices: W + alpha / r A B."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    adapter, layers = params.get("adapter", {}), dict(params["layers"])
-    for name in {leaf.rpartition("_")[0] for leaf in adapter}:
-        low = adapter[f"{name}_a"] @ adapter[f"{name}_b"] * params["adapter_scale"]
-        layers[f"{name}_kernel"] = layers[f"{name}_kernel"] + low
+    adapter = params.get("adapter", {})
+    layers = dict(params["layers"])
+    names = {leaf.rpartition("_")[0] for leaf in adapter}
+    for name in names:
+        a = adapter[f"{name}_a"]
+        b = adapter[f"{name}_b"]
+        # adapter_scale is alpha / r.
+        update = a @ b * params["adapter_scale"]
+        kernel = layers[f"{name}_kernel"]
+        layers[f"{name}_kernel"] = kernel + update
     return {**params, "layers": layers}
 
 
-def _norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * scale
-
-
-def _rotated(x: np.ndarray, at: np.ndarray, theta: float) -> np.ndarray:
-    half = x.shape[-1] // 2
-    angle = at[:, None, None] * theta ** (-np.arange(half) / half)
-    cos, sin, first, second = np.cos(angle), np.sin(angle), x[..., :half], x[..., half:]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def embedded_budget(params: Params, budget: int) -> Float[np.ndarray, "D"]:
-    """phi(b) = W2 SiLU(W1 s(b)) (Eq. 2)."""
-    width = params["w1"].shape[0]
-    # The angle is a product of two float32 numbers; its error would grow with the budget.
-    frequency = (10000.0 ** (-np.arange(0, width, 2) / width)).astype(np.float32)
-    angle = (np.float32(budget) * frequency).astype(np.float64)
+def budget_embedding(params: Params, budget: int) -> Float[np.ndarray, "D"]:
+    """Returns phi(b) = W2 SiLU(W1 s(b)) (Eq. 2)."""
+    w1 = params["w1"]
+    w2 = params["w2"]
+    width = w1.shape[0]
+    exponents = -np.arange(0, width, 2) / width
+    # The library multiplies two float32 numbers here. Without the same rounding the difference
+    # would grow with the budget.
+    frequency = (10000.0**exponents).astype(np.float32)
+    angle_float32 = np.float32(budget) * frequency
+    angle = angle_float32.astype(np.float64)
     codes = np.concatenate([np.sin(angle), np.cos(angle)])
-    return _silu(codes @ params["w1"]) @ params["w2"]
+    return _silu(codes @ w1) @ w2
 
 
 def logprobs(
-    params: Params, tokens: Int[np.ndarray, "n"], budget: int, count: int, config: Qwen2Config
+    params: Params,
+    tokens: Int[np.ndarray, "n"],
+    budget: int,
+    count: int,
+    config: Qwen2Config,
 ) -> Float[np.ndarray, "M"]:
-    """Log-probabilities of the last `count` tokens, with tied embeddings and phi of a budget."""
-    length, x, eps = len(tokens), params["embed"][tokens], config.rms_norm_eps
-    phi, group = embedded_budget(params["budget"], budget), config.num_heads // config.num_kv_heads
-    # Positions that attend: all, but in the last layer only those that say the last tokens.
-    everywhere, last = np.arange(length), np.arange(length - count - 1, length - 1)
+    """Returns the log-probabilities of the last `count` tokens of a sequence, in nats.
+
+    The embeddings are tied, and phi of the budget is added in every layer.
+
+    Args:
+      params: float64 parameters without adapters (`to_float64`).
+    """
+    embed = params["embed"]
+    gates = params["budget"]["gate"]
+    eps = config.rms_norm_eps
+    length = len(tokens)
+    x = embed[tokens]
+    phi = budget_embedding(params["budget"], budget)
+    all_positions = np.arange(length)
+    # The positions whose output predicts the last tokens; the last layer computes only these.
+    predicting = np.arange(length - count - 1, length - 1)
     for index in range(config.num_layers):
-        at = last if index == config.num_layers - 1 else everywhere
+        is_last = index == config.num_layers - 1
+        positions = predicting if is_last else all_positions
         layer = {name: leaf[index] for name, leaf in params["layers"].items()}
-        y = _norm(x, layer["attention_norm"], eps)
-        q, k, v = (
-            (states @ layer[f"{n}_kernel"] + layer[f"{n}_bias"]).reshape(
-                len(states), -1, config.head_dim
-            )
-            for n, states in (("q", y[at]), ("k", y), ("v", y))
-        )
-        q, k = _rotated(q, at, config.rope_theta), _rotated(k, everywhere, config.rope_theta)
-        k, v = (np.repeat(heads, group, axis=1) for heads in (k, v))
-        scores = np.einsum("tnh,snh->nts", q, k, optimize=True) / np.sqrt(config.head_dim)
-        scores = np.where(everywhere > at[:, None], -np.inf, scores)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("nts,snh->tnh", weights, v, optimize=True)
-        x = x[at] + mixed.reshape(len(at), -1) @ layer["o_kernel"]
+        x = x[positions] + _attention(layer, x, positions, config)
         y = _norm(x, layer["mlp_norm"], eps)
-        x = x + (_silu(y @ layer["gate_kernel"]) * (y @ layer["up_kernel"])) @ layer["down_kernel"]
-        # The budget joins through its gate (Eq. 3).
-        x = x + phi / (1 + np.exp(-x @ params["budget"]["gate"][index]))[:, None]
-    logits = _norm(x, params["final_norm"], eps) @ params["embed"].T
+        x = x + _mlp(layer, y)
+        # Adds phi times the sigmoid of its gate (Eq. 3).
+        gate_logits = x @ gates[index]
+        x = x + phi / (1 + np.exp(-gate_logits))[:, None]
+    y = _norm(x, params["final_norm"], eps)
+    logits = y @ embed.T
     logits -= logits.max(-1, keepdims=True)
-    scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return scores[np.arange(count), tokens[-count:]]
+    totals = np.exp(logits).sum(-1, keepdims=True)
+    scores = logits - np.log(totals)
+    last_tokens = tokens[-count:]
+    return scores[np.arange(count), last_tokens]
+
+
+def _attention(
+    layer: Params,
+    x: Float[np.ndarray, "n D"],
+    positions: Positions,
+    config: Qwen2Config,
+) -> States:
+    """Computes causal attention of some positions over all positions, with the norm before it."""
+    all_positions = np.arange(len(x))
+    y = _norm(x, layer["attention_norm"], config.rms_norm_eps)
+    q = _heads(layer, "q", y[positions], config)
+    k = _heads(layer, "k", y, config)
+    v = _heads(layer, "v", y, config)
+    q = _rotate(q, positions, config.rope_theta)
+    k = _rotate(k, all_positions, config.rope_theta)
+    group = config.num_heads // config.num_kv_heads
+    k = np.repeat(k, group, axis=1)
+    v = np.repeat(v, group, axis=1)
+    scores = np.einsum("tnh,snh->nts", q, k, optimize=True)
+    scores = scores / np.sqrt(config.head_dim)
+    is_later = all_positions > positions[:, None]
+    scores = np.where(is_later, -np.inf, scores)
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("nts,snh->tnh", weights, v, optimize=True)
+    joined = mixed.reshape(len(positions), -1)
+    return joined @ layer["o_kernel"]
+
+
+def _heads(
+    layer: Params,
+    name: str,
+    x: States,
+    config: Qwen2Config,
+) -> Heads:
+    """Projects states to queries, keys or values (`name` is q, k or v), split into heads."""
+    kernel = layer[f"{name}_kernel"]
+    bias = layer[f"{name}_bias"]
+    projected = x @ kernel + bias
+    return projected.reshape(len(x), -1, config.head_dim)
+
+
+def _mlp(layer: Params, y: States) -> States:
+    """Computes the gated MLP of normalised states."""
+    gate = _silu(y @ layer["gate_kernel"])
+    up = y @ layer["up_kernel"]
+    return gate * up @ layer["down_kernel"]
+
+
+def _norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
+    """Computes the RMS norm over the last axis."""
+    mean_square = (x * x).mean(-1, keepdims=True)
+    return x / np.sqrt(mean_square + eps) * scale
+
+
+def _rotate(x: Heads, positions: Positions, theta: float) -> Heads:
+    """Applies rotary position embeddings to the halves of each head."""
+    half = x.shape[-1] // 2
+    exponents = -np.arange(half) / half
+    angle = positions[:, None, None] * theta**exponents
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    first = x[..., :half]
+    second = x[..., half:]
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
+    return np.concatenate([rotated_first, rotated_second], axis=-1)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    """Returns x / (1 + exp(-x))."""
+    return x / (1 + np.exp(-x))

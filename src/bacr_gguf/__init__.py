@@ -1,1 +1,1 @@
-"""Models of llama.cpp's file format as Hugging Face folders; needs no JAX."""
+"""Converts models of llama.cpp's file format (GGUF) to Hugging Face folders; needs no JAX."""

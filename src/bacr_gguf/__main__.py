@@ -1,4 +1,4 @@
-"""`bacr import --gguf FILE --out DIR`: a model of llama.cpp's format as a Hugging Face folder."""
+"""The command `bacr import`: converts the model of a GGUF file to a Hugging Face folder."""
 
 import importlib.util
 import sys
@@ -10,8 +10,12 @@ from bacr_jax.config.cli import Parser, entry_point
 from bacr_jax.errors import UserError
 
 
-def packaged(name: str) -> Path:
-    """The GGUF file of an installed package; UserError: there is none, or there are several."""
+def package_file(name: str) -> Path:
+    """Returns the path of an installed package's only GGUF file.
+
+    Raises:
+      UserError: the package is not installed, or has no GGUF file or several.
+    """
     try:
         files = [file for file in metadata.files(name) or () if file.suffix == ".gguf"]
     except (metadata.PackageNotFoundError, ValueError):
@@ -22,36 +26,50 @@ def packaged(name: str) -> Path:
     return Path(str(files[0].locate()))
 
 
-@entry_point
-def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
-    description = (
-        "Writes the model of a GGUF file (Llama, Qwen2 or Qwen3, byte-level BPE) as a Hugging Face "
-        "folder: weights dequantised, tokenizer, chat template, model card. Short: bacr import."
+def _parser() -> Parser:
+    """Makes the parser of the command line."""
+    parser = Parser(
+        prog="bacr import",
+        description=(
+            "Converts the model of a GGUF file (Llama, Qwen2 or Qwen3 with byte-level BPE) to a "
+            "Hugging Face folder: dequantised weights, tokenizer, chat template and model card."
+        ),
     )
-    parser = Parser(prog="bacr import", description=description)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--gguf", type=Path, metavar="FILE", help="the GGUF file")
-    source.add_argument("--from-package", metavar="NAME", help="an installed package that holds it")
+    source.add_argument(
+        "--from-package",
+        metavar="NAME",
+        help="an installed Python package that contains the GGUF file",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of the weights: float32 (default) holds what they say exactly, bfloat16 rounds it",
+        help="type of the weights: float32 (default) stores the dequantised values exactly, "
+        "bfloat16 rounds them",
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+@entry_point
+def main(argv: Sequence[str] | None) -> None:
+    """Converts a file; exit code 0 if the folder is written, 2 if the input is invalid."""
+    options = _parser().parse_args(argv)
     if importlib.util.find_spec("gguf") is None:
         raise UserError('import: needs gguf; write pip install -e ".[gguf]" in a clone')
+    # Imported here, because these modules need the package gguf.
     from bacr_gguf import container, folder
 
-    out, path = arguments.out, arguments.gguf or packaged(arguments.from_package)
+    path = options.gguf or package_file(options.from_package)
     try:
-        held = folder.write(path, out, dtype=arguments.dtype)
-    except (container.Unusable, UnicodeDecodeError) as error:
+        summary = folder.write(path, options.out, dtype=options.dtype)
+    except (container.GgufError, UnicodeDecodeError) as error:
         advice = "download it again, or write a GGUF file of a plain Llama, Qwen2 or Qwen3 model"
         raise UserError(f"{path}: {error}; {advice}") from None
-    print(f'{out}: {held}\nask it: bacr generate --model {out} --budget 128 "..."')
+    print(f"{options.out}: {summary}")
+    print(f'ask it: bacr generate --model {options.out} --budget 128 "..."')
 
 
 if __name__ == "__main__":

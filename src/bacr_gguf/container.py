@@ -1,12 +1,13 @@
-"""A GGUF file: its settings, and where its tensors lie.
+"""Reads the header of a GGUF file: its settings, and the positions of its tensors.
 
-The reader of the package `gguf` takes counts as the file states them, and loops for hours where one
-is wrong; here each is held against the bytes that are there before it is used. The layout:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian.
+The package `gguf` has a reader too, but that one believes every count in the file and loops for
+hours if a count is wrong. Here every count is compared with the bytes of the file first. The format
+is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian.
 """
 
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,24 +17,65 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from bacr_jax import documents
 from bacr_jax.config.values import shown
 
-_READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-KINDS = {GGMLQuantizationType[name].value: GGMLQuantizationType[name] for name in _READ}
-# Vocabularies of 250,000 tokens make headers of about 15 MB; as Python's objects ten times that.
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+# Names of the tensor types that can be dequantised here, and the types by their number.
+_READABLE = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
+KINDS = {GGMLQuantizationType[name].value: GGMLQuantizationType[name] for name in _READABLE}
+_KIND_NAMES = {kind.value: kind.name for kind in GGMLQuantizationType}
+# Largest header that is read. Vocabularies of 250,000 tokens have headers of about 15 MB, which
+# become ten times as large as Python objects.
 LARGEST_HEADER = 32 << 20
+# Largest number of settings and of tensors.
 MOST_ENTRIES = 1 << 16
 # GGML_MAX_DIMS of ggml.
 MOST_AXES = 4
-# GGUF's numbers of the types of settings; of scalars with struct's codes.
-_TEXT, _ARRAY = 8, 9
-_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))
+# GGUF's numbers of the types of settings; scalars have the code of Python's struct.
+_TEXT = 8
+_ARRAY = 9
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+# Alignment without the setting, and the alignments that are accepted.
+_ALIGNMENT = 32
+_ALIGNMENTS = [1 << power for power in range(3, 17)]
 
 
-class Unusable(ValueError):
-    """What is wrong with a file, in a few words; whoever reads one adds its name."""
+class GgufError(ValueError):
+    """An error in a GGUF file, as a sentence without the file's name; the caller adds the name."""
 
 
-class Tensor(NamedTuple):
-    """Where the values of a tensor lie; its outermost axis comes first, as in safetensors."""
+class TensorEntry(NamedTuple):
+    """The description of a tensor in the header.
+
+    Attributes:
+      shape: outermost axis first, as in safetensors.
+      kind: type of the stored values.
+      start: first byte in the file.
+      num_bytes: size in the file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,91 +86,150 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file says of itself; its values are still on disk."""
+    """The header of a GGUF file; the values of the tensors stay on disk.
+
+    Attributes:
+      settings: values of the settings by key; an array is a tuple.
+      tensors: descriptions of the tensors by name.
+    """
 
     path: Path
     settings: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, TensorEntry]
 
     def setting(self, key: str, kind: type, default: Any = None) -> Any:
-        """A setting of a type; Unusable: it is of another, or missing without a default."""
+        """Returns a setting, or the default if the file does not have it.
+
+        Raises:
+          GgufError: the value has another type, or is missing and the default is None.
+        """
         value = self.settings.get(key, default)
         if type(value) is not kind:
-            raise Unusable(f"{key} is {shown(value)}, not of type {kind.__name__}")
+            raise GgufError(f"{key} is {shown(value)}, not of type {kind.__name__}")
         return value
 
 
-class _Cursor:
-    """A place in a header, from which nothing is read that is not there."""
+class _HeaderReader:
+    """Reads values from the bytes of a header, one after the other."""
 
     def __init__(self, header: bytes):
-        self.header, self.at = header, 0
+        self.header = header
+        self.position = 0
 
     def take(self, codes: str) -> tuple[Any, ...]:
-        """Values by struct's codes, which measures before it makes any."""
+        """Reads values by struct's codes.
+
+        Raises:
+          GgufError: the header ends before. struct compares sizes before it makes any value.
+        """
         try:
-            found = struct.unpack_from("<" + codes, self.header, self.at)
+            values = struct.unpack_from("<" + codes, self.header, self.position)
         except struct.error:
-            raise Unusable(f"its header does not end within {len(self.header):,} bytes") from None
-        self.at += struct.calcsize("<" + codes)
-        return found
+            raise GgufError(f"its header does not end within {len(self.header):,} bytes") from None
+        self.position += struct.calcsize("<" + codes)
+        return values
 
     def text(self) -> str:
+        """Reads a text: its length in bytes, then UTF-8."""
         (size,) = self.take("Q")
-        (found,) = self.take(f"{size}s")
-        return found.decode()
+        (content,) = self.take(f"{size}s")
+        return content.decode()
 
     def value(self) -> Any:
-        """A setting's value, after its type; an array is a tuple."""
-        (kind,), count = self.take("I"), 1
-        if array := kind == _ARRAY:
-            kind, count = self.take("IQ")
-        if kind not in (_TEXT, *_SCALARS):
-            raise Unusable(f"a setting is of the unknown type {kind}")
-        # A wrong count meets the end of the header: each text has eight bytes of length.
-        texts = (self.text() for _ in range(count))
-        found = tuple(texts) if kind == _TEXT else self.take(f"{count}{_SCALARS[kind]}")
-        return found if array else found[0]
+        """Reads a setting's type and value; an array becomes a tuple.
 
-    def tensor(self) -> Tensor:
-        """The next tensor, its start counted from the end of the header."""
+        Raises:
+          GgufError: the type is unknown, or the header ends before.
+        """
+        (kind,) = self.take("I")
+        if kind != _ARRAY:
+            (value,) = self._values(kind, 1)
+            return value
+        kind, count = self.take("IQ")
+        return self._values(kind, count)
+
+    def _values(self, kind: int, count: int) -> tuple[Any, ...]:
+        """Reads `count` values of a type, by GGUF's number."""
+        if kind == _TEXT:
+            # A count that is too large meets the end of the header: every text has a length of
+            # eight bytes.
+            return tuple(self.text() for _ in range(count))
+        if kind not in _SCALARS:
+            raise GgufError(f"a setting is of the unknown type {kind}")
+        return self.take(f"{count}{_SCALARS[kind]}")
+
+    def tensor(self) -> TensorEntry:
+        """Reads the description of a tensor; its start is relative to the first tensor.
+
+        Raises:
+          GgufError: its type can't be read, or its axes do not fit the type.
+        """
         name = self.text()
         (rank,) = self.take("I")
         if not 1 <= rank <= MOST_AXES:
-            raise Unusable(f"{shown(name)} has {rank:,} axes, not 1 to {MOST_AXES}")
+            raise GgufError(f"{shown(name)} has {rank:,} axes, not 1 to {MOST_AXES}")
+        # The innermost axis comes first here.
         *axes, number, start = self.take(f"{rank}QIQ")
         if number not in KINDS:
-            found = {kind.value: kind.name for kind in GGMLQuantizationType}.get(number, number)
-            raise Unusable(f"{shown(name)} is stored as {found}, not as one of {', '.join(_READ)}")
-        block, width = GGML_QUANT_SIZES[KINDS[number]]
-        if 0 in axes or axes[0] % block:
-            raise Unusable(f"{shown(name)} has axes {axes}, impossible in {KINDS[number].name}")
-        size = math.prod(axes) // block * width
-        return Tensor(name, tuple(axes[::-1]), KINDS[number], start, size)
+            kind_name = _KIND_NAMES.get(number, number)
+            readable = ", ".join(_READABLE)
+            raise GgufError(f"{shown(name)} is stored as {kind_name}, not as one of {readable}")
+        kind = KINDS[number]
+        block_values, block_bytes = GGML_QUANT_SIZES[kind]
+        if 0 in axes or axes[0] % block_values:
+            raise GgufError(f"{shown(name)} has axes {axes}, impossible in {kind.name}")
+        num_bytes = math.prod(axes) // block_values * block_bytes
+        return TensorEntry(name, tuple(axes[::-1]), kind, start, num_bytes)
 
 
 def read(path: Path) -> GgufFile:
-    """Reads a header; Unusable: no GGUF file, a damaged one, or another quantisation."""
+    """Reads the header of a GGUF file.
+
+    Raises:
+      GgufError: it is not a GGUF file, is damaged, or has a tensor type that can't be read.
+    """
     documents.check_regular(path)
+    file_size = path.stat().st_size
     with path.open("rb") as file:
-        cursor = _Cursor(file.read(min(size := path.stat().st_size, LARGEST_HEADER)))
-    magic, version, *counts = cursor.take("4sIQQ")
-    if magic != b"GGUF":
-        raise Unusable(f"begins with {magic!r}, not with GGUF")
-    if version not in (2, 3) or max(counts) > MOST_ENTRIES:
-        raise Unusable(f"claims version {version}, {counts[0]} tensors and {counts[1]} settings")
-    pairs = [(cursor.text(), cursor.value()) for _ in range(counts[1])]
-    settings: dict[str, Any] = dict(pairs)
-    relative = [cursor.tensor() for _ in range(counts[0])]
-    alignment = settings.get("general.alignment", 32)
-    if alignment not in [1 << power for power in range(3, 17)]:
-        raise Unusable(f"general.alignment is {shown(alignment)}, not a small power of two")
-    start = -(-cursor.at // alignment) * alignment
-    tensors = {one.name: one._replace(start=start + one.start) for one in relative}
-    if (len(settings), len(tensors)) != (len(pairs), len(relative)):
-        raise Unusable("a setting or a tensor is there twice")
-    ends = [one.start + one.num_bytes for one in tensors.values()]
-    # The sum is larger where tensors lie over each other.
-    if (last := max(*ends, start + sum(one.num_bytes for one in relative), 0)) > size:
-        raise Unusable(f"its tensors need {last:,} bytes, and it has {size:,}")
+        reader = _HeaderReader(file.read(min(file_size, LARGEST_HEADER)))
+    magic, version, tensor_count, setting_count = reader.take("4sIQQ")
+    if magic != _MAGIC:
+        raise GgufError(f"begins with {magic!r}, not with GGUF")
+    if version not in _VERSIONS or max(tensor_count, setting_count) > MOST_ENTRIES:
+        raise GgufError(
+            f"claims version {version}, {tensor_count} tensors and {setting_count} settings"
+        )
+
+    settings: dict[str, Any] = {}
+    for _ in range(setting_count):
+        key = reader.text()
+        settings[key] = reader.value()
+    entries = [reader.tensor() for _ in range(tensor_count)]
+    first_byte = _first_tensor_byte(settings, reader.position)
+    tensors = {entry.name: entry._replace(start=first_byte + entry.start) for entry in entries}
+    if len(settings) < setting_count or len(tensors) < tensor_count:
+        raise GgufError("a setting or a tensor is there twice")
+    _check_size(list(tensors.values()), first_byte, file_size)
     return GgufFile(path, settings, tensors)
+
+
+def _first_tensor_byte(settings: Mapping[str, Any], header_size: int) -> int:
+    """Returns the position of the first tensor: the header's size, rounded up to the alignment."""
+    alignment = settings.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or alignment not in _ALIGNMENTS:
+        raise GgufError(f"general.alignment is {shown(alignment)}, not a small power of two")
+    padding = -header_size % alignment
+    return header_size + padding
+
+
+def _check_size(tensors: Sequence[TensorEntry], first_byte: int, file_size: int) -> None:
+    """Checks that the file contains all tensors.
+
+    Raises:
+      GgufError: a tensor ends after the file, or tensors overlap so that their sum is too large.
+    """
+    total = first_byte + sum(tensor.num_bytes for tensor in tensors)
+    ends = [tensor.start + tensor.num_bytes for tensor in tensors]
+    needed = max([total, *ends])
+    if needed > file_size:
+        raise GgufError(f"its tensors need {needed:,} bytes, and it has {file_size:,}")

@@ -1,4 +1,7 @@
-"""A GGUF file becomes a Hugging Face folder that says where it came from."""
+"""Writes the model of a GGUF file as a Hugging Face folder, with a model card that names the file.
+
+`__main__` calls `write`. `container`, `weights` and `tokenizer` read the file.
+"""
 
 import hashlib
 import json
@@ -7,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import yaml
 
 from bacr_gguf import container, tokenizer, weights
@@ -31,66 +35,110 @@ back; float32 holds what they say exactly, bfloat16 rounds it. The file names it
 
 Ask it by `bacr generate --model FOLDER --budget 128 "..."`, or load it in transformers.
 """
+# Values of general.license that a model card may have in its YAML header.
+_LICENSE = re.compile(r"[a-z0-9.-]+")
 
 
 def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
-    """Writes a new folder, in float32 or rounded to bfloat16, whole or not at all; what it holds.
+    """Writes a new folder completely or not at all.
+
+    Args:
+      path: the GGUF file.
+      dtype: type of the written weights; bfloat16 rounds them.
+
+    Returns:
+      A summary: class of the model, type, and types of the file's tensors.
 
     Raises:
-      ValueError: the file can't be used (`Unusable`; text that is not UTF-8), or `out` not be
-        written (`UserError`); nothing is left of it.
+      GgufError, UnicodeDecodeError: the file is damaged or has an unsupported model.
+      UserError: the folder can't be written.
     """
     check_free(out)
     file = container.read(path)
     config = weights.hf_config(file)
     stored = weights.tensors(file, config, dtype)
-    backend, special = tokenizer.read(file, rows=config["vocab_size"])
-    named = {name: index for name, index in special.items() if name not in tokenizer.TURN_ENDS}
-    ids = {f"{name}_token_id": index for name, index in named.items() if name != "unk"}
-    settings: dict[str, Any] = {f"{x}_token": backend.id_to_token(i) for x, i in named.items()}
-    # The class takes tokenizer.json as it stands.
-    settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings |= {"model_max_length": config["max_position_embeddings"]}
-    kinds = Counter(tensor.kind.name for tensor in file.tensors.values()).most_common()
-    held = f"{config['architectures'][0]} in {dtype}, dequantised from tensors of "
-    held += ", ".join(f"{kind} ({count})" for kind, count in kinds)
-    texts = {
-        "config.json": json.dumps(config | ids | {"torch_dtype": dtype}, indent=2),
-        "generation_config.json": json.dumps(ids | _turn_ends(special), indent=2),
-        "tokenizer.json": backend.to_str(pretty=True),
-        "tokenizer_config.json": json.dumps(settings, indent=2),
-        "README.md": _card(file, held),
+    backend, token_ids = tokenizer.read(file, rows=config["vocab_size"])
+    # unk has no entry in these files.
+    special_ids = {
+        f"{name}_token_id": id
+        for name, id in token_ids.items()
+        if name != "unk" and name not in tokenizer.TURN_ENDS
     }
+    model_config = config | special_ids | {"torch_dtype": dtype}
+    generation_config = special_ids | _turn_ends(token_ids)
+    tokenizer_config = _tokenizer_config(backend, token_ids, config["max_position_embeddings"])
+    summary = _summary(file, config["architectures"][0], dtype)
+    texts = {
+        "config.json": json.dumps(model_config, indent=2),
+        "generation_config.json": json.dumps(generation_config, indent=2),
+        "tokenizer.json": backend.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
+        "README.md": _card(file, summary),
+    }
+    template = file.setting("tokenizer.chat_template", str, "")
     with complete_or_absent(out) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        if template := file.setting("tokenizer.chat_template", str, ""):
+        if template:
             vocabulary.write_chat_template(folder, template)
         write_file(folder / SINGLE, stored)
-    return held
+    return summary
 
 
-def _turn_ends(special: dict[str, int]) -> dict[str, Any]:
+def _tokenizer_config(
+    backend: tokenizers.Tokenizer, token_ids: dict[str, int], max_length: int
+) -> dict[str, Any]:
+    """Returns tokenizer_config.json: the special tokens' texts, the class and the longest input."""
+    settings: dict[str, Any] = {}
+    for name, id in token_ids.items():
+        if name not in tokenizer.TURN_ENDS:
+            settings[f"{name}_token"] = backend.id_to_token(id)
+    # This class uses tokenizer.json without changes.
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["model_max_length"] = max_length
+    return settings
+
+
+def _turn_ends(token_ids: dict[str, int]) -> dict[str, Any]:
     """Returns generation_config.json's eos_token_id: eos, and other ids that end a turn.
 
-    One id is a number, as readers expect; without any id there is no entry.
+    One id is written as a number, as readers expect. Without ids the entry is left out.
     """
     names = ("eos", *tokenizer.TURN_ENDS)
-    ends = list(dict.fromkeys(special[name] for name in names if name in special))
+    ends = list(dict.fromkeys(token_ids[name] for name in names if name in token_ids))
     if not ends:
         return {}
     return {"eos_token_id": ends if len(ends) > 1 else ends[0]}
 
 
-def _card(file: GgufFile, held: str) -> str:
-    """The text of the model card; what the file says stands in it as it is, on one line."""
-    names = ("name", "organization", "basename", "license")
-    said = {x: printable(str(file.settings.get(f"general.{x}", "unknown"))) for x in names}
+def _summary(file: GgufFile, architecture: str, dtype: str) -> str:
+    """Returns one sentence: class and type of the model, and the types of the file's tensors."""
+    counts = Counter(tensor.kind.name for tensor in file.tensors.values())
+    kinds = ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
+    return f"{architecture} in {dtype}, dequantised from tensors of {kinds}"
+
+
+def _card(file: GgufFile, summary: str) -> str:
+    """Returns the model card.
+
+    Texts of the file are escaped, so that each stays on its line.
+    """
+    fields = {}
+    for name in ("name", "organization", "basename", "license"):
+        value = file.settings.get(f"general.{name}", "unknown")
+        fields[name] = printable(str(value))
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if re.fullmatch(r"[a-z0-9.-]+", said["license"]):
-        head["license"] = said["license"]
+    if _LICENSE.fullmatch(fields["license"]):
+        head["license"] = fields["license"]
     with file.path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    said |= {"file": printable(file.path.name), "pre": file.settings["tokenizer.ggml.pre"]}
-    said |= {"head": yaml.safe_dump(head, sort_keys=False), "held": held, "digest": digest}
-    return _CARD.format(**said, size=file.path.stat().st_size, version=__version__)
+    return _CARD.format(
+        **fields,
+        head=yaml.safe_dump(head, sort_keys=False),
+        held=summary,
+        version=__version__,
+        file=printable(file.path.name),
+        size=file.path.stat().st_size,
+        digest=digest,
+        pre=file.settings["tokenizer.ggml.pre"],
+    )

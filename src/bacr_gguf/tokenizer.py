@@ -1,85 +1,172 @@
-"""The byte-level BPE of a GGUF file as a tokenizer of transformers."""
+"""Builds a `tokenizers` tokenizer from the byte-level BPE vocabulary of a GGUF file.
+
+`folder` calls `read` and writes the result as tokenizer.json.
+"""
 
 from typing import Any
 
 import tokenizers
 from tokenizers import pre_tokenizers as pre
 
-from bacr_gguf.container import GgufFile, Unusable
+from bacr_gguf.container import GgufError, GgufFile
 from bacr_jax.config.values import shown
 
 # llama.cpp's numbers of the types of tokens.
-TYPES = NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+TYPES = (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED)
 _KEY = "tokenizer.ggml."
-_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 # Tokens that end a turn or a message, at which llama.cpp stops as it does at eos.
 TURN_ENDS = ("eot", "eom")
-# tiktoken's cl100k, with digits by themselves up to a number of them.
+# Names of special tokens here, and in the file's keys.
+_SPECIAL = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "pad": "padding",
+    "eot": "eot",
+    "eom": "eom",
+}
+# Splits of tiktoken's cl100k; DIGITS is the number of digits in a piece, one by default.
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LLAMA_3 = "llama-bpe"
 
 
 def _cl100k(digits: str) -> list[Any]:
+    """Makes cl100k's pre-tokenizers; `digits` is a quantifier of a regular expression."""
     pattern = tokenizers.Regex(_CL100K.replace("DIGITS", digits))
-    return [pre.Split(pattern, "isolated"), pre.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return [
+        pre.Split(pattern, "isolated"),
+        pre.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
 
 
-# What the names of pre-tokenizers stand for, which files do not say.
+# Pre-tokenizers by the names that files have. A file contains only the name.
 _GPT2 = pre.ByteLevel(add_prefix_space=False)
 STEPS: dict[str, list[Any]] = {
     "gpt-2": [_GPT2],
     "smollm": [pre.Digits(individual_digits=True), _GPT2],
     "qwen2": _cl100k(""),
-    "llama-bpe": _cl100k("{1,3}"),
+    _LLAMA_3: _cl100k("{1,3}"),
 }
 
 
 def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-    """A tokenizer for so many rows of an embedding, and ids by what they are for: bos, eos, eot ...
+    """Builds the tokenizer of a file.
 
-    Unusable: no byte-level BPE, a pre-tokenizer that is unknown here, or a damaged vocabulary.
+    Args:
+      rows: rows of the model's embedding, which limit the number of tokens.
+
+    Returns:
+      The tokenizer, and the ids of special tokens by name: bos, eos, unk, pad, eot, eom.
+
+    Raises:
+      GgufError: the tokenizer is not a byte-level BPE, its pre-tokenizer is unknown, or the
+        vocabulary is damaged.
     """
-    kind, name = (file.setting(_KEY + key, str, "") for key in ("model", "pre"))
-    if kind != "gpt2" or name not in STEPS:
-        raise Unusable(
-            f"its tokenizer is {shown(kind)} with the pre-tokenizer {shown(name)}, not 'gpt2' "
+    model = file.setting(_KEY + "model", str, "")
+    pre_name = file.setting(_KEY + "pre", str, "")
+    if model != "gpt2" or pre_name not in STEPS:
+        raise GgufError(
+            f"its tokenizer is {shown(model)} with the pre-tokenizer {shown(pre_name)}, not 'gpt2' "
             f"(byte-level BPE) with one of {', '.join(STEPS)}"
         )
-    keys = ("tokens", "merges", "token_type")
-    texts, merges, types = (file.setting(_KEY + key, tuple) for key in keys)
-    readable = all(isinstance(text, str) for text in texts + merges) and set(types) <= set(TYPES)
-    if not readable or not len(types) == len(texts) <= rows:
-        raise Unusable(f"not all of its {len(texts):,} tokens have a text, a type and an embedding")
-    # Unused tokens only fill the embedding up.
-    vocab = {text: i for i, text in enumerate(texts) if types[i] != UNUSED}
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    known = {part for left, right in pairs for part in (left, right, left + right)} <= vocab.keys()
-    if not known or len(vocab) + types.count(UNUSED) != len(texts):
-        raise Unusable("two of its tokens are the same, or a merge is of none of them")
-    llama = name == "llama-bpe"
-    bpe = tokenizers.models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama)
+    texts = file.setting(_KEY + "tokens", tuple)
+    types = file.setting(_KEY + "token_type", tuple)
+    vocab = _vocabulary(texts, types, rows)
+    pairs = _merges(file.setting(_KEY + "merges", tuple), vocab)
+    is_llama_3 = pre_name == _LLAMA_3
+    bpe = tokenizers.models.BPE(vocab=vocab, merges=pairs, ignore_merges=is_llama_3)
     backend = tokenizers.Tokenizer(bpe)
-    if name == "qwen2":
+    if pre_name == "qwen2":
         backend.normalizer = tokenizers.normalizers.NFC()
-    backend.pre_tokenizer = pre.Sequence(STEPS[name])
+    backend.pre_tokenizer = pre.Sequence(STEPS[pre_name])
     backend.decoder = tokenizers.decoders.ByteLevel()
-    special = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
-    added = [(text, special[types[i]]) for text, i in vocab.items() if types[i] in special]
-    token = tokenizers.AddedToken
-    backend.add_tokens([token(text, special=x, normalized=False) for text, x in added])
-    ids = {}
-    for short, long in (*_SPECIAL.items(), *((name, name) for name in TURN_ENDS)):
-        if (key := f"{_KEY}{long}_token_id") in file.settings:
-            ids[short] = index = file.setting(key, int)
-            if not 0 <= index < len(texts) or texts[index] not in vocab:
-                raise Unusable(f"{key} is {index}, the id of no token")
-    begins = file.setting(f"{_KEY}add_bos_token", bool, llama)
-    if file.setting(f"{_KEY}add_eos_token", bool, False) or (begins and "bos" not in ids):
-        raise Unusable("texts would end with eos, or begin with a token that it does not name")
-    if begins:
-        bos, make = texts[ids["bos"]], tokenizers.processors.TemplateProcessing
-        pair, named = [bos, "$A", bos, "$B:1"], [(bos, ids["bos"])]
-        backend.post_processor = make(single=[bos, "$A"], pair=pair, special_tokens=named)
+    backend.add_tokens(_added_tokens(vocab, types))
+    ids = _special_ids(file, texts, vocab)
+
+    adds_bos = file.setting(_KEY + "add_bos_token", bool, is_llama_3)
+    adds_eos = file.setting(_KEY + "add_eos_token", bool, False)
+    if adds_eos or (adds_bos and "bos" not in ids):
+        raise GgufError("texts would end with eos, or begin with a token that it does not name")
+    if adds_bos:
+        backend.post_processor = _begin_with(texts[ids["bos"]], ids["bos"])
     return backend, ids
+
+
+def _vocabulary(texts: tuple[Any, ...], types: tuple[Any, ...], rows: int) -> dict[str, int]:
+    """Returns the id of every token that is not unused; unused tokens only fill the embedding.
+
+    Raises:
+      GgufError: a token has no text, no known type or no row, or two tokens have the same text.
+    """
+    are_texts = all(isinstance(text, str) for text in texts)
+    are_types = set(types) <= set(TYPES)
+    if not (are_texts and are_types and len(types) == len(texts) <= rows):
+        raise GgufError(
+            f"not all of its {len(texts):,} tokens have a text, a type and an embedding"
+        )
+    vocab = {text: id for id, text in enumerate(texts) if types[id] != UNUSED}
+    if len(vocab) + types.count(UNUSED) != len(texts):
+        raise GgufError("two of its tokens are the same")
+    return vocab
+
+
+def _merges(merges: tuple[Any, ...], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Splits merges into pairs of tokens.
+
+    Raises:
+      GgufError: a merge is not a text of two tokens that form a third one.
+    """
+    pairs = []
+    for merge in merges:
+        if not isinstance(merge, str):
+            raise GgufError(f"its merge {shown(merge)} is not a text")
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocab.keys():
+            raise GgufError(f"its merge {shown(merge)} does not join two tokens to a third one")
+        pairs.append((left, right))
+    return pairs
+
+
+def _added_tokens(vocab: dict[str, int], types: tuple[int, ...]) -> list[tokenizers.AddedToken]:
+    """Makes the tokens that are matched before BPE; decoding can skip all but user-defined ones."""
+    is_skipped = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
+    return [
+        tokenizers.AddedToken(text, special=is_skipped[types[id]], normalized=False)
+        for text, id in vocab.items()
+        if types[id] in is_skipped
+    ]
+
+
+def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) -> dict[str, int]:
+    """Returns the ids of the special tokens that the file names.
+
+    Raises:
+      GgufError: an id is outside of the vocabulary or belongs to an unused token.
+    """
+    ids = {}
+    for name, file_name in _SPECIAL.items():
+        key = f"{_KEY}{file_name}_token_id"
+        if key not in file.settings:
+            continue
+        id = file.setting(key, int)
+        if not 0 <= id < len(texts) or texts[id] not in vocab:
+            raise GgufError(f"{key} is {id}, which is not the id of a token")
+        ids[name] = id
+    return ids
+
+
+def _begin_with(bos: str, id: int) -> Any:
+    """Makes a post-processor that puts bos before every text and every text of a pair."""
+    return tokenizers.processors.TemplateProcessing(
+        single=[bos, "$A"],
+        pair=[bos, "$A", bos, "$B:1"],
+        special_tokens=[(bos, id)],
+    )

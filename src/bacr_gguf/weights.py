@@ -1,6 +1,11 @@
-"""Shape and weights: llama.cpp's names and order become those of transformers."""
+"""Translates config and tensors of a GGUF file: llama.cpp's names and row order to transformers'.
+
+`folder` calls `hf_config` and `tensors`. The package `gguf` dequantises one tensor at a time, while
+the folder is written.
+"""
 
 import functools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from gguf.quants import dequantize
 
-from bacr_gguf.container import GgufFile, Tensor, Unusable
+from bacr_gguf.container import GgufError, GgufFile, TensorEntry
 from bacr_jax.config.values import shown
 from bacr_jax.model.hf import names
 from bacr_jax.model.hf.archive import Stored
@@ -17,8 +22,9 @@ from bacr_jax.model.hf.hf_config import FAMILIES, parse_config
 from bacr_jax.model.hf.names import Entry
 
 CLASSES = {kind: FAMILIES[kind].plain for kind in ("llama", "qwen2", "qwen3")}
+# Types of the written weights: the name in safetensors, and NumPy's type.
 DTYPES = {"float32": ("F32", np.float32), "bfloat16": ("BF16", ml_dtypes.bfloat16)}
-# Keys of config.json, and of the file after the architecture's name.
+# Keys of config.json, and the file's keys without the architecture's name.
 _SHAPE = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -27,122 +33,225 @@ _SHAPE = {
     "num_key_value_heads": "attention.head_count_kv",
     "max_position_embeddings": "context_length",
 }
-_HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-_THETA, _EPS = "rope.freq_base", "attention.layer_norm_rms_epsilon"
-_CAUSAL, _VOCAB = "attention.causal", "vocab_size"
-_READ = {*_SHAPE.values(), *_HEAD, _THETA, _EPS, _CAUSAL, _VOCAB}
-# Values of other keys with which llama.cpp computes as without the key.
+# Keys of the width of a head, which must all have the same value.
+_HEAD_WIDTH = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_THETA = "rope.freq_base"
+_EPSILON = "attention.layer_norm_rms_epsilon"
+_CAUSAL = "attention.causal"
+_VOCAB_SIZE = "vocab_size"
+_SUPPORTED = {*_SHAPE.values(), *_HEAD_WIDTH, _THETA, _EPSILON, _CAUSAL, _VOCAB_SIZE}
+# Values of other keys with which llama.cpp computes the same as without the key.
 _NEUTRAL = (0, "", "none")
-# Keys whose neutral value is 1: what they multiply or divide.
+# Keys that multiply or divide, for which 1 is neutral too.
 _FACTORS = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
-# What llama.cpp calls the places of tensors.
+_EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
+# Largest number in a shape.
+_LARGEST = 1 << 28
+# Bytes that are dequantised at once.
+_CHUNK = 16 << 20
+# Progress lines of a conversion, at most.
+_PROGRESS_LINES = 10
+# llama.cpp's names of transformers' modules.
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
-    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
-    **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
-    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
 
 
-def _source(entry: Entry) -> str:
-    """A tensor's name in the file."""
-    place, part = entry.name.removeprefix(f"model.layers.{entry.layer}.").rsplit(".", 1)
-    return f"{'' if entry.layer is None else f'blk.{entry.layer}.'}{_NAMES[place]}.{part}"
+def _source_name(entry: Entry) -> str:
+    """Returns the name in the GGUF file of a tensor of transformers."""
+    name = entry.name.removeprefix(f"model.layers.{entry.layer}.")
+    module, _, part = name.rpartition(".")
+    source = f"{_NAMES[module]}.{part}"
+    return source if entry.layer is None else f"blk.{entry.layer}.{source}"
 
 
 def _check_settings(file: GgufFile, kind: str) -> None:
-    """Refuses a file whose settings ask for another computation than the plain model's."""
+    """Checks that no setting changes the computation of the plain model of an architecture.
+
+    Raises:
+      GgufError: a setting does, for example a scaled RoPE or a sliding window.
+    """
     prefix = f"{kind}."
     for key, value in file.settings.items():
         name = key.removeprefix(prefix)
-        if name == key or name in _READ:
+        if name == key or name in _SUPPORTED:
             continue
         neutral = (*_NEUTRAL, 1) if name in _FACTORS else _NEUTRAL
         if value not in neutral:
-            raise Unusable(f"{shown(key)} is {shown(value)}, which is not supported")
+            raise GgufError(f"{shown(key)} is {shown(value)}, which is not supported")
     if not file.setting(prefix + _CAUSAL, bool, True):
-        raise Unusable(f"{prefix + _CAUSAL} is false, which is not supported; only true is")
+        raise GgufError(f"{prefix + _CAUSAL} is false, which is not supported; only true is")
+
+
+def _positive(
+    file: GgufFile,
+    key: str,
+    kind: type,
+    default: float | None = None,
+) -> Any:
+    """Returns a number of the file in (0, 2^28].
+
+    Raises:
+      GgufError: it is missing without a default, has another type, or is out of range.
+    """
+    value = file.setting(key, kind, default)
+    if not 0 < value <= _LARGEST:
+        raise GgufError(f"{key} is {shown(value)}, not a number up to 2^28")
+    return value
+
+
+def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
+    """Returns the width of a head, from the file or as hidden size / heads.
+
+    Raises:
+      GgufError: widths differ or are odd, or key heads do not divide the heads.
+    """
+    heads = shape["num_attention_heads"]
+    key_heads = shape["num_key_value_heads"]
+    default = shape["hidden_size"] // heads
+    width, *others = (_positive(file, f"{kind}.{key}", int, default) for key in _HEAD_WIDTH)
+    same_width = all(other == width for other in others)
+    if not same_width or width % 2 or heads % key_heads:
+        raise GgufError(
+            f"heads of width {width}, {others} don't fit together, or {heads} heads and "
+            f"{key_heads} of keys don't"
+        )
+    return width
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
-    """Returns the shape of a plain model, as config.json has it; Unusable: it is another model."""
+    """Returns the content of config.json for the model of a file.
+
+    Raises:
+      GgufError: it is not a plain Llama, Qwen2 or Qwen3 model, or its numbers do not fit together.
+    """
     kind = file.setting("general.architecture", str)
     if kind not in CLASSES:
-        raise Unusable(f"general.architecture is {shown(kind)}, not one of {', '.join(CLASSES)}")
+        raise GgufError(f"general.architecture is {shown(kind)}, not one of {', '.join(CLASSES)}")
     _check_settings(file, kind)
-
-    def number(key: str, default: float | None = None, of: type = int) -> Any:
-        value = file.setting(f"{kind}.{key}", of, default)
-        if not 0 < value <= 1 << 28:
-            raise Unusable(f"{kind}.{key} is {shown(value)}, not a number up to 2^28")
-        return value
-
-    heads = number("attention.head_count")
-    shape = {name: number(key, heads if "_kv" in key else None) for name, key in _SHAPE.items()}
-    size, *others = (number(key, shape["hidden_size"] // heads) for key in _HEAD)
-    if {size} != {*others} or size % 2 or heads % shape["num_key_value_heads"]:
-        groups = f"{heads} heads and {shape['num_key_value_heads']} of keys"
-        raise Unusable(f"heads of width {size}, {others} don't fit together, or {groups} don't")
-    if shape["num_hidden_layers"] > len(file.tensors) or "token_embd.weight" not in file.tensors:
-        raise Unusable("it has fewer tensors than its layers need")
-    rows = file.tensors["token_embd.weight"].shape[0]
-    if (vocabulary := file.setting(f"{kind}.{_VOCAB}", int, rows)) != rows:
-        raise Unusable(f"{kind}.{_VOCAB} is {vocabulary}, but its embedding has {rows:,} rows")
+    heads = _positive(file, f"{kind}.attention.head_count", int)
+    shape = {}
+    for name, key in _SHAPE.items():
+        # Without a number of key heads there are as many as query heads.
+        default = heads if name == "num_key_value_heads" else None
+        shape[name] = _positive(file, f"{kind}.{key}", int, default)
+    head_width = _head_width(file, kind, shape)
+    if shape["num_hidden_layers"] > len(file.tensors) or _EMBEDDING not in file.tensors:
+        raise GgufError("it has fewer tensors than its layers need")
+    rows = file.tensors[_EMBEDDING].shape[0]
+    vocab_size = file.setting(f"{kind}.{_VOCAB_SIZE}", int, rows)
+    if vocab_size != rows:
+        raise GgufError(
+            f"{kind}.{_VOCAB_SIZE} is {vocab_size}, but its embedding has {rows:,} rows"
+        )
+    epsilon = np.float32(_positive(file, f"{kind}.{_EPSILON}", float))
     return {
         "architectures": [CLASSES[kind]],
         "model_type": kind,
         **shape,
-        "head_dim": size,
+        "head_dim": head_width,
         "vocab_size": rows,
-        "rope_theta": number(_THETA, 10000.0, float),
-        # The shortest number that is this float32: 1e-05, not 9.999999747378752e-06.
-        "rms_norm_eps": float(str(np.float32(number(_EPS, of=float)))),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        # The layout's, not the writer's: without it transformers warns of Mistral's tokenizers.
+        "rope_theta": _positive(file, f"{kind}.{_THETA}", float, 10000.0),
+        # The shortest decimal number of this float32: 1e-05, not 9.999999747378752e-06.
+        "rms_norm_eps": float(str(epsilon)),
+        "tie_word_embeddings": _HEAD not in file.tensors,
+        # The version of this layout. Without it transformers warns about Mistral's tokenizers.
         "transformers_version": "4.57.0",
     }
 
 
 def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
-    """All weights, dequantised when their turn comes; Unusable: not those that the shape needs."""
-    kind, size = config["model_type"], config["head_dim"]
-    entries = names.backbone(parse_config(config, file.path))
-    wanted = {_source(entry): entry.name for entry in entries}
-    needs = {_source(entry): entry.shape for entry in entries}
-    has = {source: tensor.shape for source, tensor in file.tensors.items()}
-    for source in sorted(needs.keys() | has.keys()):
-        if (theirs := has.get(source)) != (ours := needs.get(source)):
-            raise Unusable(f"{shown(source)} has axes {theirs}, and in a plain {kind} model {ours}")
-    found: list[Stored] = []
-    for source, name in wanted.items():
-        turned = kind == "llama" and source.endswith(("attn_q.weight", "attn_k.weight"))
-        heads, tenth = has[source][0] // size * turned, len(wanted) // 10 + 1
-        said = "" if len(found) % tenth else f"dequantised {len(found)} of {len(wanted)} tensors"
-        how = (DTYPES[dtype][1], heads, said)
-        fetch = functools.partial(values, file.path, file.tensors[source], *how)
-        found.append(Stored(name, has[source], DTYPES[dtype][0], fetch))
-    return found
+    """Returns all tensors to write; each is dequantised when it is fetched.
+
+    Args:
+      config: result of `hf_config`.
+      dtype: type of the written weights, a key of DTYPES.
+
+    Raises:
+      GgufError: the file does not have exactly the tensors of such a model, in their shapes.
+    """
+    kind = config["model_type"]
+    entries = {}
+    for entry in names.backbone(parse_config(config, file.path)):
+        entries[_source_name(entry)] = entry
+    for source in sorted(entries.keys() | file.tensors.keys()):
+        shape = file.tensors[source].shape if source in file.tensors else None
+        expected = entries[source].shape if source in entries else None
+        if shape != expected:
+            raise GgufError(
+                f"{shown(source)} has axes {shape}, and in a plain {kind} model {expected}"
+            )
+    stored_name, numpy_type = DTYPES[dtype]
+    lines_apart = len(entries) // _PROGRESS_LINES + 1
+    stored = []
+    for index, (source, entry) in enumerate(entries.items()):
+        tensor = file.tensors[source]
+        # llama.cpp reorders queries and keys of the Llama family only.
+        heads = 0
+        if kind == "llama" and source.endswith(("attn_q.weight", "attn_k.weight")):
+            heads = tensor.shape[0] // config["head_dim"]
+        progress = ""
+        if index % lines_apart == 0:
+            progress = f"dequantised {index} of {len(entries)} tensors"
+        fetch = functools.partial(
+            dequantised,
+            file.path,
+            tensor,
+            numpy_type,
+            heads=heads,
+            progress=progress,
+        )
+        stored.append(Stored(entry.name, tensor.shape, stored_name, fetch))
+    return stored
 
 
-def values(path: Path, tensor: Tensor, dtype: Any, heads: int = 0, said: str = "") -> np.ndarray:
-    """Dequantised values of a tensor, after a word on stderr; Unusable: some are not finite."""
-    if said:
-        print(said, file=sys.stderr)
-    rows = int(np.prod(tensor.shape[:-1]))
-    raw = np.memmap(path, np.uint8, "r", tensor.start, (rows, tensor.num_bytes // rows))
-    found = np.empty((rows, tensor.shape[-1]), dtype)
-    step = max(1, (16 << 20) // raw.shape[1])
+def dequantised(
+    path: Path,
+    tensor: TensorEntry,
+    dtype: Any,
+    heads: int = 0,
+    progress: str = "",
+) -> np.ndarray:
+    """Returns the dequantised values of a tensor, in its shape.
+
+    Args:
+      heads: heads of the tensor's rows, to undo llama.cpp's order of rows; 0 to keep the order.
+      progress: a line for stderr before the work; "" prints nothing.
+
+    Raises:
+      GgufError: a value is NaN or infinite.
+    """
+    if progress:
+        print(progress, file=sys.stderr)
+    *outer_axes, width = tensor.shape
+    rows = math.prod(outer_axes)
+    row_bytes = tensor.num_bytes // rows
+    raw = np.memmap(path, np.uint8, "r", tensor.start, (rows, row_bytes))
+    values = np.empty((rows, width), dtype)
+    chunk_rows = max(1, _CHUNK // row_bytes)
+    # Damaged blocks overflow; they are refused below.
     with np.errstate(all="ignore"):
-        for at in range(0, rows, step):
-            found[at : at + step] = dequantize(np.array(raw[at : at + step]), tensor.kind)
-    if not np.isfinite(found).all():
-        raise Unusable(f"{tensor.name} holds values that are no finite {np.dtype(dtype)}")
-    # llama.cpp rotates neighbours, and so stores rows i and i + H/2 of each head side by side.
+        for start in range(0, rows, chunk_rows):
+            chunk = np.array(raw[start : start + chunk_rows])
+            values[start : start + chunk_rows] = dequantize(chunk, tensor.kind)
+    if not np.isfinite(values).all():
+        raise GgufError(f"{tensor.name} has values that are not finite in {np.dtype(dtype)}")
     if heads:
-        found = found.reshape(heads, -1, 2, tensor.shape[-1]).swapaxes(1, 2)
-    return found.reshape(tensor.shape)
+        # llama.cpp rotates neighbouring rows, and so stores rows i and i + H/2 of each head next
+        # to each other.
+        values = values.reshape(heads, -1, 2, width).swapaxes(1, 2)
+    return values.reshape(tensor.shape)

@@ -72,7 +72,7 @@ def state_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def bounded_update_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the parameters before an update, which optimizer.max_update_kl stores."""
+    """Returns the bytes of the parameters that optimizer.max_update_kl stores, or 0."""
     bounded = work.config.optimizer.max_update_kl is not None
     return parameter_bytes(work, layout) if bounded else 0.0
 

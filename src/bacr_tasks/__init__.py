@@ -1,7 +1,7 @@
-"""Questions of other packages as sources, with prompts and traces of ours for eight generators.
+"""Question sets of other packages, with short prompts and traces for eight of their generators.
 
-Each module returns the functions of a user's source file: `questions(split)` with rows as mappings,
-and perhaps `render(row)`, `trace(row, style)` and `STYLES`. `SCORE` is the file whose
-`score(answer, row)` is called, in processes that can be killed. Input that can't be used is a
-ValueError of one line.
+Each source module has a function `source(spec)`. Its result has the same attributes as a user's
+source file: `questions(split)` returns rows as mappings, and `render(row)`, `trace(row, style)` and
+`STYLES` are optional. `SCORE` is the path of a script, whose `score(answer, row)` grades answers in
+processes that can be killed. A source that can't be used raises a ValueError of one line.
 """

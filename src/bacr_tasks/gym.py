@@ -1,7 +1,7 @@
-"""reasoning-gym's generators: `gym:NAME?field=value&field=value`, any of them and of its fields.
+"""The source `gym:NAME?field=value&field=value`: a generator of reasoning-gym with some fields set.
 
-All splits have one seed, and pass over the items that a hash gives to another split; docs/data.md
-says why ("Splits").
+`bacr_jax.questions.loaders` calls `source`. All splits use one seed; a hash of the question decides
+which split an item belongs to (docs/data.md gives the reason under "Splits").
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -17,89 +17,108 @@ from typing import Any, Literal
 import yaml
 
 from bacr_tasks import gym_checked
-from bacr_tasks.gym_traces import SHORT, STYLES, in_words
+from bacr_tasks.gym_traces import SHORT, STYLES, ShortForm, in_words
 
 Split = Literal["train", "test"]
 SEED = 0
-# Items of a split where `size` says nothing; test items are all different.
+# Items of a split without the field `size`. Items of a test split are all different.
 SIZES = {"train": 8192, "test": 500}
+# Index of the first training item, and the end of all indices.
 TRAIN_START = 10_000
-# Test questions among all, in 256ths.
+_LAST_INDEX = 1 << 31
+# Share of test questions among all questions, in 256ths.
 TEST_SHARE = 64
-# Items looked at for one that is taken, before a set stays smaller.
+# Items that are made for one that is taken. A set stays smaller if that is not enough.
 MOST_TRIES = 16
-# A few generators make or count their items at the start, and refuse more than this.
+# The `size` of the data set that makes the items. A few generators make all items at the start, and
+# raise IndexError above it.
 COUNTED = 20_000
 MOST_SIZE = 1 << 24
 NUM_LEVELS = 5
-# In the reference of an item for which sympy found no antiderivative: the item is passed over.
+# Part of an item's answer if sympy found no antiderivative; such an item is left out.
 UNSOLVED = "Integral("
 SCORER = str(Path(__file__).with_name("gym_score.py"))
-# The scorer is a package's, which was read.
+# The scorers belong to another package and were read (`gym_checked`).
+THIRD_PARTY = True
 CHECKED = True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
-    """The source that `gym:` and this name.
+    """Makes the source of a generator.
 
     Args:
-      short: prompts are what the question is about, without its English (`gym_traces.SHORT`).
+      spec: the generator's name, `?` and fields, without `gym:`.
+      short: True for short prompts without English sentences (`gym_traces.SHORT`).
 
     Raises:
-      ValueError: no reasoning-gym, no such generator or field, a value it can't have, no short
-        form, or a scorer that was not checked.
+      ValueError: reasoning-gym is missing, a name or value is wrong, the generator has no short
+        prompts, or its scorer was not checked.
     """
     where = f"gym:{spec}"
-    generators = _generators(where)
     name, _, query = spec.partition("?")
-    if name not in generators:
-        near = difflib.get_close_matches(name, generators, n=1, cutoff=0.0)
-        raise ValueError(f"{where}: no generator {name!r}; the nearest is {near[0]!r}")
+    dataset_class, config_class = _generator(where, name)
     form = SHORT.get(name)
     if short and form is None:
         raise ValueError(
             f"{where}: data.prompt_format=characters has short prompts for {', '.join(SHORT)}; "
             "write one of these, or another prompt format and model.path"
         )
-    dataset_class, config_class = generators[name]
     if not gym_checked.is_checked(name, dataset_class.__module__):
+        version = gym_checked.VERSION
         raise ValueError(
-            f"{where}: its scorer is not one of those of reasoning-gym {gym_checked.VERSION} that "
-            "were checked not to run answers as code; write pip install "
-            f"reasoning-gym=={gym_checked.VERSION}, or another generator"
+            f"{where}: its scorer differs from reasoning-gym {version}, whose scorers were checked "
+            f"not to run answers as code; write pip install reasoning-gym=={version}, or another "
+            "generator"
         )
     fields = _fields(where, query, config_class)
     try:
         dataset = dataset_class(config_class(**{"seed": SEED, **fields, "size": COUNTED}))
-    # Their checks are assertions, and fields that contradict each other fail as they may.
+    # Fields are checked by assertions, and contradictions can raise anything.
     except Exception as error:
         raise ValueError(f"{where}: {error or type(error).__name__}; write other fields") from None
 
     def questions(split: Split) -> list[dict[str, Any]]:
+        size = fields.get("size", SIZES[split])
         rows = []
-        for index, item in _items(where, dataset, split, fields.get("size", SIZES[split])):
+        for index, item in _items(where, dataset, split, size):
             metadata = {**item["metadata"], "reasoning_gym": (name, fields)}
             answer = item["answer"]
             if short and form is not None and form.answer is not None:
                 answer = form.answer(metadata)
-            level, id = level_of(metadata), f"{name}-{split}-{index}"
-            made = (id, item["question"], answer, metadata, level)
-            rows.append(dict(zip(("id", "question", "answer", "metadata", "level"), made)))
+            row = {
+                "id": f"{name}-{split}-{index}",
+                "question": item["question"],
+                "answer": answer,
+                "metadata": metadata,
+                "level": level_of(metadata),
+            }
+            rows.append(row)
         return rows
 
-    found = SimpleNamespace(questions=questions, SCORE=SCORER)
-    if short and form is not None:
-        found.render = form.prompt
+    result = SimpleNamespace(questions=questions, SCORE=SCORER)
     if form is not None:
-        found.STYLES = STYLES
-        found.trace = (
-            form.trace if short else lambda row, style: in_words(form.trace(row, style), style)
-        )
-    return found
+        result.STYLES = STYLES
+        result.trace = form.trace if short else _traces_in_words(form)
+        if short:
+            result.render = form.prompt
+    return result
 
 
-def _generators(where: str) -> Mapping[str, tuple[Any, Any]]:
-    """Classes of data set and config by registered name."""
+def _traces_in_words(form: ShortForm) -> Callable[[Any, str], str]:
+    """Returns a function of a row and a style that writes the trace for a language model."""
+
+    def trace(row: Any, style: str) -> str:
+        return in_words(form.trace(row, style), style)
+
+    return trace
+
+
+def _generator(where: str, name: str) -> tuple[Any, Any]:
+    """Returns the classes of a generator's data set and config.
+
+    Raises:
+      ValueError: reasoning-gym is missing, or has no generator of this name.
+    """
     try:
         import reasoning_gym
     except ImportError:
@@ -107,99 +126,156 @@ def _generators(where: str) -> Mapping[str, tuple[Any, Any]]:
             f"{where}: needs reasoning-gym, which is not installed; write pip install "
             "bacr_jax[gym], or in a clone pip install -e '.[gym]'"
         ) from None
-    return dict(reasoning_gym.factory.DATASETS)
+    generators = reasoning_gym.factory.DATASETS
+    if name not in generators:
+        nearest = _nearest(name, generators)
+        raise ValueError(f"{where}: no generator {name!r}; the nearest is {nearest!r}")
+    return generators[name]
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    """Returns the candidate that is most similar to a name."""
+    (nearest,) = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
+    return nearest
 
 
 def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
-    """The fields that are set, with values of their types."""
-    hints, fields = typing.get_type_hints(config_class), {}
-    for part in filter(None, query.split("&")):
+    """Reads `field=value&field=value` into values of the fields' types.
+
+    Raises:
+      ValueError: a field is unknown or repeated, or a value has the wrong type or size.
+    """
+    hints = typing.get_type_hints(config_class)
+    fields: dict[str, Any] = {}
+    for part in query.split("&"):
+        if not part:
+            continue
         name, _, text = part.partition("=")
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.0)
-            raise ValueError(f"{where}: no field {name!r}; the nearest is {near[0]!r}")
+            nearest = _nearest(name, hints)
+            raise ValueError(f"{where}: no field {name!r}; the nearest is {nearest!r}")
         if name in fields:
-            raise ValueError(f"{where}: {name} stands twice; write it once")
+            raise ValueError(f"{where}: {name} appears twice; write it once")
+        value = _yaml_value(text)
         try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            value = text
-        try:
-            fields[name] = _converted(hints[name], value)
+            fields[name] = _convert(hints[name], value)
         except (TypeError, ValueError):
-            wanted = getattr(hints[name], "__name__", hints[name])
+            type_name = getattr(hints[name], "__name__", hints[name])
             raise ValueError(
-                f"{where}: {name} can't be {value!r:.60}; write a value of type {wanted}"
+                f"{where}: {name} can't be {value!r:.60}; write a value of type {type_name}"
             ) from None
     if not 1 <= fields.get("size", 1) <= MOST_SIZE:
         raise ValueError(f"{where}: size can't be {fields['size']}; write 1 to {MOST_SIZE}")
     return fields
 
 
-def _converted(hint: Any, value: Any) -> Any:
-    """A value of YAML in a field's type; TypeError or ValueError: it is none of that type."""
-    origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+def _yaml_value(text: str) -> Any:
+    """Reads a value as YAML; a text that YAML refuses stays a text."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """Converts a value of YAML to the type of a field.
+
+    Raises:
+      TypeError, ValueError: the value does not fit the type.
+    """
+    origin = typing.get_origin(hint) or hint
+    members = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for member in members:
             with contextlib.suppress(TypeError, ValueError):
-                return _converted(member, value)
-    elif origin in (list, tuple, Sequence) and isinstance(value, list):
-        items = [_converted((*members, Any)[0], item) for item in value]
+                return _convert(member, value)
+        raise TypeError
+    if origin in (list, tuple, Sequence) and isinstance(value, list):
+        item_hint = members[0] if members else Any
+        items = [_convert(item_hint, item) for item in value]
         return items if origin is list else tuple(items)
-    elif origin is float and type(value) in (int, str):
-        # YAML 1.1 reads 1e-3 as text.
+    # YAML 1.1 reads 1e-3 as a text.
+    if origin is float and type(value) in (int, str):
         return float(value)
-    elif (origin is Literal and value in members) or origin in (Any, type(value)):
+    if origin is Literal and value in members:
+        return value
+    if origin in (Any, type(value)):
         return value
     raise TypeError
 
 
 def is_test(question: str) -> bool:
-    """Whether a question belongs to the test split, by a hash of its text, blanks aside."""
-    text = " ".join(question.split())
-    return hashlib.sha256(text.encode()).digest()[0] < TEST_SHARE
+    """True if a question belongs to the test split, by a hash of its text.
+
+    Blanks at the ends and the width of blanks do not change the hash.
+    """
+    digest = hashlib.sha256(_normalized(question).encode()).digest()
+    return digest[0] < TEST_SHARE
+
+
+def _normalized(question: str) -> str:
+    """Returns a text with single blanks between words."""
+    return " ".join(question.split())
 
 
 def _items(
     where: str, dataset: Any, split: Split, size: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Items of a split by their index; all of the test split are different."""
-    start, end = (0, TRAIN_START) if split == "test" else (TRAIN_START, 1 << 31)
-    seen: set[str] = set()
+    """Yields up to `size` items of a split, each with its index.
+
+    Test items are all different. Training items repeat as often as the generator makes them.
+
+    Raises:
+      ValueError: the generator fails on an item.
+    """
+    test = split == "test"
+    start = 0 if test else TRAIN_START
+    end = TRAIN_START if test else _LAST_INDEX
+    texts: set[str] = set()
+    count = 0
     for index in range(start, min(end, start + MOST_TRIES * size)):
         try:
             item = dataset[index]
         except Exception as error:
+            # A generator with a fixed number of items has no more.
             if index >= COUNTED and isinstance(error, IndexError):
                 return
             raise ValueError(
                 f"{where}: its item {index} fails ({type(error).__name__}: {error}); write other "
                 "fields"
             ) from None
-        text = " ".join(item["question"].split())
-        of_test = is_test(text)
-        if of_test != (split == "test") or (of_test and text in seen):
+        text = _normalized(item["question"])
+        if is_test(text) != test or UNSOLVED in str(item["answer"]):
             continue
-        if UNSOLVED in str(item["answer"]):
-            continue
-        # Training items are as often alike as the generator makes them.
-        seen.add(text if of_test else str(index))
+        if test:
+            if text in texts:
+                continue
+            texts.add(text)
         yield index, item
-        if len(seen) == size:
+        count += 1
+        if count == size:
             return
 
 
 def level_of(metadata: Mapping[str, Any]) -> int:
-    """Where an item lies between its generator's ranges, as a level; 0: it doesn't say.
+    """Returns an item's level from 1 to 5, or 0 if its metadata has no ranges.
 
-    The difficulty names ranges, {"num_terms": (2, 6)}; the item has its own value of that name.
+    `difficulty` contains the generator's ranges, such as {"num_terms": (2, 6)}, and the metadata
+    contains the item's values by the same names. The level is the mean position in these ranges.
     """
-    shares, ranges = [], metadata.get("difficulty")
-    for name, bounds in ranges.items() if isinstance(ranges, dict) else ():
-        ends = bounds if isinstance(bounds, tuple | list) and len(bounds) == 2 else (0, 0)
-        numbers = [x for x in (metadata.get(name), *ends) if isinstance(x, int | float)]
-        if len(numbers) == 3 and ends[0] < ends[1]:
-            shares.append((numbers[0] - ends[0]) / (ends[1] - ends[0]))
-    if not shares:
+    ranges = metadata.get("difficulty")
+    if not isinstance(ranges, dict):
         return 0
-    return 1 + min(max(int(NUM_LEVELS * sum(shares) / len(shares)), 0), NUM_LEVELS - 1)
+    positions = []
+    for name, bounds in ranges.items():
+        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+            continue
+        low, high = bounds
+        value = metadata.get(name)
+        are_numbers = all(isinstance(number, int | float) for number in (value, low, high))
+        if are_numbers and low < high:
+            positions.append((value - low) / (high - low))
+    if not positions:
+        return 0
+    level = int(NUM_LEVELS * sum(positions) / len(positions))
+    return 1 + min(max(level, 0), NUM_LEVELS - 1)

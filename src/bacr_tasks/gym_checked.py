@@ -1,9 +1,9 @@
-"""Generators of reasoning-gym whose scorers were read: none evaluates an answer.
+"""Generators of reasoning-gym whose scorers were read: none of them evaluates an answer as code.
 
-The scorers of nine were read too and do; `gym_safe` has others in their place. A generator of which
-any source that its scorer could call has changed since is refused, so that an update of the package
-does not bring in a scorer that nobody has read. `python -m bacr_tasks.gym_checked` prints the table
-for the installed version: read what changed before you copy it here.
+The scorers of nine generators do; `gym_safe` replaces them. `gym` refuses a generator if a source
+that its scorer could call has changed since, because an update could bring a scorer that was not
+read. `python -m bacr_tasks.gym_checked` prints the table of the installed version: read the changed
+sources before you copy a line here.
 """
 
 import ast
@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VERSION = "0.1.25"
+_PACKAGE = "reasoning_gym"
 # Parts of the package that no scorer calls.
 _WITHOUT_SCORERS = ("coaching", "factory", "composite", "version_manager")
-# Every scorer's class is made of this.
+# The module of the base class of all scorers.
 _BASE = "reasoning_gym.dataset"
-# Digests of sources by a generator's name.
+# Hexadecimal digits of a digest.
+_DIGITS = 16
+# Digest of the sources that a generator's scorer could call, by the generator's name.
 CHECKED = {
     "ab": "a4a5054816e75275",
     "acre": "5acc99b279e962ec",
@@ -129,45 +132,59 @@ CHECKED = {
 
 
 def is_checked(name: str, module: str) -> bool:
-    """True if the scorer of a generator, whose class is in `module`, is the one that was read."""
+    """True if a generator's scorer is the one that was read.
+
+    Args:
+      name: name of the generator.
+      module: full name of the module of its class.
+    """
     return CHECKED.get(name) == digest(module)
 
 
 def digest(module: str) -> str:
-    """A digest of the sources of a module and of all modules of reasoning-gym that it imports."""
+    """Returns a digest of the sources of a module and of the package's modules that it imports."""
     content = hashlib.sha256()
     for name in sorted(_with_imports(module)):
         content.update(name.encode() + b"\0" + _file(name).read_bytes() + b"\0")
-    return content.hexdigest()[:16]
+    return content.hexdigest()[:_DIGITS]
 
 
 def _with_imports(module: str) -> set[str]:
+    """Returns the names of a module and of all modules that a scorer in it could call."""
     names: set[str] = set()
     waiting = [module, _BASE]
     while waiting:
         name = waiting.pop()
-        parts = name.split(".")
-        if name not in names and len(parts) > 1 and parts[1] not in _WITHOUT_SCORERS:
-            names.add(name)
-            waiting += _imports(name)
+        _, *parts = name.split(".")
+        if name in names or not parts or parts[0] in _WITHOUT_SCORERS:
+            continue
+        names.add(name)
+        waiting += _imports(name)
     return names
 
 
 @functools.cache
 def _imports(module: str) -> tuple[str, ...]:
-    """Modules of reasoning-gym that a module of it imports."""
+    """Returns the names of the package's modules that a module imports."""
     path = _file(module)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return tuple(
-        name
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        for name in _imported(node, package)
-        if name.split(".")[0] == "reasoning_gym" and _file(name).is_file()
-    )
+    is_package = path.name == "__init__.py"
+    package = module if is_package else module.rpartition(".")[0]
+    names = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        for name in _imported(node, package):
+            if name.split(".")[0] == _PACKAGE and _file(name).is_file():
+                names.append(name)
+    return tuple(names)
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
-    """What a statement imports; of a name taken from a module, both could be modules."""
+    """Yields the names that a statement may import as modules.
+
+    In `from a import b`, both `a` and `a.b` can be modules.
+
+    Args:
+      package: the package to which relative imports refer.
+    """
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -178,21 +195,22 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _file(module: str) -> Path:
-    """The source of a module of reasoning-gym, whether or not there is one."""
-    path = _root().joinpath(*module.split(".")[1:])
+    """Returns the path that a module of the package would have; the file may not exist."""
+    _, *parts = module.split(".")
+    path = _root().joinpath(*parts)
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @functools.cache
 def _root() -> Path:
-    """The folder of reasoning-gym."""
-    spec = importlib.util.find_spec("reasoning_gym")
+    """Returns the folder of the installed package."""
+    spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def _table() -> Iterator[str]:
-    """Lines of CHECKED for the installed reasoning-gym."""
+    """Yields the lines of CHECKED for the installed package."""
     from reasoning_gym.factory import DATASETS
 
     for name, (dataset_class, _) in sorted(DATASETS.items()):

@@ -1,4 +1,7 @@
-"""Scores an answer by the scorer of the generator that made its question; run in a worker."""
+"""The script that grades answers to reasoning-gym's questions; it runs in a worker process.
+
+`gym` names it as SCORE. The grader calls `prepare`, then `score`.
+"""
 
 import json
 from typing import Any
@@ -7,24 +10,27 @@ from reasoning_gym.factory import create_dataset
 
 from bacr_tasks.gym_safe import score_answer
 
+# Items of a data set that only scores. A few generators make all items at the start.
+_SIZE = 20
 _DATASETS: dict[str, Any] = {}
 
 
 def prepare(row: Any) -> None:
     """Makes the data set of a row's generator."""
-    _dataset(*row.metadata["reasoning_gym"])
+    name, fields = row.metadata["reasoning_gym"]
+    _dataset(name, fields)
 
 
 def score(answer: str, row: Any) -> float:
-    """What reasoning-gym gives an answer, in [0, 1]; the answer is never evaluated."""
+    """Returns reasoning-gym's score of an answer in [0, 1], without evaluating it as code."""
     name, fields = row.metadata["reasoning_gym"]
     entry = {"question": row.question, "answer": row.answer, "metadata": row.metadata}
     return score_answer(name, _dataset(name, fields), answer, entry)
 
 
 def _dataset(name: str, fields: dict[str, Any]) -> Any:
+    """Returns a generator's data set; it is made once for each combination of fields."""
     key = json.dumps([name, fields], default=str)
     if key not in _DATASETS:
-        # A few make all of their items at the start.
-        _DATASETS[key] = create_dataset(name, **{"seed": 0, **fields, "size": 20})
+        _DATASETS[key] = create_dataset(name, **{"seed": 0, **fields, "size": _SIZE})
     return _DATASETS[key]

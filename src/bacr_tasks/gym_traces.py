@@ -1,33 +1,35 @@
-"""Short prompts and traces of generators whose short answers are less accurate than long ones.
+"""Short prompts and traces for eight generators of reasoning-gym.
 
-A trace opens with the mark of its style, and what follows its last `=` is the answer:
+A small model that reads single characters learns styles of different length from them. In these
+eight generators short answers are less accurate than long ones. `gym` calls `ShortForm.prompt`,
+`ShortForm.trace` and `in_words`. A trace begins with the mark of its style and ends with the answer
+after its last `=`:
 
-    at_once  =7         the answer alone
-    steps    :...=7     worked out
-    checks   ?...=7     worked out, every step shown in a way that can be checked
-
-so that a small model, one token a character, has styles of different length to choose among.
+    at_once  =7         only the answer
+    steps    :...=7     steps
+    checks   ?...=7     steps, each written so that it can be checked
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Row = Any  # question, answer, metadata
+Row = Any  # an object with question, answer, metadata
 MARKS = {"at_once": "", "steps": ":", "checks": "?"}
 STYLES = tuple(MARKS)
 _OPENINGS = {"at_once": "", "steps": "Step by step:\n", "checks": "With checks:\n"}
 
 
 @dataclass(frozen=True)
-class Form:
-    """A generator's short form.
+class ShortForm:
+    """The short form of a generator's items.
 
     Attributes:
-      prompt: what the question is about.
-      work: (metadata, whether with checks) -> the steps.
-      answer: of the metadata: a short way to write the answer that the scorer accepts; None: as it
-        is.
+      prompt: returns the short prompt of a row.
+      work: returns the steps of a row's solution; the second argument is True for steps that can be
+        checked.
+      answer: returns a shorter way to write the answer that the scorer accepts, from the item's
+        metadata; None to keep the generator's answer.
     """
 
     prompt: Callable[[Row], str]
@@ -35,171 +37,286 @@ class Form:
     answer: Callable[[Mapping[str, Any]], str] | None = None
 
     def trace(self, row: Row, style: str) -> str:
-        """The trace of a row; see the module's docstring."""
-        work = [] if style == "at_once" else self.work(row, style == "checks")
-        return f"{MARKS[style]}{';'.join(work)}={row.answer}"
+        """Returns the trace of a row in a style: mark, steps between semicolons, `=`, answer."""
+        steps = []
+        if style != "at_once":
+            steps = self.work(row, style == "checks")
+        return f"{MARKS[style]}{';'.join(steps)}={row.answer}"
 
 
 def in_words(trace: str, style: str) -> str:
-    """A trace as a text for a model that was trained on language."""
+    """Rewrites a trace for a language model: an opening sentence, one step a line, the answer."""
     work, _, answer = trace.rpartition("=")
     steps = work.removeprefix(MARKS[style]).replace(";", "\n")
-    return f"{_OPENINGS[style]}{steps}{steps and chr(10)}The answer is {answer}."
+    if steps:
+        steps += "\n"
+    return f"{_OPENINGS[style]}{steps}The answer is {answer}."
 
 
-def _edges(row: Row) -> tuple[dict[str, str], str, str]:
-    """Of a path-star graph: the node before each, start and goal; labels are of one width."""
-    graph = row.question.rstrip().rpartition("\n")[2].removesuffix(" =")
-    edges, _, ends = graph.partition("/")
+@dataclass(frozen=True)
+class _PathStar:
+    """The graph of a path_star item, with labels padded to one width.
+
+    Attributes:
+      before: the node before each node, in the question's order.
+      first, last: the two ends of the path; which of them is the start depends on the item.
+    """
+
+    before: dict[str, str]
+    first: str
+    last: str
+
+    def edges_backwards(self) -> str:
+        """Returns every edge as its end followed by its start, so that a path is read backwards."""
+        return ",".join(f"{node}{before}" for node, before in self.before.items())
+
+
+def _path_star(row: Row) -> _PathStar:
+    """Reads the graph from the last line of a path_star question: `|a b|b c/a c =`."""
+    last_line = row.question.rstrip().rpartition("\n")[2].removesuffix(" =")
+    edges, _, ends = last_line.partition("/")
     pairs = [edge.split() for edge in edges.split("|")[1:]]
+    # With one width, two labels in a row can be read in one way only.
     width = max(len(label) for pair in pairs for label in pair)
+    before = {end.zfill(width): start.zfill(width) for start, end in pairs}
     first, last = (label.zfill(width) for label in ends.split())
-    return {b.zfill(width): a.zfill(width) for a, b in pairs}, first, last
+    return _PathStar(before, first, last)
 
 
 def _path_prompt(row: Row) -> str:
-    """Every edge from its end, so that a walk back finds what follows a node."""
-    before, first, last = _edges(row)
-    return f"{','.join(f'{b}{a}' for b, a in before.items())}/{first}>{last}"
+    """Returns the backward edges and the two ends."""
+    graph = _path_star(row)
+    return f"{graph.edges_backwards()}/{graph.first}>{graph.last}"
 
 
 def _path_work(row: Row, checks: bool) -> list[str]:
-    """Back from the goal, where every node has one edge into it; with checks edge by edge."""
-    before, *ends = _edges(row)
-    goal = ends[0] if int(ends[1]) == row.metadata["center"] else ends[1]
+    """Walks from the goal back to the center, since every node has one edge into it.
+
+    The step is the list of nodes; with checks each edge is a step.
+    """
+    graph = _path_star(row)
+    starts_at_center = int(graph.last) == row.metadata["center"]
+    goal = graph.first if starts_at_center else graph.last
     nodes = [goal]
-    while nodes[-1] in before:
-        nodes.append(before[nodes[-1]])
-    return [f"{b}{a}" for b, a in zip(nodes, nodes[1:])] if checks else ["".join(nodes)]
+    while nodes[-1] in graph.before:
+        nodes.append(graph.before[nodes[-1]])
+    if not checks:
+        return ["".join(nodes)]
+    return [f"{node}{before}" for node, before in zip(nodes, nodes[1:])]
+
+
+def _bits_prompt(row: Row) -> str:
+    """Returns the number whose one bits are counted."""
+    return str(row.metadata["number"])
 
 
 def _bits_work(row: Row, checks: bool) -> list[str]:
-    """Halvings, with the ones so far."""
-    n, ones, steps = row.metadata["number"], 0, []
-    while n:
-        ones += n % 2
-        steps.append(f"{n}={n // 2}+{n // 2}+{n % 2},{ones}" if checks else f"{n},{ones}")
-        n //= 2
+    """Halves the number until it is 0; each step has the count of ones so far."""
+    number = row.metadata["number"]
+    ones = 0
+    steps = []
+    while number:
+        half = number // 2
+        bit = number % 2
+        ones += bit
+        if checks:
+            steps.append(f"{number}={half}+{half}+{bit},{ones}")
+        else:
+            steps.append(f"{number},{ones}")
+        number = half
     return steps
 
 
-# The signs of gates, those beyond ASCII by others; the last gate is told by its sign.
+# ASCII signs for the generator's signs of NAND, XOR and NOR.
 _GATES = str.maketrans({"↑": "|", "⊕": "^", "↓": "-"})
+# The signs of the last gate.
 _FINAL = {"OR": "+", "NOR": "-", "XOR": "^", "AND": "&"}
 
 
-def _gate(sign: str, bits: list[int]) -> int:
-    found = {"&": all(bits), "|": not all(bits), "^": sum(bits) % 2, "+": any(bits)}
-    return int(found[sign] if sign in found else not any(bits))
+def _gate(sign: str, bits: Sequence[int]) -> int:
+    """Computes the gate of a term by its ASCII sign: AND, NAND or XOR."""
+    if sign == "^":
+        return sum(bits) % 2
+    output = all(bits)
+    if sign == "|":
+        output = not output
+    return int(output)
 
 
 def _circuit_prompt(row: Row) -> str:
-    values = "".join(f"{name}{bit}" for name, bit in row.metadata["assignments"].items())
-    final = _FINAL[row.metadata["final_gate"]]
-    return f"{values}/{final.join(f'({t})' for t in row.metadata['term_strings'])}".translate(
-        _GATES
-    )
+    """Returns the inputs' values, then the terms between signs of the last gate."""
+    assignments = row.metadata["assignments"]
+    values = "".join(f"{name}{bit}" for name, bit in assignments.items())
+    final_sign = _FINAL[row.metadata["final_gate"]]
+    terms = final_sign.join(f"({term})" for term in row.metadata["term_strings"])
+    return f"{values}/{terms}".translate(_GATES)
 
 
 def _circuit_work(row: Row, checks: bool) -> list[str]:
-    """Every term with its inputs' values, with checks as they enter the gate too; the last gate."""
-    values, outs, steps = row.metadata["assignments"], [], []
-    for term in row.metadata["term_strings"]:
-        term = term.translate(_GATES)
-        sign = next((c for c in term if c in "&|^"), "&")
-        names = term.split(sign)
-        plain = [name.rstrip("'") for name in names]
-        bits = [values[p] ^ (p != name) for p, name in zip(plain, names)]
-        outs.append(_gate(sign, bits))
-        shown = sign.join(f"{p}{values[p]}{name[len(p) :]}" for p, name in zip(plain, names))
+    """Computes every term, then writes the terms' values between signs of the last gate.
+
+    A step has each input's value after its name. With checks it also has the bits that enter the
+    gate, which differ for inverted inputs (A').
+    """
+    values = row.metadata["assignments"]
+    outputs = []
+    steps = []
+    for generator_term in row.metadata["term_strings"]:
+        term = generator_term.translate(_GATES)
+        # A term without a sign is one input, which & leaves as it is.
+        sign = next((character for character in term if character in "&|^"), "&")
+        inputs = []
+        bits = []
+        for operand in term.split(sign):
+            name = operand.rstrip("'")
+            inversion = operand[len(name) :]
+            inputs.append(f"{name}{values[name]}{inversion}")
+            bits.append(values[name] ^ (inversion != ""))
+        output = _gate(sign, bits)
+        outputs.append(str(output))
         entering = f":{sign.join(map(str, bits))}" if checks else ""
-        steps.append(f"{shown}{entering}={outs[-1]}")
-    return [*steps, _FINAL[row.metadata["final_gate"]].join(map(str, outs))]
+        steps.append(f"{sign.join(inputs)}{entering}={output}")
+    final_sign = _FINAL[row.metadata["final_gate"]]
+    steps.append(final_sign.join(outputs))
+    return steps
+
+
+def _gcd_prompt(row: Row) -> str:
+    """Returns the numbers."""
+    return ",".join(map(str, row.metadata["numbers"]))
 
 
 def _gcd_work(row: Row, checks: bool) -> list[str]:
-    """Euclid's remainders; of more than two numbers, one after the other."""
-    found, *others = row.metadata["numbers"]
+    """Writes Euclid's remainders, for the divisor so far and each further number.
+
+    Without checks a step is the list of remainders; with checks each division is a step.
+    """
+    divisor, *others = row.metadata["numbers"]
     steps = []
     for other in others:
-        a, b, rest = found, other, [found, other]
+        a = divisor
+        b = other
+        remainders = [a, b]
         while b:
+            quotient, remainder = divmod(a, b)
             if checks:
-                steps.append(f"{a}={a // b}*{b}+{a % b}")
-            a, b = b, a % b
-            rest.append(b)
-        found = a
-        steps += [] if checks else [",".join(map(str, rest))]
+                steps.append(f"{a}={quotient}*{b}+{remainder}")
+            remainders.append(remainder)
+            a = b
+            b = remainder
+        divisor = a
+        if not checks:
+            steps.append(",".join(map(str, remainders)))
     return steps
+
+
+def _sum_prompt(row: Row) -> str:
+    """Returns the expression without blanks."""
+    return row.metadata["expression"].replace(" ", "")
 
 
 def _sum_work(row: Row, checks: bool) -> list[str]:
-    """Running sums, with checks the way back too."""
+    """Adds the terms from left to right; with checks each step also has the inverse operation."""
     first, *rest = row.metadata["expression"].split()
-    total, steps = int(first), []
+    total = int(first)
+    steps = []
     for sign, term in zip(rest[::2], rest[1::2]):
-        new = total + int(term) if sign == "+" else total - int(term)
-        back = f",{new}{'-' if sign == '+' else '+'}{term}={total}" if checks else ""
-        steps.append(f"{total}{sign}{term}={new}{back}")
-        total = new
+        is_sum = sign == "+"
+        new_total = total + int(term) if is_sum else total - int(term)
+        step = f"{total}{sign}{term}={new_total}"
+        if checks:
+            inverse = "-" if is_sum else "+"
+            step += f",{new_total}{inverse}{term}={total}"
+        steps.append(step)
+        total = new_total
     return steps
 
 
+def _primes_prompt(row: Row) -> str:
+    """Returns the interval in which primes are counted."""
+    return f"{row.metadata['start']}..{row.metadata['end']}"
+
+
 def _primes_work(row: Row, checks: bool) -> list[str]:
-    """The primes, counted; with checks every odd number, and the least divisor of the others."""
-    count = {prime: place for place, prime in enumerate(row.metadata["primes"], 1)}
+    """Writes each prime with its count.
+
+    With checks the odd numbers between have a step too, with their least divisor (1 for 1).
+    """
+    counts = {prime: count for count, prime in enumerate(row.metadata["primes"], 1)}
     if not checks:
-        return [f"{prime},{place}" for prime, place in count.items()]
-    least = lambda n: next((d for d in range(3, n + 1, 2) if n % d == 0), 1)
-    numbers = range(row.metadata["start"], row.metadata["end"] + 1)
-    return [
-        f"{n},{count[n]}" if n in count else f"{n}/{least(n)}"
-        for n in numbers
-        if n in count or n % 2
-    ]
+        return [f"{prime},{count}" for prime, count in counts.items()]
+    steps = []
+    for number in range(row.metadata["start"], row.metadata["end"] + 1):
+        if number in counts:
+            steps.append(f"{number},{counts[number]}")
+        elif number % 2:
+            steps.append(f"{number}/{_least_odd_divisor(number)}")
+    return steps
+
+
+def _least_odd_divisor(number: int) -> int:
+    """Returns the least odd divisor from 3 on, or 1 if there is none."""
+    for divisor in range(3, number + 1, 2):
+        if number % divisor == 0:
+            return divisor
+    return 1
+
+
+def _letters_prompt(row: Row) -> str:
+    """Returns the letter to count and the words."""
+    words = " ".join(row.metadata["span"])
+    return f"{row.metadata['target_letter']}:{words}"
 
 
 def _letters_work(row: Row, checks: bool) -> list[str]:
-    """The count after each word, with checks beside the word."""
-    letter, count, steps = row.metadata["target_letter"], 0, []
+    """Writes the count after each word; with checks each word is a step, with its count."""
+    letter = row.metadata["target_letter"]
+    count = 0
+    counts = []
+    steps = []
     for word in row.metadata["span"]:
         count += word.lower().count(letter)
-        steps.append(f"{word},{count}" if checks else str(count))
-    return steps if checks else [",".join(steps)]
+        counts.append(str(count))
+        steps.append(f"{word},{count}")
+    return steps if checks else [",".join(counts)]
 
 
-def _sorting_answer(metadata: Mapping[str, Any]) -> str:
-    return f"[{','.join(metadata['sorted_numbers'])}]"
-
-
-def _sorting_work(row: Row, checks: bool) -> list[str]:
-    """Insertions one by one, with checks the finished order as comparisons too."""
-    falling = row.metadata["direction"] == "descending"
-    sign, steps = ">" if falling else "<", []
-    placed: list[str] = []
-    for number in row.metadata["original_numbers"]:
-        placed = sorted([*placed, number], key=float, reverse=falling)
-        steps.append(",".join(placed))
-    return [*steps, sign.join(placed)] if checks else steps
+def _sorting_sign(row: Row) -> str:
+    """Returns the comparison sign between neighbours of the sorted list."""
+    return ">" if row.metadata["direction"] == "descending" else "<"
 
 
 def _sorting_prompt(row: Row) -> str:
-    sign = ">" if row.metadata["direction"] == "descending" else "<"
-    return f"{sign}{','.join(row.metadata['original_numbers'])}"
+    """Returns the comparison sign and the numbers to sort."""
+    numbers = ",".join(row.metadata["original_numbers"])
+    return f"{_sorting_sign(row)}{numbers}"
+
+
+def _sorting_work(row: Row, checks: bool) -> list[str]:
+    """Inserts the numbers one by one; with checks the last step compares neighbours."""
+    sign = _sorting_sign(row)
+    sorted_numbers: list[str] = []
+    steps = []
+    for number in row.metadata["original_numbers"]:
+        sorted_numbers = sorted([*sorted_numbers, number], key=float, reverse=sign == ">")
+        steps.append(",".join(sorted_numbers))
+    if checks:
+        steps.append(sign.join(sorted_numbers))
+    return steps
+
+
+def _sorting_answer(metadata: Mapping[str, Any]) -> str:
+    """Returns the sorted list without blanks and quotes."""
+    return f"[{','.join(metadata['sorted_numbers'])}]"
 
 
 SHORT = {
-    "path_star": Form(_path_prompt, _path_work),
-    "count_bits": Form(lambda row: str(row.metadata["number"]), _bits_work),
-    "circuit_logic": Form(_circuit_prompt, _circuit_work),
-    "gcd": Form(lambda row: ",".join(map(str, row.metadata["numbers"])), _gcd_work),
-    "chain_sum": Form(lambda row: row.metadata["expression"].replace(" ", ""), _sum_work),
-    "count_primes": Form(
-        lambda row: f"{row.metadata['start']}..{row.metadata['end']}", _primes_work
-    ),
-    "letter_counting": Form(
-        lambda row: f"{row.metadata['target_letter']}:{' '.join(row.metadata['span'])}",
-        _letters_work,
-    ),
-    "number_sorting": Form(_sorting_prompt, _sorting_work, _sorting_answer),
+    "path_star": ShortForm(_path_prompt, _path_work),
+    "count_bits": ShortForm(_bits_prompt, _bits_work),
+    "circuit_logic": ShortForm(_circuit_prompt, _circuit_work),
+    "gcd": ShortForm(_gcd_prompt, _gcd_work),
+    "chain_sum": ShortForm(_sum_prompt, _sum_work),
+    "count_primes": ShortForm(_primes_prompt, _primes_work),
+    "letter_counting": ShortForm(_letters_prompt, _letters_work),
+    "number_sorting": ShortForm(_sorting_prompt, _sorting_work, _sorting_answer),
 }

@@ -1,6 +1,7 @@
-"""Single-turn tasks of the package verifiers: `verifiers:TASKSET`, an installed one by its id.
+"""The source `verifiers:TASKSET`: single-turn tasks of the package verifiers, by a task set's id.
 
-Tasks whose rewards need a runtime, tools or several turns are refused: nothing here runs them.
+`bacr_jax.questions.loaders` calls `source`. A task set is refused if its rewards need a runtime,
+tools or several turns, because the grader provides none of these.
 """
 
 import inspect
@@ -13,14 +14,17 @@ from typing import Any
 from bacr_tasks.gym import is_test
 
 SCORER = str(Path(__file__).with_name("verifiers_v1_score.py"))
-# The scorers are packages', which nobody here has read.
+# The scorers belong to other packages and were not read.
+THIRD_PARTY = True
 CHECKED = False
-# Tasks of a set that may be endless.
+# Tasks that are read, because a task set may be endless.
 MOST = 20_000
+# Characters of an error that are shown.
+_SHOWN_CHARACTERS = 200
 
 
 def tasks(taskset: str) -> Iterator[Any]:
-    """Tasks in the order of their set; whatever verifiers raises."""
+    """Loads the tasks of an installed task set, in its order; verifiers may raise any error."""
     from verifiers.v1.configs.taskset import TasksetConfig
     from verifiers.v1.utils.loaders import load_taskset
 
@@ -28,10 +32,11 @@ def tasks(taskset: str) -> Iterator[Any]:
 
 
 def source(taskset: str) -> SimpleNamespace:
-    """The source that `verifiers:` and this name; a quarter of its tasks, by a hash, are for tests.
+    """Makes the source of a task set; a hash puts a quarter of the tasks into the test split.
 
     Raises:
-      ValueError: the package is missing. `questions`: no such set, or tasks that can't be scored.
+      ValueError: verifiers is not installed. `questions` of the result raises ValueError if the
+        task set does not exist or a task can't be scored.
     """
     where = f"verifiers:{taskset}"
     try:
@@ -40,33 +45,48 @@ def source(taskset: str) -> SimpleNamespace:
         raise ValueError(f"{where}: needs verifiers; write pip install verifiers==0.4.0") from None
 
     def questions(split: str) -> list[dict[str, Any]]:
-        rows = []
         try:
-            for place, task in enumerate(tasks(taskset)):
-                text = "\n\n".join(filter(None, (task.data.system_prompt, task.data.prompt_text)))
-                reason = _needs(task)
-                if reason:
-                    raise ValueError(f"its task {place} needs {reason}")
-                if is_test(text) == (split == "test"):
-                    metadata = {"taskset": taskset, "place": place}
-                    rows.append({"question": text, "answer": None, "metadata": metadata})
-        # A taskset is somebody's code, which fails as it likes.
+            return _rows(taskset, split)
+        # A task set is another package's code, which can raise any error.
         except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            raise ValueError(f"{where}: {said}; write another set") from None
-        return rows
+            reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            raise ValueError(f"{where}: {reason}; write another set") from None
 
     return SimpleNamespace(questions=questions, SCORE=SCORER)
 
 
-def _needs(task: Any) -> str:
-    """Returns what a task needs that this package lacks, or "" if it needs nothing."""
+def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
+    """Returns the tasks of a split as rows; their metadata contains the task's index.
+
+    Raises:
+      ValueError: a task of any split can't be scored here.
+    """
+    rows = []
+    for index, task in enumerate(tasks(taskset)):
+        missing = _missing(task)
+        if missing:
+            raise ValueError(f"its task {index} needs {missing}")
+        parts = (task.data.system_prompt, task.data.prompt_text)
+        text = "\n\n".join(part for part in parts if part)
+        if is_test(text) == (split == "test"):
+            metadata = {"taskset": taskset, "place": index}
+            rows.append({"question": text, "answer": None, "metadata": metadata})
+    return rows
+
+
+def _missing(task: Any) -> str:
+    """Returns what a task needs that the grader does not have, or "" if it can be scored."""
     if task.NEEDS_CONTAINER or task.data.image:
         return "a container"
     if type(task).toolsets(task.config):
         return "tools"
-    if not task.hooks("reward") or task.plugged_judges():
-        return "a reward of its own" if not task.plugged_judges() else "a judge"
-    wants = [inspect.signature(reward).parameters.get("runtime") for reward in task.hooks("reward")]
-    needed = any(one is not None and one.default is inspect.Parameter.empty for one in wants)
-    return "a runtime" if needed else ""
+    if task.plugged_judges():
+        return "a judge"
+    rewards = task.hooks("reward")
+    if not rewards:
+        return "a reward of its own"
+    for reward in rewards:
+        runtime = inspect.signature(reward).parameters.get("runtime")
+        if runtime is not None and runtime.default is inspect.Parameter.empty:
+            return "a runtime"
+    return ""

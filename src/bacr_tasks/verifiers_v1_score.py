@@ -1,4 +1,7 @@
-"""Has a task of verifiers score an answer, without a runtime; run in a worker."""
+"""The script that scores answers to tasks of verifiers without a runtime, in a worker process.
+
+`verifiers_v1` names it as SCORE. The grader calls `prepare`, then `score`.
+"""
 
 import asyncio
 import functools
@@ -14,25 +17,29 @@ from bacr_tasks.verifiers_v1 import tasks
 
 @functools.cache
 def _tasks(taskset: str) -> list[Any]:
+    """Returns all tasks of a task set, loaded once."""
     return list(tasks(taskset))
 
 
 def prepare(row: Any) -> None:
-    """Loads the tasks of a row's set."""
+    """Loads the tasks of a row's task set."""
     _tasks(row.metadata["taskset"])
 
 
 def score(answer: str, row: Any) -> float:
-    """The task's reward of a conversation of two messages."""
+    """Returns the task's reward of a conversation: the question, then the answer."""
     task = _tasks(row.metadata["taskset"])[row.metadata["place"]]
+    question = MessageNode(message=vf.UserMessage(content=row.question))
+    response = MessageNode(
+        parent=0,
+        sampled=True,
+        message=vf.AssistantMessage(content=answer),
+    )
     trace = Trace(
         task=TraceTask(type=type(task).__name__, data=task.data),
         state=state_cls(type(task))(),
         agent=vf.AgentInfo(config=vf.AgentConfig()),
-        nodes=[
-            MessageNode(message=vf.UserMessage(content=row.question)),
-            MessageNode(parent=0, sampled=True, message=vf.AssistantMessage(content=answer)),
-        ],
+        nodes=[question, response],
     )
     asyncio.run(task.score(trace))
     return trace.reward

@@ -4,7 +4,7 @@ import pytest
 
 import faulty_doctor
 from bacr_doctor import children
-from bacr_doctor.children import Check, examine
+from bacr_doctor.children import Check, run_checks
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
 
@@ -19,7 +19,7 @@ def found(monkeypatch):
 
     def examined(*names, **how):
         checks = [Check(n, getattr(faulty_doctor, n), keys=KEYS, advice="x") for n in names]
-        return list(examine(checks, Subject(Config()), **how))
+        return list(run_checks(checks, Subject(Config()), **how))
 
     return examined
 
@@ -68,5 +68,5 @@ def test_a_check_that_does_not_end_on_a_busy_machine_is_not_finished(found, monk
 
 
 def test_whatever_a_check_raises_is_a_record():
-    record = Check("none", lambda subject: subject.nothing).do(None)
+    record = Check("none", lambda subject: subject.nothing).run(None)
     assert record.status == "broken" and "AttributeError" in record.measured

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from bacr_doctor import draws
 from bacr_doctor.__main__ import read_subject
-from bacr_doctor.draws import FALSE_ALARM, Drawn, faults, probabilities_of
+from bacr_doctor.draws import FALSE_ALARM, SampledTokens, find_faults, probabilities_of
 from bacr_jax.rollout import branches, sampling, trunks
 
 SUBJECT = read_subject([])[0]
@@ -24,7 +25,7 @@ def by_numpy(probabilities=PROBABILITIES, seed=0):
     generator = np.random.default_rng(seed)
     thinking = generator.choice(VOCABULARY, (64, 64), p=probabilities)
     answers = generator.choice(VOCABULARY, (128, 32), p=probabilities)
-    return Drawn("training", PROBABILITIES, thinking, answers)
+    return SampledTokens("training", PROBABILITIES, thinking, answers)
 
 
 def test_probabilities_are_those_of_a_softmax_cut_to_its_nucleus():
@@ -56,7 +57,7 @@ def test_the_known_distribution_reaches_both_ends_of_the_vocabulary_and_forbids_
 
 def test_independent_draws_pass_a_hundred_times():
     assert FALSE_ALARM <= 1e-6
-    assert [faults(by_numpy(seed=seed)) for seed in range(100)] == [[]] * 100
+    assert [find_faults(by_numpy(seed=seed)) for seed in range(100)] == [[]] * 100
 
 
 def test_p_values_of_independent_draws_are_uniform():
@@ -116,20 +117,79 @@ def never_agree(tokens):
     ],
 )
 def test_wrong_tokens_are_found_and_their_path_is_named(path, change, words):
-    found = faults(changed(path, change))
+    found = find_faults(changed(path, change))
     assert any(fault.startswith(f"training, {path}: ") and words in fault for fault in found), found
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.8, 1.0), (1.25, 1.0), (1.0, 0.95)])
 def test_another_temperature_or_nucleus_is_found(temperature, top_p):
     other = probabilities_of(LOGITS, ALLOWED, temperature, top_p)
-    assert "not from their distribution" in faults(by_numpy(other))[0]
+    assert "not from their distribution" in find_faults(by_numpy(other))[0]
+
+
+# Training as in quickstart, and an evaluation by the defaults.
+SETTINGS = [(1.0, 1.0), (0.6, 0.95)]
+
+
+def sampled_at(error, seed, temperature, top_p):
+    """Draws of a sampler whose temperature is `error` times the right one."""
+    right = probabilities_of(LOGITS, ALLOWED, temperature, top_p)
+    drawn = by_numpy(probabilities_of(LOGITS, ALLOWED, error * temperature, top_p), seed)
+    return dataclasses.replace(drawn, probabilities=right)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), SETTINGS)
+@pytest.mark.parametrize("error", [0.9, 1.1])
+def test_an_error_of_temperature_of_ten_percent_is_found(error, temperature, top_p):
+    for seed in range(20):
+        assert find_faults(sampled_at(error, seed, temperature, top_p))
+
+
+def test_a_small_error_of_temperature_is_named_with_its_size():
+    (fault,) = find_faults(sampled_at(1.08, 0, 1.0, 1.0))
+    assert fault.startswith("training: the tokens fit 1.0") and "temperature" in fault
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), SETTINGS)
+def test_the_estimated_temperature_and_its_p_value_are_right(temperature, top_p):
+    ratios, p_values = [], []
+    for seed in range(200):
+        drawn = sampled_at(1.0, seed, temperature, top_p)
+        ratio, p_value = draws.temperature_ratio(draws.all_tokens(drawn), drawn.probabilities)
+        ratios.append(ratio)
+        p_values.append(p_value)
+    assert np.mean(ratios) == pytest.approx(1.0, abs=0.003)
+    assert 0.4 < np.mean(p_values) < 0.6
+    assert 0.05 < np.mean(np.array(p_values) < 0.1) < 0.17
+
+
+def test_the_size_of_an_error_of_temperature_is_estimated():
+    hot = [sampled_at(1.1, seed, 1.0, 1.0) for seed in range(20)]
+    ratios = [draws.temperature_ratio(draws.all_tokens(x), x.probabilities)[0] for x in hot]
+    assert np.mean(ratios) == pytest.approx(1.1, abs=0.005)
+
+
+def test_the_temperature_of_a_coin_is_worked_out_by_hand():
+    """p = 4/5 and 1/5, drawn as 2/3 and 1/3: odds of 2 are those of 4 to the power of 1/2."""
+    tokens = np.array([0] * 200 + [1] * 100)
+    ratio, p_value = draws.temperature_ratio(tokens, np.array([0.8, 0.2]))
+    assert ratio == pytest.approx(2.0)
+    # G = 2 (200 ln((2/3) / (4/5)) + 100 ln((1/3) / (1/5))).
+    statistic = 2 * (200 * np.log(5 / 6) + 100 * np.log(5 / 3))
+    assert p_value == pytest.approx(stats.chi2.sf(statistic, 1))
+
+
+def test_without_a_temperature_to_see_none_is_wrong():
+    assert draws.temperature_ratio(np.array([0, 1]), np.array([0.5, 0.5])) == (1.0, 1.0)
+    assert draws.temperature_ratio(np.array([2]), np.array([0.7, 0.3, 0.0])) == (1.0, 1.0)
+    # Only the most likely token: any lower temperature fits.
+    assert draws.temperature_ratio(np.array([0] * 300), np.array([0.8, 0.2]))[0] == 0.1
 
 
 def test_answers_that_repeat_their_thinking_are_found():
     drawn = by_numpy()
     drawn.answers[7] = drawn.thinking[9, :32]
-    (fault,) = faults(drawn)
+    (fault,) = find_faults(drawn)
     assert fault.startswith("training: thinking and answers: rows 9 and 71 share 32 of 32")
 
 
@@ -169,6 +229,14 @@ def temperature_ignored(monkeypatch):
     def change(right, shares, logits, allowed, params, part):
         one = jnp.where(params.temperature > 0, 1.0, 0.0)
         return right(shares, logits, allowed, dataclasses.replace(params, temperature=one), part)
+
+    patch_sample(monkeypatch, change)
+
+
+def temperature_six_percent_high(monkeypatch):
+    def change(right, shares, logits, allowed, params, part):
+        hot = dataclasses.replace(params, temperature=1.06 * params.temperature)
+        return right(shares, logits, allowed, hot, part)
 
     patch_sample(monkeypatch, change)
 
@@ -276,6 +344,7 @@ def test_a_sound_sampler_passes_at_the_settings_of_several_runs(fresh_programs):
     [
         (next_id, "training, thinking: 4,096 tokens are not from their distribution"),
         (temperature_ignored, "evaluation, thinking: 4,096 tokens are not from"),
+        (temperature_six_percent_high, "training: the tokens fit 1."),
         (nucleus_ignored, "evaluation, thinking: 4,096 tokens are not from"),
         (greedy_ignored, "greedy evaluation: not the most likely token"),
         (one_key_for_all_steps, "training, thinking: steps 0 and 1 share 64 of 64 tokens"),

@@ -83,7 +83,7 @@ def folder(tmp_path):
 
 
 def of_folder(folder, **keys):
-    return Subject(Config(), named=True).under({"model.path": str(folder), **keys})
+    return Subject(Config(), named=True).with_keys({"model.path": str(folder), **keys})
 
 
 def test_a_flipped_byte_of_the_weights_is_found(folder):
@@ -106,7 +106,10 @@ def test_a_template_with_markup_of_another_model_is_broken(folder):
     tokenizer.chat_template = "<|start_header_id|>" + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     record = machine.template(subject)
-    assert record.status == "broken" and "<|start_header_id|>, no token of this" in record.measured
+    assert (
+        record.status == "broken"
+        and "writes <|start_header_id|>, which is not a token" in record.measured
+    )
 
 
 def test_without_a_folder_there_is_nothing_to_look_at():

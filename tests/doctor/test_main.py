@@ -13,8 +13,8 @@ from bacr_doctor.records import Record
 def told(monkeypatch, tmp_path, capsys):
     def run(*words, statuses=("ok",)):
         records = [Record(s, "seen", keys={"seed": 1}, name=s) for s in statuses]
-        monkeypatch.setattr(command, "examine", lambda *_: iter(records))
-        code = command.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
+        monkeypatch.setattr(command, "run_checks", lambda *_: iter(records))
+        code = doctor.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
         return code, *capsys.readouterr()
 
     return run
@@ -40,7 +40,10 @@ def test_only_what_is_broken_is_a_failure(told, tmp_path, statuses, code):
         (["--seconds", "0"], "--seconds: found '0'"),
         (["--write-overlay", "/nowhere/x.yaml"], "no file can be written there"),
         (["--write-overlay", "/proc/x.yaml"], "no file can be written there"),
-        (["--out", "x", "--write-overlay", "./x"], "--write-overlay x: is that of --out too"),
+        (
+            ["--out", "x", "--write-overlay", "./x"],
+            "--write-overlay x: is the file of --out; write another",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(told, words, line):

@@ -5,10 +5,10 @@ import optax
 import pytest
 
 import faulty_doctor
-from bacr_doctor import paths, reference
+from bacr_doctor import paths, reference, trial
 from bacr_doctor.__main__ import read_subject
 from bacr_doctor.checks import CHECKS
-from bacr_doctor.children import examine
+from bacr_doctor.children import run_checks
 from bacr_doctor.records import Subject
 from bacr_jax.config import Config
 
@@ -25,8 +25,8 @@ FAULTS = {
 
 
 def test_the_reference_is_a_distribution_that_its_budget_moves():
-    tried = paths.trial(SUBJECT, "float32")
-    params, model = reference.doubled(tried.params), tried.policy.learner.model
+    tried = trial.make_trial(SUBJECT, "float32")
+    params, model = reference.to_float64(tried.params), tried.policy.learner.model
     ids = range(model.vocab_size)
 
     def said(budget):
@@ -38,23 +38,23 @@ def test_the_reference_is_a_distribution_that_its_budget_moves():
 
 
 def test_the_last_tokens_are_scored_as_all_are():
-    tried = paths.trial(SUBJECT, "float32")
-    params, model = reference.doubled(tried.params), tried.policy.learner.model
+    tried = trial.make_trial(SUBJECT, "float32")
+    params, model = reference.to_float64(tried.params), tried.policy.learner.model
     tokens = np.array([5, 1, 7, 2, 9])
     whole = reference.logprobs(params, tokens, 3, 4, model)
     np.testing.assert_allclose(reference.logprobs(params, tokens, 3, 2, model), whole[-2:])
 
 
 def test_adapters_are_added_to_their_matrices():
-    params = paths.trial(SUBJECT, "float32", **{"adapter.rank": 4}).params
-    merged = reference.doubled(params)["layers"]["q_kernel"] - params["layers"]["q_kernel"]
+    params = trial.make_trial(SUBJECT, "float32", **{"adapter.rank": 4}).params
+    merged = reference.to_float64(params)["layers"]["q_kernel"] - params["layers"]["q_kernel"]
     low = params["adapter"]["q_a"].astype(float) @ params["adapter"]["q_b"]
     np.testing.assert_allclose(merged, low * params["adapter_scale"], rtol=1e-6)
 
 
 def test_a_long_row_is_the_longest_of_the_run_or_what_a_cpu_can_do():
     def tokens(**keys):
-        tried = paths.long_trial(Subject(Config(), named=bool(keys)).under(keys))
+        tried = trial.make_long_trial(Subject(Config(), named=bool(keys)).with_keys(keys))
         return tried.config.data.max_prompt_tokens
 
     own = {"data.max_prompt_tokens": 300, "budget.max": 500, "eval.budgets": (600,)}
@@ -69,12 +69,12 @@ def test_a_sound_machine_agrees_with_float64_and_a_wrong_step_of_adam_is_found(m
     record = paths.update(SUBJECT, "float32")
     assert record.status == "ok", record
     # An optimizer that moves twice as far, by gradients and moments that are right.
-    right = paths.policy_optimizer
+    right = trial.policy_optimizer
     twice = lambda *given: optax.chain(right(*given), optax.scale(2.0))
-    monkeypatch.setattr(paths, "policy_optimizer", twice)
-    paths.trial.cache_clear()
+    monkeypatch.setattr(trial, "policy_optimizer", twice)
+    trial.make_trial.cache_clear()
     assert "another step than Adam's" in paths.update(SUBJECT, "float32").measured
-    paths.trial.cache_clear()
+    trial.make_trial.cache_clear()
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_six_faults_are_found_by_the_checks_that_are_theirs():
         for check in CHECKS
         if check.name in wanted
     ]
-    found = {one.name: one for one in examine(checks, SUBJECT, 6000.0)}
+    found = {one.name: one for one in run_checks(checks, SUBJECT, 6000.0)}
     assert {name for name in found if found[name].status != "ok"} == FAULTS.keys()
     assert found["rates"].status == "warn"
     for name, said in FAULTS.items():

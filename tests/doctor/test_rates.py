@@ -9,8 +9,8 @@ PER_S = dict.fromkeys(("decoded_per_s", "learned_per_s", "flops_per_s", "bytes_p
 def judged(monkeypatch, matmul, bandwidth, device="h100"):
     words = [] if device is None else ["--device", device]
     shares = {"matmul": matmul, "bandwidth": bandwidth}
-    monkeypatch.setattr(rates, "measured", lambda subject: {**PER_S, **shares})
-    monkeypatch.setattr(rates, "bare", lambda dtype: (1e12, 1e10))
+    monkeypatch.setattr(rates, "measure_throughput", lambda subject: {**PER_S, **shares})
+    monkeypatch.setattr(rates, "measure_peak", lambda dtype: (1e12, 1e10))
     return rates.rates(read_subject(words)[0])
 
 
@@ -30,7 +30,9 @@ def test_without_a_data_sheet_nothing_is_called_slow(monkeypatch):
 
 
 def test_plan_takes_the_measured_shares(monkeypatch):
-    monkeypatch.setattr(rates, "measured", lambda _: {**PER_S, "matmul": 0.25, "bandwidth": 0.35})
+    monkeypatch.setattr(
+        rates, "measure_throughput", lambda _: {**PER_S, "matmul": 0.25, "bandwidth": 0.35}
+    )
     subject = read_subject(["--config", "quickstart", "--device", "h100"])[0]
     found = rates.plan(subject).values
     # Half of both shares: twice the seconds.
@@ -39,9 +41,9 @@ def test_plan_takes_the_measured_shares(monkeypatch):
 
 def test_slow_additions_are_warned_of_with_the_version_that_is_fast():
     """The numbers of xla issue 46225, on a card that reads 21 MB in 28 us."""
-    fast = rates.added({"one_row": 1e-3, "all_rows": 2e-4}, times=1e-3 / 28e-6)
+    fast = rates.additions_record({"one_row": 1e-3, "all_rows": 2e-4}, reads=1e-3 / 28e-6)
     assert fast.status == "ok" and "into one row in 1 ms, into 399 rows in 0.2 ms" in fast.measured
-    slow = rates.added({"one_row": 0.5, "all_rows": 2e-3}, times=0.5 / 28e-6)
+    slow = rates.additions_record({"one_row": 0.5, "all_rows": 2e-3}, reads=0.5 / 28e-6)
     assert slow.status == "warn" and "17,857 times one read of the memory" in slow.measured
     assert "install jax 0.11.2 or newer, on Python 3.12" in slow.advice
 

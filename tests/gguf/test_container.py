@@ -8,7 +8,7 @@ import pytest
 
 import gguf_world
 from bacr_gguf import container
-from bacr_gguf.container import Unusable
+from bacr_gguf.container import GgufError
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ HUGE = [2**31, 2**61, 2**64 - 1]
 @pytest.mark.parametrize("count", HUGE)
 def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
     for at in (8, 16):
-        with pytest.raises(Unusable, match="claims version 3, "):
+        with pytest.raises(GgufError, match="claims version 3, "):
             container.read(patched(whole, tmp_path, at, U64(count)))
     # Of the tokens, of the types, of the bytes of a text, of a tensor's axis and of its place.
     places = [
@@ -61,7 +61,7 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
         after(whole, "token_embd.weight") + 24,
     ]
     for at in places:
-        with pytest.raises(Unusable, match="header does not end|need .* bytes, and it has"):
+        with pytest.raises(GgufError, match="header does not end|need .* bytes, and it has"):
             container.read(patched(whole, tmp_path, at, U64(count)))
 
 
@@ -84,7 +84,7 @@ def test_counts_beyond_the_file_are_refused(whole, tmp_path, count):
     ],
 )
 def test_what_is_no_such_file_is_refused(whole, tmp_path, at, value, words):
-    with pytest.raises((Unusable, UnicodeDecodeError), match=words):
+    with pytest.raises((GgufError, UnicodeDecodeError), match=words):
         container.read(patched(whole, tmp_path, at(whole), value))
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_was_cut_is_refused(whole, tmp_path, share):
     content = whole.read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(Unusable, match="header does not end|need .* bytes, and it has"):
+    with pytest.raises(GgufError, match="header does not end|need .* bytes, and it has"):
         container.read(path)
 
 
@@ -102,8 +102,12 @@ def test_the_alignment_is_the_files_own(whole, tmp_path):
     assert {tensor.start % 256 for tensor in container.read(path).tensors.values()} == {0}
     for wrong in (0, 2, 48, 2**31):
         at = after(whole, "general.alignment") + 4
-        with pytest.raises(Unusable, match="not a small power of two"):
+        with pytest.raises(GgufError, match="not a small power of two"):
             container.read(patched(whole, tmp_path, at, U64(wrong)[:4]))
+    # A float32 of 32.0, whose positions would be no whole numbers.
+    with pytest.raises(GgufError, match="alignment is 32.0, not a small power of two"):
+        at = after(whole, "general.alignment")
+        container.read(patched(whole, tmp_path, at, struct.pack("<If", 6, 32.0)))
 
 
 def test_a_header_that_never_ends_is_not_read_whole(tmp_path):
@@ -112,7 +116,7 @@ def test_a_header_that_never_ends_is_not_read_whole(tmp_path):
     with path.open("wb") as file:
         file.write(struct.pack("<4sIQQQ4sIIQ", b"GGUF", 3, 0, 1, 4, b"long", 9, 0, size))
         file.truncate(2 * size)
-    with pytest.raises(Unusable, match=f"does not end within {container.LARGEST_HEADER:,} bytes"):
+    with pytest.raises(GgufError, match=f"does not end within {container.LARGEST_HEADER:,} bytes"):
         container.read(path)
 
 
@@ -126,7 +130,7 @@ def test_a_message_is_a_line_whatever_the_file_holds(tmp_path, name, rank):
         file.write(struct.pack(f"<4sIQQQ{len(text)}sI", b"GGUF", 3, 1, 0, len(text), text, rank))
         file.write(b"\x20\0\0\0\0\0\0\0" * min(rank, 10))
         file.truncate(8 * rank + len(text) + 100)
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(GgufError) as caught:
         container.read(path)
     assert len(str(caught.value)) < 250 and str(caught.value).isprintable()
 

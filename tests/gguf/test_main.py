@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import gguf_world
-from bacr_gguf.__main__ import packaged
+from bacr_gguf.__main__ import package_file
 from bacr_jax.__main__ import main
 
 FILES = {"README.md", "chat_template.jinja", "config.json", "generation_config.json"}
@@ -43,7 +43,7 @@ def test_a_package_can_hold_the_file(tmp_path, monkeypatch):
     (info / "RECORD").write_text("held/m.gguf,,\nheld/n.txt,,\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
-    assert packaged("held") == tmp_path / "held/m.gguf"
+    assert package_file("held") == tmp_path / "held/m.gguf"
 
 
 @pytest.mark.parametrize("name", ["not-installed-here", "numpy"])

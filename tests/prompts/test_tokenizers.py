@@ -1,4 +1,5 @@
 import json
+import re
 import unicodedata
 
 import pytest
@@ -22,6 +23,24 @@ def test_a_tokenizer_with_an_id_that_is_a_slip_is_refused(tmp_path):
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(literal)).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^model.tokenizer: no .*an id is not below 16777216"):
         load_tokenizer(tmp_path, where="model.tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a", "b"), ("<|im_end|>", "b")],
+    ids=["two pieces", "a special token and a piece"],
+)
+def test_two_tokens_with_the_same_id_are_refused(tmp_path, first, second):
+    hf_world.chat_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    pieces = raw["model"]["vocab"]
+    pieces[first] = pieces[second]
+    path.write_text(json.dumps(raw))
+    message = rf"^model.path: no .*tokens '{re.escape(first)}' and '{second}' have the same id 65"
+    with pytest.raises(UserError, match=message) as caught:
+        load_tokenizer(tmp_path, where="model.path")
+    assert len(caught.value.lines) == 1
 
 
 @pytest.fixture(scope="module")

@@ -84,12 +84,12 @@ def slow_device():
     from bacr_doctor import rates
     from bacr_plan.devices import find
 
-    rates.sheet = lambda subject: find("h100")
+    rates.data_sheet = lambda subject: find("h100")
 
 
 def with_faults(check, *faults):
     """The same check on a machine with faults."""
-    return dataclasses.replace(check, does=functools.partial(_under, check.does, faults))
+    return dataclasses.replace(check, function=functools.partial(_under, check.function, faults))
 
 
 @functools.cache
@@ -105,4 +105,4 @@ def _under(does, faults, subject, *arguments):
 
 def crashing(check):
     """The same check, which ends its process."""
-    return dataclasses.replace(check, does=dies)
+    return dataclasses.replace(check, function=dies)

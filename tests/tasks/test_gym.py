@@ -38,7 +38,7 @@ RAISES = {"prime_factorization"}
             "chain_sum?min_terms=2024-99-99",
             "min_terms can't be '2024-99-99'; write a value of type",
         ),
-        ("chain_sum?size=5&size=7", "size stands twice; write it once"),
+        ("chain_sum?size=5&size=7", "size appears twice; write it once"),
         ("aiw", "data.prompt_format=characters has short prompts for path_star"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def load_tokenizer(
         _check_files(Path(folder))
         _try_in_limits(Path(folder))
         tokenizer = reader.from_pretrained(str(folder))
-        largest = max(tokenizer.get_vocab().values(), default=0)
+        vocab = tokenizer.get_vocab()
+        _check_different_ids(vocab)
+        largest = max(vocab.values(), default=0)
         if largest >= MOST_IDS:
             raise ValueError(f"an id is not below {MOST_IDS}")
     # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
@@ -66,6 +68,22 @@ def load_tokenizer(
         ) from None
     tokenizer.turn_ends = _turn_ends(Path(model or folder), largest)
     return tokenizer
+
+
+def _check_different_ids(vocab: Mapping[str, int]) -> None:
+    """Checks that no two tokens of a vocabulary have the same id.
+
+    With equal ids a text would be encoded as another text, without any error.
+
+    Raises:
+      ValueError: two tokens have the same id.
+    """
+    tokens: dict[int, str] = {}
+    for token, id in vocab.items():
+        if id in tokens:
+            first, second = sorted((tokens[id], token))
+            raise ValueError(f"tokens {shown(first)} and {shown(second)} have the same id {id}")
+        tokens[id] = token
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -1,0 +1,300 @@
+"""Tiny runs of the library, with the settings of the run to check and random advantages.
+
+`paths`, `draws` and `rates` run the library's programs on them (`make_trial`, `make_long_trial`).
+This module compares nothing.
+"""
+
+import contextlib
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float
+
+from bacr_doctor import reference
+from bacr_doctor.records import Subject
+from bacr_jax.config import Config, derived
+from bacr_jax.learner.batch import Batch, make_batch
+from bacr_jax.learner.objective import Minibatch
+from bacr_jax.learner.optimizer import policy_optimizer
+from bacr_jax.learner.train_step import TrainState, init_state, train_step
+from bacr_jax.methods import load_method
+from bacr_jax.model import adapters
+from bacr_jax.parallel import place, row_sharding
+from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
+from bacr_jax.prompts.stop_strings import no_stop_string
+from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.runs.setup import Policy, make_policy, mesh_shape, model_shape
+from bacr_jax.types import Params, Prompts
+from bacr_plan.workload import planned_shape
+
+_VOCABULARY = 32
+# Everything is tiny, except that heads are as wide as in released models, because kernels are made
+# for these widths. The model takes the budget by its embedding. The method does not matter, because
+# advantages are random.
+_TINY = {
+    "method": "bacr",
+    "advantage.baseline": "constant",
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.num_kv_heads": 2,
+    "model.head_dim": 64,
+    "data.max_prompt_tokens": 5,
+    "rollout.questions": 4,
+    "rollout.group_size": 2,
+    "rollout.slots": 4,
+    "rollout.windows": 2,
+    "rollout.refill": 1.0,
+    "rollout.answer_tokens": 3,
+    "budget.max": 72,
+    "loss.entropy_coef": 0.0,
+    "loss.aggregate": "token_mean",
+    "optimizer.learning_rate": 0.01,
+    "optimizer.conditioning_learning_rate": 0.02,
+}
+# Tokens of a long row after its prompt.
+_AFTER_PROMPT = 80
+# Tokens of a long row without a named config, and the most on a CPU.
+_LONGEST = 4096
+# Most attention scores of a long row on a CPU, all heads together.
+_MOST_SCORES = 2**26
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A tiny run: its config, and one rollout and one update with random advantages.
+
+    Attributes:
+      devices: number of devices that share parameters and rows.
+    """
+
+    config: Config
+    devices: int = 1
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """Makes the settings of the compiled programs."""
+        layout = None
+        if self.devices > 1:
+            shape = model_shape(self.config, _VOCABULARY)
+            layout = mesh_shape(self.config, shape, self.devices)
+        method = load_method(self.config)
+        return make_policy(self.config, method, _VOCABULARY, layout)
+
+    @functools.cached_property
+    def params(self) -> Params:
+        """Makes random parameters as NumPy arrays."""
+        model = self.policy.learner.model
+        return reference.random_params(model, self.config.adapter.rank)
+
+    @functools.cached_property
+    def rules(self) -> DecodeRules:
+        """Makes decode rules that allow every token.
+
+        The last token of the vocabulary ends a turn, except in a long trial: its few rows must not
+        end early.
+        """
+        never = no_stop_string(_VOCABULARY)
+        is_long = len(self.rows.budgets) <= 2
+        return decode_rules(
+            allowed_tokens=np.ones(_VOCABULARY, bool),
+            eos_ids=[] if is_long else [_VOCABULARY - 1],
+            think_close=never,
+            answer_close=never,
+            forced_suffix=[2, 3],
+            natural_suffix=[3],
+        )
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """Makes the run's optimizer, without warm-up of its learning rate."""
+        return policy_optimizer(self.config.optimizer, 1)
+
+    def matmul_precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which float32 products are exact; GPUs use TF32 otherwise."""
+        exact = self.config.model.compute_dtype == "float32"
+        precision = "highest" if exact else "default"
+        return jax.default_matmul_precision(precision)
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """Makes budgets from the largest down to 0, most of them large, with two cuts each."""
+        rollout = self.config.rollout
+        count = rollout.questions * rollout.group_size
+        shares = np.sqrt(np.linspace(1, 0, count))
+        budgets = self.config.budget.max * shares
+        budgets = budgets.astype(np.int32)
+        cuts = np.stack([budgets // 2, budgets], axis=1)
+        return Rows(budgets, cuts)
+
+    def prompts(self) -> Prompts:
+        """Makes random prompts; the first has the largest length, the last one token."""
+        rng = np.random.default_rng(3)
+        width = self.config.data.max_prompt_tokens
+        count = len(self.rows.budgets)
+        lengths = np.linspace(width, 1, count).astype(np.int32)
+        tokens = rng.integers(4, _VOCABULARY - 1, (count, width))
+        is_padding = np.arange(width) >= lengths[:, None]
+        tokens[is_padding] = 0
+        return Prompts(
+            jnp.asarray(tokens, jnp.int32),
+            jnp.asarray(lengths),
+            jnp.zeros(count, jnp.int32),
+            jnp.asarray(lengths),
+        )
+
+    def rollout(self) -> Rollout:
+        """Samples the responses to the prompts."""
+        params = jax.tree.map(jnp.asarray, self.params)
+        with self.matmul_precision():
+            phi = self.policy.phi_of(params)
+            copy = self.policy.decode_params(params)
+            sampler = Sampler(
+                self.policy.rollout,
+                self.rules,
+                sampling_params(1.0),
+                phi,
+            )
+            key = jax.random.key(4)
+            return generate(copy, self.prompts(), self.rows, key, sampler)
+
+    @functools.cached_property
+    def batch(self) -> Batch:
+        """Makes a batch of one rollout, with advantages and returns from a normal distribution."""
+        rollout = self.rollout()
+        rng = np.random.default_rng(5)
+
+        def normal(shape: tuple[int, ...]) -> np.ndarray:
+            values = rng.normal(size=shape)
+            return values.astype(np.float32)
+
+        cuts = self.rows.cuts
+        return make_batch(
+            self.prompts(),
+            rollout.trunks,
+            rollout.branches,
+            cuts=cuts,
+            thinking_advantages=normal(rollout.trunks.logprobs.shape),
+            answer_advantages=normal(cuts.shape),
+            returns=normal(cuts.shape),
+        )
+
+    def expected(
+        self, params: Params, batch: Batch
+    ) -> tuple[Float[np.ndarray, "B T"], Float[np.ndarray, "B K A"]]:
+        """Returns the reference's log-probabilities of thinking and answer tokens.
+
+        Each branch is scored as one sequence; entries without a sampled token are 0.
+        """
+        score = functools.partial(
+            reference.logprobs,
+            params,
+            config=self.policy.learner.model,
+        )
+        thinking = np.zeros(batch.thinking_logprobs.shape)
+        answers = np.zeros(batch.answer_logprobs.shape)
+        for i, (trunk, start) in enumerate(zip(batch.trunk, batch.prompt_lengths)):
+            budget = int(batch.budgets[i])
+            sampled = int(batch.sampled[i])
+            if sampled:
+                sequence = trunk[: start + sampled]
+                thinking[i, :sampled] = score(sequence, budget, sampled)
+            for j in np.flatnonzero(batch.answered[i]):
+                answered = int(batch.answered[i, j])
+                branch_length = batch.forced[i, j] + answered
+                branch = batch.branches[i, j, :branch_length]
+                context = trunk[: batch.context[i, j]]
+                sequence = np.concatenate([context, branch])
+                answers[i, j, :answered] = score(sequence, budget, answered)
+        return thinking, answers
+
+    def start(self) -> TrainState:
+        """Makes the train state before the first step."""
+        # A step donates its arrays, so that they must be copies.
+        _, trained = adapters.split(self.params)
+        trained = jax.tree.map(jnp.array, trained)
+        state = init_state(trained, None, self.optimizer, self.optimizer)
+        return self.policy.place(state)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+        """Runs one update; returns the new state and the metrics."""
+        spec = self.policy.learner
+        frozen, _ = adapters.split(self.params)
+        if spec.mesh is not None:
+            batch = place(batch, row_sharding(spec.mesh))
+        with self.matmul_precision():
+            return train_step(
+                state,
+                Minibatch(batch),
+                self.rules.allowed_tokens,
+                frozen,
+                spec=spec,
+                policy_tx=self.optimizer,
+                head_tx=self.optimizer,
+            )
+
+
+@functools.cache
+def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> Trial:
+    """Makes a tiny run with the heads, kernels, remat and layer scan of the run to check.
+
+    Args:
+      dtype: compute type; float32 uses the default kernels, as the run's may not support it.
+      keys: further config keys, by dotted key.
+    """
+    config = subject.config
+    run_keys: dict[str, Any] = {
+        "model.remat": config.model.remat,
+        "model.scan_layers": config.model.scan_layers,
+    }
+    if dtype == "bfloat16":
+        run_keys["model.attention"] = config.model.attention
+        run_keys["rollout.attention"] = config.rollout.attention
+    if subject.named:
+        shape, _ = planned_shape(config)
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            run_keys[f"model.{name}"] = getattr(shape, name)
+    all_keys = {
+        **_TINY,
+        "model.compute_dtype": dtype,
+        **run_keys,
+        **keys,
+    }
+    tiny = Subject(Config()).with_keys(all_keys)
+    return Trial(tiny.config, devices)
+
+
+def run_dtype(subject: Subject) -> str:
+    """Returns the run's compute type; without a named config, bfloat16 on a GPU."""
+    if jax.default_backend() == "gpu" and not subject.named:
+        return "bfloat16"
+    return subject.config.model.compute_dtype
+
+
+def make_long_trial(subject: Subject) -> Trial:
+    """Makes a trial whose first row is as long as the run's longest row, within a CPU's limits."""
+    config = subject.config
+    dtype = run_dtype(subject)
+    longest = _LONGEST
+    if subject.named:
+        most_thinking = max(config.budget.max, derived.largest_evaluated(config))
+        most_thinking += config.budget.grace
+        longest = config.data.max_prompt_tokens + most_thinking + config.rollout.answer_tokens
+    if jax.default_backend() == "cpu":
+        heads = make_trial(subject, dtype).config.model.num_heads
+        # Scores of a row are heads x tokens^2.
+        most_tokens = math.isqrt(_MOST_SCORES // heads)
+        longest = min(longest, _LONGEST, most_tokens)
+    keys = {
+        "rollout.questions": 2,
+        "rollout.group_size": 1,
+        "rollout.slots": 2,
+        "data.max_prompt_tokens": max(longest - _AFTER_PROMPT, 5),
+        "model.num_layers": 1,
+    }
+    return make_trial(subject, dtype, **keys)
