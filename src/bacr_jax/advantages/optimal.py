@@ -81,9 +81,9 @@ def optimal_moments(
     def weighted_mean(subscripts: str, y: Array) -> Array:
         return jnp.einsum(subscripts, surprise, x, y, precision="highest") / num_traces
 
+    spread = jnp.mean(jnp.square(surprise), axis=(0, 1)) / num_traces
     square = weighted_mean("qgm,qgmi,qgmj->mij", x)
     product = weighted_mean("qgm,qgmi,qgm->mi", credit)
-    spread = jnp.mean(jnp.square(surprise), axis=(0, 1)) / num_traces
     return square, product, spread
 
 
