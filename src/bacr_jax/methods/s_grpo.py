@@ -101,7 +101,8 @@ def exit_credit(
     # Exits at the same position share an answer. The thinking takes its credit from the last of
     # them, because the closing tag, sampled after the thinking, belongs to the last segment.
     differs_from_next = source[..., 1:] != source[..., :-1]
-    is_last = jnp.concatenate([differs_from_next, is_distinct[..., :1]], axis=-1)
+    final_exit = jnp.ones_like(is_distinct[..., :1])
+    is_last = jnp.concatenate([differs_from_next, final_exit], axis=-1)
     weights = jnp.ones(source.shape[-1], credit.dtype)
     thinking = to_go(jnp.where(is_last, credit, 0.0), weights)
     answers = jnp.where(is_distinct, credit, 0.0)
