@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from bacr_client.fingerprint import MANIFEST, file_digests
 from bacr_doctor.records import Record, Subject, ok_or_broken
 from bacr_grading import Grader
 from bacr_jax.config import io as config_io

@@ -1,8 +1,8 @@
-"""Sums, means and spreads over the entries that a mask keeps.
+"""Sums, means and standard deviations over the entries that a mask selects.
 
-Every function is finite, with finite gradients, when the mask keeps nothing and when a
-masked-out entry is NaN or infinite. Arithmetic is at least float32 whatever the input type. A mask
-is boolean or 0/1 and broadcast against the values.
+Every function and its gradient are finite, even if the mask selects nothing or if an entry outside
+the mask is NaN or infinite. Arithmetic is in float32 or wider for every input type. A mask is
+boolean or 0/1 and is broadcast to the values.
 """
 
 import jax.numpy as jnp
@@ -12,22 +12,24 @@ Axis = int | tuple[int, ...] | None
 
 
 def at_least_float32(x: Num[Array, "*shape"] | float) -> Array:
-    """The same numbers in float32, or in their own type where that is wider."""
+    """Converts numbers to float32; wider types stay as they are."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _kept(x: Array, mask: Array) -> tuple[Array, Array]:
-    """The values with zeros where the mask is off, and the mask as numbers."""
+def _masked_values(x: Array, mask: Array) -> tuple[Array, Array]:
+    """Returns the values, set to 0 outside the mask, and the mask as 0/1 of the same type."""
     x = at_least_float32(x)
     keep = jnp.broadcast_to(jnp.asarray(mask).astype(bool), x.shape)
-    return jnp.where(keep, x, 0.0), keep.astype(x.dtype)
+    values = jnp.where(keep, x, 0.0)
+    return values, keep.astype(x.dtype)
 
 
 def _safe_sqrt(x: Array) -> Array:
-    """Square root whose gradient is 0, not infinite, at 0."""
+    """Returns the square root, with a gradient of 0 at 0 instead of an infinite one."""
     positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+    safe = jnp.where(positive, x, 1.0)
+    return jnp.where(positive, jnp.sqrt(safe), 0.0)
 
 
 def masked_sum(
@@ -37,8 +39,8 @@ def masked_sum(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Sum of the entries whose mask is on."""
-    values, _ = _kept(x, mask)
+    """Returns the sum of the entries inside the mask."""
+    values, _ = _masked_values(x, mask)
     return jnp.sum(values, axis=axis, keepdims=keepdims)
 
 
@@ -49,10 +51,11 @@ def masked_mean(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Mean of the entries whose mask is on, 0 where there are none."""
-    values, keep = _kept(x, mask)
+    """Returns the mean of the entries inside the mask, 0 if the mask is empty."""
+    values, keep = _masked_values(x, mask)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims)
-    return jnp.sum(values, axis=axis, keepdims=keepdims) / jnp.maximum(count, 1.0)
+    total = jnp.sum(values, axis=axis, keepdims=keepdims)
+    return total / jnp.maximum(count, 1.0)
 
 
 def masked_std(
@@ -63,15 +66,15 @@ def masked_std(
     ddof: int = 0,
     keepdims: bool = False,
 ) -> Array:
-    """Standard deviation of the entries whose mask is on, 0 where there are too few.
+    """Returns the standard deviation of the entries inside the mask, 0 if they are too few.
 
-    Two passes (deviations from the mean, then their squares), so that a large common offset
-    does not eat the float32 digits. The gradient at zero spread is 0.
+    The mean is subtracted before squaring, because a large common offset would otherwise use up the
+    float32 digits. The gradient at zero spread is 0.
 
     Args:
       ddof: 0 divides the squares by n, 1 by n - 1.
     """
-    values, keep = _kept(x, mask)
+    values, keep = _masked_values(x, mask)
     mean = masked_mean(x, mask, axis, keepdims=True)
     squares = jnp.where(keep > 0.0, jnp.square(values - mean), 0.0)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims)
@@ -80,6 +83,7 @@ def masked_std(
 
 
 def masked_rms(x: Num[Array, "*shape"], mask: Shaped[Array, "..."]) -> Array:
-    """Root mean square of the entries whose mask is on, 0 where there are none."""
-    values, _ = _kept(x, mask)
-    return _safe_sqrt(masked_mean(jnp.square(values), mask))
+    """Returns the root mean square of the entries inside the mask, 0 if the mask is empty."""
+    values, _ = _masked_values(x, mask)
+    mean_square = masked_mean(jnp.square(values), mask)
+    return _safe_sqrt(mean_square)

@@ -1,7 +1,7 @@
-"""Truncation-aware dense reward: where a trace is cut, and what each cut is worth.
+"""Truncation-aware dense reward: cuts of a trace, and the reward and weight of each cut.
 
 An outcome r_j is the correctness of the answer given after the first c_j thinking tokens. For a
-trace cut at four places,
+trace cut at four positions,
 
     cuts    = cut_points(budgets, num_cuts=4)               # [.., M], the last one is the budget
     source  = distinct_cuts(cuts, lengths)                  # cuts past the natural end are one text
@@ -9,8 +9,8 @@ trace cut at four places,
     R       = dense_reward(r, coefficient=.3)               # Eq. 7
     R_bar   = sum(cut_weights("uniform", 4) * R, -1)        # Eq. 9
 
-Eq. 7 and 8 also take numpy's arrays, for those who must not touch a device. The rewards of
-published length-aware methods are beside these methods, in `methods`.
+Eq. 7 and 8 also take NumPy arrays, for callers that must not use a device. The rewards of published
+length-aware methods are in `methods`.
 """
 
 from collections.abc import Sequence
@@ -25,25 +25,25 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.types import Scalar
 
-# Either kind of array; what comes in goes out.
+# A function of Numbers returns the type of array that it takes.
 Numbers = TypeVar("Numbers", Array, np.ndarray)
 
-# Share of the last cut in "final_heavy". A policy told the largest budget keeps its long, more
-# accurate style only if the cut at that budget weighs more than about .6 of the objective.
+# Weight of the last cut in "final_heavy". A policy with the largest budget in its prompt keeps its
+# long, more accurate style only if the cut at that budget has more than about .6 of the weight.
 _FINAL_SHARE = 0.7
 
 
 def _namespace(x: Array | np.ndarray) -> ModuleType:
-    """The functions for an array: numpy's for numpy's own, jax.numpy's for all others."""
+    """Returns the module with the functions for an array: numpy or jax.numpy."""
     return np if isinstance(x, np.ndarray) else jnp
 
 
 def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*batch M"]:
-    """Evenly spaced cuts of each budget (paper appendix: b/4, b/2, 3b/4, b).
+    """Returns evenly spaced cuts of each budget, in tokens (paper appendix: b/4, b/2, 3b/4, b).
 
         c_j = ceil(j b / M),  j = 1..M
 
-    Budgets below M repeat cuts; `distinct_cuts` finds repetitions.
+    A budget below M has repeated cuts, which `distinct_cuts` finds.
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
@@ -52,19 +52,21 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
 def random_cut_points(
     key: Array, budgets: Int[Array, "*batch"], *, num_cuts: int
 ) -> Int[Array, "*batch M"]:
-    """Cuts drawn uniformly below each budget, and the budget (paper Algorithm 1, line 10).
+    """Draws cuts uniformly up to each budget and adds the budget (paper Algorithm 1, line 10).
 
         c_1 <= .. <= c_{M-1} sorted draws from 1..b,  c_M = b
 
-    The last cut is the budget, since pass rates and the answer that a user gets are measured there.
-    Cuts may fall together (`distinct_cuts`).
+    The last cut is the budget, because pass rates and the answer that a user gets are measured at
+    the budget. Cuts may be equal (`distinct_cuts`).
 
     Args:
       budgets: thinking budget of each trace, in tokens, at least 1.
     """
     shape = (*budgets.shape, num_cuts - 1)
-    drawn = jax.random.randint(key, shape, 1, budgets[..., None] + 1, budgets.dtype)
-    return jnp.concatenate([jnp.sort(drawn, axis=-1), budgets[..., None]], axis=-1)
+    last_cut = budgets[..., None]
+    earlier_cuts = jax.random.randint(key, shape, 1, last_cut + 1, budgets.dtype)
+    earlier_cuts = jnp.sort(earlier_cuts, axis=-1)
+    return jnp.concatenate([earlier_cuts, last_cut], axis=-1)
 
 
 def cuts_of_trace(
@@ -72,31 +74,35 @@ def cuts_of_trace(
     lengths: Int[np.ndarray, "*batch"],
     budgets: Int[np.ndarray, "*batch"],
 ) -> Int[np.ndarray, "*batch M"]:
-    """Cuts of a budget as cuts of the trace that was written under it.
+    """Scales the cuts of a budget to the length of the trace that was sampled under it.
 
-        ceil(c n / b);  the budget itself, where the whole trace is kept, stays
+        ceil(c n / b) if c < b, else c
+
+    A cut at the budget does not change, because it keeps the entire trace.
 
     Args:
-      cuts: in 1..b tokens.
+      cuts: c, in 1..b tokens.
       lengths: n, thinking tokens of each trace.
-      budgets: b.
+      budgets: b, in tokens.
     """
     budgets = budgets[..., None]
-    # Places below 2^31 have products that are not.
-    share = -(-cuts.astype(np.int64) * lengths[..., None] // np.maximum(budgets, 1))
-    return np.where(cuts < budgets, share, cuts).astype(cuts.dtype)
+    # In int64, because the product of two positions below 2^31 may exceed 2^31.
+    products = cuts.astype(np.int64) * lengths[..., None]
+    scaled_cuts = -(-products // np.maximum(budgets, 1))
+    return np.where(cuts < budgets, scaled_cuts, cuts).astype(cuts.dtype)
 
 
 def with_grace(
     cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: int
 ) -> Int[Numbers, "*batch M"]:
-    """Cuts with those at the end of a trace where a grace window lets it end.
+    """Moves the cuts at the end of a trace to the end of its grace window.
 
-        b + g where c >= b, else c
+        b + g if c >= b, else c
 
     Args:
+      cuts: c, in tokens.
       limits: b, tokens after which a trace is cut.
-      grace: g, further tokens within which it may wait for a line break.
+      grace: g, further tokens in which sampling goes on up to a line break.
     """
     limits = limits[..., None]
     return _namespace(cuts).where(cuts >= limits, limits + grace, cuts)
@@ -105,89 +111,103 @@ def with_grace(
 def distinct_cuts(
     cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"]
 ) -> Int[Numbers, "*batch M"]:
-    """For each cut, the first cut that truncates its trace to the same text.
+    """Returns, for each cut, the first cut that truncates the trace to the same text.
 
-    Cuts at or past the natural end leave the whole trace. Asking for one answer there and reusing
-    it, instead of sampling again, keeps sampling noise out of the progress reward: between two
-    such cuts it is exactly 0. Outcomes are spread with `take_along_axis(r, source, -1)`.
+    Cuts at or past the natural end leave the entire trace. Such cuts share one sampled answer, so
+    that the progress reward between them is exactly 0 instead of sampling noise.
+    `take_along_axis(r, source, -1)` copies the outcome of the answer to all its cuts.
 
     Args:
+      cuts: cuts in tokens.
       lengths: thinking tokens of each trace.
 
     Returns:
-      Index of the cut whose answer serves this one; a cut that needs its own maps to itself.
+      source: for each cut, the index of the cut whose answer it uses. A cut with a sampled answer
+      has its own index.
     """
     chex.assert_equal_shape_prefix([cuts, lengths], lengths.ndim)
     xp = _namespace(cuts)
     reached = xp.minimum(cuts, lengths[..., None])
-    same = reached[..., :, None] == reached[..., None, :]
-    return xp.argmax(same, axis=-1).astype(cuts.dtype)
+    is_same_text = reached[..., :, None] == reached[..., None, :]
+    return xp.argmax(is_same_text, axis=-1).astype(cuts.dtype)
 
 
 def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[np.ndarray, "M"]:
-    """Weight of each cut in the objective sum_j w_j R_j.
+    """Returns the weight of each cut in the objective sum_j w_j R_j.
 
-    The paper weighs cuts alike, which makes every trace an anytime trace: most of its reward is
-    paid for answers given long before the budget it was told. The other choices pay more for the
-    answer at that budget.
+    The paper weighs cuts equally, so most of the reward comes from answers long before the budget
+    of the prompt, as in anytime reasoning. The other choices give the answer at that budget more
+    weight.
 
     Args:
       kind: "uniform": 1/M each (Eq. 9). "final_heavy": .7 for the last cut, the rest shared.
         "own_budget": 1 for the last cut (Eq. 1). Or a list of M weights that sum to 1.
 
     Returns:
-      Weights summing to 1, float64, on no device.
+      Weights that sum to 1, float64 NumPy.
+
+    Raises:
+      ValueError: the kind is unknown, or the list is not M nonnegative weights that sum to 1.
     """
     if not isinstance(kind, str):
-        weights = np.asarray(kind, np.float64)
-        fits = weights.shape == (num_cuts,) and weights.min() >= 0.0
-        if not (fits and abs(weights.sum() - 1.0) <= 1e-4):  # of NaN nothing is true
-            found = weights.tolist()
-            raise ValueError(f"weights: found {found}; give {num_cuts} of at least 0 that sum to 1")
-        weights = weights / weights.sum()
-    elif kind == "uniform":
-        weights = np.full(num_cuts, 1.0 / num_cuts)
-    elif kind == "own_budget" or (kind == "final_heavy" and num_cuts == 1):
-        weights = np.eye(num_cuts)[-1]
-    elif kind == "final_heavy":
+        return _checked_weights(kind, num_cuts)
+    if kind == "uniform":
+        return np.full(num_cuts, 1.0 / num_cuts)
+    if kind == "own_budget" or (kind == "final_heavy" and num_cuts == 1):
+        return np.eye(num_cuts)[-1]
+    if kind == "final_heavy":
         weights = np.full(num_cuts, (1.0 - _FINAL_SHARE) / (num_cuts - 1))
         weights[-1] = _FINAL_SHARE
-    else:
+        return weights
+    raise ValueError(
+        f"weights: found {kind!r}; write uniform, final_heavy or own_budget, or a list of "
+        f"{num_cuts} numbers"
+    )
+
+
+def _checked_weights(
+    weights: Sequence[float] | np.ndarray, num_cuts: int
+) -> Float[np.ndarray, "M"]:
+    """Checks a list of weights and scales it to a sum of exactly 1."""
+    array = np.asarray(weights, np.float64)
+    is_valid = array.shape == (num_cuts,) and array.min() >= 0.0
+    # Written so that NaN is refused: every comparison with NaN is false.
+    if not (is_valid and abs(array.sum() - 1.0) <= 1e-4):
         raise ValueError(
-            f"weights: found {kind!r}; known are uniform, final_heavy and own_budget, or write "
-            f"{num_cuts} numbers"
+            f"weights: found {array.tolist()}; write {num_cuts} numbers of at least 0 that sum to 1"
         )
-    return weights
+    return array / array.sum()
 
 
 def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[Array, "M"]:
-    """`cut_shares` as JAX computes with them, in float32."""
+    """Returns `cut_shares` as a float32 JAX array."""
     return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)
 
 
 def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
-    """Change of the outcome since the previous cut, paper Eq. 8.
+    """Returns the change of the outcome since the previous cut (paper Eq. 8).
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
 
     Returns:
-      Progress in [-1, 1]; negative where more thinking turned a right answer wrong.
+      Progress in [-1, 1]; negative if more thinking turned a right answer wrong.
     """
     xp = _namespace(r)
-    return xp.diff(r, axis=-1, prepend=xp.zeros_like(r[..., :1]))
+    before_first = xp.zeros_like(r[..., :1])
+    return xp.diff(r, axis=-1, prepend=before_first)
 
 
 def dense_reward(
     r: Float[Numbers, "*batch M"], *, coefficient: Scalar
 ) -> Float[Numbers, "*batch M"]:
-    """Reward of each cut: its outcome plus weighted progress, paper Eq. 7.
+    """Returns the reward of each cut, its outcome plus weighted progress (paper Eq. 7).
 
         R_j = r_j + lambda (r_j - r_{j-1})
 
     For 0/1 outcomes the values are 0, 1, 1 + lambda and -lambda, so a value function of R must not
-    be squashed into [0, 1]. Summed uniformly the progress telescopes: mean_j R_j =
-    mean_j r_j + (lambda / M) r_M. Per trace it is extra weight on the final answer; it tells
-    segments apart only through credit that starts at the segment (`advantages.to_go`).
+    be limited to [0, 1]. With uniform weights the progress telescopes: mean_j R_j =
+    mean_j r_j + (lambda / M) r_M. Over a trace, progress is therefore extra weight on the final
+    answer. It distinguishes segments only if credit starts at the segment (`advantages.to_go`).
 
     Args:
       coefficient: lambda.
@@ -198,17 +218,18 @@ def dense_reward(
 def outcome_coefficients(
     weights: Float[Numbers, "M"], *, coefficient: Scalar
 ) -> Float[Numbers, "M"]:
-    """Total weight of each outcome r_j in the objective sum_j w_j R_j.
+    """Returns the total weight of each outcome r_j in the objective sum_j w_j R_j.
 
         u_j = (1 + lambda) w_j - lambda w_{j+1},  w_{M+1} = 0
 
-    r_j enters R_j as outcome and progress, and R_{j+1} as lost progress. With uniform weights that
-    is 1/M, and (1 + lambda)/M for the last. A weight that grows from one cut to the next by more
-    than a factor (1 + lambda)/lambda makes u_j negative: the objective pays for a wrong answer at
-    j. "final_heavy" over 4 cuts does so from lambda = 1/6 up.
+    r_j is part of R_j, as outcome and progress, and of R_{j+1}, as lost progress. With uniform
+    weights u_j is 1/M, and (1 + lambda)/M for the last cut. If the weight grows from one cut to the
+    next by more than a factor (1 + lambda)/lambda, u_j is negative: the objective rewards a wrong
+    answer at j. "final_heavy" over 4 cuts has a negative u_j from lambda = 1/6 up.
 
     Args:
+      weights: w, one per cut.
       coefficient: lambda of Eq. 7.
     """
-    following = _namespace(weights).append(weights[1:], 0.0)
-    return (1.0 + coefficient) * weights - coefficient * following
+    next_weights = _namespace(weights).append(weights[1:], 0.0)
+    return (1.0 + coefficient) * weights - coefficient * next_weights

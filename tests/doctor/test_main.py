@@ -14,7 +14,7 @@ def told(monkeypatch, tmp_path, capsys):
     def run(*words, statuses=("ok",)):
         records = [Record(s, "seen", keys={"seed": 1}, name=s) for s in statuses]
         monkeypatch.setattr(command, "run_checks", lambda *_: iter(records))
-        code = doctor.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
+        code = command.main(["--out", str(tmp_path / "doctor.json"), *map(str, words)])
         return code, *capsys.readouterr()
 
     return run

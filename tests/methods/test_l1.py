@@ -61,7 +61,7 @@ class TestMethod:
         config = load(tmp_path, "l1_exact")
         told = dataclasses.replace(config.conditioning, told="both")
         found = list(problems(dataclasses.replace(config, conditioning=told)))
-        assert found[0].startswith("conditioning.told=both: method=l1 tells its budget in words")
+        assert found[0].startswith("conditioning.told=both: method=l1 has its budget only in the")
 
     @pytest.mark.slow
     def test_traces_may_outlast_what_they_were_told(self, tmp_path, ledger_tokens):

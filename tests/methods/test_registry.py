@@ -28,7 +28,7 @@ from methods_world import PRESETS, group_batch, load
     ("preset", "override", "says"),
     [
         ("dapo", "loss.aggregate=constant", "loss.aggregate=token_mean"),
-        ("dapo", "loss.clip_high=0.2", "more than loss.clip_low"),
+        ("dapo", "loss.clip_high=0.2", "a value above loss.clip_low"),
         ("dapo", "loss.kl_coef=0.1", "loss.kl_coef=0"),
         ("dr_grpo", "loss.aggregate=token_mean", "loss.aggregate=constant"),
         ("anytime", "loss.aggregate=token_mean", "loss.aggregate=constant"),
@@ -81,7 +81,7 @@ def test_looking_for_problems_starts_no_device():
 
 MIXED = {"correct": 1, "mine.py:brief": 0.25}
 BAD_CONFIGS = [
-    ({"method": "bcar"}, "method: found 'bcar', neither a method here nor an importable module"),
+    ({"method": "bcar"}, "found 'bcar', neither a built-in method nor an importable module"),
     ({"method": "bcar"}, "write bacr, or the path of a Python file"),
     ({"method": "my.own..method"}, "method: found 'my.own..method'"),
     ({"method": ".bacr"}, "method: found '.bacr'"),
@@ -92,7 +92,7 @@ BAD_CONFIGS = [
     ),
     (
         {"method": "hapo", "reward": {"weights": MIXED}},
-        "reward.weights: method=hapo pays by whether an answer is right",
+        "reward.weights: method=hapo rewards an answer for being right",
     ),
     (
         {"method": "dapo", "reward": {"weights": MIXED, "apart": True}},

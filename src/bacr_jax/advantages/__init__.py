@@ -1,8 +1,8 @@
-"""Advantages: from rewards per cut to a number per token.
+"""Computes advantages: from rewards per cut to a number per token.
 
 The rewards of G traces of a question, each scored at M cuts, form one array [Q, G, M]. The thinking
-tokens between two cuts form a segment; they can only influence the cuts at or after its end.
-Budget-conditioned advantages (BCAE) are built as
+tokens between two cuts form a segment. They can only influence the cuts at or after the segment's
+end. Budget-conditioned advantages (BCAE) are built as
 
     residual = bcae_advantage(R, V)                               # Eq. 10, [Q, G, M]
     thinking = thinking_credit(residual, weights, mode="to_go")   # one per segment
@@ -10,7 +10,7 @@ Budget-conditioned advantages (BCAE) are built as
     scale    = advantage_scale(residual, mode="batch_rms", floor=.1)
     tokens   = scatter_segments((thinking / scale).reshape(B, M), cuts, T)
 
-and the group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on the same arrays.
+The group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on the same arrays.
 Advantages are constants to the policy gradient: gradients into rewards and values are stopped.
 """
 

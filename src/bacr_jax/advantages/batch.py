@@ -1,8 +1,9 @@
-"""A baseline from the other traces of the batch, without a value head and without a memory.
+"""Baseline that is the mean of the other traces of the same batch.
 
-A running mean of earlier batches lags behind the policy: after a batch without any reward, every
-trace of it is below the mean, and the update lowers the probability of all that was sampled. The
-mean of the same batch cannot lag.
+It needs no value head and no memory of earlier batches. A running mean of earlier batches lags
+behind the policy: after a batch without any reward, every trace of that batch is below the mean,
+and the update lowers the probability of everything that was sampled. The mean of the same batch
+cannot lag.
 """
 
 import chex
@@ -18,27 +19,33 @@ def same_budget_mean(
 
         c_i = mean_{k != i, b_k = b_i} R_k
 
-    A trace that is alone with its budget is compared with all other traces. Equal budgets for all
-    give the mean of the other traces of the batch. No trace's own reward is in its baseline, so the
-    policy gradient stays unbiased. A batch of one trace has a baseline of 0.
+    If no other trace has the budget, the mean is over all other traces. If all budgets are equal,
+    it is the mean over the other traces of the batch. The gradient stays unbiased, because a
+    trace's reward is never in its baseline.
 
     Args:
       rewards: R of every trace at every cut.
       budgets: thinking budget of every trace, in tokens.
 
     Returns:
-      c, in units of reward; gradients into the rewards are stopped.
+      c, in units of reward; 0 for a batch of one trace. Gradients into the rewards are stopped.
     """
     chex.assert_rank([rewards, budgets], [3, 2])
     chex.assert_equal_shape_prefix([rewards, budgets], 2)
-    flat_rewards = jax.lax.stop_gradient(rewards).reshape(-1, rewards.shape[-1])
+    num_cuts = rewards.shape[-1]
+    flat_rewards = jax.lax.stop_gradient(rewards).reshape(-1, num_cuts)
     flat_budgets = budgets.reshape(-1)
-    # A matrix product over the other traces: a total minus the own reward would let the rounding
-    # of the own reward into its baseline.
-    others = ~jnp.eye(flat_budgets.size, dtype=bool)
-    alike = others & (flat_budgets[:, None] == flat_budgets[None, :])
-    alone = ~alike.any(axis=1, keepdims=True)
-    compared = jnp.where(alone, others, alike).astype(flat_rewards.dtype)
-    total = jnp.matmul(compared, flat_rewards, precision="highest")
-    mean = total / jnp.maximum(compared.sum(axis=1, keepdims=True), 1.0)
+
+    is_other_trace = ~jnp.eye(flat_budgets.size, dtype=bool)
+    has_same_budget = flat_budgets[:, None] == flat_budgets[None, :]
+    candidates = is_other_trace & has_same_budget
+    has_no_candidate = ~candidates.any(axis=1, keepdims=True)
+    compared = jnp.where(has_no_candidate, is_other_trace, candidates)
+
+    # A matrix product over the other traces, because a total minus the trace's reward would let
+    # the rounding of that reward into its baseline.
+    weights = compared.astype(flat_rewards.dtype)
+    total = jnp.matmul(weights, flat_rewards, precision="highest")
+    count = jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    mean = total / count
     return mean.reshape(rewards.shape)

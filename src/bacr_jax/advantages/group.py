@@ -1,4 +1,4 @@
-"""Baselines from the group of rollouts of a question, and what advantages are divided by."""
+"""Baselines from the group of traces of a question, and the scale that divides advantages."""
 
 from typing import Literal
 
@@ -9,60 +9,71 @@ from jaxtyping import Array, Float
 from bacr_jax.masked import masked_rms, masked_std
 from bacr_jax.types import Scalar
 
-# Added to a group's deviation, as in common implementations of GRPO.
+# Added to a group's standard deviation, as in common implementations of GRPO.
 _EPSILON = 1e-6
 
 
 def advantage_scale(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "..."]:
-    """The number advantages are divided by, paper Eq. 14.
+    """Returns the number that advantages are divided by (paper Eq. 14).
 
         group:      max(std over a question's G x M advantages, floor)
         batch_rms:  max(root mean square over all advantages, floor)
+        none:       1
 
-    Advantages with a learned baseline are not centred, so a question whose traces all agree has a
-    deviation of 0 and an advantage that is not; the floor must be of the order of .1, not 1e-6.
+    Advantages with a learned baseline are not centred. A question whose traces all agree therefore
+    has a standard deviation of 0 and an advantage that is not 0, so the floor must be about .1, not
+    1e-6.
 
     Args:
       floor: epsilon of Eq. 14, the smallest divisor.
 
     Returns:
       The divisor, broadcastable against `advantages`.
+
+    Raises:
+      ValueError: the mode is unknown.
     """
-    everything = jnp.ones((), bool)
+    all_entries = jnp.ones((), bool)
     if mode == "none":
         return jnp.ones((), advantages.dtype)
     if mode == "batch_rms":
-        return jnp.maximum(masked_rms(advantages, everything), floor)
+        spread = masked_rms(advantages, all_entries)
+        return jnp.maximum(spread, floor)
     if mode == "group":
         axes = tuple(range(1, advantages.ndim))
-        return jnp.maximum(masked_std(advantages, everything, axes, keepdims=True), floor)
-    raise ValueError(f"mode: found {mode!r}; known are batch_rms, group and none")
+        spread = masked_std(advantages, all_entries, axes, keepdims=True)
+        return jnp.maximum(spread, floor)
+    raise ValueError(f"mode: found {mode!r}; write batch_rms, group or none")
 
 
 def normalize(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "Q ..."]:
-    """Advantages divided by `advantage_scale`, paper Eq. 14. Nothing is subtracted."""
-    return advantages / advantage_scale(advantages, mode=mode, floor=floor)
+    """Divides advantages by `advantage_scale` (paper Eq. 14). Nothing is subtracted."""
+    scale = advantage_scale(advantages, mode=mode, floor=floor)
+    return advantages / scale
 
 
 def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
-    """Mean reward of the other questions, a baseline before any value is known.
+    """Returns the mean reward of the other questions, a baseline before any value is known.
 
         m_q = mean_{p != q} R_p
 
-    Independent of everything that was sampled for q, so it leaves the policy gradient unbiased.
+    The mean does not depend on anything sampled for q, so the policy gradient stays unbiased.
 
     Returns:
-      m, in units of reward; 0 where there is one question only.
+      m, in units of reward; 0 if the batch has only one question.
     """
+    num_questions = rewards.shape[0]
+    rewards_per_question = rewards[0].size
     sums = jax.lax.stop_gradient(rewards).sum((1, 2))
-    count = max(rewards.size - rewards[0].size, 1)
-    apart = ~jnp.eye(rewards.shape[0], dtype=bool)
-    # Not total minus own, whose rounding would let a question's rewards into its own mean.
-    return jnp.where(apart, sums, 0.0).sum(1) / count
+    count = max(rewards.size - rewards_per_question, 1)
+    is_other_question = ~jnp.eye(num_questions, dtype=bool)
+    # Not the total minus the question's sum, whose rounding would let the question's rewards into
+    # its mean.
+    return jnp.where(is_other_question, sums, 0.0).sum(1) / count
 
 
 def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
@@ -86,8 +97,8 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arr
 
         A_i = R_i - mean_G R
 
-    The mean includes R_i, which shrinks the expected gradient by 1 - 1/G and leaves its
-    signal-to-noise ratio that of RLOO. A group of equal rewards gives exact zeros.
+    The mean includes R_i, which shrinks the expected gradient by 1 - 1/G. The signal-to-noise ratio
+    is the same as with RLOO. A group of equal rewards gives exact zeros.
 
     Args:
       axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
@@ -97,8 +108,9 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arr
     """
     _check_group(rewards, axis)
     rewards = jax.lax.stop_gradient(rewards)
-    # Shifting by one member first makes equal rewards cancel exactly in float32.
-    shifted = rewards - jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
+    # One member is subtracted first, so that equal rewards cancel exactly in float32.
+    first_member = jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
+    shifted = rewards - first_member
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
 
 
@@ -107,7 +119,8 @@ def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arra
 
         A_i = (R_i - mean_G R) / (std_G R + eps),   squares divided by G - 1, eps = 1e-6
 
-    Dividing by the group's deviation weighs questions by 1/std and depends on R_i nonlinearly.
+    The division by the group's standard deviation weighs questions by 1/std and depends on R_i
+    nonlinearly.
 
     Args:
       axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
@@ -116,30 +129,35 @@ def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arra
       ValueError: a group has fewer than two traces.
     """
     centred = group_advantage(rewards, axis=axis)
-    spread = masked_std(centred, jnp.ones((), bool), axis, ddof=1, keepdims=True)
+    all_entries = jnp.ones((), bool)
+    spread = masked_std(centred, all_entries, axis, ddof=1, keepdims=True)
     return centred / (spread + _EPSILON)
 
 
 def decoupled_advantage(
     rewards: Float[Array, "Q G R"], weights: Float[Array, "R"]
 ) -> Float[Array, "Q G"]:
-    """Several rewards, each normalised in its group before they are added (GDPO, 2601.05242).
+    """Normalises each of several rewards in its group, then adds them up (GDPO, arXiv 2601.05242).
 
         A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
 
-    over the whole batch. Added up first, as in GRPO, rewards of different sums can become one
-    advantage, and the one that varies most outweighs the others.
+    The second mean and standard deviation are over the whole batch. If the rewards were added
+    first, as in GRPO, different combinations of rewards could give the same advantage, and the
+    reward that varies most would outweigh the others.
 
     Args:
       weights: w, one for each reward.
     """
-    added = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
-    return grpo_advantage(added.reshape(-1), axis=0).reshape(added.shape)
+    weighted_sum = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
+    normalised = grpo_advantage(weighted_sum.reshape(-1), axis=0)
+    return normalised.reshape(weighted_sum.shape)
 
 
 def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
-    """Mean over the other members of the group; 0 in a group of one."""
-    return (jnp.sum(x, axis=1, keepdims=True) - x) / max(x.shape[1] - 1, 1)
+    """Returns, for each trace, the mean of x over the other traces; 0 in a group of one."""
+    num_others = x.shape[1] - 1
+    sum_of_others = jnp.sum(x, axis=1, keepdims=True) - x
+    return sum_of_others / max(num_others, 1)
 
 
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:

@@ -1,4 +1,4 @@
-"""How far the credit for an outcome reaches: advantages per segment, per answer, per token."""
+"""Credit assignment: turns residuals at the cuts into advantages per segment, answer and token."""
 
 from typing import Literal
 
@@ -15,30 +15,38 @@ CreditMode = Literal["to_go", "trajectory", "segment", "answer_literal"]
 
 
 def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Array, "*batch M"]:
-    """Weighted sum over this cut and the later ones.
+    """Returns the weighted sum of x over each cut and the later cuts.
 
         G_s = sum_{j >= s} w_j x_j
 
-    With x = R it is the return of a token in segment s: the part of sum_j w_j R_j that the token
+    If x = R, G_s is the return of a token in segment s: the part of sum_j w_j R_j that the token
     can still change.
     """
     chex.assert_axis_dimension(x, -1, weights.shape[0])
-    return jnp.flip(jnp.cumsum(jnp.flip(weights * x, axis=-1), axis=-1), axis=-1)
+    from_last = jnp.flip(weights * x, axis=-1)
+    sums = jnp.cumsum(from_last, axis=-1)
+    return jnp.flip(sums, axis=-1)
 
 
 def thinking_credit(
     residual: Float[Array, "Q G M"], weights: Float[Array, "M"], *, mode: CreditMode
 ) -> Float[Array, "Q G M"]:
-    """Advantage of each thinking segment from the residuals at the cuts.
+    """Returns the advantage of each thinking segment from the residuals at the cuts.
 
-    "to_go" (and "answer_literal", which differs in the answers only): sum_{j >= s} w_j A_j, the
-    policy gradient of sum_j w_j R_j. "trajectory": sum_j w_j A_j for all segments, one advantage a
-    trace (paper Eq. 15 to the letter); the same expectation with more variance, since a token
-    cannot change outcomes of earlier cuts. "segment": w_s A_s alone; biased, blind to what a
-    segment does to later answers.
+        to_go, answer_literal:  sum_{j >= s} w_j A_j
+        trajectory:             sum_j w_j A_j, the same for all segments of a trace
+        segment:                w_s A_s
+
+    "to_go" gives the policy gradient of sum_j w_j R_j. "answer_literal" differs from it only in the
+    answers (`answer_credit`). "trajectory" is paper Eq. 15 to the letter. It has the same
+    expectation with more variance, because a token cannot change outcomes of earlier cuts.
+    "segment" is biased, because it ignores the effect of a segment on later answers.
 
     Args:
       residual: A_j = R_j - V_j (`bcae_advantage`).
+
+    Raises:
+      ValueError: the mode is unknown.
     """
     chex.assert_rank([residual, weights], [3, 1])
     if mode in ("to_go", "answer_literal"):
@@ -48,9 +56,7 @@ def thinking_credit(
         return jnp.broadcast_to(total, residual.shape)
     if mode == "segment":
         return weights * residual
-    raise ValueError(
-        f"mode: found {mode!r}; known are to_go, answer_literal, trajectory and segment"
-    )
+    raise ValueError(f"mode: found {mode!r}; write to_go, answer_literal, trajectory or segment")
 
 
 def answer_credit(
@@ -63,15 +69,16 @@ def answer_credit(
     coefficient: Scalar,
     mode: CreditMode,
 ) -> Float[Array, "Q G M"]:
-    """Advantage of the answer tokens at each cut.
+    """Returns the advantage of the answer tokens at each cut.
 
-        u_j (r_j - p_j), u from `rewards.outcome_coefficients`
+        to_go, segment:  u_j (r_j - p_j), u from `rewards.outcome_coefficients`
+        answer_literal:  w_j (R_j - V_j)
+        trajectory:      sum_j w_j (R_j - V_j)
 
-    An answer decides its own outcome and nothing else, and u_j is all the weight which that outcome
-    has in sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer as it stands,
-    w_j (R_j - V_j), which overweighs the outcomes before the last and adds the noise of the
-    previous one. "trajectory" gives answers what it gives the thinking, sum_j w_j A_j: the answers
-    are part of the trace that Eq. 15 weighs as a whole.
+    An answer only decides the outcome at its cut, and u_j is the total weight of that outcome in
+    sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer unchanged. It overweighs the
+    outcomes before the last and adds the noise of the previous outcome. "trajectory" gives answers
+    the same advantage as the thinking, because Eq. 15 weighs the trace, with its answers, as one.
 
     Args:
       r: outcomes, in [0, 1].
@@ -80,11 +87,10 @@ def answer_credit(
       p: baseline of r: predicted probability of a correct answer, or the other traces' mean.
       weights: w, one per cut.
       coefficient: lambda of Eq. 7.
-      mode: "answer_literal", "trajectory", or any other mode of `thinking_credit` for the first.
 
     Returns:
-      One advantage per cut. `sum_reused` adds those that share an answer; under "trajectory", where
-      the advantage is the trace's and no cut's, an answer counts once.
+      One advantage per cut. If cuts share an answer, `sum_reused` adds up their advantages. Under
+      "trajectory" an answer must count once instead, because the advantage belongs to the trace.
     """
     chex.assert_rank([r, rewards, values, p], 3)
     chex.assert_equal_shape([r, rewards, values, p])
@@ -99,14 +105,14 @@ def answer_credit(
 def segment_index(
     positions: Int[Array, "*batch T"], cuts: Int[Array, "*batch M"]
 ) -> Int[Array, "*batch T"]:
-    """Segment of each thinking token: the first cut that includes it.
+    """Returns the segment of each thinking token: the index of the first cut that includes it.
 
         s(t) = min { j : c_j >= t },  t counted from 1
 
-    So tokens 1..c_1 are segment 0. With equal cuts the first of them owns the tokens.
+    Tokens 1 to c_1 are segment 0. If several cuts are equal, the tokens belong to the first.
 
     Args:
-      positions: token numbers, the first thinking token being 1.
+      positions: token numbers; the first thinking token is 1.
       cuts: cuts in tokens, nondecreasing along the last axis.
 
     Returns:
@@ -122,18 +128,22 @@ def scatter_segments(
     """Gives every thinking token the advantage of its segment.
 
     Args:
+      advantages: one per segment.
       cuts: cuts in tokens, nondecreasing along the last axis.
       num_tokens: T; entry t of the result belongs to thinking token t + 1.
 
     Returns:
-      Advantages per token, 0 after the last cut. Tokens past a trace's natural end are not
-      known here: the loss mask leaves them out.
+      Advantages per token, 0 after the last cut. This function does not read trace lengths: the
+      loss mask leaves out the tokens past a trace's natural end.
     """
     chex.assert_rank([advantages, cuts], 2)
     chex.assert_equal_shape([advantages, cuts])
-    positions = jnp.broadcast_to(jnp.arange(1, num_tokens + 1), (cuts.shape[0], num_tokens))
+    num_traces = cuts.shape[0]
+    positions = jnp.broadcast_to(jnp.arange(1, num_tokens + 1), (num_traces, num_tokens))
+    # One more segment, of advantage 0, for the tokens after the last cut.
     padded = jnp.pad(advantages, ((0, 0), (0, 1)))
-    return jnp.take_along_axis(padded, segment_index(positions, cuts), axis=1)
+    segments = segment_index(positions, cuts)
+    return jnp.take_along_axis(padded, segments, axis=1)
 
 
 def sum_reused(
@@ -141,15 +151,16 @@ def sum_reused(
 ) -> Float[Array, "*batch M"]:
     """Adds up the advantages of the cuts that share one answer.
 
-    The answer generated for cut i is scored at every j with source_j = i, and its gradient is the
-    sum of those terms.
+    The answer generated for cut i is scored at every cut j with source_j = i, so its gradient is
+    the sum of the terms of these cuts.
 
     Args:
-      source: the cut whose answer serves cut j (`rewards.distinct_cuts`).
+      source: for each cut, the cut whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:
-      One per generated answer; 0 at cuts that generated none.
+      One advantage per generated answer; 0 at cuts that use the answer of another cut.
     """
     chex.assert_equal_shape([advantages, source])
-    serves = source[..., None, :] == jnp.arange(source.shape[-1])[:, None]
-    return jnp.sum(jnp.where(serves, advantages[..., None, :], 0.0), axis=-1)
+    generating_cut = jnp.arange(source.shape[-1])[:, None]
+    uses_answer = source[..., None, :] == generating_cut
+    return jnp.sum(jnp.where(uses_answer, advantages[..., None, :], 0.0), axis=-1)

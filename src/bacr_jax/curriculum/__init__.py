@@ -1,4 +1,4 @@
-"""Curriculum-aware budgets: which questions to ask, and how many tokens to give them.
+"""Chooses questions and thinking budgets by pass rate (the paper's curriculum-aware scheduler).
 
 One iteration of the schedule, for K difficulty groups:
 
@@ -10,8 +10,8 @@ One iteration of the schedule, for K difficulty groups:
     state   = record_outcomes(state, group_of[index], correct, ema_decay=.9)
     state   = update_pass_rates(state, source="ema")                      # every few steps
 
-The schedule knows nothing about where outcomes come from. Fed with the training rollouts it
-follows the policy as it trains, at the budgets that the schedule itself chose.
+The functions do not depend on the source of the outcomes. With outcomes of the training rollouts,
+the schedule follows the policy during training, at the budgets that the schedule chose.
 """
 
 from bacr_jax.curriculum.budgets import (

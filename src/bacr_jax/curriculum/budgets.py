@@ -1,4 +1,4 @@
-"""Thinking budgets of the G rollouts of every question (paper Eq. 4, and other priors)."""
+"""Draws thinking budgets of the G rollouts of every question (paper Eq. 4, and other priors)."""
 
 from typing import Literal
 
@@ -14,20 +14,28 @@ Assignment = Literal["independent", "shared", "stratified"]
 
 
 def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
-    """Uniform [0, 1) numbers for Q questions x G rollouts, independent or coupled in a question."""
+    """Draws uniform numbers in [0, 1) for Q questions x G rollouts.
+
+    Args:
+      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+
+    Raises:
+      ValueError: `assign` is unknown.
+    """
     questions, rollouts = shape
     if assign == "independent":
         return jax.random.uniform(key, shape)
     if assign == "shared":
-        return jnp.broadcast_to(jax.random.uniform(key, (questions, 1)), shape)
+        one_per_question = jax.random.uniform(key, (questions, 1))
+        return jnp.broadcast_to(one_per_question, shape)
     if assign == "stratified":
         jitter_key, order_key = jax.random.split(key)
         jitter = jax.random.uniform(jitter_key, shape)
-        # Which rollout gets which stratum must be random, or rollout 0 is always the shortest.
+        # Strata in random order, because otherwise rollout 0 always had the smallest budget.
         stratum = jnp.argsort(jax.random.uniform(order_key, shape), axis=-1)
         below_one = 1.0 - jnp.finfo(jnp.float32).epsneg
         return jnp.minimum((stratum + jitter) / rollouts, below_one)
-    raise ValueError(f"assign: found {assign!r}; known are independent, shared and stratified")
+    raise ValueError(f"assign: found {assign!r}; write independent, shared or stratified")
 
 
 def sample_budgets(
@@ -41,25 +49,33 @@ def sample_budgets(
     num_rollouts: int,
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Thinking budgets of G rollouts per question, paper Eq. 4.
+    """Draws thinking budgets of G rollouts per question (paper Eq. 4).
 
         b ~ TruncNorm(mu_k, sigma_k^2; b_min, b_max), rounded to whole tokens
 
     Args:
-      mu: location per group (`scheduled_mean`); it may lie outside [b_min, b_max], all in tokens.
+      mu: location per group (`scheduled_mean`), in tokens; it may be outside [b_min, b_max].
+      group: difficulty group of each question.
       sigma: scale in tokens, > 0; scalar, or one per group.
-      assign: "independent": G draws per question (paper). "shared": one draw for all G, which
-        makes the plain group mean compare like with like. "stratified": one draw from each of
+      b_min: smallest budget, in tokens.
+      b_max: largest budget, in tokens.
+      assign: "independent": G draws per question (paper). "shared": one draw for all G, so that
+        the plain group mean compares traces of equal budget. "stratified": one draw from each of
         the G quantile ranges, in random order.
 
     Returns:
-      Budgets in [b_min, b_max], int32. Each is distributed as Eq. 4 whatever `assign` is.
+      Budgets in [b_min, b_max], int32. Each is distributed as Eq. 4 under every `assign`.
+
+    Raises:
+      ValueError: `assign` is unknown.
     """
     chex.assert_rank([mu, group], 1)
-    u = _uniforms(key, (group.shape[0], num_rollouts), assign)
-    scale = jnp.broadcast_to(jnp.asarray(sigma, jnp.float32), mu.shape)
+    num_questions = group.shape[0]
+    u = _uniforms(key, (num_questions, num_rollouts), assign)
+    sigma_of_group = jnp.broadcast_to(jnp.asarray(sigma, jnp.float32), mu.shape)
     location = mu[group][:, None]
-    budgets = truncnorm_ppf(u, location, scale[group][:, None], b_min, b_max)
+    scale = sigma_of_group[group][:, None]
+    budgets = truncnorm_ppf(u, location, scale, b_min, b_max)
     return jnp.clip(jnp.round(budgets), b_min, b_max).astype(jnp.int32)
 
 
@@ -71,12 +87,22 @@ def uniform_budgets(
     shape: tuple[int, int],
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Budgets uniform over the whole numbers of [b_min, b_max]: a prior without a curriculum.
+    """Draws budgets uniformly from the whole numbers of [b_min, b_max], without a curriculum.
 
-    They are int32, in tokens. `assign` says how the rollouts of a question are coupled, see
-    `sample_budgets`; ValueError: an unknown one.
+    Args:
+      b_min: smallest budget, in tokens.
+      b_max: largest budget, in tokens.
+      shape: questions Q and rollouts G.
+      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+
+    Returns:
+      Budgets in tokens, int32.
+
+    Raises:
+      ValueError: `assign` is unknown.
     """
-    steps = jnp.floor(_uniforms(key, shape, assign) * (b_max - b_min + 1)).astype(jnp.int32)
+    num_budgets = b_max - b_min + 1
+    steps = jnp.floor(_uniforms(key, shape, assign) * num_budgets).astype(jnp.int32)
     return jnp.clip(b_min + steps, b_min, b_max).astype(jnp.int32)
 
 
@@ -87,19 +113,28 @@ def choice_budgets(
     shape: tuple[int, int],
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Budgets drawn equally often from a list: the discrete prior of AnytimeReasoner.
+    """Draws budgets uniformly from a list, the discrete prior of AnytimeReasoner.
 
-    Over a range, budgets near its ends are rare; a list trains at just those that will be asked.
+    A range rarely gives budgets near its ends. A list trains only at the budgets that users will
+    choose.
 
     Args:
-      choices: budgets in tokens, ascending, so that "stratified" spreads over small and large.
+      choices: budgets in tokens, ascending, so that "stratified" covers small and large budgets.
+      shape: questions Q and rollouts G.
+      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+
+    Returns:
+      Budgets in tokens, int32.
+
+    Raises:
+      ValueError: `assign` is unknown.
     """
     chex.assert_rank(choices, 1)
-    last = choices.shape[0] - 1
-    index = jnp.floor(_uniforms(key, shape, assign) * choices.shape[0]).astype(jnp.int32)
-    return choices[jnp.minimum(index, last)].astype(jnp.int32)
+    num_choices = choices.shape[0]
+    index = jnp.floor(_uniforms(key, shape, assign) * num_choices).astype(jnp.int32)
+    return choices[jnp.minimum(index, num_choices - 1)].astype(jnp.int32)
 
 
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
-    """The same budget everywhere, in tokens, int32 (GRPO and DAPO train at b_max)."""
+    """Returns the same budget for all rollouts, in tokens, int32 (GRPO and DAPO use b_max)."""
     return jnp.full(shape, budget, jnp.int32)

@@ -1,9 +1,9 @@
-"""The normal distribution cut to an interval, exact in float32 however far the mode is outside.
+"""Quantiles of the truncated normal distribution, accurate in float32 for any mode.
 
-The textbook inverse CDF subtracts two normal CDFs. Those are equal in float32 once the interval
-sits five or six standard deviations from the mode, which happens as soon as a schedule pushes
-its location past a budget limit. Here a point in a tail is found as its distance from the edge
-nearest the mode, through the scaled complementary error function, which neither underflows nor
+The textbook inverse CDF subtracts two normal CDFs. The two are equal in float32 if the interval is
+five or six standard deviations from the mode, which happens as soon as a schedule moves its
+location past a budget limit. This module computes a point in a tail as its distance from the edge
+nearest the mode. It uses the scaled complementary error function, which neither underflows nor
 cancels.
 """
 
@@ -16,101 +16,147 @@ from jaxtyping import Array, Float
 
 from bacr_jax.types import Scalar
 
-# Newton approaches the root from one side, doubling its digits; three steps reach float32
-# precision from the start used below, the fourth is spare.
+# Newton approaches the root from one side and doubles the correct digits in each step. Three steps
+# reach float32 precision from the start used below; the fourth is a margin.
 _NEWTON_STEPS = 4
 # Below this width (in standard deviations) CDF differences lose digits, while the density is
 # exponential to within width**2 / 8 ~ 1e-5.
 _NARROW = 1e-2
 
+_ROOT_2 = np.float32(np.sqrt(2.0))
+
 
 def _erfcx(x: Array) -> Array:
-    """exp(x^2) erfc(x) for x >= 0, within 1e-6.
+    """Returns exp(x^2) erfc(x) for x >= 0, within 1e-6.
 
-    JAX's (0.10.2) is 0 for float32 from 9.195 to 9.42: its erfc has underflowed, and its asymptotic
-    series not begun. Here the series, 1 / (x sqrt(pi)) (1 - y (1 - 3 y (1 - 5 y (1 - 7 y)))) with
-    y = 1 / (2 x^2), begins at 8.
+    JAX's erfcx (0.10.2) is 0 for float32 from 9.195 to 9.42, where its erfc has underflowed and its
+    asymptotic series has not begun. Here the asymptotic series begins at 8:
+
+        1 / (x sqrt(pi)) (1 - y (1 - 3 y (1 - 5 y (1 - 7 y)))),   y = 1 / (2 x^2)
     """
+    near = jnp.minimum(x, 8.0)
     far = jnp.maximum(x, 8.0)
     y = 0.5 / far**2
     series = 1.0 - y * (1.0 - 3.0 * y * (1.0 - 5.0 * y * (1.0 - 7.0 * y)))
-    return jnp.where(
-        x < 8.0, _erfcx_of_jax(jnp.minimum(x, 8.0)), np.float32(np.pi**-0.5) / far * series
-    )
+    far_value = np.float32(np.pi**-0.5) / far * series
+    return jnp.where(x < 8.0, _erfcx_of_jax(near), far_value)
 
 
 def _log_survival_ratio(distance: Array, edge: Array) -> Array:
-    """Log of P(Z > edge + distance) / P(Z > edge) for a standard normal Z and edge >= 0."""
-    root2 = np.float32(np.sqrt(2.0))
-    scaled = jnp.log(_erfcx((edge + distance) / root2)) - jnp.log(_erfcx(edge / root2))
-    return scaled - distance * (edge + 0.5 * distance)
+    """Returns log P(Z > edge + distance) / P(Z > edge) for a standard normal Z and edge >= 0."""
+    log_at_point = jnp.log(_erfcx((edge + distance) / _ROOT_2))
+    log_at_edge = jnp.log(_erfcx(edge / _ROOT_2))
+    exponent = distance * (edge + 0.5 * distance)
+    return log_at_point - log_at_edge - exponent
 
 
 def _hazard(z: Array) -> Array:
-    """Standard normal density over survival, for z >= 0."""
-    return np.float32(np.sqrt(2.0 / np.pi)) / _erfcx(z / np.float32(np.sqrt(2.0)))
+    """Returns the standard normal density divided by the survival function, for z >= 0."""
+    return np.float32(np.sqrt(2.0 / np.pi)) / _erfcx(z / _ROOT_2)
 
 
 def _tail_distance(u: Array, rest: Array, edge: Array, width: Array) -> Array:
-    """Distance beyond `edge` >= 0 that covers a fraction u = 1 - rest of [edge, edge + width]."""
+    """Returns the distance beyond an edge that covers a fraction u of [edge, edge + width].
+
+    Args:
+      u: fraction of the probability, in [0, 1].
+      rest: 1 - u, separately because float32 loses its digits for u near 1.
+      edge: edge nearest the mode, >= 0, in standard deviations from the mode.
+      width: width of the interval, in standard deviations.
+    """
     log_end = _log_survival_ratio(width, edge)
-    # Both are log(1 - u (1 - exp(log_end))); each keeps its digits on its own half.
-    target = jnp.where(
-        u < 0.5,
-        jnp.log1p(u * jnp.expm1(log_end)),
-        jnp.log(jnp.maximum(rest + u * jnp.exp(log_end), jnp.finfo(jnp.float32).tiny)),
-    )
+    # Both are log(1 - u (1 - exp(log_end))). Each is precise on one half of [0, 1].
+    target_of_small_u = jnp.log1p(u * jnp.expm1(log_end))
+    survival = rest + u * jnp.exp(log_end)
+    target_of_large_u = jnp.log(jnp.maximum(survival, jnp.finfo(jnp.float32).tiny))
+    target = jnp.where(u < 0.5, target_of_small_u, target_of_large_u)
+
     # Two upper bounds of the root: without the erfcx term, and with the hazard at the edge.
     # Log survival is concave, so Newton from above descends to the root without crossing it.
-    gaussian = -2.0 * target / (edge + jnp.sqrt(edge**2 - 2.0 * target) + 1e-30)
-    distance = jnp.minimum(gaussian, -target / _hazard(edge))
+    gaussian_bound = -2.0 * target / (edge + jnp.sqrt(edge**2 - 2.0 * target) + 1e-30)
+    hazard_bound = -target / _hazard(edge)
+    distance = jnp.minimum(gaussian_bound, hazard_bound)
     for _ in range(_NEWTON_STEPS):
         error = _log_survival_ratio(distance, edge) - target
         distance = jnp.maximum(distance + error / _hazard(edge + distance), 0.0)
     return distance
 
 
-@jax.jit  # a hundred small operations: one compilation instead of a hundred when called eagerly
+# Jitted, because an eager call would otherwise compile each of a hundred small operations.
+@jax.jit
 def truncnorm_ppf(
     u: Float[Array, "..."], mu: Scalar, sigma: Scalar, low: Scalar, high: Scalar
 ) -> Float[Array, "..."]:
-    """Quantile function of TruncNorm(mu, sigma^2; low, high), the distribution of paper Eq. 4.
+    """Returns quantiles of TruncNorm(mu, sigma^2; low, high), the distribution of paper Eq. 4.
 
-    Within 1e-5 of the interval's width for any location and scale, as long as float32 tells numbers
-    at its ends much closer than that apart (3e-3 for a width of .135 near 8,814); in far tails also
-    relative to the distance from the edge.
+    The error is below 1e-5 of the interval's width for any location and scale, as long as float32
+    numbers near its ends are much closer together than that. It is 3e-3 for a width of .135 near
+    8,814. In far tails the error is also small relative to the distance from the edge.
 
     Args:
+      u: probabilities, in [0, 1].
       mu: location of the untruncated normal (its mode, not the mean of the result).
       sigma: scale of the untruncated normal, > 0.
+      low: lower end of the interval.
+      high: upper end of the interval.
+
+    Returns:
+      Quantiles in [low, high], float32.
     """
-    u, mu, sigma, low, high = (jnp.asarray(x, jnp.float32) for x in (u, mu, sigma, low, high))
-    start, end, width = (low - mu) / sigma, (high - mu) / sigma, (high - low) / sigma
+    u = jnp.asarray(u, jnp.float32)
+    mu = jnp.asarray(mu, jnp.float32)
+    sigma = jnp.asarray(sigma, jnp.float32)
+    low = jnp.asarray(low, jnp.float32)
+    high = jnp.asarray(high, jnp.float32)
+    # The ends and the width in standard deviations from the mode.
+    start = (low - mu) / sigma
+    end = (high - mu) / sigma
+    width = (high - low) / sigma
 
-    # The mode is outside: measure from the edge next to it.
-    mode_below = start >= 0.0
-    from_edge = jnp.where(mode_below, u, 1.0 - u)
-    rest = jnp.where(mode_below, 1.0 - u, u)
-    edge = jnp.where(mode_below, start, jnp.maximum(-end, 0.0))
+    mode_is_inside = (start < 0.0) & (end > 0.0)
+    in_tail = _quantile_in_tail(u, start, end, width, sigma, low, high)
+    around_mode = mu + sigma * _quantile_around_mode(u, start, end)
+    value = jnp.where(mode_is_inside, around_mode, in_tail)
+    in_narrow = low + _fraction_of_narrow(u, start, end, width) * (high - low)
+    value = jnp.clip(jnp.where(width < _NARROW, in_narrow, value), low, high)
+    value = jnp.where(u >= 1.0, high, value)
+    return jnp.where(u <= 0.0, low, value)
+
+
+def _quantile_in_tail(
+    u: Array, start: Array, end: Array, width: Array, sigma: Array, low: Array, high: Array
+) -> Array:
+    """Returns quantiles if the mode is outside, as a distance from the edge next to the mode."""
+    mode_is_below = start >= 0.0
+    from_edge = jnp.where(mode_is_below, u, 1.0 - u)
+    rest = jnp.where(mode_is_below, 1.0 - u, u)
+    edge = jnp.where(mode_is_below, start, jnp.maximum(-end, 0.0))
     distance = sigma * _tail_distance(from_edge, rest, edge, width)
-    in_tail = jnp.where(mode_below, low + distance, high - distance)
+    return jnp.where(mode_is_below, low + distance, high - distance)
 
-    # The mode is inside: invert whichever of CDF and survival is the smaller number.
+
+def _quantile_around_mode(u: Array, start: Array, end: Array) -> Array:
+    """Returns quantiles in standard deviations from the mode, if the mode is inside.
+
+    The smaller of CDF and survival is inverted, because the larger loses digits near 1.
+    """
     cdf = ndtr(start) + u * (ndtr(end) - ndtr(start))
     survival = ndtr(-end) + (1.0 - u) * (ndtr(-start) - ndtr(-end))
     smaller = jnp.maximum(jnp.minimum(cdf, survival), jnp.finfo(jnp.float32).tiny)
-    around_mode = mu + sigma * jnp.where(cdf < survival, 1.0, -1.0) * ndtri(smaller)
+    sign = jnp.where(cdf < survival, 1.0, -1.0)
+    return sign * ndtri(smaller)
 
-    # The interval is a sliver: the density is exponential in it, uniform when the rate is 0.
+
+def _fraction_of_narrow(u: Array, start: Array, end: Array, width: Array) -> Array:
+    """Returns the position of quantiles in a narrow interval, from 0 at its start to 1 at its end.
+
+    The density is exponential in the interval, and uniform if the rate is 0.
+    """
     rate = 0.5 * (start + end) * width
-    steep = jnp.abs(rate) > 1e-6
-    safe_rate = jnp.where(steep, jnp.abs(rate), 1.0)
-    toward = jnp.where(rate > 0.0, u, 1.0 - u)
-    fraction = -jnp.log1p(toward * jnp.expm1(-safe_rate)) / safe_rate
-    fraction = jnp.where(steep, jnp.where(rate > 0.0, fraction, 1.0 - fraction), u)
-    in_sliver = low + fraction * (high - low)
-
-    inside = (start < 0.0) & (end > 0.0)
-    value = jnp.where(inside, around_mode, in_tail)
-    value = jnp.clip(jnp.where(width < _NARROW, in_sliver, value), low, high)
-    return jnp.where(u <= 0.0, low, jnp.where(u >= 1.0, high, value))
+    is_falling = rate > 0.0
+    is_steep = jnp.abs(rate) > 1e-6
+    safe_rate = jnp.where(is_steep, jnp.abs(rate), 1.0)
+    from_dense_end = jnp.where(is_falling, u, 1.0 - u)
+    distance = -jnp.log1p(from_dense_end * jnp.expm1(-safe_rate)) / safe_rate
+    fraction = jnp.where(is_falling, distance, 1.0 - distance)
+    return jnp.where(is_steep, fraction, u)

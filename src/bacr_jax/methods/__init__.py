@@ -1,8 +1,8 @@
-"""Training methods as compositions of the functions of `curriculum`, `rewards` and `advantages`.
+"""Training methods, composed of the functions of `curriculum`, `rewards` and `advantages`.
 
-A module here is a method: its published formulas, `make(config)`, which computes no array, and
-`problems(config)` where settings can contradict it. `method` says what it is made of, `registry`
-finds it by name, `grpo_family` and `budget_prior` are what several share.
+Each method is a module with its published formulas, `make(config)`, which computes no array, and
+`problems(config)` if settings can contradict the method. `method` defines the type `Method`,
+`registry` finds a method by name. Several methods share `grpo_family` and `budget_prior`.
 """
 
 from bacr_jax.methods.method import (

@@ -1,4 +1,7 @@
-"""What a config asks to be sampled: difficulty groups of questions, and budgets."""
+"""Weights of difficulty groups and budgets of rollouts, as a config sets them.
+
+Methods whose budgets follow `budget.prior` use these functions for their fields of `Method`.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,20 +15,27 @@ from bacr_jax.methods.grpo_family import by_size
 def question_weights(
     config: Config, state: CurriculumState, sizes: Int[Array, "K"]
 ) -> Float[Array, "K"]:
-    """Probability of each difficulty group (Eq. 6)."""
+    """Returns the probability of each difficulty group (Eq. 6).
+
+    Args:
+      sizes: number of questions in each group.
+
+    Returns:
+      Probabilities that sum to 1; shares of questions if `budget.prior` is not "curriculum".
+    """
     schedule = config.curriculum
     if config.budget.prior != "curriculum":
         return by_size(state, sizes)
-    return curriculum.group_weights(
-        state.pass_rate,
-        epsilon=schedule.weight_epsilon,
-        sizes=sizes if schedule.size_weighted else jnp.minimum(sizes, 1),
-    )
+    if not schedule.size_weighted:
+        # Every group counts once, except for empty groups, which must not be drawn.
+        sizes = jnp.minimum(sizes, 1)
+    return curriculum.group_weights(state.pass_rate, epsilon=schedule.weight_epsilon, sizes=sizes)
 
 
 def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"]:
-    """Mu of each difficulty group's truncated normal now, in tokens (Eq. 5)."""
-    schedule, budget = config.curriculum, config.budget
+    """Returns the current mu of each difficulty group's truncated normal, in tokens (Eq. 5)."""
+    schedule = config.curriculum
+    budget = config.budget
     return curriculum.scheduled_mean(
         state,
         alpha=schedule.alpha,
@@ -39,9 +49,17 @@ def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"
 def sample_budgets(
     config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
-    """Budgets from the prior; under the curriculum, Eq. 4 and 5."""
-    budget, schedule = config.budget, config.curriculum
-    shape = (groups.shape[0], config.rollout.group_size)
+    """Draws a budget for each rollout from `budget.prior`, in tokens.
+
+    With the prior "curriculum" the distribution is given by Eq. 4 and 5.
+
+    Args:
+      groups: difficulty group of each question.
+    """
+    budget = config.budget
+    num_questions = groups.shape[0]
+    group_size = config.rollout.group_size
+    shape = (num_questions, group_size)
     if budget.prior == "fixed":
         return curriculum.fixed_budgets(budget.max, shape=shape)
     if budget.prior == "uniform":
@@ -49,17 +67,15 @@ def sample_budgets(
             key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
         )
     if budget.prior == "choices":
-        return curriculum.choice_budgets(
-            key, jnp.array(derived.drawn(config), jnp.int32), shape=shape, assign=budget.assign
-        )
-    mu = budget_locations(config, state)
+        choices = jnp.array(derived.drawn(config), jnp.int32)
+        return curriculum.choice_budgets(key, choices, shape=shape, assign=budget.assign)
     return curriculum.sample_budgets(
         key,
-        mu,
+        budget_locations(config, state),
         groups,
-        sigma=schedule.sigma,
+        sigma=config.curriculum.sigma,
         b_min=budget.min,
         b_max=budget.max,
-        num_rollouts=shape[1],
+        num_rollouts=group_size,
         assign=budget.assign,
     )

@@ -31,11 +31,12 @@ PUBLISHED = {
 def overlong_penalty(
     lengths: Num[Array, "*batch"], *, max_length: Scalar, buffer: Scalar, factor: Scalar = 1.0
 ) -> Float[Array, "*batch"]:
-    """Soft overlong punishment, added to the task reward (DAPO, arXiv 2503.14476, Eq. 13).
+    """Returns the soft overlong punishment, which is added to the task reward (DAPO, Eq. 13).
 
         0 up to L_max - L_c tokens, then linearly down to -factor at L_max, -factor beyond
 
     Args:
+      lengths: tokens of each response.
       max_length: L_max, in tokens.
       buffer: L_c, in tokens (4096 of 20480 in the publication).
       factor: largest punishment.
@@ -45,10 +46,12 @@ def overlong_penalty(
 
 
 def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
-    """Questions that dynamic sampling keeps: some but not all traces right (DAPO Eq. 11).
+    """True for questions with some but not all traces right, which are kept (DAPO, Eq. 11).
 
-    Outcomes are those before any length penalty. Groups of one are kept, there being nothing to
-    compare.
+    Groups of one are always kept, because there is nothing to compare.
+
+    Args:
+      correct: outcomes, without any length penalty.
     """
     chex.assert_rank(correct, 2)
     if correct.shape[1] == 1:
@@ -57,22 +60,22 @@ def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of this method."""
+    """Yields an error line for each setting that the method cannot train with."""
     loss = config.loss
     yield from family.problems(config)
     if not loss.clip_high > loss.clip_low:
         yield (
-            f"loss.clip_high={written(loss.clip_high)}: method=dapo needs more than "
-            f"loss.clip_low={written(loss.clip_low)}; write a larger one "
-            "(configs/methods/dapo.yaml has it)"
+            f"loss.clip_high={written(loss.clip_high)}: method=dapo needs a value above "
+            f"loss.clip_low={written(loss.clip_low)}; write a larger value "
+            "(configs/methods/dapo.yaml has one)"
         )
 
 
 def make(config: Config) -> Method:
-    """GRPO advantages of +-1 minus the overlong punishment, on questions with mixed outcomes.
+    """Returns DAPO: GRPO on rewards of +-1 plus the overlong punishment, with dynamic sampling.
 
-    The punishment starts a fifth before the longest possible response, the publication's 4096 of
-    20480 tokens.
+    By default, the punishment covers the last fifth before the longest possible response, as in the
+    publication (4096 of 20480 tokens). Only questions with mixed outcomes are kept.
     """
     settings = config.dapo
     longest = config.budget.max + config.rollout.answer_tokens
@@ -99,12 +102,14 @@ def make(config: Config) -> Method:
             "dapo/mixed_share": jnp.mean(mixed(batch)),
         }
 
-    resample = DynamicSampling(mixed, settings.max_rounds) if settings.dynamic_sampling else None
+    dynamic_sampling = None
+    if settings.dynamic_sampling:
+        dynamic_sampling = DynamicSampling(mixed, settings.max_rounds)
     return family.grpo_family(
         config,
         "DAPO",
         reward=reward,
         metrics=metrics,
-        dynamic_sampling=resample,
+        dynamic_sampling=dynamic_sampling,
         published=PUBLISHED,
     )

@@ -1,4 +1,4 @@
-"""DLER (arXiv 2510.15110): truncation alone, with advantages whitened over the batch's tokens."""
+"""DLER (arXiv 2510.15110): truncation as the only length penalty, and whitened advantages."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ PUBLISHED = {
 
 
 def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Float[Array, "Q G"]:
-    """Advantages with mean 0 and deviation 1 over the tokens of a batch.
+    """Scales advantages to mean 0 and standard deviation 1 over the tokens of a batch.
 
         (A - m) / sqrt(v + 1e-8),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
 
     Args:
-      advantages: one per trace, for each of its tokens.
-      tokens: n, tokens of each trace; 0 for those that have no part in the loss.
+      advantages: A, one per trace, the same for all its tokens.
+      tokens: n, tokens of each trace; 0 for a trace that is not in the loss.
     """
     advantages = jax.lax.stop_gradient(advantages)
     total = tokens.sum()
@@ -54,15 +54,17 @@ def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Floa
 
 
 def make(config: Config) -> Method:
-    """1 for a right answer after thinking that ended within the budget, else 0."""
+    """Returns DLER: a right answer earns 1 if the thinking ended within the budget, else 0."""
     settings = config.dapo
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
         return batch.outcomes[..., -1] * batch.closed
 
     def useful(batch: GroupBatch) -> Bool[Array, "Q"]:
-        # By the answers, also where a mixture of rewards is paid for them.
-        right = batch.by_reward[CORRECT].mean(-1) if batch.by_reward else batch.outcomes
+        right = batch.outcomes
+        if batch.by_reward:
+            # Outcomes then are a mixture of rewards, and only correctness decides here.
+            right = batch.by_reward[CORRECT].mean(-1)
         return dynamic_keep(right[..., -1] * batch.closed)
 
     def advantages(
@@ -70,10 +72,11 @@ def make(config: Config) -> Method:
     ) -> Advantages:
         assert batch.sampled is not None and batch.answer_lengths is not None
         centred = group_advantage(rewards[..., 0])
-        # A response that was cut has no answer: the one forced here takes no part.
-        of_cut = 0 if config.loss.overlong_filter else batch.thinking
-        whole = batch.sampled + batch.answer_lengths[..., -1]
-        tokens = jnp.where(batch.closed, whole, of_cut)
+        # In the publication a truncated response has no answer, so the forced answer counts for
+        # nothing.
+        tokens_if_truncated = 0 if config.loss.overlong_filter else batch.thinking
+        tokens_if_closed = batch.sampled + batch.answer_lengths[..., -1]
+        tokens = jnp.where(batch.closed, tokens_if_closed, tokens_if_truncated)
         if settings.dynamic_sampling:
             tokens = jnp.where(useful(batch)[:, None], tokens, 0)
         shared = whitened(centred, tokens)
@@ -87,13 +90,15 @@ def make(config: Config) -> Method:
             "dler/mixed_share": jnp.mean(useful(batch)),
         }
 
-    resample = DynamicSampling(useful, settings.max_rounds) if settings.dynamic_sampling else None
+    dynamic_sampling = None
+    if settings.dynamic_sampling:
+        dynamic_sampling = DynamicSampling(useful, settings.max_rounds)
     return grpo_family(
         config,
         "DLER",
         reward=reward,
         advantages=advantages,
         metrics=metrics,
-        dynamic_sampling=resample,
+        dynamic_sampling=dynamic_sampling,
         published=PUBLISHED,
     )

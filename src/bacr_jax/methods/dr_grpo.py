@@ -15,5 +15,5 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Correctness minus the group's mean; token losses over a constant length."""
+    """Returns Dr.GRPO: correctness minus the group's mean, token losses over a constant length."""
     return grpo_family(config, "Dr.GRPO", advantages.group_advantage, published=PUBLISHED)

@@ -27,27 +27,31 @@ PUBLISHED = {
 def effort_met(
     lengths: Int[Array, "Q G"], budgets: Int[Array, "Q G"], *, largest: int
 ) -> Bool[Array, "Q G"]:
-    """Whether a trace is short enough for its effort.
+    """True for traces that are short enough for their effort.
 
-        length <= rho T,   rho = b / b_max,   T the mean length of its question's traces at that rho
+        length <= rho T,   rho = b / b_max
+
+    T is the mean length of the question's traces with the same rho.
 
     Args:
-      lengths: thinking tokens, below 2^18, their sum over a question below 2^25.
-      budgets: b, the number that stands for the effort, below 2^18.
+      lengths: thinking tokens, below 2^18; their sum over a question is below 2^25.
+      budgets: b, the number in the prompt that expresses the effort, below 2^18.
       largest: b_max, the number of full effort.
     """
-    alike = budgets[:, :, None] == budgets[:, None, :]
-    total, count = jnp.where(alike, lengths[:, None, :], 0).sum(-1), alike.sum(-1)
-    # In integers, length b_max n <= b total: rounded quotients leave exact ties on either side.
-    # Products may pass int32, so that 12 bits of one factor stand apart.
-    split = lambda x: (x >> 12, x & 0xFFF)
-    ours, most = split(largest * count), split(total)
-    high, low = (budgets * m - lengths * o for m, o in zip(most, ours))
+    has_same_budget = budgets[:, :, None] == budgets[:, None, :]
+    total = jnp.where(has_same_budget, lengths[:, None, :], 0).sum(-1)
+    count = has_same_budget.sum(-1)
+    # The condition, length b_max count <= b total, is evaluated in integers, because rounded
+    # quotients would decide exact ties at random. The products can exceed int32, so the low 12 bits
+    # of b_max count and of total are multiplied separately.
+    scaled_count = largest * count
+    high = budgets * (total >> 12) - lengths * (scaled_count >> 12)
+    low = budgets * (total & 0xFFF) - lengths * (scaled_count & 0xFFF)
     return high + (low >> 12) >= 0
 
 
 def make(config: Config) -> Method:
-    """GRPO on right answers that took at most the told share of the group's mean length."""
+    """Returns GRPO on right answers of at most the prompt's share of the group's mean length."""
 
     def met(batch: GroupBatch) -> Bool[Array, "Q G"]:
         return effort_met(batch.thinking, batch.budgets, largest=config.budget.max)
@@ -58,7 +62,11 @@ def make(config: Config) -> Method:
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
         return {"effort/met_share": met(batch).mean()}
 
-    fields = told_alone(config)
     return grpo_family(
-        config, "Effort", reward=reward, metrics=metrics, published=PUBLISHED, **fields
+        config,
+        "Effort",
+        reward=reward,
+        metrics=metrics,
+        published=PUBLISHED,
+        **told_alone(config),
     )

@@ -1,4 +1,4 @@
-"""Elastic Reasoning (arXiv 2505.05315): GRPO at one small budget, where thinking is cut."""
+"""Elastic Reasoning (arXiv 2505.05315): GRPO with thinking that is cut at one small budget."""
 
 import math
 
@@ -16,7 +16,7 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Correctness of the answer after a forced cut, against the group, over its deviation."""
+    """Returns GRPO whose traces are all cut at `elastic.share` of the largest budget."""
     budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
-    draw = one_budget(config, budget)
-    return grpo_family(config, "Elastic", sample_budgets=draw, published=PUBLISHED)
+    sample_budgets = one_budget(config, budget)
+    return grpo_family(config, "Elastic", sample_budgets=sample_budgets, published=PUBLISHED)

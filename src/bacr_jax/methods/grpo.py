@@ -21,15 +21,22 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Rewards minus the group's mean, over the group's deviation; or each of them so (GDPO)."""
+    """Returns GRPO: rewards minus the group's mean, divided by the group's standard deviation.
+
+    With `reward.apart` each reward of `reward.weights` is normalised separately (GDPO).
+    """
     if not config.reward.apart:
         return grpo_family(config, "GRPO", published=PUBLISHED)
     shares = reward_shares(config)
 
-    def apart(state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None) -> Advantages:
+    def normalised_each(
+        state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
+    ) -> Advantages:
+        # Each is [Q, G, 1], the mean over the answers at the only cut.
         scores = [batch.by_reward[name].mean(-1) for name in shares]
         weights = jnp.array([*shares.values()])
-        shared = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)[..., None]
+        advantage = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)
+        shared = advantage[..., None]
         return Advantages(thinking=shared, answers=shared, baseline=group_mean(rewards))
 
-    return grpo_family(config, "GRPO", advantages=apart, published=PUBLISHED)
+    return grpo_family(config, "GRPO", advantages=normalised_each, published=PUBLISHED)

@@ -1,7 +1,7 @@
-"""What methods share, above all those of one budget, one outcome and one advantage a trace.
+"""Parts that methods share, above all GRPO and its relatives.
 
-GRPO and its relatives differ in the reward of a trace and in how rewards become advantages;
-`grpo_family` is the rest.
+The relatives of GRPO have one budget, and one outcome and one advantage per trace. They differ in
+the reward of a trace and in how rewards become advantages; `grpo_family` builds everything else.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ TraceRewards = Callable[[Any, GroupBatch], Float[Array, "Q G"]]
 SampleBudgets = Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
 
 _FIELD = "not stated; what the field uses"
-# The clipped ratio of tokens, where a publication has one and gives no range.
+# For publications that clip the ratio of tokens without giving a range.
 CLIPPED = {
     "loss.ratio": Published("token", "the ratio of each token's probabilities"),
     "loss.clip_low": Published(0.2, _FIELD),
@@ -30,51 +30,61 @@ NO_ENTROPY = {"loss.entropy_coef": Published(0.0, "the objective has no such ter
 
 
 def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]:
-    """Every question alike: groups by their number of questions."""
+    """Returns each group's share of the questions, so that all questions have equal weight."""
     return sizes / sizes.sum()
 
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
-    """`Method.sample_budgets` of methods that train at one number of tokens alone."""
-    size = config.rollout.group_size
-    return lambda key, state, groups: curriculum.fixed_budgets(budget, shape=(len(groups), size))
+    """Returns a `Method.sample_budgets` that gives every rollout the same budget, in tokens."""
+
+    def sample_budgets(
+        key: Array, state: CurriculumState, groups: Int[Array, "Q"]
+    ) -> Int[Array, "Q G"]:
+        shape = (len(groups), config.rollout.group_size)
+        return curriculum.fixed_budgets(budget, shape=shape)
+
+    return sample_budgets
 
 
 def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-    """Truncation points of each trace (Algorithm 1, line 10)."""
+    """Returns the truncation points of each trace, in tokens (Algorithm 1, line 10)."""
     if config.cuts.kind == "random":
         return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
     return rewards.cut_points(budgets, num_cuts=config.cuts.count)
 
 
 def group_mean(x: PerCut) -> PerCut:
-    """Mean over the rollouts of a question, for each of them."""
+    """Replaces each number by the mean over the rollouts of its question."""
     return jnp.broadcast_to(x.mean(1, keepdims=True), x.shape)
 
 
 def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
-    """Outcome at the largest budget."""
+    """Returns the outcome of each trace at its last cut."""
     return batch.outcomes[..., -1]
 
 
 def needs_a_group(config: Config, what: str) -> Iterator[str]:
-    """The problem of a setting that compares rollouts where a question has only one."""
+    """Yields an error line if a setting compares rollouts but a question has only one.
+
+    Args:
+      what: setting that compares rollouts, as `KEY=VALUE`.
+    """
     if config.rollout.group_size == 1:
-        yield (f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more")
+        yield f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more"
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of any of the family."""
+    """Yields an error line for each setting that a method of the family cannot train with."""
     yield from told_nothing(config)
     yield from needs_a_group(config, f"method={config.method}")
 
 
 def told_nothing(config: Config) -> Iterator[str]:
-    """The problem of words for a method whose traces all have the largest budget."""
+    """Yields an error line if the budget is in the prompt, for methods that have one budget."""
     if config.conditioning.in_words:
         yield (
-            f"conditioning.told={config.conditioning.told}: method={config.method} trains at "
-            "one budget and is never told it; write conditioning.told=nothing, or method=bacr"
+            f"conditioning.told={config.conditioning.told}: method={config.method} trains at one "
+            "budget, which is not in its prompt; write conditioning.told=nothing, or method=bacr"
         )
 
 
@@ -87,13 +97,18 @@ def grpo_family(
     reward: TraceRewards = correctness,
     **hooks: Any,
 ) -> Method:
-    """A method that is never told its budget and trains at the largest one.
+    """Builds a method that trains at the largest budget, which is not an input of the policy.
 
     Args:
-      advantage: from the rewards [Q, G] to advantages [Q, G].
-      centred: from the rewards to rewards minus the method's baseline, for the metrics.
-      **hooks: fields of `Method`, further ones and others than the family's.
+      name: name of the method, for the user.
+      advantage: rewards [Q, G] -> advantages [Q, G].
+      centred: rewards [Q, G] -> rewards minus the method's baseline [Q, G], for the metrics.
+      reward: (state, `GroupBatch`) -> rewards [Q, G]; default is the outcome at the last cut.
+      **hooks: more fields of `Method`; they replace the family's fields of the same name.
     """
+
+    def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:
+        return budgets[..., None]
 
     def rewards(state: Any, batch: GroupBatch) -> PerCut:
         return reward(state, batch)[..., None]
@@ -101,18 +116,18 @@ def grpo_family(
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        shared = advantage(rewards[..., 0])[..., None]
-        return Advantages(
-            thinking=shared, answers=shared, baseline=rewards - centred(rewards[..., 0])[..., None]
-        )
+        trace_rewards = rewards[..., 0]
+        shared = advantage(trace_rewards)[..., None]
+        baseline = rewards - centred(trace_rewards)[..., None]
+        return Advantages(thinking=shared, answers=shared, baseline=baseline)
 
-    of_family: dict[str, Any] = {
+    family_fields: dict[str, Any] = {
         "conditioned": False,
         "uses_value": False,
         "question_weights": by_size,
         "sample_budgets": one_budget(config, config.budget.max),
-        "cuts": lambda key, budgets: budgets[..., None],
+        "cuts": cuts,
         "rewards": rewards,
         "advantages": advantages,
     }
-    return Method(name=name, **of_family | hooks)
+    return Method(name=name, **family_fields | hooks)

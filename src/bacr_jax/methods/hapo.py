@@ -1,4 +1,4 @@
-"""HAPO (arXiv 2505.11225): shorter than the shortest correct response to the question so far."""
+"""HAPO (arXiv 2505.11225): rewards responses below the shortest correct length so far."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
-# History entry of a question that was never answered correctly.
+# History entry of a question without a correct response.
 NO_HISTORY = np.iinfo(np.int32).max
 
-# Its released code leaves these settings of the loss to the trainer that it builds on.
+# For settings of the loss that the released code does not set: they come from its trainer.
 _TRAINER = "TRL's default at the time (recalled)"
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", _TRAINER, verified=False),
@@ -30,7 +30,7 @@ PUBLISHED = {
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
-    """History before training: no question has a correct response."""
+    """Returns the history before training: no question has a correct response."""
     return jnp.full(num_problems, NO_HISTORY, jnp.int32)
 
 
@@ -42,31 +42,40 @@ def length_reward(
     floor: float = -0.7,
     kind: Literal["cosine", "linear"] = "cosine",
 ) -> Float[Array, "..."]:
-    """Length reward relative to the shortest correct response so far.
-
-    With x = length / history,
+    """Returns the length reward relative to the shortest correct response so far.
 
         cosine:  f = cos(min(x, 2) pi/2);        correct: max(floor, f);  wrong: min(0, f)
         linear:  correct: 1 - x if x < 1; 0 up to 1.1; then max(floor, -(x - 1.1))
                  wrong: 0 up to 1.1; then max(-1, -(x - 1.1))
 
-    0 where there is no history. At weight 1 the floor keeps long right answers above wrong ones.
+    x = length / history. With a weight of 1 the floor keeps the total reward of long right answers
+    above wrong answers.
 
     Args:
       history: shortest correct length per question in tokens, broadcast against the rollouts.
-      floor: least reward of a correct response.
+      lengths: tokens of each response.
+      correct: above 1/2 for a right response.
+      floor: smallest reward of a correct response.
+
+    Returns:
+      Reward of each response; 0 for a question without history.
+
+    Raises:
+      ValueError: the kind is unknown.
     """
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
     if kind == "cosine":
         f = jnp.cos(jnp.minimum(x, 2.0) * (np.pi / 2.0))
-        reward = jnp.where(right, jnp.maximum(floor, f), jnp.minimum(0.0, f))
+        reward_if_right = jnp.maximum(floor, f)
+        reward_if_wrong = jnp.minimum(0.0, f)
     elif kind == "linear":
-        over = -jnp.maximum(x - 1.1, 0.0)
-        when_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, over))
-        reward = jnp.where(right, when_right, jnp.maximum(-1.0, over))
+        penalty = -jnp.maximum(x - 1.1, 0.0)
+        reward_if_right = jnp.where(x < 1.0, 1.0 - x, jnp.maximum(floor, penalty))
+        reward_if_wrong = jnp.maximum(-1.0, penalty)
     else:
-        raise ValueError(f"no kind {kind!r}; there are cosine and linear")
+        raise ValueError(f"kind: found {kind!r}; write cosine or linear")
+    reward = jnp.where(right, reward_if_right, reward_if_wrong)
     return jnp.where(history == NO_HISTORY, 0.0, reward)
 
 
@@ -76,7 +85,14 @@ def update_history(
     lengths: Int[Array, "Q G"],
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
-    """The minimum of the history and a batch's shortest correct lengths; it never grows."""
+    """Lowers the history to the shortest correct lengths of a batch; entries never grow.
+
+    Args:
+      history: shortest correct length of each training question, in tokens.
+      problem: index of each question of the batch.
+      lengths: tokens of each response.
+      correct: above 1/2 for a right response.
+    """
     chex.assert_rank([history, problem, lengths, correct], [1, 1, 2, 2])
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     shortest = jnp.min(jnp.where(right, lengths, NO_HISTORY), axis=1)
@@ -84,15 +100,16 @@ def update_history(
 
 
 def make(config: Config) -> Method:
-    """GRPO on correctness plus a length reward relative to each question's own history.
+    """Returns HAPO: GRPO on correctness plus a length reward relative to the question's history.
 
-    The state is that history, one length per training question. A batch is rewarded by the
-    history from before it.
+    The state is the history, one length per training question. The rewards of a batch use the
+    history from before the batch.
     """
     settings = config.hapo
 
     def reward(history: Int[Array, "n"], batch: GroupBatch) -> Float[Array, "Q G"]:
-        shortest, correct = history[batch.questions][:, None], batch.outcomes[..., -1]
+        shortest = history[batch.questions][:, None]
+        correct = batch.outcomes[..., -1]
         bonus = length_reward(
             shortest, batch.lengths, correct, floor=settings.floor, kind=settings.kind
         )
@@ -104,12 +121,12 @@ def make(config: Config) -> Method:
         return update_history(history, batch.questions, batch.lengths, batch.outcomes[..., -1])
 
     def metrics(history: Int[Array, "n"], batch: GroupBatch) -> dict[str, Array]:
-        known = history != NO_HISTORY
-        count = jnp.maximum(known.sum(), 1)
+        has_history = history != NO_HISTORY
+        count = jnp.maximum(has_history.sum(), 1)
         bonus = reward(history, batch) - batch.outcomes[..., -1]
         return {
-            "hapo/known_share": known.mean(),
-            "hapo/shortest_mean": jnp.where(known, history, 0).sum() / count,
+            "hapo/known_share": has_history.mean(),
+            "hapo/shortest_mean": jnp.where(has_history, history, 0).sum() / count,
             "hapo/length_reward": bonus.mean(),
         }
 

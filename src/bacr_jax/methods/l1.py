@@ -1,4 +1,7 @@
-"""L1 (arXiv 2503.04697): told a length in words, and paid for keeping to it, exactly or at most."""
+"""L1 (arXiv 2503.04697): rewards responses for the length in their prompt, exact or as a maximum.
+
+The fields and checks of methods with the budget only in the prompt are shared with `effort`.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from bacr_jax.methods.budget_prior import sample_budgets
 from bacr_jax.methods.method import GroupBatch, Method, Published
 
 _SCRIPT = "its released script (commit 93dd330)"
-# The trainer that L1 and Elastic Reasoning both build on, with the scripts' settings of it.
+# Settings of the trainer that L1 and Elastic Reasoning both build on, as their scripts set them.
 GRPO_OF_VERL = {
     "loss.aggregate": Published("token_mean", "its released trainer: masked mean over tokens"),
     "loss.ratio": Published("token", "its released trainer"),
@@ -46,41 +49,52 @@ def length_reward(
     alpha: float,
     offset: float = 0.5,
 ) -> Float[Array, "*batch"]:
-    """Reward of a response of `lengths` tokens that was told n (L1, Eq. 1 and 2).
+    """Returns the reward of a response with n tokens as its budget (L1, Eq. 1 and 2).
 
-        exact:  right - alpha |n - length|;   max:  right clip(alpha (n - length) + offset, 0, 1)
+        exact:  right - alpha |n - length|
+        max:    right clip(alpha (n - length) + offset, 0, 1)
 
     Args:
       right: correctness in [0, 1].
-      alpha: per token.
+      lengths: tokens of each response.
+      told: n, the budget in the prompt, in tokens.
+      alpha: weight of one token.
+      offset: reward of a right response of exactly n tokens, for "max".
     """
+    remaining = told - lengths
     if kind == "exact":
-        return right - alpha * jnp.abs(told - lengths)
-    return right * jnp.clip(alpha * (told - lengths) + offset, 0.0, 1.0)
+        return right - alpha * jnp.abs(remaining)
+    return right * jnp.clip(alpha * remaining + offset, 0.0, 1.0)
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of a method that tells a budget and holds nobody to it."""
+    """Yields an error line for each problem of a method that has the budget only in the prompt."""
     yield from family.needs_a_group(config, f"method={config.method}")
     if config.conditioning.told != "words":
         yield (
-            f"conditioning.told={config.conditioning.told}: method={config.method} tells its "
-            "budget in words alone; write conditioning.told=words"
+            f"conditioning.told={config.conditioning.told}: method={config.method} has its budget "
+            "only in the prompt; write conditioning.told=words"
         )
 
 
 def told_alone(config: Config) -> dict[str, Any]:
-    """Fields of methods with budgets from the prior, which traces are told but not cut at."""
+    """Returns fields of `Method` for budgets that are in the prompt but do not truncate traces.
+
+    The budgets are drawn from `budget.prior`. Traces are cut at `budget.max`.
+    """
 
     def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:
         return jnp.full((*budgets.shape, 1), config.budget.max, jnp.int32)
 
-    draw = functools.partial(sample_budgets, config)
-    return {"sample_budgets": draw, "cuts": cuts, "held": False}
+    return {
+        "sample_budgets": functools.partial(sample_budgets, config),
+        "cuts": cuts,
+        "held": False,
+    }
 
 
 def make(config: Config) -> Method:
-    """GRPO on correctness and on how far a response's length is from what it was told."""
+    """Returns L1: GRPO on correctness and the distance of the length from the prompt's budget."""
     settings = config.l1
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
@@ -94,8 +108,11 @@ def make(config: Config) -> Method:
         )
 
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
-        over = batch.lengths - batch.budgets
-        return {"l1/deviation": jnp.abs(over).mean(), "l1/over_share": (over > 0).mean()}
+        excess = batch.lengths - batch.budgets
+        return {
+            "l1/deviation": jnp.abs(excess).mean(),
+            "l1/over_share": (excess > 0).mean(),
+        }
 
     return family.grpo_family(
         config,

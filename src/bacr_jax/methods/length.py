@@ -1,4 +1,7 @@
-"""GRPO that prefers short right answers: Laser, ShorterBetter, and GFPO, which learns from few."""
+"""GRPO that prefers short right answers: Laser, ShorterBetter and GFPO.
+
+Laser and ShorterBetter reward short answers. GFPO only learns from the shortest responses.
+"""
 
 import dataclasses
 from typing import Any
@@ -42,69 +45,84 @@ PUBLISHED = {
 def laser_reward(
     right: Float[Array, "*batch"], lengths: Int[Array, "*batch"], *, target: float, bonus: float
 ) -> Float[Array, "*batch"]:
-    """Reward of a response of `lengths` tokens (Laser, arXiv 2505.15612): a step at the target L.
+    """Returns the reward of each response, with a step at the target L (Laser, arXiv 2505.15612).
 
         1 + bonus 1[length <= L] if right, else -1/2
 
     Args:
+      right: correctness; below 1 counts as wrong.
+      lengths: tokens of each response.
       target: L, in tokens.
+      bonus: extra reward of a right response of at most L tokens.
     """
-    return jnp.where(right >= 1.0, 1.0 + bonus * (lengths <= target), -0.5)
+    reward_if_right = 1.0 + bonus * (lengths <= target)
+    return jnp.where(right >= 1.0, reward_if_right, -0.5)
 
 
 def shorter_better_reward(
     right: Float[Array, "Q G"], lengths: Int[Array, "Q G"], *, alpha: float
 ) -> Float[Array, "Q G"]:
-    """Reward by the distance to the shortest right answer (ShorterBetter, arXiv 2504.21370).
+    """Returns rewards by the distance to the shortest right answer (ShorterBetter, 2504.21370).
 
-        2 right - alpha |length - n|,   n the length of the group's shortest right response,
-                                        or its mean length where none is right
+        2 right - alpha |length - n|
+
+    n is the length of the group's shortest right response, or the group's mean length if no
+    response is right.
 
     Args:
-      alpha: per token.
+      right: correctness; below 1 counts as wrong.
+      lengths: tokens of each response.
+      alpha: weight of one token.
     """
-    longest = jnp.iinfo(lengths.dtype).max
-    best = jnp.where(right >= 1.0, lengths, longest).min(-1, keepdims=True)
-    none = (right < 1.0).all(-1, keepdims=True)
-    optimal = jnp.where(none, lengths.mean(-1, keepdims=True), best)
+    largest_integer = jnp.iinfo(lengths.dtype).max
+    is_right = right >= 1.0
+    shortest_right = jnp.where(is_right, lengths, largest_integer).min(-1, keepdims=True)
+    none_is_right = (right < 1.0).all(-1, keepdims=True)
+    mean_length = lengths.mean(-1, keepdims=True)
+    optimal = jnp.where(none_is_right, mean_length, shortest_right)
     return 2.0 * right - alpha * jnp.abs(lengths - optimal)
 
 
 def shortest(lengths: Int[Array, "Q G"], count: int) -> Bool[Array, "Q G"]:
-    """The `count` shortest responses of each group; of equals the earlier ones."""
-    rank = jnp.argsort(jnp.argsort(lengths, axis=-1, stable=True), axis=-1, stable=True)
+    """True for the `count` shortest responses of each group; ties go to earlier responses."""
+    order = jnp.argsort(lengths, axis=-1, stable=True)
+    rank = jnp.argsort(order, axis=-1, stable=True)
     return rank < count
 
 
 def filtered_advantage(
     rewards: Float[Array, "Q G"], kept: Bool[Array, "Q G"]
 ) -> Float[Array, "Q G"]:
-    """GRPO's advantage within the responses S that are kept, and 0 outside (GFPO, 2508.09726).
+    """Returns GRPO's advantage within a subset S of each group, and 0 outside (GFPO, 2508.09726).
 
         A_i = (R_i - mean_S R) / (std_S R + 1e-6)
 
     Args:
-      kept: S, at least one of a group.
+      kept: True for the responses in S, at least one per group.
     """
     rewards = jax.lax.stop_gradient(rewards)
-    # Equal rewards are 0 then, and so is their mean, where rounding would leave some of it.
-    rewards -= jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
-    centred = rewards - masked_mean(rewards, kept, -1, keepdims=True)
-    spread = masked_std(rewards, kept, -1, keepdims=True)
+    # The largest reward is subtracted first, so that equal rewards give exactly 0 in spite of
+    # rounding.
+    largest_reward = jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
+    shifted = rewards - largest_reward
+    centred = shifted - masked_mean(shifted, kept, -1, keepdims=True)
+    spread = masked_std(shifted, kept, -1, keepdims=True)
     return jnp.where(kept, centred / (spread + 1e-6), 0.0)
 
 
 def make(config: Config) -> Method:
-    """The one that `length.kind` names."""
-    settings, largest = config.length, config.budget.max
+    """Returns the method that `length.kind` names."""
+    settings = config.length
+    largest_budget = config.budget.max
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
         right = correctness(state, batch)
         if settings.kind == "laser":
-            target = settings.target * largest
+            target = settings.target * largest_budget
             return laser_reward(right, batch.lengths, target=target, bonus=settings.weight)
         if settings.kind == "shorter_better":
-            return shorter_better_reward(right, batch.lengths, alpha=settings.weight / largest)
+            alpha = settings.weight / largest_budget
+            return shorter_better_reward(right, batch.lengths, alpha=alpha)
         return right
 
     method = grpo_family(
@@ -116,15 +134,17 @@ def make(config: Config) -> Method:
     )
     if settings.kind != "gfpo":
         return method
+    # Two at least, because advantages within a subset of one are 0.
     count = max(2, round(settings.kept * config.rollout.group_size))
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        kept = shortest(batch.lengths, count)
-        shared = filtered_advantage(rewards[..., 0], kept)[..., None]
-        mean = masked_mean(rewards[..., 0], kept, -1, keepdims=True)
+        trace_rewards = rewards[..., 0]
+        is_kept = shortest(batch.lengths, count)
+        shared = filtered_advantage(trace_rewards, is_kept)[..., None]
+        mean = masked_mean(trace_rewards, is_kept, -1, keepdims=True)
         baseline = jnp.broadcast_to(mean[..., None], rewards.shape)
-        return Advantages(shared, shared, baseline, keep=kept)
+        return Advantages(thinking=shared, answers=shared, baseline=baseline, keep=is_kept)
 
     return dataclasses.replace(method, advantages=advantages)

@@ -1,4 +1,7 @@
-"""What a method is: pure functions that the loop calls in the order of Algorithm 1."""
+"""Defines `Method`, a set of pure functions that the training loop calls, and their data types.
+
+The modules of this package build one `Method` each. Nothing here computes a reward or an advantage.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +22,31 @@ PerCut = Float[Array, "Q G M"]
 
 @pytree
 class GroupBatch:
-    """What a method may look at when it makes rewards of a batch: Q questions, G rollouts each.
+    """Inputs of a method's rewards and advantages: Q questions with G rollouts each.
 
     Attributes:
       questions: index of each question in the training set.
-      cuts: thinking tokens up to which each segment goes; a grace window belongs to the last, and
-        a closing tag of several tokens to the segment whose cut falls into it.
-      outcomes: correctness at each cut in [0, 1], averaged over the answers of a cut; the score of
-        a verifier of one's own.
-      by_answer: correctness of every answer of a cut.
-      lengths: response tokens of each rollout: thinking and the answer at its end, without what
-        was forced.
-      closed: the thinking ended by itself, before the budget.
-      closed_by_tag: it did so with its closing tag, not by ending the turn.
-      surprise: how improbable each thinking segment's tokens were (`advantages.segment_surprise`).
+      budgets: thinking budget of each rollout, in tokens.
+      cuts: end of each segment, in thinking tokens. A grace window belongs to the last segment; a
+        closing tag of several tokens belongs to the segment whose cut is inside the tag.
+      outcomes: score of each cut in [0, 1], averaged over its answers: correctness, the score of
+        a user's verifier, or the sum of several rewards weighted by `reward.weights`.
+      by_answer: score of every answer of a cut.
+      thinking: thinking tokens of each rollout.
+      lengths: response tokens of each rollout: thinking and the answer at its end, without forced
+        tokens.
+      closed: True if the thinking ended by itself, before the budget.
+      closed_by_tag: True if the thinking ended with its closing tag, not by ending the turn.
+      surprise: sum of (1 - p)^2 over each thinking segment (`advantages.segment_surprise`).
       fraction: share of training done, in [0, 1].
-      extra: [Q, G] numbers that the method's own `read` and `read_answers` found in the text.
+      extra: [Q, G] numbers that the method's `read` and `read_answers` extracted from the text.
       path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
         last one (`advantages.token_baseline`); None unless the method `needs_path`.
       answer_lengths: sampled tokens of the first answer at each cut.
-      sampled: those of each rollout up to its answer, its thinking and its closing tag: the loss's.
-      by_reward: score of every answer by each of reward.weights, correctness among them; empty:
-        that is all there is. What a method is paid for has them mixed in `outcomes`.
+      sampled: sampled tokens of each rollout before its answer, which are in the loss: thinking and
+        closing tag.
+      by_reward: score of every answer by each reward of `reward.weights`, correctness included;
+        empty if correctness is the only reward.
     """
 
     questions: Int[Array, "Q"]
@@ -63,17 +69,16 @@ class GroupBatch:
 
 @pytree
 class Advantages:
-    """Advantages as the learner wants them.
+    """Advantages of a batch, as a method returns them to the learner.
 
     Attributes:
       thinking: advantage of each thinking segment (tokens up to cut j, after cut j - 1).
-      answers: advantage of the answers at each cut, before answers that serve several cuts are
-        summed; [Q, G, M], or one more axis with several answers per cut.
-      baseline: what the method subtracts from `returns`, for the metrics.
-      returns: what each thinking segment is paid, before baseline and scale; None: the rewards.
-      keep: rollouts that count in the loss; None: all.
-      tokens: advantage of each thinking token, where it differs within a segment; None: that of
-        its segment.
+      answers: advantage of the answers at each cut, before the advantages of cuts that share an
+        answer are added; [Q, G, M], or one more axis with several answers per cut.
+      baseline: number that the method subtracts from `returns`, for the metrics.
+      returns: return of each thinking segment before baseline and scale; None for the rewards.
+      keep: rollouts that count in the loss; None for all.
+      tokens: advantage of each thinking token; None if the tokens of a segment share its advantage.
     """
 
     thinking: Float[Array, "Q G M"]
@@ -86,10 +91,10 @@ class Advantages:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Sampling more questions until enough are of use (DAPO).
+    """Settings of dynamic sampling: more questions are sampled until enough are useful (DAPO).
 
     Attributes:
-      keep: `GroupBatch` -> questions of use [Q].
+      keep: `GroupBatch` -> bool [Q], True for useful questions.
       max_rounds: most rounds of sampling in an iteration, the first one included.
     """
 
@@ -99,15 +104,16 @@ class DynamicSampling:
 
 @dataclass(frozen=True)
 class RejectionSFT:
-    """A supervised stage before training, on the policy's own correct responses.
+    """Settings of a supervised stage before training, on correct responses of the policy.
 
     Attributes:
-      questions: training questions answered once; None: all.
-      learning_rate: their constant rate.
+      questions: number of training questions, each answered once; None for all.
+      steps: number of optimizer steps.
+      learning_rate: constant learning rate of the stage.
       batch_tokens: tokens per step, padding included.
-      opening: length of a response in tokens -> text put before it, to be learned.
-      update_state: (state, lengths [n], correct [n]) -> the method's state after the stage;
-        lengths are 0 where nothing was asked.
+      opening: length of a response in tokens -> text before the response, which is also learned.
+      update_state: (state, lengths [n], correct [n]) -> the method's state after the stage, for n
+        training questions; the length is 0 if the question was not answered.
     """
 
     questions: int | None
@@ -123,9 +129,9 @@ class Published:
     """A setting that a publication prescribes.
 
     Attributes:
-      value: of the config key.
-      source: where it is said; or whose choice it is, where the publication says nothing.
-      defining: with another value it is another method; such a config is refused.
+      value: prescribed value of the config key.
+      source: section or code with the value, or who chose it if the publication has none.
+      defining: True if another value makes it another method; such a config is refused.
       verified: False if the value was not compared with the publication or its released code.
         `bacr methods` lists such settings.
     """
@@ -140,12 +146,13 @@ class Published:
 class Method:
     """A training method as a composition of pure functions.
 
-    The functions on arrays are jitted by the loop, with the method as a static argument (equal to
-    itself alone); `state` is the method's own pytree, saved with every checkpoint.
+    The loop jits the functions on arrays with the method as a static argument, which is only equal
+    to itself. `state` is a pytree of the method, saved with every checkpoint.
 
     Attributes:
-      conditioned: the policy is told its budget.
-      uses_value: a value head predicts rewards.
+      name: name of the method, for the user.
+      conditioned: True if the budget is an input of the policy, as an embedding.
+      uses_value: True if a value head predicts rewards.
       question_weights: (curriculum, group sizes [K]) -> probability of each difficulty group [K].
       sample_budgets: (key, curriculum, groups [Q]) -> budgets [Q, G] in tokens.
       cuts: (key, budgets [Q, G]) -> truncation points [Q, G, M] in tokens, nondecreasing.
@@ -155,22 +162,26 @@ class Method:
       update: (state, `GroupBatch`, rewards, values or None) -> state after the batch.
       metrics: (state, `GroupBatch`) -> scalars by `group/name`, from the state before the batch.
       answers: answers A sampled at every cut.
-      needs_path: `GroupBatch.path` is wanted, which takes a forward pass of the learner.
-      follows_prior: traces end at budgets drawn as `budget.prior` says; else as the method has it.
-      held: a trace is cut at its budget; else at `budget.max`, and its budget is told in words.
-      pays_by_verdicts: its rewards ask whether an answer is right, which a mixture of rewards
-        (`reward.weights`) doesn't say.
-      own_cuts: cuts are shares of the budget, to be taken of each trace's own length.
-      dynamic_sampling: when more questions are to be sampled; None: never.
-      declares_budget: responses open with a budget, in a prompt format of their own.
+      needs_path: True if the method reads `GroupBatch.path`, which takes a forward pass of the
+        learner.
+      follows_prior: True if traces end at budgets drawn from `budget.prior`; False if the method
+        chooses the budgets.
+      held: True if a trace is cut at its budget. False if it is cut at `budget.max` and its budget
+        is only in the prompt.
+      pays_by_verdicts: True if rewards depend on whether an answer is right, which cannot be read
+        from a mixture of rewards (`reward.weights`).
+      own_cuts: True if cuts are shares of the budget, which are scaled to each trace's length.
+      dynamic_sampling: when to sample more questions; None for never.
+      declares_budget: True if responses open with a budget, in a separate prompt format.
       read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
-        the host; None: the text is not looked at.
-      read_answers: the same for the answers: (text of each answer, with its tags, by row) -> arrays
-        [rows]; None: only the grader reads them.
-      rejection_sft: the method's own supervised stage before training; None: there is none.
-      published: what its publication prescribes, by config key, of the keys that it reads; a
-        config that says otherwise departs from it, or is refused where the setting defines the
-        method. A method of one's own has none, whatever it was made from.
+        the host; None if the method does not read the thinking.
+      read_answers: (text of each answer, with its tags, by row) -> arrays [rows] for
+        `GroupBatch.extra`; None if only the grader reads the answers.
+      rejection_sft: supervised stage of the method before training; None if it has none.
+      published: settings that the publication prescribes, by config key, of the keys that the
+        method reads. A config with another value departs from the publication, or is refused if the
+        setting defines the method. Always empty for a user's method, also if it was built from a
+        method of this package.
     """
 
     name: str
@@ -199,7 +210,8 @@ class Method:
 
     @functools.cached_property
     def num_cuts(self) -> int:
-        """Cuts M of each trace."""
+        """Returns the number of cuts M of each trace, from the shape of `cuts` only."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        return int(jax.eval_shape(self.cuts, key, one_budget).shape[-1])
+        cuts = jax.eval_shape(self.cuts, key, one_budget)
+        return int(cuts.shape[-1])

@@ -1,4 +1,4 @@
-"""Where a config departs from what its method's publication prescribes (`Method.published`)."""
+"""Compares a config with the settings that its method's publication prescribes."""
 
 import functools
 from collections.abc import Mapping
@@ -10,32 +10,37 @@ from bacr_jax.methods.method import Method, Published
 
 
 def given_by(config: Config, key: str) -> Any:
-    """The value of a dotted key."""
+    """Returns the config's value of a dotted key."""
     return functools.reduce(getattr, key.split("."), config)
 
 
 def departures(config: Config, method: Method) -> list[str]:
-    """Settings that are not the publication's, as `KEY=VALUE (published: VALUE)`.
+    """Lists settings that differ from the publication, as `KEY=VALUE (published: VALUE)`.
 
     Args:
-      method: made from it. One that publishes nothing departs from nothing.
+      method: method made from the config; without published settings the list is empty.
     """
-    return [
-        f"{key}={written(given_by(config, key))} (published: {written(setting.value)})"
-        for key, setting in method.published.items()
-        if given_by(config, key) != setting.value
-    ]
+    lines = []
+    for key, setting in method.published.items():
+        value = given_by(config, key)
+        if value != setting.value:
+            lines.append(f"{key}={written(value)} (published: {written(setting.value)})")
+    return lines
 
 
 def redefinitions(config: Config, published: Mapping[str, Published]) -> list[str]:
-    """One line for each setting under which the method would be another one."""
-    return [
-        f"{key}={written(given_by(config, key))}: method={config.method} is defined with "
-        f"{written(setting.value)}; write {key}={written(setting.value)} "
-        f"(configs/methods/{config.method}.yaml has it)"
-        for key, setting in published.items()
-        if setting.defining and given_by(config, key) != setting.value
-    ]
+    """Returns one error line for each setting that would turn the method into another method."""
+    lines = []
+    for key, setting in published.items():
+        value = given_by(config, key)
+        if not setting.defining or value == setting.value:
+            continue
+        lines.append(
+            f"{key}={written(value)}: method={config.method} is defined with "
+            f"{written(setting.value)}; write {key}={written(setting.value)} "
+            f"(configs/methods/{config.method}.yaml has it)"
+        )
+    return lines
 
 
 def unverified(method: Method) -> list[str]:

@@ -1,6 +1,8 @@
-"""Methods by name: those of this room, and files and modules of one's own."""
+"""Finds methods by name: the built-in methods, and a user's files and modules.
 
-import contextlib
+Runs and the command line call it. It checks a config against its method before a device is used.
+"""
+
 import dataclasses
 import difflib
 import importlib
@@ -17,7 +19,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
-# Modules of this room that are no methods.
+# Modules of this package that do not define a method.
 _NO_METHODS = (
     *("__init__", "bacr_settings", "budget_prior", "grpo_family", "method", "published"),
     *("registry", "reward_terms"),
@@ -25,63 +27,84 @@ _NO_METHODS = (
 
 
 def built_in_methods() -> list[str]:
-    """Names of the methods that come with the package: the modules of this room."""
-    names = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return sorted(name for name in names if name not in _NO_METHODS)
+    """Returns the sorted names of the methods that come with the package."""
+    modules = [path.stem for path in Path(__file__).parent.glob("*.py")]
+    return sorted(name for name in modules if name not in _NO_METHODS)
 
 
 def load_method(config: Config) -> Method:
-    """The method that `config.method` names.
+    """Loads the method that `config.method` names.
 
-    A built-in by name; your own as the path of a Python file, or as a module path, with a function
-    `make(config) -> Method`.
+    The name is a built-in method, the path of a Python file, or a module path. The file or module
+    must have a function `make(config) -> Method`.
+
+    Raises:
+      UserError: the method cannot be loaded, or the config contradicts it.
     """
     method = make_method(config)
     for problem in redefinitions(config, method.published):
         raise UserError(problem)
     if method.conditioned and not method.held:
         raise UserError(
-            f"method={config.method}: found conditioned=True with held=False; an embedding tells "
-            "budgets that are held, so write conditioned=False and conditioning.told=words"
+            f"method={config.method}: found conditioned=True with held=False; an embedding needs "
+            "traces that are cut at their budget, so write conditioned=False and "
+            "conditioning.told=words"
         )
-    return overlong_filtered(method) if config.loss.overlong_filter else method
+    if config.loss.overlong_filter:
+        return overlong_filtered(method)
+    return method
 
 
 def overlong_filtered(method: Method) -> Method:
-    """The method without the traces in its loss that the budget cut (DAPO's overlong filtering)."""
+    """Returns the method with truncated traces left out of its loss (DAPO's overlong filtering)."""
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        found = method.advantages(state, batch, rewards, values)
-        keep = batch.closed if found.keep is None else found.keep & batch.closed
-        return dataclasses.replace(found, keep=keep)
+        unfiltered = method.advantages(state, batch, rewards, values)
+        keep = batch.closed
+        if unfiltered.keep is not None:
+            keep = unfiltered.keep & batch.closed
+        return dataclasses.replace(unfiltered, keep=keep)
 
     return dataclasses.replace(method, advantages=advantages)
 
 
 def declares_budget(config: Config) -> bool:
-    """Whether responses under the config's method open with a budget; its loss does not matter."""
+    """True if responses under the config's method open with a budget.
+
+    Unlike `load_method`, it accepts a config whose other settings contradict the method.
+    """
     return make_method(config).declares_budget
 
 
 def built_in_departures(config: Config) -> list[str]:
-    """Where a config departs from its method's publication; a method of one's own is not loaded."""
-    ours = config.method in built_in_methods()
-    return departures(config, load_method(config)) if ours else []
+    """Lists a config's departures from its method's publication.
+
+    The list is empty for a user's method, which is not loaded.
+    """
+    if config.method not in built_in_methods():
+        return []
+    return departures(config, load_method(config))
 
 
 def advice(config: Config) -> list[str]:
-    """What the settings of a method of this room would do better with; a run says it."""
+    """Returns one line for each setting that a built-in method advises against.
+
+    A run prints these lines and goes on.
+    """
     if config.method not in built_in_methods():
         return []
-    return list(getattr(_module(config.method), "advice", lambda _: ())(config))
+    module = _module(config.method)
+    if not hasattr(module, "advice"):
+        return []
+    return list(module.advice(config))
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with `config.method` and the settings that it reads, one line each.
+    """Yields one error line for each problem of `config.method` and of the settings it reads.
 
-    Looks at no device. Methods of one's own are loaded, and asked, when a run starts.
+    No device is used. A user's method is not loaded: `load_method` checks it when a run starts.
     """
     if config.reward.apart and config.method != "grpo":
         yield (
@@ -92,37 +115,47 @@ def problems(config: Config) -> Iterator[str]:
         yield from _name_problems(config.method)
         return
     module = _module(config.method)
-    if own := list(getattr(module, "problems", lambda _: ())(config)):
-        yield from own
+    method_problems = list(module.problems(config)) if hasattr(module, "problems") else []
+    if method_problems:
+        yield from method_problems
         return
     method = module.make(config)
     yield from _ahead_problems(config, method)
     yield from redefinitions(config, method.published)
     if method.pays_by_verdicts and reward_shares(config):
         yield (
-            f"reward.weights: method={config.method} pays by whether an answer is right, which a "
-            "mixture of rewards doesn't say; write {}, or another method such as grpo"
+            f"reward.weights: method={config.method} rewards an answer for being right, which "
+            "cannot be read from a mixture of rewards; write {}, or another method such as grpo"
         )
 
 
 def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
+    """Yields an error line if dynamic sampling is combined with rollouts ahead of the grading."""
     if config.rollout.ahead and method.dynamic_sampling is not None:
         yield (
-            f"rollout.ahead=1: how often {method.name} samples on is known once answers are "
-            "graded; write dapo.dynamic_sampling=false, or 0"
+            f"rollout.ahead=1: {method.name} decides after grading whether to sample more "
+            "questions; write dapo.dynamic_sampling=false, or rollout.ahead=0"
         )
 
 
 def make_method(config: Config) -> Method:
-    """What the method's own `make` gives, whether or not the config redefines it."""
+    """Builds the method that `config.method` names, without checking that the config fits it.
+
+    Raises:
+      UserError: the module cannot be imported, has no `make`, or `make` fails or returns something
+        else than a `Method`.
+    """
     name = config.method
     make = getattr(_module(name), "make", None)
     if not callable(make):
         raise UserError(
             f"method: {name!r} has no function make(config); write one that returns a Method"
         )
-    ours = name in built_in_methods()
-    method = make(config) if ours else guarded("method", name, "make(config)", lambda: make(config))
+    is_built_in = name in built_in_methods()
+    if is_built_in:
+        method = make(config)
+    else:
+        method = guarded("method", name, "make(config)", lambda: make(config))
     if not isinstance(method, Method):
         raise UserError(
             f"method: make(config) of {name!r} returned {type(method).__name__}, "
@@ -130,41 +163,60 @@ def make_method(config: Config) -> Method:
         )
     for problem in _ahead_problems(config, method):
         raise UserError(problem)
-    # One's own may be made from a built-in one, but is another.
-    return method if ours else dataclasses.replace(method, published={})
+    if is_built_in:
+        return method
+    # A user's method may be built from a built-in method, but is not the published method.
+    return dataclasses.replace(method, published={})
 
 
 def _name_problems(name: str) -> Iterator[str]:
-    """A `method` that is neither here, nor a file, nor a module."""
+    """Yields an error line if `method` is neither a built-in method, nor a file, nor a module."""
     if name.endswith(".py"):
         if not Path(name).is_file():
-            write = nearest(Path(name), "the path of a Python file with make(config)")
-            yield f"method: no file {name!r}; write {write}"
+            suggestion = nearest(Path(name), "the path of a Python file with make(config)")
+            yield f"method: no file {name!r}; write {suggestion}"
         return
+    if _is_importable(name):
+        return
+    yield (
+        f"method: found {name!r}, neither a built-in method nor an importable module; write "
+        f"{_suggestion(name)}, or the path of a Python file or module with a function make(config)"
+    )
+
+
+def _is_importable(name: str) -> bool:
+    """True if a dotted name starts with a module that Python can find; nothing is imported."""
     parts = name.split(".")
-    importable = False
-    if all(part.isidentifier() for part in parts):
-        with contextlib.suppress(ImportError, ValueError):
-            importable = importlib.util.find_spec(parts[0]) is not None
-    if not importable:
-        known = built_in_methods()
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        choice = near[0] if near else f"one of {', '.join(known)}"
-        if name in ("cot", "self_consistency"):
-            choice = "bacr evaluate, since it trains nothing"
-        yield (
-            f"method: found {name!r}, neither a method here nor an importable module; write "
-            f"{choice}, or the path of a Python file or module with a function make(config)"
-        )
+    if not all(part.isidentifier() for part in parts):
+        return False
+    try:
+        return importlib.util.find_spec(parts[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _suggestion(name: str) -> str:
+    """Returns what to write instead of an unknown method name."""
+    if name in ("cot", "self_consistency"):
+        return "bacr evaluate, since it trains nothing"
+    choices = built_in_methods()
+    similar_names = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.4)
+    if similar_names:
+        return similar_names[0]
+    return f"one of {', '.join(choices)}"
 
 
 def _module(name: str) -> Any:
-    """The module of a method."""
-    path_of = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
+    """Imports the module of a method.
+
+    Raises:
+      UserError: the module cannot be imported, or raises an error.
+    """
+    module_path = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
     try:
         if name.endswith(".py"):
             return module_of_file("method", name)
-        return guarded("method", name, "the import", lambda: importlib.import_module(path_of))
+        return guarded("method", name, "the import", lambda: importlib.import_module(module_path))
     except (ImportError, SyntaxError) as error:
         raise UserError(
             f"method: can't import {name!r} ({error}); write one of "

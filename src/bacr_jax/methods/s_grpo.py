@@ -1,4 +1,7 @@
-"""S-GRPO (arXiv 2505.07686): one trace left at several places, earlier right answers paid more."""
+"""S-GRPO (arXiv 2505.07686): one trace with several exits; earlier right answers earn more.
+
+An exit is a cut: the thinking ends there and the policy answers.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ PUBLISHED = {
         8, "8 exits a question; whether the whole trace is one: unchecked", verified=False
     ),
     "cuts.kind": Published("random", "exits uniform over the trace"),
-    # With every exit's 1 / |o| in the advantages a row is their mean.
+    # The advantages contain each exit's 1 / |o|, so the sum over a row is the mean over its exits.
     "loss.aggregate": Published("seq_mean_token_sum", _NOTES, defining=True, verified=False),
     **CLIPPED,
     **NO_ENTROPY,
@@ -31,27 +34,41 @@ PUBLISHED = {
 def decaying_reward(
     right: Bool[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Reward of every exit: halved with each right one before it.
+    """Returns the reward of every exit, which halves with each earlier right exit.
 
-        r_i = 2^(1 - N_i) if exit i is right, else 0;  N_i right exits up to and with i
+        r_i = 2^(1 - N_i) if exit i is right, else 0
+
+    N_i is the number of right exits up to and including i. Exits that share an answer count once
+    and have the same reward.
 
     Args:
-      right: whether the answer at each exit is right; the exits stand in the trace's order.
-      source: the exit whose answer serves this one (`rewards.distinct_cuts`); such count once.
+      right: True for exits with a right answer, in the order of the trace.
+      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
     """
-    own = source == jnp.arange(source.shape[-1])
-    count = jnp.cumsum(right & own, axis=-1)
-    paid = jnp.where(right, jnp.exp2(1.0 - count), 0.0)
-    return jnp.take_along_axis(paid, source, axis=-1)
+    right_exits = jnp.cumsum(right & _has_answer(source), axis=-1)
+    rewards = jnp.where(right, jnp.exp2(1.0 - right_exits), 0.0)
+    return jnp.take_along_axis(rewards, source, axis=-1)
+
+
+def _has_answer(source: Int[Array, "*batch M"]) -> Bool[Array, "*batch M"]:
+    """True for exits with a sampled answer, False for exits that use the answer of another exit."""
+    return source == jnp.arange(source.shape[-1])
 
 
 def serial_advantage(
     rewards: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Reward less the mean over the distinct exits of the same trace, by no deviation."""
-    own = source == jnp.arange(source.shape[-1])
+    """Subtracts the mean over the distinct exits of the same trace from each reward.
+
+    There is no division by a standard deviation.
+
+    Args:
+      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
+    """
+    is_distinct = _has_answer(source)
     rewards = jax.lax.stop_gradient(rewards)
-    mean = jnp.where(own, rewards, 0.0).sum(-1, keepdims=True) / own.sum(-1, keepdims=True)
+    total = jnp.where(is_distinct, rewards, 0.0).sum(-1, keepdims=True)
+    mean = total / is_distinct.sum(-1, keepdims=True)
     return rewards - mean
 
 
@@ -61,35 +78,48 @@ def exit_credit(
     answered: Int[Array, "*batch M"],
     source: Int[Array, "*batch M"],
 ) -> tuple[Float[Array, "*batch M"], Float[Array, "*batch M"]]:
-    """The mean over exits of A_i / |o_i|, for each token of response i, by segment and by answer.
+    """Divides the advantages of a trace's responses among its thinking segments and answers.
 
-    Response i is the thinking up to exit i and the answer there; a thinking token belongs to all
-    responses that end at its segment or later.
+        c_i = A_i / |o_i| / K
+        answer i:    c_i
+        segment s:   sum_{i >= s} c_i
+
+    Response o_i is the thinking up to exit i and the answer at exit i; |o_i| is its length and K is
+    the number of distinct exits. A thinking token belongs to every response that ends at its
+    segment or later.
 
     Args:
-      kept: thinking tokens of each response, a whole trace's closing tag among them.
-      answered: sampled tokens of its answer.
+      advantage: A of each response.
+      kept: thinking tokens of each response, including the closing tag if the trace is not cut.
+      answered: sampled tokens of each response's answer.
+      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:
-      What the thinking segments get, and what the answers get.
+      Credit of each token of the thinking segments, and credit of each token of the answers.
     """
-    own = source == jnp.arange(source.shape[-1])
-    each = advantage / jnp.maximum(kept + answered, 1) / own.sum(-1, keepdims=True)
-    # Of exits at one place the last owns the closing tag, which is sampled after the thinking.
-    last = jnp.concatenate([source[..., 1:] != source[..., :-1], own[..., :1]], axis=-1)
-    thinking = to_go(jnp.where(last, each, 0.0), jnp.ones(source.shape[-1], each.dtype))
-    return thinking, jnp.where(own, each, 0.0)
+    is_distinct = _has_answer(source)
+    num_exits = is_distinct.sum(-1, keepdims=True)
+    credit = advantage / jnp.maximum(kept + answered, 1) / num_exits
+    # Exits at the same position share an answer. The thinking takes its credit from the last of
+    # them, because the closing tag, sampled after the thinking, belongs to the last segment.
+    differs_from_next = source[..., 1:] != source[..., :-1]
+    final_exit = jnp.ones_like(is_distinct[..., :1])
+    is_last = jnp.concatenate([differs_from_next, final_exit], axis=-1)
+    weights = jnp.ones(source.shape[-1], credit.dtype)
+    thinking = to_go(jnp.where(is_last, credit, 0.0), weights)
+    answers = jnp.where(is_distinct, credit, 0.0)
+    return thinking, answers
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of this method."""
+    """Yields an error line for each setting that the method cannot train with."""
     yield from told_nothing(config)
     if config.cuts.count == 1:
         yield "cuts.count=1: method=s_grpo compares the exits of a trace; write 2 or more"
 
 
 def make(config: Config) -> Method:
-    """Serial groups: `cuts.count` exits of every trace, the whole trace the last of them."""
+    """Returns S-GRPO with `cuts.count` exits of every trace, the last at the end of the trace."""
 
     def source(batch: GroupBatch) -> Int[Array, "Q G M"]:
         return cutting.distinct_cuts(batch.cuts, batch.thinking)
@@ -103,14 +133,14 @@ def make(config: Config) -> Method:
         assert batch.answer_lengths is not None and batch.sampled is not None
         exits = source(batch)
         advantage = serial_advantage(rewards, exits)
-        whole = batch.cuts >= batch.thinking[..., None]
-        kept = jnp.where(whole, batch.sampled[..., None], batch.cuts)
-        thinking, answers = exit_credit(advantage, kept, batch.answer_lengths, exits)
+        is_at_end = batch.cuts >= batch.thinking[..., None]
+        thinking_tokens = jnp.where(is_at_end, batch.sampled[..., None], batch.cuts)
+        thinking, answers = exit_credit(advantage, thinking_tokens, batch.answer_lengths, exits)
         return Advantages(thinking, answers, baseline=rewards - advantage)
 
     def metrics(state: Any, batch: GroupBatch) -> dict[str, Array]:
-        own = source(batch) == jnp.arange(config.cuts.count)
-        return {"s_grpo/exits": own.sum(-1).mean()}
+        distinct_exits = _has_answer(source(batch)).sum(-1)
+        return {"s_grpo/exits": distinct_exits.mean()}
 
     return grpo_family(
         config,

@@ -1,7 +1,7 @@
-"""SelfBudgeter (arXiv 2505.11274): the response declares its budget first, and then keeps to it.
+"""SelfBudgeter (arXiv 2505.11274): a response declares a budget first and is rewarded for using it.
 
-No code is public. What follows the publication and what is recalled or inferred is said in
-`declared_budget_reward` and at the keys of `config.SelfBudgeterConfig`.
+No code is public. `declared_budget_reward` and the comments of `config.SelfBudgeterConfig`
+distinguish the published parts from the recalled and inferred ones.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.types import Scalar
 
 _RECALLED = "recalled, not checked in print"
-# Whether its GRPO has a divergence term is not known; loss.kl_coef is free.
+# loss.kl_coef is not in the list, because it is not known whether its GRPO has a divergence term.
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", "GRPO's"),
     **family.CLIPPED,
@@ -36,17 +36,20 @@ PUBLISHED = {
     "selfbudgeter.format_penalty": Published(-1.0, _RECALLED, verified=False),
 }
 
-# A budget of more digits is no budget.
+# A number of more than six digits does not count as a budget.
 _NUMBER = re.compile(rb"\s*(\d{1,6})\s*")
 
 
 def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) -> Float[Array, ""]:
-    """Tolerance of the declared budget, tightened linearly over training.
+    """Returns the tolerance of the declared budget, which changes linearly over training.
 
     Args:
-      start: tolerance at 0, as a fraction of the declared budget.
+      fraction: share of training done, in [0, 1].
+      start: tolerance at fraction 0, as a fraction of the declared budget.
+      end: tolerance at fraction 1.
     """
-    return jnp.asarray(start + (end - start) * jnp.clip(fraction, 0.0, 1.0), jnp.float32)
+    tolerance = start + (end - start) * jnp.clip(fraction, 0.0, 1.0)
+    return jnp.asarray(tolerance, jnp.float32)
 
 
 def declared_budget_reward(
@@ -59,123 +62,155 @@ def declared_budget_reward(
     alpha: Scalar,
     settings: SelfBudgeterConfig,
 ) -> Float[Array, "*batch"]:
-    """Reward of a response, by its form, its verdict and its length.
+    """Returns the reward of a response by its form, its correctness and its length.
 
-    Malformed responses get `format_penalty`. Others are paid for how near their length is to the
-    budget that they declared,
+    A malformed response gets `format_penalty`. The reward of any other response depends on the
+    distance of its length from the budget that it declared:
 
         low                                                          if |l - b| > alpha b
         low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
 
-    best at (1 - alpha) b when correct and (1 + alpha) b when wrong, plus `budget_penalty` if b
-    exceeds the question's limit. The published description gives the two ends and the best point;
-    the cosine of width 2 alpha b is the only one that starts at `high` in one end and reaches `low`
-    in the other. The constants keep the publication's constraint that a correct answer is never
-    worse than a wrong one, correct_low + penalty >= wrong_high, but their values are not published
-    in full: treat them as settings.
+    best is (1 - alpha) b for a correct and (1 + alpha) b for a wrong response. `budget_penalty` is
+    added if b exceeds the question's limit.
+
+    The published description gives the two ends and the best point. The cosine of width 2 alpha b
+    is the only cosine that is `high` at one end and `low` at the other. The constants keep the
+    publication's constraint that a correct answer is never worse than a wrong one,
+    correct_low + penalty >= wrong_high. Their values are not published in full: treat them as
+    settings.
 
     Args:
+      well_formed: True for a response that declares a budget and closes its solution.
+      correct: above 1/2 for a correct response.
       lengths: solution lengths l, in tokens.
-      budgets: b, in tokens; anything where malformed.
+      budgets: b, in tokens; not used for a malformed response.
       limits: length of the base model's response to the question if it was correct, else inf.
       alpha: tolerance as a fraction of b (`alpha_schedule`).
+      settings: ranges [low, high] and penalties.
     """
     chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
     b = budgets.astype(jnp.float32)
-    least = jnp.maximum(b, 1.0)
+    positive_b = jnp.maximum(b, 1.0)
     # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
-    inside = jnp.abs(lengths - least) <= (alpha + 1e-6) * least
+    is_inside = jnp.abs(lengths - positive_b) <= (alpha + 1e-6) * positive_b
 
     def match(best: Array, low: float, high: float) -> Array:
-        bend = jnp.cos(np.pi * jnp.minimum(jnp.abs(lengths - best) / (2.0 * alpha * least), 1.0))
-        return jnp.where(inside, low + (high - low) * 0.5 * (1.0 + bend), low)
+        distance = jnp.abs(lengths - best) / (2.0 * alpha * positive_b)
+        cosine = jnp.cos(np.pi * jnp.minimum(distance, 1.0))
+        return jnp.where(is_inside, low + (high - low) * 0.5 * (1.0 + cosine), low)
 
-    right = match((1.0 - alpha) * b, *settings.correct_range)
-    wrong = match((1.0 + alpha) * b, *settings.wrong_range)
-    is_right = jnp.asarray(correct).astype(jnp.float32) > 0.5
-    over = jnp.where(b > limits, settings.budget_penalty, 0.0)
-    parsed = jnp.asarray(well_formed).astype(bool)
-    return jnp.where(parsed, jnp.where(is_right, right, wrong) + over, settings.format_penalty)
+    reward_if_correct = match((1.0 - alpha) * b, *settings.correct_range)
+    reward_if_wrong = match((1.0 + alpha) * b, *settings.wrong_range)
+    is_correct = jnp.asarray(correct).astype(jnp.float32) > 0.5
+    reward = jnp.where(is_correct, reward_if_correct, reward_if_wrong)
+    penalty = jnp.where(b > limits, settings.budget_penalty, 0.0)
+    is_well_formed = jnp.asarray(well_formed).astype(bool)
+    return jnp.where(is_well_formed, reward + penalty, settings.format_penalty)
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
-    """The budget that a response opens with, and the number of tokens spent on saying so.
+    """Reads the budget that a response opens with.
+
+    Args:
+      pieces: bytes of each token of the response.
+      close: text that ends the declaration.
 
     Returns:
-      Budget and tokens; (0, 0) where the response does not open with a positive whole number and
-      `close`.
+      Budget, and number of tokens of the declaration, including the tokens of `close`. (0, 0) if
+      the response does not open with a positive integer and `close`.
     """
-    before, closed, _ = b"".join(pieces).partition(close)
-    number = _NUMBER.fullmatch(before) if closed else None
-    if number is None or not int(number[1]):
+    before, separator, _ = b"".join(pieces).partition(close)
+    if not separator:
         return 0, 0
-    ends = itertools.accumulate(map(len, pieces))
-    return int(number[1]), 1 + sum(end < len(before) + len(close) for end in ends)
+    number = _NUMBER.fullmatch(before)
+    if number is None:
+        return 0, 0
+    budget = int(number[1])
+    if budget == 0:
+        return 0, 0
+    declaration_bytes = len(before) + len(close)
+    token_ends = itertools.accumulate(len(piece) for piece in pieces)
+    tokens_ending_inside = sum(end < declaration_bytes for end in token_ends)
+    return budget, tokens_ending_inside + 1
 
 
 def problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of this method."""
+    """Yields an error line for each setting that the method cannot train with."""
     settings = config.selfbudgeter
     yield from family.problems(config)
     for name in ("correct_range", "wrong_range"):
-        given = getattr(settings, name)
-        if len(given) != 2 or given[0] > given[1]:
-            yield f"selfbudgeter.{name}: found {written(given)}; write [low, high]"
+        limits = getattr(settings, name)
+        if len(limits) != 2 or limits[0] > limits[1]:
+            yield f"selfbudgeter.{name}: found {written(limits)}; write [low, high]"
             return
+    smallest_penalty = settings.wrong_range[1] - settings.correct_range[0]
     if settings.correct_range[0] + settings.budget_penalty < settings.wrong_range[1]:
         yield (
             f"selfbudgeter.budget_penalty={written(settings.budget_penalty)}: a correct response "
-            "could earn less than a wrong one; write at least "
-            f"{written(settings.wrong_range[1] - settings.correct_range[0])}"
+            f"could earn less than a wrong one; write at least {written(smallest_penalty)}"
         )
 
 
 def solution_lengths(batch: GroupBatch) -> Int[Array, "Q G"]:
-    """Response tokens without those of the declaration."""
+    """Returns the number of response tokens after the declaration."""
     return batch.lengths - batch.extra["declaration"]
 
 
 def well_formed(batch: GroupBatch) -> Bool[Array, "Q G"]:
-    """Responses that declare a budget and close their solution with its tag."""
+    """True for responses that declare a budget and close their solution with its tag."""
     return (batch.extra["declared"] > 0) & batch.closed_by_tag
 
 
 def no_limits(num_questions: int) -> Float[Array, "n"]:
-    """Limits on the declared budgets before the first stage: none."""
+    """Returns the limits on declared budgets before the first stage, infinite for all questions."""
     return jnp.full(num_questions, jnp.inf, jnp.float32)
 
 
 def first_stage(config: Config, close: str) -> RejectionSFT:
-    """The stage that teaches to open with a budget: one's own length, then what ends it."""
+    """Returns the supervised stage in which the policy learns to open with a budget.
+
+    The declared budget is the response's length, followed by `close`.
+    """
     settings = config.selfbudgeter
-    rate = settings.cold_start_rate
+    learning_rate = settings.cold_start_rate
+    if learning_rate is None:
+        learning_rate = 4.0 * config.optimizer.learning_rate
+
+    def opening(length: int) -> str:
+        return f"{length}{close}"
+
+    def update_state(limits: Any, lengths: np.ndarray, correct: np.ndarray) -> Array:
+        # The stage's correct responses limit the budgets that may be declared later.
+        is_correct = jnp.asarray(correct) > 0.5
+        return jnp.where(is_correct, jnp.asarray(lengths, jnp.float32), limits)
+
     return RejectionSFT(
         questions=settings.cold_start_questions,
         steps=settings.cold_start_steps,
-        learning_rate=4.0 * config.optimizer.learning_rate if rate is None else rate,
+        learning_rate=learning_rate,
         batch_tokens=settings.cold_start_tokens,
-        opening=lambda length: f"{length}{close}",
-        # Limits on the declared budgets are then the lengths of its correct responses.
-        update_state=lambda limits, lengths, correct: jnp.where(
-            jnp.asarray(correct) > 0.5, jnp.asarray(lengths, jnp.float32), limits
-        ),
+        opening=opening,
+        update_state=update_state,
     )
 
 
 def make(config: Config) -> Method:
-    """GRPO on the budget-matching reward.
+    """Returns SelfBudgeter: GRPO on the budget-matching reward.
 
-    The state holds what each question's response by the first policy cost, where it was correct:
-    declaring more than that is punished.
+    The state is a limit per training question: the length of the first policy's response if that
+    was correct, else infinity. A response that declares a budget above the limit is punished.
     """
     settings = config.selfbudgeter
     close = format_for(config, declares_budget=True).budget_close
 
     def read(tokenizer: Any, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         texts = vocabulary(tokenizer)
-        pairs = [declared_budget([texts[i] for i in row], close.encode()) for row in rows]
-        declared, spent = np.array(pairs, np.int32).reshape(-1, 2).T
-        return {"declared": declared, "declaration": spent}
+        declarations = []
+        for row in rows:
+            pieces = [texts[i] for i in row]
+            declarations.append(declared_budget(pieces, close.encode()))
+        columns = np.array(declarations, np.int32).reshape(-1, 2)
+        return {"declared": columns[:, 0], "declaration": columns[:, 1]}
 
     def alpha(batch: GroupBatch) -> Float[Array, ""]:
         return alpha_schedule(batch.fraction, start=settings.alpha_start, end=settings.alpha_end)
@@ -193,14 +228,15 @@ def make(config: Config) -> Method:
         )
 
     def metrics(limits: Float[Array, "n"], batch: GroupBatch) -> dict[str, Array]:
-        formed, declared = well_formed(batch), batch.extra["declared"]
-        count = jnp.maximum(formed.sum(), 1)
+        is_well_formed = well_formed(batch)
+        declared = batch.extra["declared"]
+        count = jnp.maximum(is_well_formed.sum(), 1)
         ratio = solution_lengths(batch) / jnp.maximum(declared, 1)
         return {
             "selfbudgeter/alpha": alpha(batch),
-            "selfbudgeter/well_formed": formed.mean(),
-            "selfbudgeter/declared": jnp.where(formed, declared, 0).sum() / count,
-            "selfbudgeter/length_ratio": jnp.where(formed, ratio, 0.0).sum() / count,
+            "selfbudgeter/well_formed": is_well_formed.mean(),
+            "selfbudgeter/declared": jnp.where(is_well_formed, declared, 0).sum() / count,
+            "selfbudgeter/length_ratio": jnp.where(is_well_formed, ratio, 0.0).sum() / count,
         }
 
     return family.grpo_family(

@@ -1,4 +1,4 @@
-"""What a baseline of budget-conditioned advantages is: pure functions and a small state.
+"""Defines `Baseline`, the baseline of budget-conditioned advantages, and its data types.
 
 `methods/bacr.py` calls a `Baseline` where the paper has V(q, b). The modules next to this one build
 them. Nothing here samples or updates a policy.
@@ -47,6 +47,9 @@ class Credit(NamedTuple):
     tokens: Float[Array, "Q G T"] | None = None
 
 
+# Defaults of `Baseline`, for a baseline without moments of earlier batches ----------------------
+
+
 def _no_moments() -> State:
     return {}
 
@@ -74,7 +77,7 @@ class Baseline:
       uses_value: True if `estimate` reads V.
       needs_score_norms: True if `estimate` reads `GroupBatch.path`.
       init_state: moments before training.
-      update: (state, batch, rewards, values) -> the moments it is responsible for, after the batch.
+      update: (state, batch, rewards, values) -> the baseline's moments after the batch.
       refine: (state, batch, `Credit`) -> `Credit`, a correction of the finished credit.
       metrics: state -> numbers to log, by `group/name`.
     """

@@ -34,7 +34,7 @@ class BudgetBins:
         return (self._one_hot(batch) * x[:, :, None]).reshape(*x.shape[:2], -1)
 
     def select(self, batch: GroupBatch, x: Float[Array, "Q G N"]) -> PerCut:
-        """Returns, of K * M numbers per response, the M of the bin of its budget."""
+        """Returns the M numbers of the bin of each response's budget, from K * M per response."""
         if self.count == 1:
             return x
         return (self._one_hot(batch) * x.reshape(*x.shape[:2], self.count, -1)).sum(2)

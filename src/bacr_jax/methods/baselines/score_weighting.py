@@ -5,6 +5,7 @@ squared score norms. A running regression, fitted to earlier batches only, moves
 each segment towards it (`advantages.optimal_shift`). The gradient stays unbiased.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,13 +32,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
         return jnp.zeros_like(expected) if is_constant else expected
 
     def init_state() -> State:
-        # Slopes are 0, so that the baseline is unchanged, until a batch was seen.
-        moments = config.cuts.count * bins.count
-        return baseline.init_state() | {
-            "optimal_square": jnp.zeros((moments, 2, 2), jnp.float32),
-            "optimal_product": jnp.zeros((moments, 2), jnp.float32),
-            "optimal_spread": jnp.zeros(moments, jnp.float32),
-        }
+        return baseline.init_state() | _zero_moments(config.cuts.count * bins.count)
 
     def refine(state: State, batch: GroupBatch, credit: Credit) -> Credit:
         expected = credit.returns - credit.thinking
@@ -54,7 +49,8 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
     ) -> dict[str, Array]:
         estimate = baseline.estimate(state, batch, reward, values)
         residual = advantages.bcae_advantage(reward, estimate.reward)
-        weights, mode = cut_weights(config), config.advantage.credit
+        weights = cut_weights(config)
+        mode = config.advantage.credit
         thinking = advantages.thinking_credit(residual, weights, mode=mode)
         returns = advantages.thinking_credit(reward, weights, mode=mode)
         square, product, spread = advantages.optimal_moments(
@@ -72,18 +68,21 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
 
     def metrics(state: State) -> dict[str, Any]:
         offset, slope = _slopes(state).mean(0)
-        shown = {"advantage/score_offset": offset, "advantage/score_slope": slope}
-        return baseline.metrics(state) | shown
+        slopes = {"advantage/score_offset": offset, "advantage/score_slope": slope}
+        return baseline.metrics(state) | slopes
 
-    return Baseline(
-        baseline.estimate,
-        uses_value=baseline.uses_value,
-        needs_score_norms=baseline.needs_score_norms,
-        init_state=init_state,
-        update=update,
-        refine=refine,
-        metrics=metrics,
+    return dataclasses.replace(
+        baseline, init_state=init_state, update=update, refine=refine, metrics=metrics
     )
+
+
+def _zero_moments(count: int) -> State:
+    """Returns moments before the first batch; their slopes are 0, which changes no baseline."""
+    return {
+        "optimal_square": jnp.zeros((count, 2, 2), jnp.float32),
+        "optimal_product": jnp.zeros((count, 2), jnp.float32),
+        "optimal_spread": jnp.zeros(count, jnp.float32),
+    }
 
 
 def _slopes(state: State) -> Float[Array, "N 2"]:
@@ -98,7 +97,8 @@ def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
 
     The running mean and its moments lag differently, so that their sum may leave this range.
     """
-    coefficient, weights = progress_coefficient(config), cut_weights(config)
+    coefficient = progress_coefficient(config)
+    weights = cut_weights(config)
     # Losing the answer at every cut after the first costs lambda at each of them.
     worst_rewards = jnp.full_like(weights, -coefficient).at[0].set(0.0)
     lowest = advantages.to_go(worst_rewards, weights)
