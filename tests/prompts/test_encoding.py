@@ -271,8 +271,8 @@ def test_a_system_message_may_say_what_the_user_is_told_too():
 @pytest.mark.parametrize(
     ("template", "data", "says"),
     [
-        (QWEN25, {"system_prompt": ""}, "system message of its own .*, 'You are Qwen.'; write a"),
-        (DATED, {"system_prompt": ""}, "of its own .*, .*Today: 26 Jul 2024'; write a text"),
+        (QWEN25, {"system_prompt": ""}, "default system message .*, 'You are Qwen.'; write a"),
+        (DATED, {"system_prompt": ""}, "default system .*, .*Today: 26 Jul 2024'; write a text"),
         (NO_SYSTEM, {"system_prompt": "Be brief."}, "fails on a system and a user message"),
         (QWEN25, {"variables": {"day": 1}}, "template_variables.day: the chat template never re"),
         (DATED, {"variables": {"messages": "x"}}, "variables.messages: is set for every prompt"),

@@ -41,7 +41,7 @@ def test_another_closing_text_also_gives_what_follows_a_natural_close():
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("think_answer", "\n<answer>\n", "must hold '</think>' once"),
+        ("think_answer", "\n<answer>\n", "must contain '</think>' once"),
         ("think_answer", "</think></think><answer>", "once"),
         ("think_answer", "\n</think>\n", "must end with '<answer>'"),
         ("think_answer", "<answer>\n</think>\n", "must end with '<answer>'"),

@@ -1,1 +1,1 @@
-"""The policy network: the decoder, the budget embedding, the value head."""
+"""The policy network: decoder layers, budget embedding, value head and low-rank adapters."""

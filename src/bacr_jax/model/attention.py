@@ -1,8 +1,9 @@
-"""Softmax attention over one or several key/value segments, grouped query heads, fp32 softmax.
+"""Softmax attention over one or several key/value segments, with grouped query heads.
 
-A query may see keys that live in different arrays: a trunk's cache (read only, shared by its
-branches) and a branch's own few tokens. Each segment gives a `Partial`: the running maximum, the
-sum of exponentials and the weighted values. Partials merge exactly into one softmax over all keys.
+A query may attend to keys in different arrays: a trunk's cache (read only, shared by its branches)
+and the few tokens of its branch. Each segment yields a `Partial`: the maximum score, the sum of
+exponentials and the weighted values. Partials merge exactly into one softmax over all keys. The
+softmax is computed in fp32.
 """
 
 import functools
@@ -21,11 +22,13 @@ from bacr_jax.types import pytree
 
 Implementation = Literal["xla", "cudnn"]
 
-# A finite stand-in for minus infinity: rows that see no key give zeros, never NaN.
+# Replaces minus infinity. It is finite so that rows without a visible key yield zeros, never NaN.
 _MASKED = -1e30
 
-# Queries per block of causal attention, and most blocks (each is compiled on its own).
-_BLOCK, _MAX_BLOCKS = 128, 8
+# Causal attention runs in blocks of 128 queries, but in at most 8 blocks, because each block is
+# compiled separately. Longer rows have larger blocks.
+_BLOCK = 128
+_MAX_BLOCKS = 8
 
 
 @pytree
@@ -51,32 +54,57 @@ def cached_attention(
     *,
     transposed: bool = False,
 ) -> Partial:
-    """Unnormalised attention of queries over those keys of one segment that `mask` lets them see.
+    """Computes the unnormalised attention of queries over the keys of one segment.
 
-    Query head n reads key/value head n // (N / K). Each head's keys lie together, as caches hold
-    them, and the group is folded into the query axis: both products are plain batched matrix
-    products, which copy and transpose no key. A query that sees nothing has zero values and
-    denominator.
+    Query head n reads key/value head n // (N / K). Keys of a head are contiguous, as in caches, and
+    the group of query heads is folded into the query axis. Both products are then plain batched
+    matrix products, which copy and transpose no key.
+
+    Args:
+      mask: True at keys that a query sees.
+      transposed: True if k is [B, K, H, S].
+
+    Returns:
+      The partial result. A query that sees no key has zero values and denominator.
     """
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
-    num_kv, weigh = k.shape[1], functools.partial(products.times, dtype=jnp.float32)
-    score = weigh if transposed else products.times_transposed
+    num_kv = k.shape[1]
     group = n // num_kv
     folded = q.reshape(b, t, num_kv, group, h).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(b, num_kv, group * t, h)
-    scores = score(folded, k).reshape(b, num_kv, group, t, -1) * h**-0.5
+    scores = _key_products(folded, k, transposed)
+    scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))
-    # Hidden keys underflow to exactly 0, except where a query sees none: there all would count as
-    # equal, so the shift is moved far enough up that they vanish too.
+    # Hidden keys underflow to exactly 0 if the query sees any key. If it sees none, all its scores
+    # equal the maximum, so 0 is subtracted instead and they underflow too.
     shift = jnp.where(maximum > _MASKED / 2, maximum, 0.0)
     weights = jnp.exp(scores - shift[..., None])
     denominator = weights.sum(-1)
     weights = weights.astype(v.dtype).reshape(b, num_kv, group * t, -1)
-    values = weigh(weights, v).reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
-    unfold = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, n)
-    return Partial(values.reshape(b, t, n, h), unfold(maximum), unfold(denominator))
+    values = products.times(weights, v, dtype=jnp.float32)
+    values = values.reshape(b, num_kv, group, t, h).transpose(0, 3, 1, 2, 4)
+
+    def unfold(x: Float[Array, "B K G T"]) -> Float[Array, "B T N"]:
+        return x.transpose(0, 3, 1, 2).reshape(b, t, n)
+
+    return Partial(
+        values=values.reshape(b, t, n, h),
+        maximum=unfold(maximum),
+        denominator=unfold(denominator),
+    )
+
+
+def _key_products(
+    q: Float[Array, "B K R H"],
+    k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
+    transposed: bool,
+) -> Float[Array, "B K R S"]:
+    """Multiplies queries with all keys of their head, summed in fp32."""
+    if transposed:
+        return products.times(q, k, dtype=jnp.float32)
+    return products.times_transposed(q, k)
 
 
 def token_attention(
@@ -87,33 +115,43 @@ def token_attention(
     *,
     transposed: bool = False,
 ) -> Float[Array, "B 1 N H"]:
-    """Attention of one query a row over all keys that it sees, of which there is one at least.
+    """Computes the attention of one query per row over the keys that it sees.
 
-    What a `Partial` is divided by stays inside, and hidden keys get their score by addition: so
-    XLA's CPU backend makes one pass of scores and exponentials, in which rows go to all threads.
+    The softmax is normalised here, without a `Partial`, and hidden keys are masked by addition.
+    XLA's CPU backend then computes scores and exponentials in one pass and spreads the rows over
+    all threads.
+
+    Args:
+      mask: True at keys that the row's query sees, at least one per row.
+      transposed: True if k is [B, K, H, S].
     """
     b, _, n, h = q.shape
     folded = q.reshape(b, k.shape[1], -1, h)
-    times = functools.partial(products.times, dtype=jnp.float32)
-    scores = (times if transposed else products.times_transposed)(folded, k) * h**-0.5
+    scores = _key_products(folded, k, transposed) * h**-0.5
     scores = scores + jnp.where(mask, 0.0, _MASKED)[:, None, None]
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-    values = times(weights.astype(v.dtype), v)
-    return (values / weights.sum(-1, keepdims=True)).reshape(b, 1, n, h).astype(q.dtype)
+    values = products.times(weights.astype(v.dtype), v, dtype=jnp.float32)
+    output = values / weights.sum(-1, keepdims=True)
+    return output.reshape(b, 1, n, h).astype(q.dtype)
 
 
 def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
-    """One softmax over the keys of all segments (log-sum-exp merge in fp32), zeros over none."""
-    maximum = functools.reduce(jnp.maximum, [p.maximum for p in partials])
-    scales = [jnp.exp(p.maximum - maximum) for p in partials]
-    values = sum(p.values * scale[..., None] for p, scale in zip(partials, scales))
-    denominator = sum(p.denominator * scale for p, scale in zip(partials, scales))
-    # At least one visible key contributes exp(0) = 1, so the guard only meets empty rows.
-    return (values / jnp.maximum(denominator, 1e-9)[..., None]).astype(dtype)
+    """Merges partial results into one softmax over the keys of all segments.
+
+    The log-sum-exp merge is computed in fp32 and cast to `dtype`. Queries that see no key in any
+    segment yield zeros.
+    """
+    maximum = functools.reduce(jnp.maximum, [partial.maximum for partial in partials])
+    scales = [jnp.exp(partial.maximum - maximum) for partial in partials]
+    values = sum(partial.values * scale[..., None] for partial, scale in zip(partials, scales))
+    denominator = sum(partial.denominator * scale for partial, scale in zip(partials, scales))
+    # A visible key contributes exp(0) = 1, so the bound of 1e-9 only affects rows without one.
+    bounded = jnp.maximum(denominator, 1e-9)
+    return (values / bounded[..., None]).astype(dtype)
 
 
 def causal_mask(length: int) -> Bool[Array, "1 T S"]:
-    """True where key position <= query position."""
+    """Returns a mask that is True where key position <= query position."""
     index = jnp.arange(length)
     return (index[None, :] <= index[:, None])[None]
 
@@ -126,36 +164,53 @@ def causal_attention(
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Causal self-attention over rows padded on the right.
+    """Computes causal self-attention over rows padded on the right.
 
-    Padding sits after every real token, so causality alone hides it from real queries. What padded
-    queries return is never read.
+    Padding follows all real tokens, so causality hides it from real queries. The outputs of padded
+    queries are never read.
 
     Args:
-      implementation: `xla` anywhere; `cudnn` needs an NVIDIA GPU and 16-bit floats.
-      lengths: real tokens per row; lets cuDNN skip padding.
+      implementation: `xla` runs on any device; `cudnn` needs an NVIDIA GPU and 16-bit floats.
+      lengths: real tokens per row, with which cuDNN skips padding.
+
+    Raises:
+      UserError: cuDNN gets 32-bit floats.
     """
     chex.assert_rank([q, k, v], 4)
-    t = q.shape[1]
     if implementation == "cudnn":
-        if q.dtype not in (jnp.bfloat16, jnp.float16):
-            raise UserError(
-                f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
-                "write model.attention=xla or model.compute_dtype=bfloat16"
-            )
-        # JAX refuses the gradient of an odd number of positions; one more sits after all others.
-        even = lambda x: jnp.pad(x, ((0, 0), (0, t % 2), (0, 0), (0, 0)))
-        attended = jax.nn.dot_product_attention(
-            even(q),
-            even(k),
-            even(v),
-            is_causal=True,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation="cudnn",
-        )
-        return attended[:, :t]
+        return _cudnn_attention(q, k, v, lengths)
     return masked_attention(q, k, v, None)
+
+
+def _cudnn_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    lengths: Int[Array, "B"] | None,
+) -> Float[Array, "B T N H"]:
+    """Computes causal self-attention by cuDNN's kernel; see `causal_attention`."""
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        raise UserError(
+            f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
+            "write model.attention=xla or model.compute_dtype=bfloat16"
+        )
+    length = q.shape[1]
+
+    def pad_to_even(x: Array) -> Array:
+        # JAX refuses the gradient for an odd number of positions. Real queries do not see the
+        # added position, because it is the last one.
+        return jnp.pad(x, ((0, 0), (0, length % 2), (0, 0), (0, 0)))
+
+    output = jax.nn.dot_product_attention(
+        pad_to_even(q),
+        pad_to_even(k),
+        pad_to_even(v),
+        is_causal=True,
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        implementation="cudnn",
+    )
+    return output[:, :length]
 
 
 def masked_attention(
@@ -164,27 +219,31 @@ def masked_attention(
     v: Float[Array, "B T K H"],
     visible: Bool[Array, "B T T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Causal attention in which a query may see some of the keys before it, by XLA.
+    """Computes causal attention with an additional mask, by XLA.
 
     Args:
-      visible: keys that each query may see, if they are not after it; None: all.
+      visible: True at keys that each query may see if they are not after it. None for all keys.
     """
     blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
-    found = _causal_blocks(blocks, _heads_first(k), _heads_first(v), visible)
-    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")
+    outputs = _causal_blocks(blocks, _heads_first(k), _heads_first(v), visible)
+    return checkpoint_name(jnp.concatenate(outputs, axis=1), "attention")
 
 
 def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
-    """Keys or values as the products read them: moved once, not once per block of queries."""
+    """Moves the head axis of keys or values to where `cached_attention` reads it.
+
+    The move happens once for all blocks of queries.
+    """
     return x.transpose(0, 2, 1, 3)
 
 
 def _block_rows(length: int) -> int:
-    """Most queries of a block of causal attention over a row."""
+    """Returns the largest number of queries in a block of causal attention over a row."""
     return max(_BLOCK, -(-length // _MAX_BLOCKS))
 
 
 def _block_sizes(length: int) -> list[int]:
+    """Returns the number of queries in each block of a row; the last may be smaller."""
     rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 
@@ -195,37 +254,47 @@ def _causal_blocks(
     v: Float[Array, "B K S H"],
     visible: Bool[Array, "B T S"] | None,
 ) -> list[Float[Array, "B _ N H"]]:
-    """Causal attention of consecutive blocks of queries from position 0 on.
+    """Computes causal attention for consecutive blocks of queries from position 0 on.
 
     Keys after a block's last query are never scored, which saves nearly half of the work.
+
+    Args:
+      visible: additional mask, as in `masked_attention`.
     """
-    found, start = [], 0
+    outputs = []
+    start = 0
     for q in blocks:
         stop = start + q.shape[1]
         mask = (jnp.arange(stop) <= jnp.arange(start, stop)[:, None])[None]
         if visible is not None:
             mask = mask & visible[:, start:stop, :stop]
         partial = cached_attention(q, k[:, :, :stop], v[:, :, :stop], mask)
-        found.append(merge([partial], q.dtype))
+        outputs.append(merge([partial], q.dtype))
         start = stop
-    return found
+    return outputs
 
 
 def branch_mask(
     context: Int[Array, "B M"], branch_of: Int[Array, "B F"] | None, trunk_length: int, count: int
 ) -> Bool[Array, "B F T"]:
-    """Keys that each branch token sees: of the trunk up to its context, of its branch up to itself.
+    """Returns the mask of the keys that each branch token sees.
+
+    A branch token sees the trunk up to its branch's context, and its branch up to itself.
 
     Args:
-      branch_of: branch of each packed position; None: branches of equal length.
+      context: trunk tokens that each branch sees.
+      branch_of: branch of each packed position; None if all branches have the same length.
+      trunk_length: positions S of the trunk.
+      count: branch positions F.
     """
     b, num_cuts = context.shape
     if branch_of is None:
-        branch_of = jnp.broadcast_to(jnp.arange(count) // (count // num_cuts), (b, count))
-    visible = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
-    of_trunk = jnp.arange(trunk_length) < visible[:, :, None]
-    own = branch_of[:, :, None] == branch_of[:, None]
-    return jnp.concatenate([of_trunk, own & causal_mask(count)], axis=2)
+        branch_length = count // num_cuts
+        branch_of = jnp.broadcast_to(jnp.arange(count) // branch_length, (b, count))
+    seen_length = jnp.take_along_axis(context, branch_of, axis=1, mode="clip")
+    sees_trunk = jnp.arange(trunk_length) < seen_length[:, :, None]
+    same_branch = branch_of[:, :, None] == branch_of[:, None]
+    return jnp.concatenate([sees_trunk, same_branch & causal_mask(count)], axis=2)
 
 
 def tree_attention(
@@ -239,48 +308,69 @@ def tree_attention(
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
+    """Computes attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
 
-    Packed branches lie one after the other in F positions, each as long as it is, T = S + F.
+    Packed branches follow each other in F positions without padding between them, T = S + F.
 
     Trunk tokens are causal among themselves. A branch token sees the trunk up to its branch's
-    context and its own branch up to itself; branches do not see each other:
+    context, and its branch up to itself. Branches do not see each other:
 
-        query            trunk keys          own branch keys
+        query            trunk keys          keys of its branch
         trunk t          s <= t              -
         branch (m, a)    s < context[m]      a' <= a
 
     Args:
-      branch_of: branch of each packed position, -1 for none; None: M branches of A tokens.
+      context: trunk tokens that each branch sees.
+      branch_of: branch of each packed position, -1 for positions without a token. None for M
+        branches of A tokens.
+      implementation: kernel of the trunk's attention (`causal_attention`).
+      lengths: real tokens of each trunk, with which cuDNN skips padding.
     """
     count = q.shape[1] - trunk_length
-    if implementation == "cudnn" or count == 0:
-        q_trunk, q_branch = jax.lax.split(q, [trunk_length, count], axis=1)
-        trunk = causal_attention(
-            q_trunk,
-            k[:, :trunk_length],
-            v[:, :trunk_length],
-            implementation=implementation,
-            lengths=lengths,
-        )
-        if count == 0:
-            return trunk
-        mask = branch_mask(context, branch_of, trunk_length, count)
-        partial = cached_attention(q_branch, _heads_first(k), _heads_first(v), mask)
-        branches = checkpoint_name(merge([partial], q.dtype), "attention")
-        return jnp.concatenate([trunk, branches], axis=1)
-    sizes, last = _block_sizes(trunk_length), 0
-    if sizes[-1] + count <= _block_rows(trunk_length):
-        # The branches join the trunk's last block where it has room: one slice of the keys less.
-        last = sizes.pop()
-    # Split at once: the gradient of all blocks is then one concatenation.
-    *blocks, q_last = jax.lax.split(q, [*sizes, last + count], axis=1)
-    k, v = _heads_first(k), _heads_first(v)
-    found = _causal_blocks(blocks, k, v, None)
+    if implementation == "xla" and count > 0:
+        return _tree_attention_by_blocks(q, k, v, context, branch_of, trunk_length)
+    q_trunk, q_branch = jax.lax.split(q, [trunk_length, count], axis=1)
+    trunk = causal_attention(
+        q_trunk,
+        k[:, :trunk_length],
+        v[:, :trunk_length],
+        implementation=implementation,
+        lengths=lengths,
+    )
+    if count == 0:
+        return trunk
     mask = branch_mask(context, branch_of, trunk_length, count)
-    if last:
-        of_trunk = causal_mask(trunk_length + count)[:, trunk_length - last : trunk_length]
-        of_trunk = jnp.broadcast_to(of_trunk, (mask.shape[0], *of_trunk.shape[1:]))
-        mask = jnp.concatenate([of_trunk, mask], axis=1)
-    found.append(merge([cached_attention(q_last, k, v, mask)], q.dtype))
-    return checkpoint_name(jnp.concatenate(found, axis=1), "attention")
+    partial = cached_attention(q_branch, _heads_first(k), _heads_first(v), mask)
+    branches = checkpoint_name(merge([partial], q.dtype), "attention")
+    return jnp.concatenate([trunk, branches], axis=1)
+
+
+def _tree_attention_by_blocks(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    context: Int[Array, "B M"],
+    branch_of: Int[Array, "B F"] | None,
+    trunk_length: int,
+) -> Float[Array, "B T N H"]:
+    """Computes `tree_attention` by XLA, in blocks of trunk queries and one of branch queries."""
+    count = q.shape[1] - trunk_length
+    sizes = _block_sizes(trunk_length)
+    trunk_rows = 0
+    if sizes[-1] + count <= _block_rows(trunk_length):
+        # The branches join the trunk's last block if they fit, which saves one slice of the keys.
+        trunk_rows = sizes.pop()
+    # One split for all blocks, so that the gradient is one concatenation.
+    *blocks, q_last = jax.lax.split(q, [*sizes, trunk_rows + count], axis=1)
+    k = _heads_first(k)
+    v = _heads_first(v)
+    outputs = _causal_blocks(blocks, k, v, None)
+    mask = branch_mask(context, branch_of, trunk_length, count)
+    if trunk_rows:
+        first = trunk_length - trunk_rows
+        trunk_mask = causal_mask(trunk_length + count)[:, first:trunk_length]
+        trunk_mask = jnp.broadcast_to(trunk_mask, (mask.shape[0], *trunk_mask.shape[1:]))
+        mask = jnp.concatenate([trunk_mask, mask], axis=1)
+    partial = cached_attention(q_last, k, v, mask)
+    outputs.append(merge([partial], q.dtype))
+    return checkpoint_name(jnp.concatenate(outputs, axis=1), "attention")

@@ -1,7 +1,7 @@
-"""One decoder layer: norms, rotary embedding, attention, gated MLP, budget gate.
+"""One decoder layer: norms, rotary embedding, attention, gated MLP and budget gate.
 
-What differs between the learner, the prefill and decoding is only where keys and values live, so a
-block takes its attention as a function: `attend(q, k, v) -> (output, anything)`.
+Learner, prefill and decoding store keys and values in different places. A layer therefore receives
+its attention as a function: `attend(q, k, v) -> (output, anything)`.
 """
 
 import functools
@@ -24,13 +24,16 @@ Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 # Cosines and sines of the tokens' positions.
 Rotary = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
-_NORMAL, _ZEROS, _ONES = nn.initializers.normal(0.02), nn.initializers.zeros, nn.initializers.ones
+_NORMAL = nn.initializers.normal(0.02)
+_ZEROS = nn.initializers.zeros
+_ONES = nn.initializers.ones
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
-    """Root-mean-square norm, x / rms(x) * scale.
+    """Computes the root-mean-square norm, x / rms(x) * scale.
 
-    The normalised value is cast back before the product, as released weights expect.
+    The normalised value is cast back to x's type before the product with the scale, as released
+    weights expect.
     """
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
@@ -40,22 +43,28 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
 def rotation(
     positions: Int[Array, "B T"], config: Qwen2Config, *, length: int | None = None
 ) -> Rotary:
-    """Cosines and sines of the rotary embedding, halves repeated, fp32.
+    """Returns cosines and sines of the rotary embedding, fp32, the half of angles repeated.
 
     Args:
-      length: positions are below it, and are looked up in one table. Cosines of positions that are
-        known at run time only would be computed again wherever a compiler fuses them into a head.
+      length: upper bound of all positions, which are then looked up in one table. Without the
+        table, a compiler that fuses cosines of run-time positions into the heads computes them
+        again for every head. None computes them from the positions.
     """
     if length is not None:
-        table = rotation(jnp.arange(length)[None], config)
-        cos, sin = (jnp.take(part[0], positions, axis=0, mode="clip") for part in table)
+        cos_table, sin_table = rotation(jnp.arange(length)[None], config)
+        cos = jnp.take(cos_table[0], positions, axis=0, mode="clip")
+        sin = jnp.take(sin_table[0], positions, axis=0, mode="clip")
         return cos, sin
-    head_dim, scaling = config.head_dim, config.rope_scaling
-    frequencies = config.rope_theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    head_dim = config.head_dim
+    exponents = -jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    frequencies = config.rope_theta**exponents
+    scaling = config.rope_scaling
     if scaling is not None:
         turns = scaling.positions * frequencies / (2 * jnp.pi)
-        kept = jnp.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
-        frequencies = frequencies * (kept + (1.0 - kept) / scaling.factor)
+        # Share of the frequency that is not divided: 0 for low frequencies, 1 for high ones.
+        unscaled = (turns - scaling.low) / (scaling.high - scaling.low)
+        unscaled = jnp.clip(unscaled, 0.0, 1.0)
+        frequencies = frequencies * (unscaled + (1.0 - unscaled) / scaling.factor)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
@@ -63,7 +72,7 @@ def rotation(
 
 def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"]:
     """Rotates each head; component i is paired with component i + H/2 (half-split layout)."""
-    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in rotary)
+    cos, sin = (part[:, :, None, :].astype(x.dtype) for part in rotary)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
@@ -75,14 +84,14 @@ def matmul(
     *,
     transposed: bool = False,
 ) -> Float[Array, "*B E"]:
-    """One product of [rows, D] with [D, E], whatever the leading axes of x.
+    """Multiplies x with a weight matrix as one product of [rows, D] and [D, E].
 
-    With the leading axes left apart, XLA's CPU backend transposes the operands of the weight's
-    gradient and takes half as long again.
+    The leading axes of x are flattened. With separate leading axes, XLA's CPU backend transposes
+    the operands of the weight's gradient, which takes 1.5 times as long.
 
     Args:
-      product_dtype: type that both are rounded to (`Compute`); None: theirs.
-      transposed: the matrix is [E, D] (`kv_cache.transpose_products`), and rounded already.
+      product_dtype: type to which both operands are rounded (`Compute`); None rounds neither.
+      transposed: True if the matrix is [E, D] and already rounded (`kv_cache.transpose_products`).
     """
     rows = x.reshape(-1, x.shape[-1])
     if transposed:
@@ -97,20 +106,30 @@ def matmul(
 def joined_products(
     block: "Block", y: Float[Array, "*B D"], name: str, *widths: int
 ) -> list[Float[Array, "*B E"]]:
-    """Several products of one input, whose matrices a decode copy has joined.
+    """Computes the products of one input with several matrices that a decode copy has joined.
 
-    Their columns lie together by tensor shard, [D, shards, columns] (`kv_cache.join_products`), or
-    [shards, columns, D] where they are transposed; `widths` are those of each, all shards together.
+    The joined columns are grouped by tensor shard, [D, shards, columns]
+    (`kv_cache.join_products`), or [shards, columns, D] if they are transposed.
+
+    Args:
+      block: layer whose variables are read.
+      name: prefix of the joined leaves, such as `qkv`.
+      widths: output width of each matrix, over all shards.
+
+    Returns:
+      One product per width, biases added.
     """
     bias: Array | None = block.get_variable("params", f"{name}_bias")
     transposed: Array | None = block.get_variable("params", f"{name}_transposed")
     if transposed is not None:
         shards = transposed.shape[0]
-        out = matmul(y, transposed.reshape(-1, y.shape[-1]), block.product_dtype, transposed=True)
+        matrix = transposed.reshape(-1, y.shape[-1])
+        out = matmul(y, matrix, block.product_dtype, transposed=True)
     else:
         kernel: Array = block.get_variable("params", f"{name}_kernel")
         shards = kernel.shape[1]
-        out = matmul(y, kernel.astype(block.dtype).reshape(kernel.shape[0], -1))
+        matrix = kernel.astype(block.dtype).reshape(kernel.shape[0], -1)
+        out = matmul(y, matrix)
     if bias is not None:
         out = out + bias.astype(block.dtype).reshape(-1)
     out = out.reshape(*y.shape[:-1], shards, -1)
@@ -120,15 +139,27 @@ def joined_products(
 
 
 def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Array:
-    """A product of y with that of its low-rank adapter, if it has one."""
+    """Adds the product of y with the low-rank adapter of a matrix, if the matrix has one.
+
+    Args:
+      out: product of y with the matrix.
+      adapter: scaled adapters of the layer (`adapters.scaled`).
+      name: name of the matrix, such as `q`.
+    """
     if adapter is None or f"{name}_a" not in adapter:
         return out
-    down, up = (adapter[f"{name}_{part}"].astype(y.dtype) for part in "ab")
+    down = adapter[f"{name}_a"].astype(y.dtype)
+    up = adapter[f"{name}_b"].astype(y.dtype)
     return out + matmul(matmul(y, down), up)
 
 
 class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams."""
+    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams.
+
+    Attributes:
+      dtype: type of activations and weights in products.
+      product_dtype: 16-bit type of the operands of products (`Compute`); None for `dtype`.
+    """
 
     config: Qwen2Config
     dtype: Any = jnp.float32
@@ -143,86 +174,127 @@ class Block(nn.Module):
         condition: Callable[[Array], Array] | None = None,
         adapter: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """The residual stream after the layer, and what `attend` returned beside its output.
+        """Returns the residual stream after the layer, and the second result of `attend`.
 
         Args:
           attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding after the layer; None: the plain model.
-          adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None: none.
+          condition: adds the gated budget embedding after the layer; None for the plain model.
+          adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None without.
         """
-        c, d, h = self.config, self.config.hidden_size, self.config.head_dim
-
-        def weight(name: str, init: Any, *shape: int) -> Array:
-            return self.param(name, init, shape, jnp.float32).astype(self.dtype)
-
-        def product(y: Array, name: str, width: int) -> Array:
-            transposed: Array | None = self.get_variable("params", f"{name}_transposed")
-            if transposed is not None:
-                return matmul(y, transposed, self.product_dtype, transposed=True)
-            kernel = self.param(f"{name}_kernel", _NORMAL, (y.shape[-1], width), jnp.float32)
-            kernel = kernel if self.product_dtype is not None else kernel.astype(self.dtype)
-            out = matmul(y, kernel, self.product_dtype)
-            return add_low_rank(out, y, adapter, name)
-
-        def project(y: Array, name: str, heads: int) -> Array:
-            out = product(y, name, heads * h)
-            out = out + weight(f"{name}_bias", _ZEROS, heads * h) if c.qkv_bias else out
-            return out.reshape(*y.shape[:-1], heads, h)
-
-        joined = functools.partial(joined_products, self)
-        is_joined = any(self.has_variable("params", f"qkv_{x}") for x in ("kernel", "transposed"))
-        y = rms_norm(x, weight("attention_norm", _ONES, d), c.rms_norm_eps)
-        if is_joined:
-            widths = (c.num_heads * h, c.num_kv_heads * h, c.num_kv_heads * h)
-            q, k, v = (x.reshape(*x.shape[:-1], -1, h) for x in joined(y, "qkv", *widths))
-        else:
-            q = project(y, "q", c.num_heads)
-            k = project(y, "k", c.num_kv_heads)
-            v = project(y, "v", c.num_kv_heads)
-        if c.qk_norm:
-            # The norms' backward pass reads the products themselves: those are kept.
-            q, k = checkpoint_name(q, "query"), checkpoint_name(k, "key")
-            q = rotate(rms_norm(q, weight("q_norm", _ONES, h), c.rms_norm_eps), rotary)
-            k = rotate(rms_norm(k, weight("k_norm", _ONES, h), c.rms_norm_eps), rotary)
-        else:
-            q = checkpoint_name(rotate(q, rotary), "query")
-            k = checkpoint_name(rotate(k, rotary), "key")
-        v = checkpoint_name(v, "value")
+        q, k, v = self._queries_keys_values(x, rotary, adapter)
         mixed, extra = attend(q, k, v)
-        mixed = product(mixed.reshape(*mixed.shape[:-2], c.num_heads * h), "o", d)
+        mixed = mixed.reshape(*mixed.shape[:-2], self._head_width("q"))
+        mixed = self._product(mixed, "o", adapter)
         x = checkpoint_name(x + mixed, "middle")
-        y = rms_norm(x, weight("mlp_norm", _ONES, d), c.rms_norm_eps)
-        if is_joined:
-            gate, up = joined(y, "gate_up", c.intermediate_size, c.intermediate_size)
-        else:
-            gate, up = (product(y, name, c.intermediate_size) for name in ("gate", "up"))
-        gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
-        x = x + product(nn.silu(gate) * up, "down", d)
+        x = x + self._mlp(x, adapter)
         if condition is not None:
-            # Without a gate nothing in the backward pass asks for this sum.
+            # The sum is named only here, because the backward pass reads it only for the gate.
             x = condition(checkpoint_name(x, "gated"))
         return x, extra
 
+    def _queries_keys_values(
+        self, x: Float[Array, "B T D"], rotary: Rotary, adapter: Params | None
+    ) -> tuple[Array, Array, Array]:
+        """Computes rotated queries and keys, and values, from the residual stream."""
+        c = self.config
+        y = self._norm(x, "attention_norm")
+        if self._is_joined():
+            widths = (self._head_width("q"), self._head_width("k"), self._head_width("v"))
+            flat = joined_products(self, y, "qkv", *widths)
+            q, k, v = (part.reshape(*part.shape[:-1], -1, c.head_dim) for part in flat)
+        else:
+            q = self._project(y, "q", adapter)
+            k = self._project(y, "k", adapter)
+            v = self._project(y, "v", adapter)
+        if c.qk_norm:
+            # The backward pass of the norms reads the products before the norm, so these are the
+            # values to keep.
+            q = checkpoint_name(q, "query")
+            k = checkpoint_name(k, "key")
+            q = rotate(self._norm(q, "q_norm"), rotary)
+            k = rotate(self._norm(k, "k_norm"), rotary)
+        else:
+            q = checkpoint_name(rotate(q, rotary), "query")
+            k = checkpoint_name(rotate(k, rotary), "key")
+        return q, k, checkpoint_name(v, "value")
 
-# What `selective` keeps of a layer: everything that a matrix product made. Norms, silu, and the
-# scores of attention are made again; they are reads, not products.
+    def _mlp(self, x: Float[Array, "B T D"], adapter: Params | None) -> Float[Array, "B T D"]:
+        """Computes the gated MLP of the normed residual stream: W_down (silu(gate) * up)."""
+        width = self.config.intermediate_size
+        y = self._norm(x, "mlp_norm")
+        if self._is_joined():
+            gate, up = joined_products(self, y, "gate_up", width, width)
+        else:
+            gate = self._product(y, "gate", adapter)
+            up = self._product(y, "up", adapter)
+        gate = checkpoint_name(gate, "gate")
+        up = checkpoint_name(up, "up")
+        return self._product(nn.silu(gate) * up, "down", adapter)
+
+    def _is_joined(self) -> bool:
+        """True if the parameters are a decode copy with joined matrices."""
+        names = ("qkv_kernel", "qkv_transposed")
+        return any(self.has_variable("params", name) for name in names)
+
+    def _head_width(self, name: str) -> int:
+        """Returns the width of all heads of `q`, `k` or `v`."""
+        return self.config.matrices[name][1]
+
+    def _weight(self, name: str, init: Any, width: int) -> Float[Array, "D"]:
+        """Returns a vector of weights in the layer's type."""
+        return self.param(name, init, (width,), jnp.float32).astype(self.dtype)
+
+    def _norm(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B D"]:
+        """Applies the RMS norm called `name`."""
+        scale = self._weight(name, _ONES, x.shape[-1])
+        return rms_norm(x, scale, self.config.rms_norm_eps)
+
+    def _product(
+        self, y: Float[Array, "*B D"], name: str, adapter: Params | None
+    ) -> Float[Array, "*B E"]:
+        """Multiplies y with the matrix called `name`, adapter included."""
+        transposed: Array | None = self.get_variable("params", f"{name}_transposed")
+        if transposed is not None:
+            return matmul(y, transposed, self.product_dtype, transposed=True)
+        shape = self.config.matrices[name]
+        kernel = self.param(f"{name}_kernel", _NORMAL, shape, jnp.float32)
+        if self.product_dtype is None:
+            kernel = kernel.astype(self.dtype)
+        out = matmul(y, kernel, self.product_dtype)
+        return add_low_rank(out, y, adapter, name)
+
+    def _project(
+        self, y: Float[Array, "B T D"], name: str, adapter: Params | None
+    ) -> Float[Array, "B T K H"]:
+        """Computes queries, keys or values, bias included, split into heads."""
+        out = self._product(y, name, adapter)
+        if self.config.qkv_bias:
+            out = out + self._weight(f"{name}_bias", _ZEROS, out.shape[-1])
+        return out.reshape(*y.shape[:-1], -1, self.config.head_dim)
+
+
+# Values of a layer that remat `selective` keeps: every result of a matrix product. Norms, silu and
+# attention scores are recomputed, because they cost memory reads and no matrix product.
 PRODUCTS = ("query", "key", "value", "attention", "middle", "gate", "up", "gated")
 _keep_named = jax.checkpoint_policies.save_only_these_names(*PRODUCTS)
 
 
 def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
-    """What cuDNN's attention returned is kept too: its output and what its backward pass reads."""
+    """Decides for remat `selective` whether to keep the results of a primitive.
+
+    Results of cuDNN's attention are kept too: its output, and what its backward pass reads.
+    """
     if primitive.name.startswith("dot_product_attention_fwd"):
         return True
     return _keep_named(primitive, *arguments, **parameters)
 
 
 def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
-    """A layer whose backward pass makes again what its forward pass did not keep (`Compute`).
+    """Wraps a layer so that its backward pass recomputes values as `remat` specifies (`Compute`).
 
     Args:
-      prevent_cse: False inside of a loop, which already keeps the compiler from merging the two
-        computations.
+      prevent_cse: False inside a loop, because the loop already keeps the compiler from merging
+        the recomputation with the forward pass.
     """
     if remat == "none":
         return body
@@ -241,7 +313,12 @@ def apply_block(
     adapter: Params | None = None,
     product_dtype: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """One layer with its budget gate; without `conditioned` no budget code is traced at all."""
+    """Applies one layer with its budget gate; see `Block`.
+
+    Args:
+      layer: parameters of the layer.
+      conditioned: budget embeddings and gate of the layer. None traces no budget code at all.
+    """
     condition = None
     if conditioned is not None:
         condition = functools.partial(budget.add_gated, conditioned=conditioned)

@@ -1,4 +1,4 @@
-"""How a forward pass is computed, whatever it computes."""
+"""Settings of how a forward pass is computed, which do not change the model's function."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,15 +17,17 @@ class Compute:
     """Static settings of a forward pass and its gradient; none of them changes the model.
 
     Attributes:
-      product_dtype: 16-bit type that operands of weight matrices' products are rounded to, where
-        all else is fp32; None: `dtype`.
-      implementation: of a sequence's (or trunk's) causal attention.
-      scan: one compiled layer, looped; False unrolls (faster for small models on CPUs).
-      remat: what the backward pass recomputes of a layer: full: all of it; selective: all but its
-        matrix products, which are kept; none: nothing.
-      mesh: devices that rows and parameters are split over, so that weights travel and activations
-        don't; None for one device.
-      row_axes: axes of the mesh that rows are split over.
+      dtype: type of the activations, and of weights in products.
+      product_dtype: 16-bit type to which both operands of products with weight matrices are
+        rounded, while everything else is fp32. None uses `dtype`.
+      implementation: kernel for the causal attention of a sequence or trunk.
+      scan: True compiles one layer and loops over it. False unrolls the layers, which is faster
+        for small models on CPUs.
+      remat: what the backward pass recomputes of a layer. `full` recomputes all of the layer,
+        `selective` all but the results of matrix products, `none` nothing.
+      mesh: devices over which rows and parameters are split, so that weights travel between
+        devices and activations do not. None for one device.
+      row_axes: axes of the mesh over which rows are split.
     """
 
     dtype: Any = jnp.float32

@@ -1,9 +1,9 @@
-"""Keys and values of decoded tokens: one array per layer, position == index.
+"""Keys and values of decoded tokens: one array per layer, in which position equals index.
 
-A stacked [L, ...] cache would be copied by XLA at every layer of every step; one array per layer is
-updated in place.
+XLA would copy a stacked [L, ...] cache at every layer of every step. It updates one array per layer
+in place.
 
-Keys may be held the other way round, positions last: then a query's products with all of them run
+Keys may be stored transposed, with positions last. The products of a query with all keys then run
 along memory, which makes the scores of a token about three times as fast on a CPU.
 """
 
@@ -24,8 +24,8 @@ class LayerCache:
     """Keys and values of one layer.
 
     Attributes:
-      k: already rotated.
-      transposed: keys are held [B, K, H, S].
+      k: rotated keys.
+      transposed: True if k is [B, K, H, S].
     """
 
     k: Float[Array, "B K S H"] | Float[Array, "B K H S"]
@@ -34,7 +34,7 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """Positions S."""
+        """Returns the number of positions S."""
         return self.v.shape[-2]
 
 
@@ -43,7 +43,9 @@ class DecodeParams:
     """Parameters laid out for decoding: cast to the compute type, one entry per layer.
 
     Attributes:
+      layers: parameters of each layer, with joined matrices (`join_products`).
       gates: w_g of each layer; None without conditioning.
+      head: output matrix, from final states to logits.
     """
 
     embed: Float[Array, "V D"]
@@ -53,7 +55,7 @@ class DecodeParams:
     head: Float[Array, "V D"]
 
 
-# Matrices that read the same input; in the decode copy they are one.
+# Matrices with the same input, which the decode copy joins into one.
 _JOINED = {
     "qkv_kernel": ("q_kernel", "k_kernel", "v_kernel"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
@@ -62,126 +64,168 @@ _JOINED = {
 
 
 def join_products(layer: Params, shards: int) -> Params:
-    """A layer whose queries, keys and values, and whose two MLP inputs, are one product each.
+    """Joins queries, keys and values into one matrix, and the two MLP inputs into another.
 
-    The compiler would join them anyway, by a copy of the matrices at every decoded token. Columns
-    of one tensor shard stand together, [D, shards, columns / shards], so that every shard's product
-    holds heads of all three.
+    The compiler would join them too, but by copying the matrices at every decoded token.
+
+    Args:
+      shards: tensor shards. Columns of a shard are contiguous, [D, shards, columns / shards], so
+        that each shard's product contains heads of queries, keys and values.
     """
-    apart = {name for names in _JOINED.values() for name in names}
-    by_shard = lambda x: x.reshape(*x.shape[:-1], shards, -1)
-    joined = {
-        name: jnp.concatenate([by_shard(layer[part]) for part in parts], axis=-1)
-        for name, parts in _JOINED.items()
-        if parts[0] in layer
-    }
-    return {name: x for name, x in layer.items() if name not in apart} | joined
+    joined = {}
+    for name, parts in _JOINED.items():
+        if parts[0] not in layer:
+            continue
+        by_shard = []
+        for part in parts:
+            leaf = layer[part]
+            by_shard.append(leaf.reshape(*leaf.shape[:-1], shards, -1))
+        joined[name] = jnp.concatenate(by_shard, axis=-1)
+    joined_parts = {part for parts in _JOINED.values() for part in parts}
+    others = {name: leaf for name, leaf in layer.items() if name not in joined_parts}
+    return others | joined
 
 
 def transpose_products(layer: Params) -> Params:
-    """A joined layer whose matrices are held [E, D], as x W^T takes them.
+    """Stores the matrices of a joined layer as [E, D], for products x W^T.
 
-    XLA's CPU backend rearranges a 16-bit matrix for every product with it, and takes three quarters
-    of the time for one that is transposed.
+    XLA's CPU backend rearranges a 16-bit matrix for every product, which takes three quarters of
+    the time if the matrix is stored transposed.
     """
-    transpose = lambda name, x: (name.replace("_kernel", "_transposed"), jnp.moveaxis(x, 0, -1))
-    return dict(transpose(*one) if one[0].endswith("_kernel") else one for one in layer.items())
+    transposed = {}
+    for name, leaf in layer.items():
+        if name.endswith("_kernel"):
+            name = name.replace("_kernel", "_transposed")
+            leaf = jnp.moveaxis(leaf, 0, -1)
+        transposed[name] = leaf
+    return transposed
 
 
 def decode_params(
     params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, product_dtype: Any = None
 ) -> DecodeParams:
-    """Slices stacked layers once, outside the decoding loop, and casts to the compute type.
+    """Copies parameters into the layout for decoding: sliced into layers, cast and joined.
 
-    Adapters are merged into the copy (W + A B, in fp32, then cast). Gates stay fp32: their dot
-    product with the residual stream is taken in fp32.
+    The copy is made once, outside the decoding loop. Adapters are merged into it (W + A B, in fp32,
+    then cast). Gates stay fp32, because their dot product with the residual stream is in fp32.
 
     Args:
-      product_dtype: type of the matrices, if it is another one (`Compute`); the copy then holds
-        them transposed.
+      dtype: type of everything but gates, and of matrices without `product_dtype`.
+      conditioned: True if the parameters have a budget module whose gates are needed.
+      shards: tensor shards (`join_products`).
+      product_dtype: type of the matrices if it differs from `dtype` (`Compute`). The copy then
+        stores them transposed.
     """
-    layers, adapter = params["layers"], scaled(params)
-    each = range(layers["o_kernel"].shape[0])
-    matrices = dtype if product_dtype is None else product_dtype
-
-    def cast(tree: Any, to: Any = dtype) -> Any:
-        return jax.tree.map(lambda x: x if x.dtype == to else x.astype(to), tree)
-
-    def cast_layer(layer: Params) -> Params:
-        to = lambda name: matrices if name.endswith("_kernel") else dtype
-        return {name: cast(leaf, to(name)) for name, leaf in layer.items()}
-
-    slice_of = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
-    merged = (merged_layer(slice_of(layers, i), slice_of(adapter, i)) for i in each)
-    made = tuple(join_products(cast_layer(layer), shards) for layer in merged)
+    num_layers = params["layers"]["o_kernel"].shape[0]
+    adapter = scaled(params)
+    matrix_dtype = dtype if product_dtype is None else product_dtype
+    layers = []
+    for index in range(num_layers):
+        layer = merged_layer(_slice(params["layers"], index), _slice(adapter, index))
+        layer = join_products(_cast_layer(layer, dtype, matrix_dtype), shards)
+        layers.append(layer)
     if product_dtype is not None:
-        made = tuple(map(transpose_products, made))
-    gates = tuple(params["budget"]["gate"][i] for i in each) if conditioned else None
-    embed, tied = cast(params["embed"]), "lm_head" not in params
-    output = params["embed" if tied else "lm_head"]
+        layers = [transpose_products(layer) for layer in layers]
+    gates = None
+    if conditioned:
+        gates = tuple(params["budget"]["gate"][index] for index in range(num_layers))
+    is_tied = "lm_head" not in params
+    embed = _cast(params["embed"], dtype)
+    final_norm = _cast(params["final_norm"], dtype)
+    if is_tied and matrix_dtype == dtype:
+        head = embed
+    else:
+        head = _cast(params["embed" if is_tied else "lm_head"], matrix_dtype)
     return DecodeParams(
         embed=embed,
-        layers=made,
+        layers=tuple(layers),
         gates=gates,
-        final_norm=cast(params["final_norm"]),
-        head=embed if matrices == dtype and tied else cast(output, matrices),
+        final_norm=final_norm,
+        head=head,
     )
+
+
+def _slice(stacked: Any, index: int) -> Any:
+    """Returns one layer of stacked leaves; None for None."""
+    return jax.tree.map(lambda leaf: leaf[index], stacked)
+
+
+def _cast(x: Array, dtype: Any) -> Array:
+    """Casts an array; one that has the type already is returned as it is."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _cast_layer(layer: Params, dtype: Any, matrix_dtype: Any) -> Params:
+    """Casts a layer's matrices to `matrix_dtype` and its other leaves to `dtype`."""
+    cast = {}
+    for name, leaf in layer.items():
+        cast[name] = _cast(leaf, matrix_dtype if name.endswith("_kernel") else dtype)
+    return cast
 
 
 def empty(
     config: Qwen2Config, *, rows: int, length: int, dtype: Any, transposed: bool = False
 ) -> tuple[LayerCache, ...]:
-    """A zeroed cache for `rows` sequences of up to `length` tokens."""
-    shape = (rows, config.num_kv_heads, length, config.head_dim)
-    keys = (*shape[:2], *shape[:1:-1]) if transposed else shape
-    return tuple(
-        LayerCache(jnp.zeros(keys, dtype), jnp.zeros(shape, dtype), transposed)
-        for _ in range(config.num_layers)
-    )
+    """Returns a zeroed cache of each layer for `rows` sequences of up to `length` tokens."""
+    value_shape = (rows, config.num_kv_heads, length, config.head_dim)
+    key_shape = value_shape
+    if transposed:
+        key_shape = (rows, config.num_kv_heads, config.head_dim, length)
+    caches = []
+    for _ in range(config.num_layers):
+        keys = jnp.zeros(key_shape, dtype)
+        values = jnp.zeros(value_shape, dtype)
+        caches.append(LayerCache(keys, values, transposed))
+    return tuple(caches)
 
 
 def make(
     k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], *, transposed: bool = False
 ) -> LayerCache:
-    """A cache of the keys and values that a block made."""
-    return LayerCache(
-        k.transpose((0, 2, 3, 1) if transposed else (0, 2, 1, 3)),
-        v.transpose(0, 2, 1, 3),
-        transposed,
-    )
+    """Returns a cache of the keys and values that a block computed."""
+    keys = k.transpose(0, 2, 3, 1) if transposed else k.transpose(0, 2, 1, 3)
+    values = v.transpose(0, 2, 1, 3)
+    return LayerCache(keys, values, transposed)
 
 
 def write(
     cache: LayerCache, k: Float[Array, "B 1 K H"], v: Float[Array, "B 1 K H"], at: Int[Array, "B"]
 ) -> LayerCache:
-    """Stores one token per row at its own position; positions past the end are dropped."""
+    """Stores one token per row at position `at`; positions past the end are dropped."""
     rows = jnp.arange(k.shape[0])
-    keys = cache.k.at[rows, :, :, at] if cache.transposed else cache.k.at[rows, :, at]
-    values = cache.v.at[rows, :, at]
-    return LayerCache(
-        keys.set(k[:, 0], mode="drop"), values.set(v[:, 0], mode="drop"), cache.transposed
-    )
+    key_slots = cache.k.at[rows, :, :, at] if cache.transposed else cache.k.at[rows, :, at]
+    value_slots = cache.v.at[rows, :, at]
+    keys = key_slots.set(k[:, 0], mode="drop")
+    values = value_slots.set(v[:, 0], mode="drop")
+    return LayerCache(keys, values, cache.transposed)
 
 
 def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCache:
-    """Rows of another cache, as many of their positions as there is room for; see `write`."""
+    """Stores rows of another cache at rows `at`; rows past the end are dropped.
+
+    Positions of `new` beyond the length of `cache` are dropped too.
+    """
     length = min(cache.length, new.length)
     new = resize(new, length)
-    keys = cache.k.at[at, :, :, :length] if cache.transposed else cache.k.at[at, :, :length]
-    values = cache.v.at[at, :, :length]
-    return LayerCache(
-        keys.set(new.k, mode="drop"), values.set(new.v, mode="drop"), cache.transposed
-    )
+    key_slots = cache.k.at[at, :, :, :length] if cache.transposed else cache.k.at[at, :, :length]
+    value_slots = cache.v.at[at, :, :length]
+    keys = key_slots.set(new.k, mode="drop")
+    values = value_slots.set(new.v, mode="drop")
+    return LayerCache(keys, values, cache.transposed)
 
 
 def resize(cache: LayerCache, length: int) -> LayerCache:
-    """The same positions in a cache of another length: zeros added or the end cut off."""
+    """Changes the number of positions of a cache: appends zeros, or cuts off the end."""
+    key_axis = 3 if cache.transposed else 2
+    keys = _resize_axis(cache.k, length, key_axis)
+    values = _resize_axis(cache.v, length, 2)
+    return LayerCache(keys, values, cache.transposed)
 
-    def fit(x: Array, axis: int) -> Array:
-        if length <= x.shape[axis]:
-            return jax.lax.slice_in_dim(x, 0, length, axis=axis)
-        pad = [(0, 0)] * x.ndim
-        pad[axis] = (0, length - x.shape[axis])
-        return jnp.pad(x, pad)
 
-    return LayerCache(fit(cache.k, 3 if cache.transposed else 2), fit(cache.v, 2), cache.transposed)
+def _resize_axis(x: Array, length: int, axis: int) -> Array:
+    """Changes the length of one axis: appends zeros, or cuts off the end."""
+    if length <= x.shape[axis]:
+        return jax.lax.slice_in_dim(x, 0, length, axis=axis)
+    pad = [(0, 0)] * x.ndim
+    pad[axis] = (0, length - x.shape[axis])
+    return jnp.pad(x, pad)

@@ -1,8 +1,8 @@
-"""Matrix products whose gradients XLA's CPU backend makes fast; elsewhere they are plain products.
+"""Matrix products whose gradients are fast on XLA's CPU backend; elsewhere they are plain products.
 
-The gradient of a product's second operand sums outer products over rows, and its CPU backend takes
-that sum at about half the rate where the result has more rows than columns. Here the narrower
-side comes first, and the result is transposed.
+The gradient of a product's second operand sums outer products over rows. XLA's CPU backend computes
+this sum at about half the rate if the result has more rows than columns. Here the narrower operand
+comes first in that case, and the result is transposed.
 """
 
 import functools
@@ -14,16 +14,23 @@ from jaxtyping import Array, Float
 
 
 def row_products(x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]) -> Float[Array, "*B D E"]:
-    """x^T y of fp32 numbers: outer products of the rows of x and y, summed over the rows."""
-    plain = lambda x, y: jnp.einsum("...rd,...re->...de", x, y)
+    """Computes x^T y of fp32 arrays: outer products of the rows of x and y, summed over rows."""
     if x.shape[-1] <= y.shape[-1]:
-        return plain(x, y)
+        return _sum_outer_products(x, y)
 
     def narrow_first(x: Array, y: Array) -> Array:
-        # Without the barrier the compiler folds the swap into the product, which undoes it.
-        return jax.lax.optimization_barrier(plain(y, x)).swapaxes(-1, -2)
+        product = _sum_outer_products(y, x)
+        # The barrier is needed because the compiler would fold the swap into the product, which
+        # undoes it.
+        return jax.lax.optimization_barrier(product).swapaxes(-1, -2)
 
-    return jax.lax.platform_dependent(x, y, cpu=narrow_first, default=plain)
+    return jax.lax.platform_dependent(x, y, cpu=narrow_first, default=_sum_outer_products)
+
+
+def _sum_outer_products(
+    x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]
+) -> Float[Array, "*B D E"]:
+    return jnp.einsum("...rd,...re->...de", x, y)
 
 
 def _is_fp32(*arrays: Array) -> bool:
@@ -35,16 +42,28 @@ def _times(x: Array, y: Array) -> Array:
     return x @ y
 
 
-_times.defvjp(
-    lambda x, y: (x @ y, (x, y)),
-    lambda kept, g: (g @ kept[1].swapaxes(-1, -2), row_products(kept[0], g)),
-)
+def _times_forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ y, (x, y)
+
+
+def _times_gradient(operands: tuple[Array, Array], upstream: Array) -> tuple[Array, Array]:
+    x, y = operands
+    x_gradient = upstream @ y.swapaxes(-1, -2)
+    y_gradient = row_products(x, upstream)
+    return x_gradient, y_gradient
+
+
+_times.defvjp(_times_forward, _times_gradient)
 
 
 def times(
     x: Float[Array, "*B R D"], y: Float[Array, "*B D E"], *, dtype: Any = None
 ) -> Float[Array, "*B R E"]:
-    """The product x y, in the operands' type or in `dtype`."""
+    """Computes the product x y.
+
+    Args:
+      dtype: type of the result of operands that are not both fp32; None for the operands' type.
+    """
     if _is_fp32(x, y):
         return _times(x, y)
     return jnp.matmul(x, y, preferred_element_type=dtype)
@@ -54,45 +73,60 @@ def times(
 def rounded_times(
     x: Float[Array, "R D"], y: Float[Array, "D E"], dtype: Any
 ) -> Float[Array, "R E"]:
-    """The product x y of rounded operands, summed in fp32; so are the products of its gradient.
+    """Computes the product x y of rounded operands, summed in fp32, and its gradient likewise.
 
     Args:
       x: fp32.
-      y: fp32, whose gradient is fp32 then, or rounded already.
-      dtype: 16-bit type that operands are rounded to.
+      y: fp32, with an fp32 gradient, or already rounded.
+      dtype: 16-bit type to which operands are rounded.
     """
-    return _rounded("rd,de->re", x, y, dtype)
+    return _rounded_einsum("rd,de->re", x, y, dtype)
 
 
-def _rounded(sums: str, x: Array, y: Array, dtype: Any) -> Array:
-    return jnp.einsum(sums, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+def _rounded_einsum(subscripts: str, x: Array, y: Array, dtype: Any) -> Array:
+    """Rounds both operands and computes an einsum of them, summed in fp32."""
+    x = x.astype(dtype)
+    y = y.astype(dtype)
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
 def _rounded_row_products(
     x: Float[Array, "R D"], y: Float[Array, "R E"], dtype: Any
 ) -> Float[Array, "D E"]:
-    """x^T y of rounded operands, summed in fp32.
+    """Computes x^T y of rounded operands, summed in fp32.
 
-    XLA's CPU backend takes a product in fp32, at half the rate, where it has transposed an operand
-    late. So the columns of x are gathered, which it leaves where it stands, and the result keeps
-    its axes.
+    XLA's CPU backend computes the product in fp32, at half the rate, if it transposes an operand
+    late. A gather of the columns of x is not moved, so that the product keeps the order of its
+    operands.
     """
-    plain = lambda columns, y: _rounded("dr,re->de", columns, y, dtype)
+
+    def product(columns: Array, y: Array) -> Array:
+        return _rounded_einsum("dr,re->de", columns, y, dtype)
 
     def gathered(x: Array, y: Array) -> Array:
         columns = x.astype(dtype).T[jnp.arange(x.shape[1])]
-        return jax.lax.optimization_barrier(plain(columns, y))
+        return jax.lax.optimization_barrier(product(columns, y))
 
-    return jax.lax.platform_dependent(x, y, cpu=gathered, default=lambda x, y: plain(x.T, y))
+    def transposed(x: Array, y: Array) -> Array:
+        return product(x.T, y)
+
+    return jax.lax.platform_dependent(x, y, cpu=gathered, default=transposed)
 
 
-rounded_times.defvjp(
-    lambda x, y, dtype: (_rounded("rd,de->re", x, y, dtype), (x.astype(dtype), y)),
-    lambda dtype, kept, g: (
-        _rounded("re,de->rd", g, kept[1], dtype),
-        _rounded_row_products(kept[0], g, dtype).astype(kept[1].dtype),
-    ),
-)
+def _rounded_times_forward(x: Array, y: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _rounded_einsum("rd,de->re", x, y, dtype), (x.astype(dtype), y)
+
+
+def _rounded_times_gradient(
+    dtype: Any, operands: tuple[Array, Array], upstream: Array
+) -> tuple[Array, Array]:
+    x, y = operands
+    x_gradient = _rounded_einsum("re,de->rd", upstream, y, dtype)
+    y_gradient = _rounded_row_products(x, upstream, dtype)
+    return x_gradient, y_gradient.astype(y.dtype)
+
+
+rounded_times.defvjp(_rounded_times_forward, _rounded_times_gradient)
 
 
 _TRANSPOSED = "...rd,...ed->...re"
@@ -103,16 +137,26 @@ def _times_transposed(x: Array, y: Array) -> Array:
     return jnp.einsum(_TRANSPOSED, x, y)
 
 
-_times_transposed.defvjp(
-    lambda x, y: (jnp.einsum(_TRANSPOSED, x, y), (x, y)),
-    lambda kept, g: (g @ kept[1], row_products(g, kept[0])),
-)
+def _times_transposed_forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.einsum(_TRANSPOSED, x, y), (x, y)
+
+
+def _times_transposed_gradient(
+    operands: tuple[Array, Array], upstream: Array
+) -> tuple[Array, Array]:
+    x, y = operands
+    x_gradient = upstream @ y
+    y_gradient = row_products(upstream, x)
+    return x_gradient, y_gradient
+
+
+_times_transposed.defvjp(_times_transposed_forward, _times_transposed_gradient)
 
 
 def times_transposed(
     x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]
 ) -> Float[Array, "*B R E"]:
-    """The product x y^T, summed in fp32."""
+    """Computes the product x y^T, summed in fp32."""
     if _is_fp32(x, y):
         return _times_transposed(x, y)
     return jnp.einsum(_TRANSPOSED, x, y, preferred_element_type=jnp.float32)

@@ -1,16 +1,16 @@
-"""A decoder with the budget embedding as an explicit input: Qwen2.5, Qwen3 or Llama.
+"""A decoder (Qwen2.5, Qwen3 or Llama) that takes the budget embedding as an explicit input.
 
-`block.Block` holds a layer's parameters; the pure functions here stack it.
+`block.Block` defines a layer's parameters; the pure functions here stack layers.
 
 Parameters (fp32 masters):
 
     embed       [V, D]
     layers      every leaf of Block with a leading L
     final_norm  [D]
-    lm_head     [V, D]      absent when embeddings are tied
+    lm_head     [V, D]         absent if embeddings are tied
     budget      w1, w2, gate   absent without a budget module
 
-A frozen base may be of another type and have low-rank adapters beside it (`adapters`).
+A frozen base may have another type, and low-rank adapters in addition (`adapters`).
 """
 
 import dataclasses
@@ -38,20 +38,27 @@ from bacr_jax.types import Params
 def init(
     key: Array, config: Qwen2Config, *, conditioning: ConditioningConfig | None = None
 ) -> Params:
-    """Random parameters, fp32, layers stacked."""
+    """Draws random parameters in fp32, with stacked layers.
+
+    Args:
+      conditioning: settings of a fresh budget module; None for the plain model.
+    """
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
     normal = nn.initializers.normal(0.02)
     vocabulary = (config.vocab_size, config.hidden_size)
     x = jnp.zeros((1, 1, config.hidden_size))
-    zero = jnp.zeros((1, 1), jnp.int32)
-    rotary = rotation(zero, config)
+    position = jnp.zeros((1, 1), jnp.int32)
+    rotary = rotation(position, config)
 
     def init_block(key: Array) -> Params:
+        # Parameters do not depend on attention, so any function of the right shapes will do.
         return Block(config).init(key, x, rotary, lambda q, k, v: (q, None))["params"]
 
+    embed = normal(embed_key, vocabulary)
+    layer_keys = jax.random.split(layers_key, config.num_layers)
     params: Params = {
-        "embed": normal(embed_key, vocabulary),
-        "layers": jax.vmap(init_block)(jax.random.split(layers_key, config.num_layers)),
+        "embed": embed,
+        "layers": jax.vmap(init_block)(layer_keys),
         "final_norm": jnp.ones(config.hidden_size),
     }
     if not config.tie_embeddings:
@@ -64,21 +71,30 @@ def init(
 
 
 def unstack(layers: Params, num_layers: int) -> list[Params]:
-    """The pytree of each layer from one with stacked leaves.
+    """Splits a pytree with stacked leaves into one pytree per layer.
 
-    One split per leaf: its gradient is one concatenation, where the gradient of indexing would add
-    up `num_layers` arrays of the full size.
+    Each leaf is split once, because the gradient is then one concatenation. The gradient of
+    indexing would be a sum of `num_layers` arrays of the full size.
     """
     leaves, structure = jax.tree.flatten(layers)
-    parts = [jax.lax.split(leaf, [1] * num_layers, axis=0) for leaf in leaves]
-    of_layer = lambda i: jax.tree.unflatten(structure, [part[i][0] for part in parts])
-    return [of_layer(index) for index in range(num_layers)]
+    slices = [jax.lax.split(leaf, [1] * num_layers, axis=0) for leaf in leaves]
+    trees = []
+    for index in range(num_layers):
+        layer_leaves = [leaf_slices[index][0] for leaf_slices in slices]
+        trees.append(jax.tree.unflatten(structure, layer_leaves))
+    return trees
 
 
 def _layer_inputs(params: Params, conditioned: Conditioned | None) -> Params:
-    """What differs from layer to layer, with a leading L."""
+    """Collects everything that differs between layers, with a leading L.
+
+    Returns:
+      "layer": the parameters, "adapter": scaled adapters if the model has them, and "conditioned":
+      the fields of `Conditioned` that differ between layers, if there is a budget.
+    """
     per_layer: Params = {"layer": params["layers"]}
-    if (adapter := adapters.scaled(params)) is not None:
+    adapter = adapters.scaled(params)
+    if adapter is not None:
         per_layer["adapter"] = adapter
     if conditioned is not None:
         per_layer["conditioned"] = {"gate": conditioned.gate}
@@ -98,11 +114,15 @@ def run_layers(
     length: int | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """Embedding, all layers and the final norm.
+    """Runs tokens through the embedding, all layers and the final norm.
 
     Args:
-      conditioned: the rows' budgets; None gives exactly the plain model.
-      length: bound of positions that are known at run time only (`rotation`).
+      attend: attention as a function of q [B, T, N, H], k and v [B, T, K, H].
+      conditioned: budget embeddings of the rows; None runs exactly the plain model.
+      length: upper bound of positions that are only known at run time (`rotation`).
+
+    Returns:
+      Final-norm states.
     """
     x = params["embed"][tokens].astype(compute.dtype)
     x = constrain_embedded(x, compute.mesh, over=compute.row_axes)
@@ -110,16 +130,16 @@ def run_layers(
     per_layer = _layer_inputs(params, conditioned)
 
     def body(x: Array, inputs: Params) -> tuple[Array, None]:
-        own = conditioned
-        if own is not None:
-            own = dataclasses.replace(own, **inputs["conditioned"])
+        layer_conditioned = conditioned
+        if layer_conditioned is not None:
+            layer_conditioned = dataclasses.replace(layer_conditioned, **inputs["conditioned"])
         x, _ = apply_block(
             inputs["layer"],
             constrain_rows(x, compute.mesh, over=compute.row_axes),
             rotary,
             lambda q, k, v: (attend(q, k, v), None),
             config=config,
-            conditioned=own,
+            conditioned=layer_conditioned,
             adapter=inputs.get("adapter"),
             product_dtype=compute.product_dtype,
         )
@@ -129,7 +149,7 @@ def run_layers(
     if compute.scan:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
-        # The layers are alike: one is traced, differentiated and lowered for all of them.
+        # Under jit, one layer is traced, differentiated and lowered for all of them.
         body = jax.jit(body)
         for inputs in unstack(per_layer, config.num_layers):
             x, _ = body(x, inputs)
@@ -138,12 +158,12 @@ def run_layers(
 
 
 def output_head(params: Params) -> Float[Array, "V D"]:
-    """The language-model head, final states to logits: the embedding itself when tied."""
+    """Returns the matrix from final states to logits: lm_head, or the embedding if tied."""
     return params["lm_head"] if "lm_head" in params else params["embed"]
 
 
 def logits(params: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Scores of every vocabulary row, fp32 accumulation."""
+    """Computes the logits of every vocabulary row, accumulated in fp32."""
     lm_head = output_head(params).astype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, lm_head, preferred_element_type=jnp.float32)
 
@@ -157,9 +177,13 @@ def forward(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """Final-norm states of rows padded on the right; causality hides the padding.
+    """Returns final-norm states of rows padded on the right, from which `logits` computes scores.
 
-    `logits` turns them into scores. States of padding are meaningless.
+    Causality hides the padding from real tokens. States of padding are meaningless.
+
+    Args:
+      lengths: real tokens per row, with which cuDNN skips padding.
+      conditioned: budget embeddings of the rows; None for the plain model.
     """
     chex.assert_rank(tokens, 2)
     attend = functools.partial(
@@ -177,15 +201,15 @@ def forward(
 
 
 class Tree(NamedTuple):
-    """Trunks and the branches that leave them.
+    """Token trees: trunks, and branches that start at positions within them.
 
     Attributes:
-      trunk: prompt and thinking, right-padded, position == index.
+      trunk: prompt and thinking, right-padded; position equals index.
       branches: suffix and answer of each cut, right-padded.
-      context: trunk tokens each branch sees; the branch's positions continue from there.
-      packing: index m A + a of the branch tokens to run, a branch's together and in order, -1 for
-        none; None runs all M A.
-      lengths: tokens of each trunk, which cuDNN's kernel asks for.
+      context: trunk tokens that each branch sees. The branch's positions continue from there.
+      packing: index m A + a of each branch token to run, with a branch's tokens contiguous and in
+        order, and -1 for positions without a token. None runs all M A tokens.
+      lengths: real tokens of each trunk, with which cuDNN skips padding.
     """
 
     trunk: Int[Array, "B S"]
@@ -196,12 +220,18 @@ class Tree(NamedTuple):
 
     @property
     def branch_of(self) -> Int[Array, "B F"] | None:
-        """The branch of each packed token; rounded down: -1 stays -1."""
-        return None if self.packing is None else self.packing // self.branches.shape[2]
+        """Returns the branch of each packed token, -1 for none; None without packing."""
+        if self.packing is None:
+            return None
+        # Floor division maps -1 to -1.
+        return self.packing // self.branches.shape[2]
 
 
 def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Tokens and positions of trunks and their branches as one row each, T = S + M A."""
+    """Returns tokens and positions of each trunk and its branches as one row, T = S + M A.
+
+    With packing, T = S + F.
+    """
     trunk, branches, context, packing, _ = tree
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
     b, s = trunk.shape
@@ -209,19 +239,60 @@ def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
     branch_tokens = branches.reshape(b, m * a)
     branch_positions = (context[:, :, None] + jnp.arange(a)).reshape(b, m * a)
     if packing is not None:
-        pick = lambda x: jnp.take_along_axis(x, packing, axis=1, mode="clip")
-        branch_tokens, branch_positions = pick(branch_tokens), pick(branch_positions)
+        take = functools.partial(jnp.take_along_axis, indices=packing, axis=1, mode="clip")
+        branch_tokens = take(branch_tokens)
+        branch_positions = take(branch_positions)
     tokens = jnp.concatenate([trunk, branch_tokens], axis=1)
     trunk_positions = jnp.broadcast_to(jnp.arange(s), (b, s))
-    return tokens, jnp.concatenate([trunk_positions, branch_positions], axis=1)
+    positions = jnp.concatenate([trunk_positions, branch_positions], axis=1)
+    return tokens, positions
 
 
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
-    """The same for a list of tokens, each of which names its row's embedding."""
-    mask = None if conditioned.mask is None else real.listed(conditioned.mask)
-    index = jax.nn.one_hot(real.row, real.slot.shape[0])[None]
+    """Converts embeddings of rows into embeddings for a list of tokens.
+
+    The list is one row of U tokens, each of which selects its row's embedding by `index`.
+    """
+    mask = None
+    if conditioned.mask is not None:
+        mask = real.listed(conditioned.mask)
+    num_rows = real.slot.shape[0]
+    index = jax.nn.one_hot(real.row, num_rows)[None]
     phi = jnp.expand_dims(conditioned.phi, -3)
     return dataclasses.replace(conditioned, phi=phi, mask=mask, index=index)
+
+
+def _with_branches_masked_in(conditioned: Conditioned, num_branch_tokens: int) -> Conditioned:
+    """Extends a mask over the trunk by branch tokens, which always receive phi."""
+    if conditioned.mask is None:
+        return conditioned
+    pad = ((0, 0), (0, num_branch_tokens))
+    mask = jnp.pad(conditioned.mask, pad, constant_values=True)
+    return dataclasses.replace(conditioned, mask=mask)
+
+
+def _attend_list(
+    tree: Tree, real: RealTokens, attend_rows: Callable[..., Array], compute: Compute
+) -> Callable[..., Array]:
+    """Returns the attention over a list of real tokens.
+
+    The list attends to itself under one mask if this has fewer pairs of tokens than the padded
+    rows and is supported. Otherwise, tokens are spread over the padded rows for attention only.
+
+    Args:
+      attend_rows: attention over the padded rows.
+    """
+    one_device = compute.mesh is None or compute.mesh.size == 1
+    takes_masks = compute.implementation == "xla" and one_device and tree.packing is None
+    if takes_masks and real.has_fewer_pairs:
+        visible = real.visible(tree.context, tree.trunk.shape[1])[None]
+        return functools.partial(attention.masked_attention, visible=visible)
+
+    def attend_spread(q: Array, k: Array, v: Array) -> Array:
+        rows = attend_rows(real.spread(q), real.spread(k), real.spread(v))
+        return real.listed(rows)
+
+    return attend_spread
 
 
 def tree_states(
@@ -233,37 +304,36 @@ def tree_states(
     real: RealTokens | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"] | Float[Array, "1 U D"]:
-    """Final states of trunks and branches, side by side as `forward_tree` returns them.
+    """Returns final states of trunks and their branches, concatenated along the row.
+
+    `forward_tree` returns the same states separately.
 
     Args:
-      real: the tokens of these rows; only attention then sees padding, and the states are of this
-        list.
+      conditioned: as in `forward_tree`.
+      real: list of the real tokens of these rows. The states are then the list's, and padding is
+        computed in attention at most. None runs the padded rows.
     """
-    s, branches = tree.trunk.shape[1], tree.branches
+    trunk_length = tree.trunk.shape[1]
     tokens, positions = _tree_rows(tree)
-    if conditioned is not None and conditioned.mask is not None:
-        of_branches = ((0, 0), (0, tokens.shape[1] - s))
-        mask = jnp.pad(conditioned.mask, of_branches, constant_values=True)
-        conditioned = dataclasses.replace(conditioned, mask=mask)
-    of_rows = functools.partial(
+    if conditioned is not None:
+        conditioned = _with_branches_masked_in(conditioned, tokens.shape[1] - trunk_length)
+    attend: Callable[..., Array] = functools.partial(
         attention.tree_attention,
         context=tree.context,
-        trunk_length=s,
+        trunk_length=trunk_length,
         branch_of=tree.branch_of,
         implementation=compute.implementation,
         lengths=tree.lengths,
     )
-    attend: Callable[..., Array] = of_rows
     if real is not None:
-        tokens, positions = real.listed(tokens), real.listed(positions)
-        conditioned = conditioned and _listed_conditioned(conditioned, real)
-        one_device = compute.mesh is None or compute.mesh.size == 1
-        takes_masks = compute.implementation == "xla" and one_device and tree.packing is None
-        if takes_masks and real.has_fewer_pairs:
-            visible = real.visible(tree.context, s)[None]
-            attend = functools.partial(attention.masked_attention, visible=visible)
-        else:
-            attend = lambda *listed: real.listed(of_rows(*map(real.spread, listed)))
+        tokens = real.listed(tokens)
+        positions = real.listed(positions)
+        if conditioned is not None:
+            conditioned = _listed_conditioned(conditioned, real)
+        attend = _attend_list(tree, real, attend, compute)
+    max_length = None
+    if tree.branches.size:
+        max_length = trunk_length + tree.branches.shape[2]
     return run_layers(
         params,
         tokens,
@@ -271,7 +341,7 @@ def tree_states(
         attend,
         config=config,
         conditioned=conditioned,
-        length=s + branches.shape[2] if branches.size else None,
+        length=max_length,
         compute=compute,
     )
 
@@ -284,20 +354,21 @@ def forward_tree(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
-    """One pass over trunks and all their branches.
+    """Runs trunks and all their branches in one pass.
 
-    Equal to running every branch as its own full sequence trunk[:context] + branch, at the cost of
-    S + M A instead of about M (S + A) tokens a row.
+    The results equal runs of every branch as a separate sequence trunk[:context] + branch. A row
+    has S + M A tokens instead of about M (S + A).
 
     Args:
-      conditioned: phi(b) of each row; None for the plain model. The mask is the trunk's: branch
-        tokens always receive phi.
+      conditioned: phi(b) of each row; None for the plain model. A mask covers the trunk only,
+        because branch tokens always receive phi.
 
     Returns:
-      Final states of the trunk and of the branches, or of the packed tokens of branches.
+      Final states of the trunk, and of the branches or packed branch tokens.
     """
     hidden = tree_states(params, tree, config=config, conditioned=conditioned, compute=compute)
-    s = tree.trunk.shape[1]
+    trunk_length = tree.trunk.shape[1]
+    sizes = [trunk_length, hidden.shape[1] - trunk_length]
+    trunk_states, branch_states = jax.lax.split(hidden, sizes, axis=1)
     shape = tree.branches.shape if tree.packing is None else tree.packing.shape
-    of_trunk, of_branches = jax.lax.split(hidden, [s, hidden.shape[1] - s], axis=1)
-    return of_trunk, of_branches.reshape(*shape, hidden.shape[-1])
+    return trunk_states, branch_states.reshape(*shape, hidden.shape[-1])

@@ -1,10 +1,11 @@
-"""Padded rows as one list of their tokens, on which everything runs, or everything but attention.
+"""Padded rows as one list of their real tokens, on which all or all but attention is computed.
 
     rows   [B, T]   right-padded, as attention reads them
-    list   [1, U]   a token once, whichever rows share it
+    list   [1, U]   each token once, even if several rows share it
 
-Rows that begin alike (a prompt's rollouts, where nothing tells the prompt a budget) share these
-tokens. Both directions are gathers, and so are both gradients: scatters are slow on every backend.
+Rows with the same beginning share its tokens, such as a prompt's rollouts if the prompt contains no
+budget. Both directions between rows and list are gathers, and so are their gradients, because
+scatters are slow on every backend.
 """
 
 import jax
@@ -16,14 +17,15 @@ from bacr_jax.types import pytree
 
 @pytree
 class RealTokens:
-    """Where the tokens of padded rows are held in a list.
+    """Maps between the positions of padded rows and the entries of a list.
 
     Attributes:
-      source: row times T plus position of each token; any place for entries that hold none.
+      source: row times T plus position of each entry's token; any position for unused entries.
       slot: entry of the token at each position of a row; any entry at padding.
-      is_source: positions that `source` names: tokens, but for those that another row holds.
-      owner: row whose first tokens a row shares; itself where it shares none.
-      shared: positions whose entries other rows read too, or are read of another row.
+      is_source: True at the positions in `source`. False at padding, and at tokens whose source
+        is another row.
+      owner: row whose first tokens a row shares; the row itself if it shares none.
+      shared: True at positions whose entry several rows read.
     """
 
     source: Int[Array, " U"]
@@ -33,83 +35,107 @@ class RealTokens:
     shared: Bool[Array, "B T"]
 
     def listed(self, rows: Array) -> Array:
-        """[B, T, ...] as [1, U, ...]; the gradient of an entry goes to the place it was read at."""
+        """Gathers [B, T, ...] into [1, U, ...]; each entry's gradient goes to its source."""
         return _listed(rows, self)
 
     def spread(self, listed: Array) -> Array:
-        """[1, U, ...] as [B, T, ...]; the gradients of shared tokens are summed over their rows."""
+        """Gathers [1, U, ...] into [B, T, ...]; gradients of shared tokens sum over their rows."""
         return _spread(listed, self)
 
     @property
     def has_fewer_pairs(self) -> bool:
-        """Whether attention over the list has fewer pairs of tokens than over the padded rows."""
+        """True if the list has at most as many pairs of tokens as the padded rows."""
         rows, width = self.slot.shape
-        return self.source.shape[0] ** 2 <= rows * width**2
+        entries = self.source.shape[0]
+        return entries**2 <= rows * width**2
 
     def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
-        """Which entries [U, U] an entry sees, as far as they stand before it in the list.
+        """Returns the mask [U, U] of the entries that each entry sees among those before it.
 
-        Rows are trunks and their branches (`attention.tree_attention`): entries see their row's
-        trunk, or its owner's where it is shared, branches up to their context; and their branch.
+        Rows are trunks and their branches (`attention.tree_attention`). An entry sees its row's
+        trunk, branch entries only up to their context. For shared positions this is the trunk of
+        the row's owner. A branch entry sees its branch too.
+
+        Args:
+          context: trunk tokens that each branch sees.
+          trunk_length: positions S of the trunk.
         """
         width = self.slot.shape[1]
-        row, place = jnp.divmod(self.source, width)
-        length = (width - trunk_length) // max(context.shape[1], 1)
-        in_trunk = place < trunk_length
-        branch = jnp.where(in_trunk, -1, (place - trunk_length) // max(length, 1))
-        seen = jnp.full_like(place, trunk_length)
+        row, position = jnp.divmod(self.source, width)
+        branch_length = (width - trunk_length) // max(context.shape[1], 1)
+        in_trunk = position < trunk_length
+        branch = (position - trunk_length) // max(branch_length, 1)
+        branch = jnp.where(in_trunk, -1, branch)
+        seen_length = jnp.full_like(position, trunk_length)
         if context.size:
-            seen = jnp.where(in_trunk, seen, context[row, jnp.maximum(branch, 0)])
-        same = row[:, None] == row
-        owned = self.shared[row, place] & (self.owner[row][:, None] == row)
-        of_trunk = in_trunk & (place < seen[:, None]) & (same | owned)
-        return of_trunk | (~in_trunk & same & (branch[:, None] == branch))
+            branch_context = context[row, jnp.maximum(branch, 0)]
+            seen_length = jnp.where(in_trunk, seen_length, branch_context)
+        same_row = row[:, None] == row
+        row_of_owner = self.shared[row, position] & (self.owner[row][:, None] == row)
+        sees_trunk = in_trunk & (position < seen_length[:, None]) & (same_row | row_of_owner)
+        sees_branch = ~in_trunk & same_row & (branch[:, None] == branch)
+        return sees_trunk | sees_branch
 
     @property
     def row(self) -> Int[Array, " U"]:
-        """Row of each entry."""
+        """Returns the row of each entry."""
         return self.source // self.slot.shape[1]
 
 
-def _pick(rows: Array, real: RealTokens) -> Array:
-    return rows.reshape(-1, *rows.shape[2:])[real.source][None]
+def _gather_entries(rows: Array, real: RealTokens) -> Array:
+    """Gathers [B, T, ...] into [1, U, ...]."""
+    flat = rows.reshape(-1, *rows.shape[2:])
+    return flat[real.source][None]
 
 
-def _put(listed: Array, real: RealTokens) -> Array:
+def _gather_rows(listed: Array, real: RealTokens) -> Array:
+    """Gathers [1, U, ...] into [B, T, ...]."""
     return listed[0][real.slot]
 
 
-def _over_rows(mask: Bool[Array, "B T"], like: Array) -> Array:
-    """A mask of positions beside arrays with further axes."""
+def _expand(mask: Bool[Array, "B T"], like: Array) -> Array:
+    """Adds trailing axes of length 1 to a mask, up to the rank of `like`."""
     return mask.reshape(*mask.shape, *[1] * (like.ndim - 2))
 
 
 @jax.custom_vjp
 def _listed(rows: Array, real: RealTokens) -> Array:
-    return _pick(rows, real)
+    return _gather_entries(rows, real)
 
 
-def _listed_gradient(real: RealTokens, g: Array) -> tuple[Array, None]:
-    rows = _put(g, real)
-    return jnp.where(_over_rows(real.is_source, rows), rows, 0), None
+def _listed_forward(rows: Array, real: RealTokens) -> tuple[Array, RealTokens]:
+    return _gather_entries(rows, real), real
 
 
-_listed.defvjp(lambda rows, real: (_pick(rows, real), real), _listed_gradient)
+def _listed_gradient(real: RealTokens, upstream: Array) -> tuple[Array, None]:
+    rows = _gather_rows(upstream, real)
+    return jnp.where(_expand(real.is_source, rows), rows, 0), None
+
+
+_listed.defvjp(_listed_forward, _listed_gradient)
 
 
 @jax.custom_vjp
 def _spread(listed: Array, real: RealTokens) -> Array:
-    return _put(listed, real)
+    return _gather_rows(listed, real)
 
 
-def _spread_gradient(real: RealTokens, g: Array) -> tuple[Array, None]:
-    is_shared = _over_rows(real.shared, g)
-    owned = jax.nn.one_hot(real.owner, g.shape[0], dtype=g.dtype)
-    of_owner = jnp.where(is_shared, g, 0).reshape(g.shape[0], -1)
-    summed = jnp.einsum("bo,bx->ox", owned, of_owner, precision="highest").reshape(g.shape)
-    found = _pick(jnp.where(is_shared, summed, g), real)
-    holds = jnp.arange(found.shape[1]) < real.is_source.sum()
-    return jnp.where(_over_rows(holds[None], found), found, 0), None
+def _spread_forward(listed: Array, real: RealTokens) -> tuple[Array, RealTokens]:
+    return _gather_rows(listed, real), real
 
 
-_spread.defvjp(lambda listed, real: (_put(listed, real), real), _spread_gradient)
+def _spread_gradient(real: RealTokens, upstream: Array) -> tuple[Array, None]:
+    """Sums gradients of shared tokens over their rows, then gathers them into the list."""
+    num_rows = upstream.shape[0]
+    is_shared = _expand(real.shared, upstream)
+    owner = jax.nn.one_hot(real.owner, num_rows, dtype=upstream.dtype)
+    shared = jnp.where(is_shared, upstream, 0).reshape(num_rows, -1)
+    summed = jnp.einsum("bo,bx->ox", owner, shared, precision="highest")
+    summed = summed.reshape(upstream.shape)
+    gradient = _gather_entries(jnp.where(is_shared, summed, upstream), real)
+    # Unused entries follow the used ones, and their gradient is 0.
+    is_used = jnp.arange(gradient.shape[1]) < real.is_source.sum()
+    return jnp.where(_expand(is_used[None], gradient), gradient, 0), None
+
+
+_spread.defvjp(_spread_forward, _spread_gradient)

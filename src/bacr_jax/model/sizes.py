@@ -1,6 +1,5 @@
-"""Shapes of decoders: Qwen2.5, Qwen3 and Llama differ in a few of their numbers."""
+"""Shapes of decoders: Qwen2.5, Qwen3 and Llama models differ only in these numbers."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +8,15 @@ from bacr_jax.errors import UserError
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How Llama 3 stretches rotary frequencies beyond the positions it was first made for.
+    """Llama 3's scaling of rotary frequencies for sequences longer than those first trained on.
+
+    A frequency's number of turns is its rotations over `positions`.
 
     Attributes:
-      factor: what low frequencies are divided by.
-      low, high: turns over `positions` below which a frequency is low, above which it stays as it
-        is; between them it is blended.
-      positions: the longest sequence of the first training.
+      factor: divisor of low frequencies.
+      low: frequencies with fewer turns are low and are divided by `factor`.
+      high: frequencies with more turns stay unchanged; between `low` and `high` they are blended.
+      positions: longest sequence of the first training, in tokens.
     """
 
     factor: float
@@ -26,21 +27,23 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Qwen2Config:
-    """Shape of a decoder; its defaults are those of Qwen2.
+    """Shape of a decoder; the defaults are Qwen2's.
 
     Attributes:
-      vocab_size: rows of the embedding (padded past the tokenizer's ids in released models).
+      vocab_size: rows V of the embedding (released models pad it past the tokenizer's ids).
       hidden_size: width D of the residual stream.
+      intermediate_size: width F of the MLP.
       num_layers: decoder blocks L.
       num_heads: query heads N.
       num_kv_heads: key/value heads K; divides N.
       head_dim: width H of a head.
       rope_theta: base of the rotary frequencies.
-      tie_embeddings: the output head is the embedding itself.
-      max_positions: longest sequence the model was made for.
-      qkv_bias: queries, keys and values have a bias.
-      qk_norm: each head of queries and keys is normed before it is rotated.
-      rope_scaling: None: rotary frequencies as they are.
+      rms_norm_eps: added to the mean square in norms.
+      tie_embeddings: True if the embedding is the output head too.
+      max_positions: longest sequence that the model supports, in tokens.
+      qkv_bias: True if queries, keys and values have a bias.
+      qk_norm: True if each head of queries and keys is normed before it is rotated.
+      rope_scaling: scaling of rotary frequencies; None leaves them unchanged.
     """
 
     vocab_size: int
@@ -60,32 +63,52 @@ class Qwen2Config:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of every matrix of a layer, by its name."""
-        d, f = self.hidden_size, self.intermediate_size
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = {"q": (d, q), "k": (d, kv), "v": (d, kv), "o": (q, d)}
-        return attention | {"gate": (d, f), "up": (d, f), "down": (f, d)}
+        """Returns (input width, output width) of every matrix of a layer, by its name."""
+        d = self.hidden_size
+        f = self.intermediate_size
+        q = self.num_heads * self.head_dim
+        kv = self.num_kv_heads * self.head_dim
+        return {
+            "q": (d, q),
+            "k": (d, kv),
+            "v": (d, kv),
+            "o": (q, d),
+            "gate": (d, f),
+            "up": (d, f),
+            "down": (f, d),
+        }
 
     @property
     def layer_matrices(self) -> int:
-        """Numbers in the matrices of one layer."""
+        """Counts the parameters in the matrices of one layer."""
         return sum(fan_in * fan_out for fan_in, fan_out in self.matrices.values())
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the plain model, without a budget module."""
-        d, h = self.hidden_size, self.head_dim
-        biases = (self.num_heads + 2 * self.num_kv_heads) * h * self.qkv_bias
-        per_layer = self.layer_matrices + biases + 2 * h * self.qk_norm + 2 * d
-        heads = 1 if self.tie_embeddings else 2
-        return heads * self.vocab_size * d + self.num_layers * per_layer + d
+        """Counts the parameters of the plain model, without a budget module."""
+        per_layer = self.layer_matrices
+        if self.qkv_bias:
+            per_layer += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if self.qk_norm:
+            per_layer += 2 * self.head_dim
+        # The norms before attention and MLP, and after the last layer.
+        per_layer += 2 * self.hidden_size
+        final_norm = self.hidden_size
+        tables = 1 if self.tie_embeddings else 2
+        embeddings = tables * self.vocab_size * self.hidden_size
+        return embeddings + self.num_layers * per_layer + final_norm
 
 
 def _size(
     vocab: int, d: int, f: int, layers: int, heads: int, kv_heads: int, tied: bool, **more: Any
 ) -> Qwen2Config:
-    found = Qwen2Config(vocab, d, f, layers, heads, kv_heads, d // heads, tie_embeddings=tied)
-    return dataclasses.replace(found, **more)
+    """Builds a shape whose head width is d / heads unless `more` has another.
+
+    Args:
+      more: further fields of Qwen2Config.
+    """
+    numbers: dict[str, Any] = {"head_dim": d // heads, **more}
+    return Qwen2Config(vocab, d, f, layers, heads, kv_heads, tie_embeddings=tied, **numbers)
 
 
 _R1: dict[str, Any] = {"rope_theta": 1e4, "max_positions": 131072}
@@ -98,16 +121,17 @@ _QWEN3: dict[str, Any] = {
 
 
 def _llama(factor: float) -> dict[str, Any]:
+    """Returns the fields of Llama 3 that differ from Qwen2's defaults."""
     return {
         "rope_theta": 5e5,
         "rms_norm_eps": 1e-5,
         "max_positions": 131072,
         "qkv_bias": False,
-        "rope_scaling": RopeScaling(factor, 1.0, 4.0, 8192),
+        "rope_scaling": RopeScaling(factor, low=1.0, high=4.0, positions=8192),
     }
 
 
-# Shapes published in the config.json of the models; Qwen2.5's and Llama's are the Instruct ones.
+# Shapes published in the models' config.json; for Qwen2.5 and Llama in the Instruct models'.
 PRESETS: dict[str, Qwen2Config] = {
     "qwen2.5-0.5b": _size(151936, 896, 4864, 24, 14, 2, True),
     "qwen2.5-1.5b": _size(151936, 1536, 8960, 28, 12, 2, True),
@@ -138,7 +162,7 @@ PRESETS: dict[str, Qwen2Config] = {
 
 
 def preset(name: str) -> Qwen2Config:
-    """The published shape called `name`."""
+    """Returns the published shape called `name`; raises UserError if there is none."""
     if name not in PRESETS:
         raise UserError(f"model.preset: no shape {name!r}; write one of {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,1 +1,1 @@
-"""Round a policy: prompts in, stop strings, graded outcomes out."""
+"""Everything around the policy: prompts, stop strings, and grading of its answers."""

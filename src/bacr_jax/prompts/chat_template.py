@@ -1,4 +1,4 @@
-"""Renders a tokenizer's chat template, a program that somebody else wrote, in a limited process."""
+"""Renders a tokenizer's chat template in a limited process, because it is an untrusted program."""
 
 import datetime
 import functools
@@ -12,23 +12,30 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import THINK_CLOSE, PromptFormat
 from bacr_jax.prompts.limited import Failed, shared_process
 
-# Processor time and new memory of one rendering; two messages take a millisecond.
+# Limits of processor time (s) and new memory (bytes) of one rendering. Two messages take a
+# millisecond.
 SECONDS = 2.0
 MEMORY = 1 << 30
-# Most characters that a template may write for two messages.
+# Largest number of characters that a template may write for two messages.
 MOST_CHARS = 1_000_000
-# Asks the template of an exported folder for the base's, which it holds; others do not know it.
+# Variable that makes the template of an exported folder render the base's template, which it
+# contains. Other templates ignore it.
 BASE = "base_template"
-# Variables that are set here, or by the template of an exported folder, beside transformers' own.
+# Variables set by this module or by the template of an exported folder, in addition to
+# transformers' variables.
 _SET = ("messages", "enable_thinking", "budget", "strftime_now", BASE)
-# Stands for an answer while its template is rendered: a private-use character.
+# Replaces an answer while its template is rendered: a private-use character.
 _ANSWER = "\ue003"
 
 
 def template_of(tokenizer: Any) -> str:
-    """Returns the text of a tokenizer's chat template; UserError: it has several, and no default.
+    """Returns the text of a tokenizer's chat template.
 
-    A tokenizer has one text, or several by their names, of which `default` is used.
+    A tokenizer has one template, or several with names, of which `default` is used.
+
+    Raises:
+      UserError: the tokenizer has several templates without a default, or the template is not a
+        text.
     """
     templates = getattr(tokenizer, "chat_template", None)
     if isinstance(templates, Mapping):
@@ -48,12 +55,16 @@ def template_of(tokenizer: Any) -> str:
 
 
 def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
-    """UserError: a variable that is set otherwise, or that the chat template never reads."""
+    """Checks the variables of a chat template in the config.
+
+    Raises:
+      UserError: a variable is set by another setting, or the template never reads it.
+    """
     for name in variables:
         where = f"data.template_variables.{shown(name, quote=False)}"
         if name == "enable_thinking":
             raise UserError(
-                f"{where}: the prompt format says whether thinking is to come; leave it out, and "
+                f"{where}: the prompt format decides whether thinking follows; leave it out, and "
                 "write data.prompt_format=native for thinking, boxed for none"
             )
         if name in _SET or name in inspect.signature(tokenizer.apply_chat_template).parameters:
@@ -94,20 +105,24 @@ def render(
     answer: str = "",
     template: str | None = None,
 ) -> str:
-    """Renders a system and a user message in a format, up to where the answer begins.
+    """Renders a system and a user message in a format, up to the beginning of the answer.
 
-    A template that writes the date writes that of the format, or today's.
+    If the template writes a date, it is the format's, or today's if the format has none.
 
     Args:
-      system: empty: there is none.
-      answer: text of a third message, the answer; empty: there is none.
-      template: instead of the tokenizer's own.
+      system: text of the system message; empty for none.
+      user: text of the user's message.
+      answer: text of a third message, the answer; empty for none.
+      template: text of the template; None for the tokenizer's.
+
+    Raises:
+      UserError: the template fails or exceeds a limit.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": user})
     if answer:
         messages.append({"role": "assistant", "content": answer})
-    # Where a template can leave thinking out (Qwen3's), whether it is to come.
+    # For templates that can omit thinking, such as Qwen3's.
     thinks = style.think_close == THINK_CLOSE
     special = tokenizer.special_tokens_map
     variables = {**special, "enable_thinking": thinks, **style.variables, BASE: True}
@@ -121,7 +136,8 @@ def render(
     }
     try:
         return _rendered(json.dumps(request, default=str))
-    # A template can be wrong, it can refuse (a system message, say), and it can ask for all memory.
+    # A template can have errors, can refuse a message (a system message, for example), and can
+    # exceed the memory limit.
     except Failed as error:
         raise _failing(str(error)) from None
 
@@ -144,13 +160,18 @@ def _failing(reason: str) -> UserError:
 def turn_end(tokenizer: Any, style: PromptFormat) -> str:
     """Returns the token with which the chat template ends an answer.
 
-    Empty if it writes none there, or takes no answer.
+    The result is empty if the template writes no token there or refuses an answer.
     """
     try:
         text = render(tokenizer, style, style.system, "\ue000", answer=_ANSWER)
     except UserError:
         return ""
-    _, found, after = text.rpartition(_ANSWER)
-    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    ends = [token for token in added if after.lstrip().startswith(token) and token.strip()]
-    return max(ends, key=len, default="") if found else ""
+    _, answer, after = text.rpartition(_ANSWER)
+    if not answer:
+        return ""
+    after = after.lstrip()
+    ends = []
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.content.strip() and after.startswith(token.content):
+            ends.append(token.content)
+    return max(ends, key=len, default="")

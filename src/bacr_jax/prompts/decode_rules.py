@@ -1,4 +1,4 @@
-"""What a decoding loop must know of the vocabulary: which ids, ends, stop strings, suffixes."""
+"""Facts about the vocabulary that a decoding loop needs: allowed ids, ends, stop strings."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from bacr_jax.types import pytree
 
 @pytree
 class Automaton:
-    """A stop string as a table over token ids; `stop_strings` compiles it.
+    """A stop string as a transition table over token ids, compiled by `stop_strings`.
 
-    State 0 is the start; the last state is absorbing: the stop string was seen.
+    State 0 is the start. The last state is absorbing and means that the stop string was seen.
 
     Attributes:
       next_state: state after a token, for every state and token id.
-      opens: true where the match that is live after the token, whole or partial, began inside that
-        token. The last such token on a row is the first one of the tag.
+      opens: True if the partial or complete match after the token began inside that token. The
+        last such token of a row is the first one of the stop string.
     """
 
     next_state: Int[Array, "states V"]
@@ -26,18 +26,22 @@ class Automaton:
 
     @property
     def accept(self) -> int:
-        """The absorbing state."""
+        """Returns the absorbing state."""
         return self.next_state.shape[0] - 1
 
 
 @pytree
 class DecodeRules:
-    """Vocabulary facts of a run, on the device.
+    """Facts about the vocabulary of a run, on the device.
 
     Attributes:
-      allowed_tokens: ids that may be sampled.
-      forced_suffix: ids put after thinking that was cut or left unclosed.
-      natural_suffix: ids put after thinking that the model closed itself.
+      allowed_tokens: True at ids that may be sampled.
+      eos: True at ids that end the turn.
+      think_close: automaton of the string that ends thinking.
+      answer_close: automaton of the string that ends an answer.
+      forced_suffix: ids appended to thinking that was cut or not closed.
+      natural_suffix: ids appended to thinking that the model closed itself.
+      line_breaks: True at ids whose text contains a line break.
     """
 
     allowed_tokens: Bool[Array, "V"]
@@ -50,13 +54,15 @@ class DecodeRules:
 
     @property
     def suffix_length(self) -> int:
-        """Width of the longer suffix."""
+        """Returns the number of ids in the longer suffix."""
         return max(self.forced_suffix.shape[0], self.natural_suffix.shape[0])
 
 
 def automaton(table: Any) -> Automaton:
-    """Puts a compiled stop table on the device."""
-    return Automaton(jnp.asarray(table.next_state, jnp.int32), jnp.asarray(table.opens, bool))
+    """Copies a compiled stop table to the device."""
+    next_state = jnp.asarray(table.next_state, jnp.int32)
+    opens = jnp.asarray(table.opens, bool)
+    return Automaton(next_state, opens)
 
 
 def decode_rules(
@@ -69,9 +75,16 @@ def decode_rules(
     natural_suffix: Any,
     line_breaks: np.ndarray | None = None,
 ) -> DecodeRules:
-    """Collects host tables into device arrays; see `DecodeRules`. By default no line breaks."""
+    """Copies host tables into `DecodeRules` on the device.
+
+    Args:
+      eos_ids: list of the ids that end the turn.
+      line_breaks: None for no line breaks.
+    """
     eos = np.zeros(len(allowed_tokens), bool)
     eos[list(eos_ids)] = True
+    if line_breaks is None:
+        line_breaks = np.zeros(len(allowed_tokens), bool)
     return DecodeRules(
         allowed_tokens=jnp.asarray(allowed_tokens, bool),
         eos=jnp.asarray(eos),
@@ -79,5 +92,5 @@ def decode_rules(
         answer_close=automaton(answer_close),
         forced_suffix=jnp.asarray(forced_suffix, jnp.int32),
         natural_suffix=jnp.asarray(natural_suffix, jnp.int32),
-        line_breaks=jnp.zeros(len(eos), bool) if line_breaks is None else jnp.asarray(line_breaks),
+        line_breaks=jnp.asarray(line_breaks),
     )

@@ -1,6 +1,6 @@
-"""Questions in a prompt format, as text and as tokens; and the ids that a format lets be sampled.
+"""Formats questions as prompts, tokenises them, and finds the ids that may be sampled.
 
-A chat template may open thinking itself, as R1's does; then `think_open` is not written again.
+A chat template may open thinking itself, as R1's does. `think_open` is not written again then.
 """
 
 import dataclasses
@@ -18,46 +18,55 @@ from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.prompts.tokenizers import is_refusal
 from bacr_jax.types import Prompts
 
-# Stands for the question while the chat template is rendered: a private-use character.
+# Replaces the question while the chat template is rendered: a private-use character.
 _PLACEHOLDER = "\ue000"
-# Likewise for a system message.
+# Replaces a system message while the chat template is rendered.
 _SYSTEM = "\ue002"
 
 
 def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
-    """Text before and after the question; the prompt is their concatenation around it.
+    """Returns the text before and after the question in a prompt.
 
-    `said` stands at the end of the user's message; with a chat template in a paragraph of its own.
+    Args:
+      said: text at the end of the user's message, such as a sentence with the budget. With a chat
+        template it is a separate paragraph.
 
     Raises:
-      UserError: the format needs a chat template and the tokenizer has none, or one that does not
-        give the question back as it is, or opens thinking that the format never closes.
+      UserError: the format needs a chat template and the tokenizer has none, or one that changes
+        the question, or one that opens thinking which the format never closes.
     """
-    head, tail = _rendered(tokenizer, style, said)
-    return head, tail if _opens(tail) else tail + style.think_open
+    head, tail = _render_frame(tokenizer, style, said)
+    if not _opens_thinking(tail):
+        tail += style.think_open
+    return head, tail
 
 
 def user_message(style: PromptFormat, question: str, said: str) -> str:
-    """The message of a chat, or the whole text of another format but for what opens thinking."""
+    """Returns the user's message of a chat, or the whole prompt of another format.
+
+    `think_open` is not included. The last argument is the text at the end of the message (`frame`).
+    """
     paragraph = "\n\n" if said and style.chat else ""
     return style.before + question + style.after + paragraph + said
 
 
 def opener(tokenizer: Any, style: PromptFormat) -> str:
-    """Who opens thinking, in words."""
-    if _opens(_rendered(tokenizer, style, "")[1]):
+    """Returns the part of a prompt that opens thinking, in words for a message."""
+    _, tail = _render_frame(tokenizer, style, "")
+    if _opens_thinking(tail):
         return "the chat template"
     return "the prompt format" if style.think_open else "no tag"
 
 
-def _opens(tail: str) -> bool:
-    """Whether the text behind the question ends by opening thinking."""
-    return tail.rstrip().endswith(THINK_OPEN)
+def _opens_thinking(text: str) -> bool:
+    """True if a text ends with the tag that opens thinking, blanks aside."""
+    return text.rstrip().endswith(THINK_OPEN)
 
 
-def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
-    """`frame` before the format opens thinking."""
-    user = content = user_message(style, _PLACEHOLDER, said)
+def _render_frame(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]:
+    """Returns the text before and after the question, without the format's `think_open`."""
+    user = user_message(style, _PLACEHOLDER, said)
+    content = user
     if style.chat:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -79,43 +88,77 @@ def _rendered(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, str]
 
 
 def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> None:
-    """The system message is written as it is; where there is to be none, there is none."""
+    """Checks the system message of a rendered chat template.
+
+    Args:
+      user: the user's message.
+      content: the rendered text.
+
+    Raises:
+      UserError: the template does not write the format's system message exactly once, or writes a
+        message although the format refuses one (`bare`).
+    """
     times = content.count(style.system) - user.count(style.system)
     if style.system and times != 1:
         raise UserError(
-            f"tokenizer: found a chat template that writes the system message {times} times, which "
-            "says how to answer; write one that keeps it as it is"
+            f"tokenizer: found a chat template that writes the system message {times} times, "
+            "although it contains the answer's format; write one that keeps it as it is"
         )
     if not style.bare:
         return
-    try:
-        whole = render(tokenizer, style, _SYSTEM, user).partition(_PLACEHOLDER)[0]
-    except UserError:
-        # It takes no system message.
-        return
-    without = content.partition(_PLACEHOLDER)[0]
-    before, _, after = whole.partition(_SYSTEM)
-    inside = without.removeprefix(before).removesuffix(after)
-    around = len(without) == len(before + inside + after)
-    # A token that begins every text is no message.
-    for added in tokenizer.added_tokens_decoder.values():
-        before, inside = (text.replace(added.content, "") for text in (before, inside))
-    if around and (own := inside.strip() or before.strip()):
+    message = _default_system(tokenizer, style, user, content)
+    if message:
         raise UserError(
-            f"data.system_prompt='': the chat template writes a system message of its own where "
-            f"none is given, {shown(own)}; write a text"
+            "data.system_prompt='': the chat template writes a default system message where none "
+            f"is wanted, {shown(message)}; write a text"
         )
 
 
+def _default_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> str:
+    """Returns the system message that a template writes if none is given; empty if it writes none.
+
+    The text before the question with and without a system message is compared: around the message
+    both have the same text, which is not part of the default message.
+
+    Args:
+      user: the user's message.
+      content: the text rendered without a system message.
+    """
+    try:
+        with_system = render(tokenizer, style, _SYSTEM, user)
+    except UserError:
+        # The template refuses system messages, so it writes none.
+        return ""
+    without = content.partition(_PLACEHOLDER)[0]
+    before, _, after = with_system.partition(_PLACEHOLDER)[0].partition(_SYSTEM)
+    inside = without.removeprefix(before).removesuffix(after)
+    if len(without) != len(before + inside + after):
+        return ""
+    # A special token at the start of every text is not a message.
+    for added in tokenizer.added_tokens_decoder.values():
+        before = before.replace(added.content, "")
+        inside = inside.replace(added.content, "")
+    return inside.strip() or before.strip()
+
+
 def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
-    """Tags that the format takes for granted are there, and what the template opens is closed."""
+    """Checks the thinking tags of a chat format.
+
+    Args:
+      content: the rendered chat template.
+
+    Raises:
+      UserError: the vocabulary lacks a tag of the native format, or the template opens thinking
+        that the format never closes.
+    """
     tags = (THINK_OPEN, THINK_CLOSE) if style.name == "native" else ()
-    if missing := [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]:
+    missing = [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]
+    if missing:
         raise UserError(
             f"data.prompt_format=native: the tokenizer has no token {missing[0]}, so its model was "
             "not trained to think in tags; write think_answer"
         )
-    if _opens(content) and style.think_close != THINK_CLOSE:
+    if _opens_thinking(content) and style.think_close != THINK_CLOSE:
         raise UserError(
             f"tokenizer: its chat template opens {THINK_OPEN}, which the prompt format "
             f"{style.name!r} never closes; write data.prompt_format=native"
@@ -134,12 +177,16 @@ def encode_prompts(
     """Tokenises questions in their format.
 
     Args:
-      around: text before and after each question; the format's own if None (`frame`).
-      more: tokens that each prompt will get later on, which count as its own.
+      max_tokens: longest prompt that is kept.
+      around: text before and after each question; None for the format's (`frame`).
+      more: number of tokens that are appended to each prompt later, which count as part of it.
 
     Returns:
-      Prompts of the questions kept, in their order, as numpy arrays, and the indices of those left
-      out because they are longer than `max_tokens`.
+      Prompts of the questions that are kept, in their order, as numpy arrays, and the indices of
+      questions left out because their prompts are longer than `max_tokens`.
+
+    Raises:
+      UserError: no question is kept, or one is empty or has no tokens.
     """
     head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]
@@ -150,122 +197,162 @@ def encode_prompts(
             raise UserError(f"question {row}: found an empty text; write a question")
     ids, offsets = _tokenise(tokenizer, bodies, head, tail)
     spans = []
-    for row, (body, where) in enumerate(zip(bodies, offsets, strict=True)):
-        # A token belongs to the question if it holds any of its characters.
-        begin, end = np.array(where, int).reshape(-1, 2).T
-        inside = np.flatnonzero((begin < len(head) + len(body)) & (end > len(head)))
-        if not len(inside):
+    for row, (body, token_offsets) in enumerate(zip(bodies, offsets, strict=True)):
+        span = _question_span(token_offsets, len(head), len(head) + len(body))
+        if span is None:
             raise UserError(
                 f"question {row}: the tokenizer makes no token of {shown(body)}; write the "
                 "tokenizer that the model was trained with"
             )
-        spans.append((inside[0], inside[-1] + 1))
+        spans.append(span)
     lengths = np.array([len(row) for row in ids], np.int32)
     fits = lengths + more <= max_tokens
-    kept = np.flatnonzero(fits)
-    if not len(kept):
+    kept_rows = np.flatnonzero(fits)
+    if not len(kept_rows):
         raise UserError(
             f"data.max_prompt_tokens={max_tokens}: found {len(ids)} prompts of "
             f"{lengths.min() + more} tokens or more; write a larger number"
         )
-    tokens = np.zeros((len(kept), lengths[kept].max()), np.int32)
-    for row, index in enumerate(kept):
+    tokens: Any = np.zeros((len(kept_rows), lengths[kept_rows].max()), np.int32)
+    for row, index in enumerate(kept_rows):
         tokens[row, : lengths[index]] = ids[index]
-    # Numpy arrays: the host picks rows out of them; they go to the device batch by batch.
-    arrays: tuple[Any, ...] = (tokens, lengths[kept], *np.array(spans, np.int32)[kept].T)
-    return Prompts(*arrays), np.flatnonzero(~fits)
+    kept_lengths: Any = lengths[kept_rows]
+    starts, ends = np.array(spans, np.int32)[kept_rows].T
+    # The arrays stay on the host, which selects rows and copies them to the device by batch.
+    prompts = Prompts(tokens, kept_lengths, starts, ends)
+    return prompts, np.flatnonzero(~fits)
+
+
+def _question_span(offsets: Any, start: int, end: int) -> tuple[int, int] | None:
+    """Returns the range [first, last) of tokens that contain characters of the question.
+
+    Args:
+      offsets: (first, last) character of each token.
+      start: first character of the question.
+      end: one past the question's last character.
+
+    Returns:
+      None if no token contains a character of the question.
+    """
+    begins, ends = np.array(offsets, int).reshape(-1, 2).T
+    inside = np.flatnonzero((begins < end) & (ends > start))
+    if not len(inside):
+        return None
+    return int(inside[0]), int(inside[-1]) + 1
 
 
 def _tokenise(
     tokenizer: Any, bodies: list[str], head: str, tail: str
 ) -> tuple[list[list[int]], list[Any]]:
-    """Ids of each prompt, and the characters that each id covers."""
-    # The limits are ours: a warning about the folder's own would be a second line.
+    """Tokenises prompts; returns the ids of each, and the character range of each id.
+
+    Raises:
+      UserError: the tokenizer has no tokens for a question.
+    """
+    # Prompts are checked against our limits. `verbose` would print a warning about the folder's.
     options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     try:
         encoded = tokenizer([head + body + tail for body in bodies], **options)
-    # Tokenizers without a token for unknown text raise Exception, and do not say for which row; a
-    # panic of the Rust library is no Exception.
+    # Tokenizers without a token for unknown text raise Exception without the row. A panic of the
+    # Rust library is not an Exception.
     except BaseException as error:
         if not is_refusal(error):
             raise
-        for row, body in enumerate(bodies):
-            try:
-                tokenizer(head + body + tail, **options)
-            except BaseException as own:
-                if not is_refusal(own):
-                    raise
-                raise UserError(
-                    f"question {row}: the tokenizer has no tokens for {body[:80]!r}; write a "
-                    "question of the kind the model was trained on"
-                ) from error
-        raise
+        row = _first_refused(tokenizer, [head + body + tail for body in bodies], options)
+        if row is None:
+            raise
+        raise UserError(
+            f"question {row}: the tokenizer has no tokens for {bodies[row][:80]!r}; write a "
+            "question of the kind the model was trained on"
+        ) from error
     return encoded["input_ids"], encoded["offset_mapping"]
 
 
+def _first_refused(tokenizer: Any, texts: list[str], options: dict[str, Any]) -> int | None:
+    """Returns the index of the first text that the tokenizer refuses; None if it takes all."""
+    for row, text in enumerate(texts):
+        try:
+            tokenizer(text, **options)
+        except BaseException as error:
+            if not is_refusal(error):
+                raise
+            return row
+    return None
+
+
 def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
-    """Ids of a piece of text (a suffix), without anything added."""
+    """Tokenises a piece of text, such as a suffix, without special tokens."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return np.asarray(ids, np.int32)
 
 
 def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
-    """Prompts with ids behind the last one of each row, the same for all or each row's own.
+    """Appends ids to each prompt: the same to all rows, or different ones to each row.
 
-    Of a policy that declares its budget they are the number and the closing tag.
+    If a policy declares its budget, for example, they are the number and the closing tag.
     """
     count = ids.shape[-1]
     longer: Any = prompts.padded(prompts.tokens.shape[1] + count)
-    at = np.asarray(prompts.lengths)[:, None] + np.arange(count)
-    longer.tokens[np.arange(len(at))[:, None], at] = ids
-    return dataclasses.replace(longer, lengths=np.asarray(prompts.lengths) + count)
+    lengths: Any = np.asarray(prompts.lengths)
+    rows = np.arange(len(lengths))[:, None]
+    positions = lengths[:, None] + np.arange(count)
+    longer.tokens[rows, positions] = ids
+    return dataclasses.replace(longer, lengths=lengths + count)
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
     """Returns the ids that end the model's turn.
 
-    They are those that its folder names, the tokenizer's end token, the format's, and the token
-    with which the chat template ends an answer: a model was trained to write that one, whatever
-    generation_config.json names.
+    These are the ids in the folder's generation_config.json, the tokenizer's end token, the
+    format's end tokens, and the token with which the chat template ends an answer. The model was
+    trained to write the latter, even if generation_config.json lists another.
 
-    UserError: the tokenizer has none of them.
+    Raises:
+      UserError: the tokenizer has none of these tokens.
     """
     texts = vocabulary(tokenizer)
     ends = [*style.turn_end, tokenizer.eos_token or ""]
     if style.chat and getattr(tokenizer, "chat_template", None):
         ends.append(turn_end(tokenizer, style))
-    wanted = {end.encode() for end in ends if end}
-    named = getattr(tokenizer, "turn_ends", ())
-    found = tuple(i for i, text in enumerate(texts) if text in wanted or i in named)
-    if not found:
+    end_texts = {end.encode() for end in ends if end}
+    folder_ends = getattr(tokenizer, "turn_ends", ())
+    ids = tuple(
+        index for index, text in enumerate(texts) if text in end_texts or index in folder_ends
+    )
+    if not ids:
         raise UserError(
             f"tokenizer: found neither an end token nor any of {list(style.turn_end)}; set "
             "eos_token in its tokenizer_config.json"
         )
-    return found
+    return ids
 
 
 def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """Ids whose text holds a line break, where a grace window may end."""
-    found = np.zeros(vocab_size, bool)
+    """Returns True at ids whose text contains a line break, where a grace window may end."""
+    has_break = np.zeros(vocab_size, bool)
     texts = vocabulary(tokenizer)
-    found[: len(texts)] = [b"\n" in text for text in texts]
-    return found
+    has_break[: len(texts)] = [b"\n" in text for text in texts]
+    return has_break
 
 
 def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """True at the ids that may be sampled, of the `vocab_size` rows of the model's embedding.
+    """Returns True at ids that may be sampled, among the `vocab_size` rows of the embedding.
 
-    Ids beyond the tokenizer (models pad their vocabulary) and markup (added tokens, such as those
-    that open a turn or a tool call) may not, unless it ends the turn or belongs to the format.
+    Two kinds of ids may not be sampled: ids beyond the tokenizer (models pad their vocabulary), and
+    added tokens that are markup, such as the start of a turn or a tool call. Added tokens that end
+    the turn or belong to the format may.
     """
     texts = vocabulary(tokenizer)
     allowed = np.zeros(vocab_size, bool)
     allowed[: len(texts)] = [bool(text) for text in texts]
-    written = style.think_close + style.forced_suffix + style.natural_suffix + style.answer_close
+    format_text = (
+        style.think_close + style.forced_suffix + style.natural_suffix + style.answer_close
+    )
     for index, added in tokenizer.added_tokens_decoder.items():
-        allowed[index] = added.content in written
+        allowed[index] = added.content in format_text
     unused = {text.encode() for text in style.unused}
-    allowed[[index for index, text in enumerate(texts) if text in unused]] = False
+    for index, text in enumerate(texts):
+        if text in unused:
+            allowed[index] = False
     allowed[list(eos_ids(tokenizer, style))] = True
     return allowed

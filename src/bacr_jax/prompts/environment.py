@@ -1,7 +1,7 @@
-"""What surrounds the policy in a run: questions in, verified outcomes out.
+"""Everything around the policy of a run: tokenizer, questions, prompts, stop strings, graders.
 
-Built once from the config on the host. It knows the tokenizer, the prompts, the stop strings and
-the grader, so that the training loop and the evaluation deal in arrays only.
+`build_environment` builds it once from the config, on the host. Training loop and evaluation then
+need only arrays: prompts as input, verified outcomes as output.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from bacr_grading.verifier import FAILED
 from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
-from bacr_jax.parallel import processes
 from bacr_jax.prompts import encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.fingerprints import (
@@ -33,9 +32,11 @@ from bacr_jax.prompts.graders import (
     SharedGrader,
     Shown,
     failures,
+    grade_cuts,
     grade_early,
     open_graders,
     open_rewards,
+    share_grading,
     shown_and_failed,
 )
 from bacr_jax.prompts.markup import markup_warning
@@ -49,17 +50,18 @@ from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import RULES
 from bacr_jax.types import Branches, Poll, Prompts, Trunks
 
-# Reference answers that a verifier is tried on.
+# Number of reference answers on which a verifier is tried.
 REFERENCES_TRIED = 4
 
 
 @dataclass(frozen=True)
 class Questions:
-    """A question set with its prompts; row i of each belongs together.
+    """A question set with its prompts; row i of each is the same question.
 
     Attributes:
-      prompts: without a budget.
-      told: the same up to a budget's number; None: the policy is told none in words.
+      set: the questions.
+      prompts: prompts without a budget.
+      told: prompts up to a budget's number; None if prompts do not contain the budget.
     """
 
     set: QuestionSet
@@ -67,25 +69,30 @@ class Questions:
     told: ToldPrompts | None = None
 
     def __len__(self) -> int:
+        """Returns the number of questions."""
         return len(self.set.questions)
 
     def part(self, index: np.ndarray, name: str) -> "Questions":
-        """The questions at these places, under a name of their own."""
+        """Returns the questions at these indices as a set with another name."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
         told = None if self.told is None else self.told.take(index)
         return Questions(part, self.prompts.take(index), told)
 
     def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
-        """Prompts of questions, with each row's budget in tokens where it is told in words.
+        """Returns prompts of questions, with each row's budget if prompts contain it.
 
-        NO_BUDGET: the row is told none.
+        Args:
+          index: question of each row.
+          budgets: budget of each row in tokens; NO_BUDGET for a prompt without one.
         """
         untold = self.prompts.take(index)
-        return untold if self.told is None else self.told.at(index, budgets, untold)
+        if self.told is None:
+            return untold
+        return self.told.at(index, budgets, untold)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt, with the longest number of a budget."""
+        """Returns the tokens of the longest prompt, with the longest number of a budget."""
         if self.told is not None:
             return self.told.longest
         return int(np.max(self.prompts.lengths, initial=0))
@@ -93,13 +100,18 @@ class Questions:
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything a run needs around the model.
+    """Everything that a run needs around the model.
 
     Attributes:
+      vocab_size: rows of the model's embedding.
+      style: prompt format.
+      rules: facts about the vocabulary for decoding.
+      train: training questions.
       holdout: questions of the training set that are not trained on, each text once.
-      graders: verifiers by what a set is graded by (`QuestionSet.graded_by`).
-      graded_by: the one in use: the training set's, except after `graded_like`.
-      rewards: what training credits beside correctness, by what reward.weights calls it.
+      eval: evaluation sets by their names in data.eval.
+      graders: grader of each distinct `QuestionSet.graded_by`.
+      graded_by: key of the grader in use: the training set's, except after `graded_like`.
+      rewards: graders of the rewards other than correctness, by their names in reward.weights.
     """
 
     tokenizer: Any
@@ -115,138 +127,168 @@ class Environment:
 
     @functools.cached_property
     def grader(self) -> Any:
-        """The verifier in use, which several processes share."""
-        return _shared(self.graders[self.graded_by])
+        """Returns the grader in use, whose work several processes share."""
+        return share_grading(self.graders[self.graded_by])
 
     @functools.cached_property
     def shared_rewards(self) -> dict[str, Any]:
-        """`rewards`, which several processes share."""
-        return {name: _shared(own) for name, own in self.rewards.items()}
+        """Returns the graders of `rewards`, whose work several processes share."""
+        return {name: share_grading(reward) for name, reward in self.rewards.items()}
 
     @property
-    def _own_verifiers(self) -> list[VerifierGrader]:
+    def _user_verifiers(self) -> list[VerifierGrader]:
+        """Returns the graders of this process that call a user's function."""
         used = (self.graders[self.graded_by], *self.rewards.values())
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: Questions) -> "Environment":
-        """This environment with the grader of a set."""
+        """Returns this environment with the grader of a set."""
         return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt of all sets."""
+        """Returns the tokens of the longest prompt in training and evaluation sets."""
         sets = (self.train, *self.eval.values())
         return max(questions.longest for questions in sets)
 
     @property
     def verifier_digests(self) -> dict[str, str]:
-        """Of the sources of a verifier and rewards of one's own, by `Verifier.named`."""
-        return {own.verifier.named: own.verifier.digest for own in self._own_verifiers}
+        """Returns digests of the sources of users' verifiers and rewards, by `Verifier.named`."""
+        verifiers = [grader.verifier for grader in self._user_verifiers]
+        return {verifier.named: verifier.digest for verifier in verifiers}
 
     @functools.cached_property
     def prompt_fingerprints(self) -> dict[str, str]:
-        """Digests of the tokenizer, of its chat template, and of the prompts of each set."""
-        sets = {"data.train": self.train, "eval.holdout": self.holdout, **self.eval}
-        return {
+        """Returns digests of the tokenizer, its chat template, and the prompts of each set."""
+        fingerprints = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "template": template_fingerprint(self.tokenizer, self.style),
-            **{name: prompts_fingerprint(one.prompts, one.told) for name, one in sets.items()},
         }
+        sets = {"data.train": self.train, "eval.holdout": self.holdout, **self.eval}
+        for name, questions in sets.items():
+            fingerprints[name] = prompts_fingerprint(questions.prompts, questions.told)
+        return fingerprints
 
     def markup_warning(self) -> str | None:
         """Returns a line about questions that contain tokens of the chat template, or None."""
         sets = (self.train, self.holdout, *self.eval.values())
-        return markup_warning(self.tokenizer, self.style, [one.set.questions for one in sets])
+        texts = [questions.set.questions for questions in sets]
+        return markup_warning(self.tokenizer, self.style, texts)
 
-    def exactly_graded(self) -> "Environment":
-        """This environment with the grader of procedural tasks, whatever the run's is."""
+    def exactlygrade_cuts(self) -> "Environment":
+        """Returns this environment with the grader of procedural tasks for all sets."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
 
     def check_verifier(self) -> None:
-        """Loads verifiers of one's own in a worker, early; UserError if one can't be loaded."""
-        for grader in self._own_verifiers:
+        """Loads users' verifiers in a worker before the run; raises UserError if one fails."""
+        for grader in self._user_verifiers:
             grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
     def try_verifiers(self) -> list[str]:
-        """Lines with the scores that verifiers of one's own give to reference answers.
+        """Scores some reference answers with users' verifiers.
 
-        UserError: one gives none of them a score.
+        Returns:
+          A line with the scores for each verifier.
+
+        Raises:
+          UserError: a verifier gives a score to none of the answers.
         """
-        answers, questions = self.train.set.answers, self.train.set.questions
+        answers = self.train.set.answers
         rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
-        close = "}" if self.style.answer_open.endswith("{") else ""
-        close += self.style.answer_close
-        texts = [f"{self.style.answer_open}{answers[row]}{close}" for row in rows]
-        golds = [answers[row] for row in rows]
-        asked = [questions[row] for row in rows]
-        lines = []
-        for own in self._own_verifiers if rows else ():
-            verdicts = own.grade(texts, golds, questions=asked)
-            failed = [verdict.path == FAILED for verdict in verdicts]
-            if all(failed):
-                raise UserError(
-                    f"{own.verifier.named}: gave no score to any of {len(rows)} reference answers "
-                    f"(the last: {own.last_failure}); fix it"
-                )
-            scores = ", ".join(f"{float(verdict.correct):.3g}" for verdict in verdicts)
-            lines.append(f"{own.verifier.named}: scores of reference answers: {scores}")
-            if any(failed):
-                lines[-1] += f"; {sum(failed)} without a score (the last: {own.last_failure})"
-        return lines
+        if not rows:
+            return []
+        return [self._try_verifier(grader, rows) for grader in self._user_verifiers]
+
+    def _try_verifier(self, grader: VerifierGrader, rows: list[int]) -> str:
+        """Scores the reference answers of some training questions with one verifier."""
+        name = grader.verifier.named
+        references = [self.train.set.answers[row] for row in rows]
+        questions = [self.train.set.questions[row] for row in rows]
+        # An answer that opens a box also has to close it.
+        brace = "}" if self.style.answer_open.endswith("{") else ""
+        closing = brace + self.style.answer_close
+        texts = [f"{self.style.answer_open}{reference}{closing}" for reference in references]
+        verdicts = grader.grade(texts, references, questions=questions)
+        num_failed = sum(verdict.path == FAILED for verdict in verdicts)
+        if num_failed == len(verdicts):
+            raise UserError(
+                f"{name}: gave no score to any of {len(rows)} reference answers "
+                f"(the last: {grader.last_failure}); fix it"
+            )
+        scores = ", ".join(f"{float(verdict.correct):.3g}" for verdict in verdicts)
+        line = f"{name}: scores of reference answers: {scores}"
+        if num_failed:
+            line += f"; {num_failed} without a score (the last: {grader.last_failure})"
+        return line
 
     @property
     def _verifiers(self) -> dict[str, Any]:
-        """A user's verifiers and rewards that several processes share, by `Verifier.named`.
+        """Returns users' verifiers and rewards as processes share them, by `Verifier.named`.
 
-        Without scorers of packages, some of which raise on answers that they can't read.
+        Scorers of packages are left out, because some raise on answers that they can't read.
         """
         pairs = [(self.graders[self.graded_by], self.grader)]
-        pairs += [(self.rewards[name], one) for name, one in self.shared_rewards.items()]
-        return {
-            own.verifier.named: shared
-            for own, shared in pairs
-            if isinstance(own, VerifierGrader) and not own.verifier.third_party
-        }
+        for name, shared in self.shared_rewards.items():
+            pairs.append((self.rewards[name], shared))
+        verifiers = {}
+        for grader, shared in pairs:
+            if isinstance(grader, VerifierGrader) and not grader.verifier.third_party:
+                verifiers[grader.verifier.named] = shared
+        return verifiers
 
     def shown_to_verifiers(self) -> dict[str, Shown]:
-        """Answers shown to verifiers and failed by them, in all, by `Verifier.named`.
+        """Counts the answers that verifiers received and that got no score, by `Verifier.named`.
 
-        All processes must call it at the same places.
+        All processes must call it together.
         """
-        return {named: shown_and_failed(one) for named, one in self._verifiers.items()}
+        return {name: shown_and_failed(verifier) for name, verifier in self._verifiers.items()}
 
     def last_failure(self, named: str) -> str:
-        """The words of a verifier's last failure; all processes must call it at the same places."""
+        """Returns the message of a verifier's last failure; all processes must call it together."""
         return str(self._verifiers[named].last_failure)
 
     def close(self) -> None:
-        """Ends the graders' processes."""
+        """Ends the processes of all graders."""
         for grader in (*self.graders.values(), *self.rewards.values()):
             grader.close()
 
     def counters(self) -> dict[str, int]:
-        """Those of the grader, and how many scores the other rewards failed to give."""
+        """Returns the grader's counters.
+
+        If there are other rewards, "rewards_failed" counts the answers that got no score from them.
+        """
+        counters = dict(self.grader.counters())
         failed = [reward.counters()["failed"] for reward in self.shared_rewards.values()]
-        return {**self.grader.counters(), **({"rewards_failed": sum(failed)} if failed else {})}
+        if failed:
+            counters["rewards_failed"] = sum(failed)
+        return counters
 
     @property
     def own_seconds(self) -> float:
-        """What this process has spent on its share of grading; 0 where it grades alone."""
-        used = (self.grader, *self.shared_rewards.values())
-        return sum((one.own_seconds for one in used if isinstance(one, SharedGrader)), 0.0)
+        """Returns the seconds that this process spent on its share; 0 with a single process."""
+        seconds = 0.0
+        for grader in (self.grader, *self.shared_rewards.values()):
+            if isinstance(grader, SharedGrader):
+                seconds += grader.own_seconds
+        return seconds
 
     def failures(self, before: Mapping[str, int]) -> Iterator[str]:
-        """A line about each verifier that gave answers no score; `before`: of `grader`."""
+        """Yields a warning about each verifier from which answers got no score.
+
+        Args:
+          before: counters of `grader` at the start of the period that the warning is about. For the
+            other rewards it is the whole run.
+        """
         yield from failures(self.grader, before)
         for name, reward in self.shared_rewards.items():
             yield from failures(reward, {}, f"reward.weights={name}")
 
     def describe_data(self, size: int | None = None) -> list[str]:
-        """Lines for a log: the sets, their sizes, and what was left out and why.
+        """Returns lines for a log: sets, sizes, and the questions left out with their reasons.
 
         Args:
-          size: most questions of a set that an evaluation takes; None: all.
+          size: largest number of questions of a set in an evaluation; None for all.
         """
         lines = self.train.set.summary()
         lines[0] = f"training on {lines[0]}"
@@ -262,115 +304,128 @@ class Environment:
         return lines if warning is None else [*lines, warning]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
-        """Text after each suffix, closing tag included if it was written; [B][M]."""
-        return self._answers(branches, lambda i, j: self.style.answer_open)
+        """Returns the text [B][M] of each answer, with its closing tag if it was written."""
+        return self._answers(branches, lambda row, cut: self.style.answer_open)
 
     def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
-        """What was thought up to each cut, and said after it up to the closed answer; [B][M]."""
-        start, seen = np.asarray(trunks.prompt_lengths), np.asarray(branches.context)
-        thought, said = np.asarray(trunks.tokens), np.asarray(branches.tokens)
+        """Returns the response [B][M] at each cut: thinking up to the cut, suffix and answer."""
+        prompt_lengths = np.asarray(trunks.prompt_lengths)
+        contexts = np.asarray(branches.context)
+        trunk_tokens = np.asarray(trunks.tokens)
+        branch_tokens = np.asarray(branches.tokens)
         forced = np.asarray(branches.forced)
 
-        def opened(i: int, j: int) -> str:
-            suffix = said[i, j, : forced[i, j]]
-            before = [*thought[i, start[i] : seen[i, j]], *suffix]
-            return self.style.think_open + decode_ids(self.tokenizer, before)
+        def opening(row: int, cut: int) -> str:
+            thinking = trunk_tokens[row, prompt_lengths[row] : contexts[row, cut]]
+            suffix = branch_tokens[row, cut, : forced[row, cut]]
+            return self.style.think_open + decode_ids(self.tokenizer, [*thinking, *suffix])
 
-        return self._answers(branches, opened)
+        return self._answers(branches, opening)
 
-    def _answers(self, branches: Branches, opened: Callable[[int, int], str]) -> list[list[str]]:
-        """The sampled text of each branch after what opened it."""
-        start = np.asarray(branches.forced)
-        stop = start + np.asarray(branches.sampled)
-        tokens, closed = np.asarray(branches.tokens), self.style.answer_close
+    def _answers(self, branches: Branches, opening: Callable[[int, int], str]) -> list[list[str]]:
+        """Returns the sampled text [B][M] of each branch, up to its closing tag.
 
-        def cell(i: int, j: int) -> str:
-            ids = tokens[i, j, start[i, j] : stop[i, j]].tolist()
-            return answer_text(self.tokenizer, ids, opened=opened(i, j), closed=closed)
-
-        return [[cell(i, j) for j in range(start.shape[1])] for i in range(len(start))]
+        Args:
+          opening: returns the text before the sampled text of a row and cut.
+        """
+        starts = np.asarray(branches.forced)
+        stops = starts + np.asarray(branches.sampled)
+        tokens = np.asarray(branches.tokens)
+        num_rows, num_cuts = starts.shape
+        texts = []
+        for row in range(num_rows):
+            row_texts = []
+            for cut in range(num_cuts):
+                ids = tokens[row, cut, starts[row, cut] : stops[row, cut]].tolist()
+                text = answer_text(
+                    self.tokenizer,
+                    ids,
+                    opened=opening(row, cut),
+                    closed=self.style.answer_close,
+                )
+                row_texts.append(text)
+            texts.append(row_texts)
+        return texts
 
     def reward_scores(
         self, trunks: Trunks, branches: Branches, answers: Texts, questions: Texts, poll: Poll
     ) -> dict[str, np.ndarray]:
-        """Score [B, M] of every response by each of `rewards`; `verify` has the arguments."""
-        given = self.responses(trunks, branches), answers, questions, poll
-        return {name: _graded(one, *given)[0] for name, one in self.shared_rewards.items()}
+        """Returns scores [B, M] of every response by each of `rewards`, as `verify` does."""
+        responses = self.responses(trunks, branches)
+        scores = {}
+        for name, reward in self.shared_rewards.items():
+            scores[name], _ = grade_cuts(reward, responses, answers, questions, poll)
+        return scores
 
     def verify(
         self, branches: Branches, answers: Texts, poll: Poll = None, questions: Texts | None = None
     ) -> np.ndarray:
-        """Outcome r of every cut (1 correct, 0 not); an answer that was never closed is wrong.
+        """Grades the answer at every cut; an answer that was never closed is wrong.
 
         Args:
-          poll: called while waiting for the grader; not by one of several processes, which wait
-            for different times.
-          questions: which verifiers of one's own see; their outcomes are scores in [0, 1].
+          answers: reference answer of each row.
+          poll: called while waiting for the grader, but never if several processes share the
+            grading, because they wait for different times.
+          questions: question of each row, which users' verifiers receive.
 
         Returns:
-          [B, M] float32. Cuts that share a branch share its verdict.
+          The outcomes r, [B, M] float32: 1 if correct, else 0. Users' verifiers give scores in
+          [0, 1]. Cuts that share a branch share its verdict.
         """
         return self.grade_answers(branches, answers, questions, poll)[0]
 
     def grade_answers(
         self, branches: Branches, answers: Texts, questions: Texts | None, poll: Poll
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`verify`, and the grader's verdicts [B, M] that say why."""
-        return _graded(self.grader, self.answer_texts(branches), answers, questions, poll)
+        """Returns the outcomes of `verify`, and the grader's verdicts [B, M] with their reasons."""
+        return grade_cuts(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
-        """What starts on rows' answers when they are done; None: grading takes no time."""
-        own = self.graders[self.graded_by]
-        slow = isinstance(own, PooledGrader)
-        return grade_early(own, self.answer_texts, answers, questions) if slow else None
+        """Returns a callback that starts grading rows when they are done (`grade_early`).
 
-
-def _shared(own: Any) -> Any:
-    """A process's grader, or what several processes share in its place."""
-    return SharedGrader(own) if processes.several() else own
-
-
-def _graded(
-    grader: Any, texts: Sequence[Texts], answers: Texts, questions: Texts | None, poll: Poll
-) -> tuple[np.ndarray, np.ndarray]:
-    """What `correct` is in the verdicts on texts [B][M], and the verdicts; gold answers of B."""
-    b, m = len(texts), len(texts[0])
-    flat = [text for row in texts for text in row]
-    references = [gold for gold in answers for _ in range(m)]
-    asked = None if questions is None else [text for text in questions for _ in range(m)]
-    verdicts = grader.grade(flat, references, mode="strict", poll=poll, questions=asked)
-    outcomes = np.array([v.correct for v in verdicts], np.float32).reshape(b, m)
-    said = np.empty(b * m, object)
-    said[:] = verdicts
-    return outcomes, said.reshape(b, m)
+        Returns None for a grader that takes no time.
+        """
+        grader = self.graders[self.graded_by]
+        if not isinstance(grader, PooledGrader):
+            return None
+        return grade_early(grader, self.answer_texts, answers, questions)
 
 
 def _encoded(
     config: Config, tokenizer: Any, questions: QuestionSet, style: PromptFormat
 ) -> Questions:
-    """A set with its prompts, without the questions whose prompts are too long."""
-    limit, words = config.data.max_prompt_tokens, budget_words(config, style)
-    told, reason = None, f"prompt over {limit} tokens"
+    """Encodes the prompts of a set, and leaves out questions whose prompts are too long."""
+    limit = config.data.max_prompt_tokens
+    reason = f"prompt over {limit} tokens"
+    told = None
+    words = budget_words(config, style)
     if words:
-        texts, largest = questions.questions, largest_told(config)
         told, dropped = told_prompts(
-            tokenizer, texts, style, words, largest=largest, max_tokens=limit
+            tokenizer,
+            questions.questions,
+            style,
+            words,
+            largest=largest_told(config),
+            max_tokens=limit,
         )
         questions = questions.without(dropped, reason)
-    encoded, dropped = encoding.encode_prompts(
+    prompts, dropped = encoding.encode_prompts(
         tokenizer, questions.questions, style, max_tokens=limit
     )
-    # A sentence more has made no prompt shorter.
+    # A prompt without the sentence is not longer, so it fits too.
     assert told is None or not len(dropped)
-    return Questions(questions.without(dropped, reason), encoded, told)
+    return Questions(questions.without(dropped, reason), prompts, told)
 
 
 def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:
-    """A training set to look for near-duplicates in; its difficulty groups mean nothing.
+    """Loads a training set in which near-duplicates are looked up.
 
-    UserError: unknown data, or nothing usable in it.
+    The difficulty groups of the result have no meaning.
+
+    Raises:
+      UserError: the data is unknown, or none of it is usable.
     """
-    # Measured solve rates may lie elsewhere by now, and nothing here needs them.
+    # The file of measured solve rates may have moved, and is not needed here.
     data = dataclasses.replace(config.data, groups="level", labels=None)
     return load_questions(spec, data, config.seed, "train")
 
@@ -383,59 +438,87 @@ def load_sets(
     train: QuestionSet | None = None,
     style: PromptFormat | None = None,
 ) -> dict[str, Questions]:
-    """The evaluation sets of a config with their prompts, by what data.eval calls them.
-
-    No device is touched.
+    """Loads the evaluation sets of a config with their prompts, without using a device.
 
     Args:
-      train: near-duplicates of its questions are marked; None: none are looked for.
+      train: training set whose near-duplicates are marked; None marks none.
+      style: prompt format; None for the config's.
+
+    Returns:
+      The sets by their names in data.eval.
     """
-
-    def load(spec: str) -> QuestionSet:
-        found = load_questions(spec, config.data, config.seed, split)
-        return found if train is None else splits.mark_duplicates(found, train)
-
     style = style or format_for(config)
-    return {spec: _encoded(config, tokenizer, load(spec), style) for spec in config.data.eval}
+    sets = {}
+    for spec in config.data.eval:
+        questions = load_questions(spec, config.data, config.seed, split)
+        if train is not None:
+            questions = splits.mark_duplicates(questions, train)
+        sets[spec] = _encoded(config, tokenizer, questions, style)
+    return sets
 
 
 def _load_both(
     config: Config, tokenizer: Any, style: PromptFormat
 ) -> tuple[Questions, Questions, dict[str, Questions]]:
-    """Training, held-out and evaluation sets; near-duplicates of training questions are marked.
+    """Loads training, held-out and evaluation sets.
 
-    Held-out questions choose a checkpoint, so near-duplicates of them are marked too.
+    Near-duplicates of the whole training set, held-out questions included, are marked in the
+    evaluation sets, because held-out questions are used to choose a checkpoint.
     """
     data = config.data
     train = load_questions(data.train, data, config.seed, "train")
     check_levels(train.levels, data)
-    tests = {spec: load_questions(spec, data, config.seed, "test") for spec in data.eval}
-    marked = lambda spec, test: test if is_made(spec) else splits.mark_duplicates(test, train)
-    tests = {spec: marked(spec, test) for spec, test in tests.items()}
-    encode = lambda questions: _encoded(config, tokenizer, questions, style)
-    return *_split(config, encode(train), train), {s: encode(test) for s, test in tests.items()}
+    tests = {}
+    for spec in data.eval:
+        tests[spec] = load_questions(spec, data, config.seed, "test")
+    for spec, test in tests.items():
+        if not is_made(spec):
+            tests[spec] = splits.mark_duplicates(test, train)
+    encoded_train = _encoded(config, tokenizer, train, style)
+    trained, holdout = _split(config, encoded_train, train)
+    encoded_tests = {}
+    for spec, test in tests.items():
+        encoded_tests[spec] = _encoded(config, tokenizer, test, style)
+    return trained, holdout, encoded_tests
 
 
 def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Questions, Questions]:
-    """What is trained on, and what is held out: that is chosen from the texts of the whole set."""
-    held = splits.held_out(train.questions, config.eval.holdout)
-    texts = {train.questions[place] for place in np.flatnonzero(held)}
-    gone = np.array([text in texts for text in encoded.set.questions], bool)
-    out = np.flatnonzero(gone)
-    once = out[splits.first_copies([encoded.set.questions[place] for place in out])]
-    if selection_set(config) == HOLDOUT and not len(once):
+    """Splits the training questions into those trained on and those held out.
+
+    Held-out questions are chosen among the texts of the whole set, before long prompts are left
+    out. Every copy of a held-out text is removed from training, and the first is held out.
+
+    Args:
+      encoded: the training set without questions whose prompts are too long.
+      train: the whole training set.
+
+    Raises:
+      UserError: a checkpoint is to be chosen by held-out questions, but none are held out.
+    """
+    is_held_out = splits.held_out(train.questions, config.eval.holdout)
+    held_out_texts = {train.questions[row] for row in np.flatnonzero(is_held_out)}
+    questions = encoded.set.questions
+    is_removed = np.array([text in held_out_texts for text in questions], bool)
+    removed = np.flatnonzero(is_removed)
+    first_copies = removed[splits.first_copies([questions[row] for row in removed])]
+    if selection_set(config) == HOLDOUT and not len(first_copies):
         raise UserError(
             f"eval.holdout={config.eval.holdout}: at most a tenth of the questions is held out, "
             f"and {train.name} has {len(train)}; write a set of data.eval in eval.select, "
             "or eval.every=null"
         )
-    rest = encoded.set.without(out, splits.REASON)
-    kept = dataclasses.replace(encoded.part(np.flatnonzero(~gone), train.name), set=rest)
-    return kept, encoded.part(once, f"{train.name}, {splits.REASON}")
+    trained = encoded.part(np.flatnonzero(~is_removed), train.name)
+    # `without` records the removed questions and the reason.
+    trained = dataclasses.replace(trained, set=encoded.set.without(removed, splits.REASON))
+    return trained, encoded.part(first_copies, f"{train.name}, {splits.REASON}")
 
 
 def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRules:
-    """Vocabulary facts for decoding in a format: stop strings, ends, suffixes."""
+    """Collects the facts about the vocabulary for decoding in a format.
+
+    Args:
+      vocab_size: rows of the model's embedding.
+    """
     stop = functools.partial(compile_stop_string, tokenizer, vocab_size=vocab_size)
     return decode_rules(
         allowed_tokens=encoding.allowed_tokens(tokenizer, style, vocab_size),
@@ -456,10 +539,15 @@ def build_environment(
     style: PromptFormat | None = None,
     sets: dict[str, Questions] | None = None,
 ) -> Environment:
-    """Loads questions, encodes prompts and compiles stop strings.
+    """Loads questions, encodes prompts, compiles stop strings and opens graders.
 
     Args:
-      sets: evaluation sets, if only these are wanted: no training question is loaded then.
+      vocab_size: rows of the model's embedding.
+      style: prompt format; None for the config's.
+      sets: evaluation sets. If they are given, training questions and rewards are not loaded.
+
+    Raises:
+      UserError: data, prompts or graders of the config can't be used.
     """
     style = style or format_for(config)
 
@@ -469,9 +557,14 @@ def build_environment(
     if sets is None:
         train, holdout, tests = _load_both(config, tokenizer, style)
     else:
-        # A set like the first without any question.
-        first, tests = next(iter(sets.values())), sets
-        train = holdout = Questions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
+        tests = sets
+        # Training and held-out sets are the first set without any question.
+        first = next(iter(sets.values()))
+        train = Questions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
+        holdout = train
+    question_sets = [questions.set for questions in (train, holdout, *tests.values())]
+    graders = open_graders(config, question_sets, encode)
+    rewards = open_rewards(config, encode) if sets is None else {}
     return Environment(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -480,9 +573,7 @@ def build_environment(
         train=train,
         holdout=holdout,
         eval=tests,
-        graders=open_graders(
-            config, [one.set for one in (train, holdout, *tests.values())], encode
-        ),
+        graders=graders,
         graded_by=train.set.graded_by,
-        rewards=open_rewards(config, encode) if sets is None else {},
+        rewards=rewards,
     )

@@ -1,13 +1,13 @@
-r"""Every string that stands around a question, its thinking and its answer.
+r"""Prompt formats: all strings around a question, its thinking and its answer.
 
-All methods, and all models of one format, see exactly these strings. A row of text is
+All methods, and all models with one format, use exactly these strings. A row of text is
 
     prompt (ends with think_open) | thinking | suffix | answer answer_close
 
-and the suffix is forced by the decoding loop: `forced_suffix` where the budget cut the thinking (or
-the turn ended without closing it), `natural_suffix` where the model wrote `think_close` itself.
+The decoding loop forces the suffix: `forced_suffix` if the budget cut the thinking or the turn
+ended without closing it, `natural_suffix` if the model wrote `think_close` itself.
 
-docs/data.md says why what is asked for stands in a system message, and in `native` does not.
+docs/data.md explains why instructions are in a system message, except in `native`.
 """
 
 import dataclasses
@@ -20,30 +20,40 @@ from bacr_jax.config.derived import own_tokens
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 
-# The prompt Qwen2.5's published MATH and GSM8K numbers were measured with.
+# The prompt with which Qwen2.5's published MATH and GSM8K numbers were measured.
 MATH_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 
-# The thinking tags of models that were trained to think, one token each.
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+# The thinking tags of models that were trained to think. Each is one token.
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a question becomes a prompt and where its answer stands; see the module for the order.
+    """A prompt format; the module docstring has the order of its strings.
 
     Attributes:
-      chat: wrap the question in the tokenizer's own chat template.
-      system: system message of the chat template; empty: there is none.
-      bare: a chat template that writes a system message of its own is refused.
-      variables: of the chat template, by name.
-      date: YYYY-MM-DD, the date that a chat template may write; empty: today.
-      before, after: text round the question (inside the user's message with a chat template).
-      think_close: with this the model ends its thinking; empty: only by ending its turn.
-      answer_open: opens the answer; the last thing in both suffixes, blanks aside.
-      turn_end: tokens that end the turn, besides the tokenizer's own end token.
-      unused: tokens that are never sampled, besides markup that is no part of the format.
-      budget_close: ends the budget that the response declares first; empty: it declares none.
-      budget_words: tells a budget, `{budget}` being its number; empty: the config's sentence does.
+      name: key of `FORMATS`.
+      chat: True wraps the question in the tokenizer's chat template.
+      system: system message of the chat template; empty for none.
+      bare: True refuses a chat template that writes a default system message.
+      variables: variables of the chat template, by name.
+      date: date YYYY-MM-DD for a chat template that writes one; empty for today.
+      before: text before the question, inside the user's message with a chat template.
+      after: text after the question, likewise.
+      think_open: opens thinking, at the end of the prompt.
+      think_close: string with which the model ends its thinking. If empty, it ends thinking only
+        by ending its turn.
+      answer_open: opens the answer, at the end of both suffixes, blanks aside.
+      answer_close: string that ends the answer.
+      forced_suffix: appended to thinking that was cut or not closed.
+      natural_suffix: appended to thinking that the model closed itself.
+      turn_end: tokens that end the turn, in addition to the tokenizer's end token.
+      unused: tokens that are never sampled, in addition to markup outside the format.
+      budget_close: ends the budget at the start of a response that declares its budget; empty for
+        responses that do not.
+      budget_words: text with the budget in the prompt, in which `{budget}` is the number; empty
+        for the sentence in the config.
     """
 
     name: str
@@ -68,7 +78,7 @@ class PromptFormat:
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
 
-# A small model of characters, in which every tag is one token.
+# Format of a small model of characters, in which every tag is one token.
 _small = functools.partial(
     PromptFormat,
     before="<bos>",
@@ -82,16 +92,16 @@ FORMATS = {
     for style in (
         # The procedural task.
         _small(name="ledger", unused=("-", "f", "g", "h"), budget_words="f{budget}"),
-        # SelfBudgeter's form of it: the ledger has no operations f to h, and g and h stand for the
-        # tags round the declared budget.
+        # The ledger for SelfBudgeter: the task has no operations f to h, so g and h serve as the
+        # tags around the declared budget.
         _small(
             name="ledger_budget", think_open="<think>g", unused=("-", "f", "g"), budget_close="h"
         ),
-        # Other questions. A budget is told after ~, and declared between braces.
+        # Other questions. A budget in the prompt follows ~; a declared budget is in braces.
         _small(name="characters", budget_words="~{budget}"),
         _small(name="characters_budget", think_open="<think>{", budget_close="}"),
-        # SelfBudgeter (arXiv 2505.11274): the response opens with the budget it wants. Its solution
-        # is what is thinking elsewhere; the answer is asked for as of every other method.
+        # SelfBudgeter (arXiv 2505.11274): the response begins with the budget that it declares.
+        # Its solution corresponds to the thinking of other methods; the answer is as in all others.
         PromptFormat(
             name="budget_solution",
             chat=True,
@@ -107,7 +117,8 @@ FORMATS = {
             turn_end=_QWEN_TURN_END,
             budget_close="</budget>\n<solution>\n",
         ),
-        # The paper's form. The opening tag is given, so that an untrained model too thinks at once.
+        # The paper's format. The prompt ends with the opening tag, so that an untrained model also
+        # thinks at once.
         PromptFormat(
             name="think_answer",
             chat=True,
@@ -120,9 +131,9 @@ FORMATS = {
             natural_suffix="\n<answer>\n",
             turn_end=_QWEN_TURN_END,
         ),
-        # Untouched Instruct models: no tags, the thinking is the whole solution and ends with the
-        # turn. A solution cut by its budget is asked for the box alone. A brace can not end the
-        # answer, because boxes hold braces; a blank line does.
+        # Instruct models without further training: they write no tags, so thinking is the whole
+        # solution and ends with the turn. If the budget cuts the solution, the suffix opens a box.
+        # A blank line ends the answer, because boxes contain braces.
         PromptFormat(
             name="boxed",
             chat=True,
@@ -134,8 +145,8 @@ FORMATS = {
             natural_suffix="\n\n**Final Answer**\n\\boxed{",
             turn_end=_QWEN_TURN_END,
         ),
-        # Models that were trained to think, in their own tags; asked as their model cards do, and
-        # closed as AnytimeReasoner (arXiv 2505.13438) closes R1-Distill.
+        # Models that were trained to think, with their tags. The prompt is the model cards', and
+        # the closing text is AnytimeReasoner's (arXiv 2505.13438) for R1-Distill.
         PromptFormat(
             name="native",
             chat=True,
@@ -152,10 +163,17 @@ FORMATS = {
 
 
 def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
-    """The format of a run: data.prompt_format, or the ledger's own, or tags.
+    """Returns the prompt format of a run.
 
-    Methods whose responses open with a budget have a form of their own; all others share one.
-    UserError: a text of the config does not fit the format.
+    Tasks with special tokens have their format (`own_tokens`). Other tasks have
+    data.prompt_format, where auto means think_answer.
+
+    Args:
+      declares_budget: True for methods whose responses begin with a budget; they have different
+        formats.
+
+    Raises:
+      UserError: a text in the config does not fit the format.
     """
     tokens = own_tokens(config.data)
     if declares_budget:
@@ -168,48 +186,62 @@ def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat
 
 
 def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
-    """The format with the closing text, system message, template variables and date of a config.
+    """Applies the closing text, system message, template variables and date of a config.
 
-    UserError: one of them does not fit the format.
+    Raises:
+      UserError: one of them does not fit the format.
     """
-    system, variables = config.data.system_prompt, config.data.template_variables
-    date = config.data.prompt_date
     style = with_closing_text(style, config.data.closing_text)
-    found = [] if system is None else [f"data.system_prompt={shown(system)}"]
-    found += [f"data.template_variables={written(variables)}"] if variables else []
-    found += [] if date is None else [f"data.prompt_date={date}"]
-    if found and not style.chat:
+    system = config.data.system_prompt
+    variables = config.data.template_variables
+    date = config.data.prompt_date
+    chat_settings = []
+    if system is not None:
+        chat_settings.append(f"data.system_prompt={shown(system)}")
+    if variables:
+        chat_settings.append(f"data.template_variables={written(variables)}")
+    if date is not None:
+        chat_settings.append(f"data.prompt_date={date}")
+    if chat_settings and not style.chat:
         raise UserError(
-            f"{found[0]}: the prompt format {style.name!r} has no chat template; leave it out"
+            f"{chat_settings[0]}: the prompt format {style.name!r} has no chat template; leave it "
+            "out"
         )
     if system is not None:
-        blank = not system.strip()
-        style = dataclasses.replace(style, system="" if blank else system, bare=blank)
+        is_blank = not system.strip()
+        style = dataclasses.replace(style, system="" if is_blank else system, bare=is_blank)
     if date is not None:
         style = dataclasses.replace(style, date=date)
-    return dataclasses.replace(style, variables=variables) if variables else style
+    if variables:
+        style = dataclasses.replace(style, variables=variables)
+    return style
 
 
 def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
-    """The format with another forced suffix; None leaves it as it is.
+    """Replaces the suffixes of a format.
 
-    What follows the closing of the thinking in it is the natural suffix, as in the formats here.
+    Args:
+      text: the forced suffix. Its part after `think_close` becomes the natural suffix, as in the
+        formats of this module. None leaves the format unchanged.
+
+    Raises:
+      UserError: the text does not close the thinking once or does not end by opening the answer.
     """
     if text is None:
         return style
-    found = f"data.closing_text={text!r}"
+    setting = f"data.closing_text={text!r}"
     example = f"write for instance {style.forced_suffix!r}"
     if not style.chat:
-        raise UserError(f"{found}: a model of characters has its own tokens; write null")
+        raise UserError(f"{setting}: a model of characters has its own tokens; write null")
     if style.think_close and text.count(style.think_close) != 1:
         raise UserError(
-            f"{found}: must hold {style.think_close!r} once, which closes the thinking in the "
+            f"{setting}: must contain {style.think_close!r} once, which closes the thinking in the "
             f"prompt format {style.name!r}; {example}"
         )
     after = text.partition(style.think_close)[2] if style.think_close else text
     if after.count(style.answer_open) != 1 or not after.rstrip().endswith(style.answer_open):
         raise UserError(
-            f"{found}: must end with {style.answer_open!r}, which opens the answer in the prompt "
+            f"{setting}: must end with {style.answer_open!r}, which opens the answer in the prompt "
             f"format {style.name!r}; {example}"
         )
     return dataclasses.replace(style, forced_suffix=text, natural_suffix=after)

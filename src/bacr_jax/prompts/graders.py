@@ -1,4 +1,4 @@
-"""Which grader a run has, shared by its processes, and grading while others are still sampled."""
+"""Opens the graders of a run, shares grading among processes, and starts it during sampling."""
 
 import contextlib
 import dataclasses
@@ -25,17 +25,19 @@ from bacr_jax.types import Branches, Trunks
 
 
 class SharedGrader:
-    """Has the interface of a grader; all processes must call it at the same places.
+    """A grader whose calls are divided among all processes, which must make the same calls.
 
-    Text i of a call is graded by process i modulo their number, by nobody else, since deadlines
-    make two graders differ.
+    Text i of a call is graded only by process i modulo the number of processes, because deadlines
+    can give two graders different verdicts.
 
     Attributes:
-      own_seconds: what this process has spent on its share, in all.
+      own_seconds: total time in seconds that this process has spent on its share.
     """
 
     def __init__(self, own: Any):
-        self._own, self.own_seconds = own, 0.0
+        """Wraps the grader of this process."""
+        self._own = own
+        self.own_seconds = 0.0
 
     def grade(
         self,
@@ -46,33 +48,75 @@ class SharedGrader:
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """As `Grader.grade`, but `poll` is not called: processes wait for different times."""
+        """Grades texts as `Grader.grade` does, without calling `poll`.
+
+        Polling could stop one process only, because processes wait for different times.
+        """
         check_request(texts, references, mode)
         index, count = processes.place_among_all()
         share = slice(index, None, count)
-        asked = None if questions is None else questions[share]
-        began = time.perf_counter()
-        mine = self._own.grade(texts[share], references[share], mode=mode, questions=asked)
-        self.own_seconds += time.perf_counter() - began
-        heard = processes.texts_of_all(json.dumps([dataclasses.astuple(v) for v in mine]))
+        shared_questions = None if questions is None else questions[share]
+        start_time = time.perf_counter()
+        own_verdicts = self._own.grade(
+            texts[share], references[share], mode=mode, questions=shared_questions
+        )
+        self.own_seconds += time.perf_counter() - start_time
+        message = json.dumps([dataclasses.astuple(verdict) for verdict in own_verdicts])
         verdicts: list[Any] = [None] * len(texts)
-        for start, text in enumerate(heard):
+        for start, text in enumerate(processes.texts_of_all(message)):
             verdicts[start::count] = [Verdict(*fields) for fields in json.loads(text)]
         return verdicts
 
     def counters(self) -> Mapping[str, int]:
-        """The processes' counters, added up."""
-        mine = self._own.counters()
-        total = processes.summed(np.array(list(mine.values()), np.int32))
-        return dict(zip(mine, total.tolist(), strict=True))
+        """Returns the sums of the processes' counters."""
+        own_counters = self._own.counters()
+        totals = processes.summed(np.array(list(own_counters.values()), np.int32))
+        return dict(zip(own_counters, totals.tolist(), strict=True))
 
     @property
     def last_failure(self) -> str:
-        """What a process's verifier said last when it gave no score; of several, the first's."""
-        return next(filter(None, processes.texts_of_all(self._own.last_failure)), "")
+        """Returns the last failure of the first process whose verifier had one; empty if none."""
+        for failure in processes.texts_of_all(self._own.last_failure):
+            if failure:
+                return failure
+        return ""
 
 
-# `rollout.generate` tells of rows that are done: their indices, trunks and branches.
+def share_grading(grader: Any) -> Any:
+    """Wraps a grader so that processes share its work, if there are several processes."""
+    return SharedGrader(grader) if processes.several() else grader
+
+
+def grade_cuts(
+    grader: Any, texts: Sequence[Texts], answers: Texts, questions: Texts | None, poll: Poll
+) -> tuple[np.ndarray, np.ndarray]:
+    """Grades texts [B][M] against the reference answers of the B rows.
+
+    Args:
+      questions: question of each row, for users' verifiers; None without.
+      poll: called while waiting for the grader.
+
+    Returns:
+      The verdicts' `correct` as float32 and the verdicts, both [B, M].
+    """
+    num_rows = len(texts)
+    num_cuts = len(texts[0])
+    flat_texts = [text for row in texts for text in row]
+    references = [answer for answer in answers for _ in range(num_cuts)]
+    flat_questions = None
+    if questions is not None:
+        flat_questions = [question for question in questions for _ in range(num_cuts)]
+    verdicts = grader.grade(
+        flat_texts, references, mode=STRICT, poll=poll, questions=flat_questions
+    )
+    outcomes = np.array([verdict.correct for verdict in verdicts], np.float32)
+    # Assignment stores the verdicts as objects; np.array would inspect their contents.
+    verdict_array = np.empty(len(verdicts), object)
+    verdict_array[:] = verdicts
+    return outcomes.reshape(num_rows, num_cuts), verdict_array.reshape(num_rows, num_cuts)
+
+
+# Callback of `rollout.generate` with rows that are done: their indices, trunks and branches.
 OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
 
 
@@ -82,32 +126,40 @@ def grade_early(
     answers: Texts,
     questions: Texts | None,
 ) -> OnRows:
-    """Has a process's grader start on answers as rows end.
+    """Returns a callback that starts grading answers as soon as their rows end.
 
-    It is later asked about all rows, its share of them if there are several processes.
+    A later call grades all rows, and reuses the results. With several processes, each starts only
+    on its share (`SharedGrader`).
+
+    Args:
+      texts_of: returns the answer texts [n][M] of branches.
+      answers: reference answer of every row.
+      questions: question of every row, for users' verifiers; None without.
     """
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
         del trunks
-        index, count = processes.place_among_all()
-        mine = [
-            (text, int(row))
-            for row, of_row in zip(rows, texts_of(branches))
-            for j, text in enumerate(of_row)
-            # Where the text stands among those of all rows.
-            if (int(row) * len(of_row) + j) % count == index
-        ]
+        process_index, num_processes = processes.place_among_all()
+        texts: list[str] = []
+        text_rows: list[int] = []
+        for row, row_texts in zip(np.asarray(rows).tolist(), texts_of(branches)):
+            for cut, text in enumerate(row_texts):
+                # Index of the text in the later call, which grades all rows.
+                text_index = row * len(row_texts) + cut
+                if text_index % num_processes == process_index:
+                    texts.append(text)
+                    text_rows.append(row)
         grader.ahead(
-            [text for text, _ in mine],
-            [answers[row] for _, row in mine],
+            texts,
+            [answers[row] for row in text_rows],
             mode=STRICT,
-            questions=None if questions is None else [questions[row] for _, row in mine],
+            questions=None if questions is None else [questions[row] for row in text_rows],
         )
 
     return begin
 
 
-# What a run says of each reason for which a verifier gave no score.
+# Words of the warning for each reason for which a verifier returned no score.
 _REASONS = {
     "late": "took too long",
     "died": "lost their worker",
@@ -126,119 +178,159 @@ Encode = Callable[[str], list[int]] | None
 def open_graders(
     config: Config, sets: Sequence[QuestionSet], encode: Encode = None
 ) -> dict[tuple[str, float], Any]:
-    """Graders of sets by what they are graded by; a verifier of one's own is the same for all.
+    """Opens the graders of question sets.
 
-    `encode` gives the token ids of a text to verifiers of TRL's form.
+    Args:
+      sets: the sets, whose `graded_by` identifies the grader. A user's verifier (`config.grader`)
+        grades all of them.
+      encode: returns the token ids of a text, for verifiers of TRL's form.
 
-    UserError: the file of a verifier or source can't be read.
+    Returns:
+      The grader of each distinct `graded_by`.
+
+    Raises:
+      UserError: the file of a verifier or source can't be read.
     """
     kinds = {questions.graded_by for questions in sets}
-    workers = _limits(config)
     if config.grader is not None:
-        verifier = dataclasses.replace(
-            load_verifier(config.grader), references=_reference_columns(config)
-        )
-        batch = config.grading.batch
-        own = VerifierGrader(verifier, batch=batch, encode=encode, **workers)
-        return dict.fromkeys(kinds, own)
-
-    def grader(score: str, tolerance: float) -> Any:
+        grader = _open_verifier(config, encode)
+        return dict.fromkeys(kinds, grader)
+    graders: dict[tuple[str, float], Any] = {}
+    for score, tolerance in kinds:
         if score == EXACT:
-            return ExactGrader()
-        if score == RULES:
-            return Grader(relative_tolerance=tolerance, **workers)
-        asked = [both for found in sets if found.score == score for both in found.rows]
-        verifier = load_verifier(f"{score}:score")
-        source = asked[0][0]
-        verifier = dataclasses.replace(
-            verifier, of_rows=True, whole=source.whole, third_party=source.third_party
-        )
-        return VerifierGrader(verifier, rows=_packed_rows(asked, score), **workers)
-
-    return {kind: grader(*kind) for kind in kinds}
+            graders[score, tolerance] = ExactGrader()
+        elif score == RULES:
+            graders[score, tolerance] = Grader(relative_tolerance=tolerance, **_limits(config))
+        else:
+            graders[score, tolerance] = _open_source_scorer(config, sets, score)
+    return graders
 
 
-def _packed_rows(asked: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
-    """Packed rows by what a grader is given of each: its question and its answer.
+def _open_verifier(config: Config, encode: Encode) -> VerifierGrader:
+    """Opens the user's verifier of answers (`config.grader`)."""
+    assert config.grader is not None
+    verifier = dataclasses.replace(
+        load_verifier(config.grader), references=_reference_columns(config)
+    )
+    return VerifierGrader(verifier, batch=config.grading.batch, encode=encode, **_limits(config))
 
-    UserError: the metadata of a file's row is another's, or can't be packed.
+
+def _open_source_scorer(config: Config, sets: Sequence[QuestionSet], score: str) -> VerifierGrader:
+    """Opens the scorer of a source of questions, which scores answers to the source's rows.
+
+    Args:
+      score: name of the source (`QuestionSet.score`).
     """
-    rows: dict[tuple[str, str], str] = {}
-    first: dict[tuple[str, str], Any] = {}
-    for source, row in asked:
-        key = source.render(row), row.answer or ""
-        rows[key] = packed(dataclasses.asdict(row))
-        known = first.setdefault(key, row)
-        other = known is not row and not _alike(known.metadata, row.metadata)
-        if other and score != REPEATING:
+    rows = [row for questions in sets if questions.score == score for row in questions.rows]
+    source, _ = rows[0]
+    verifier = dataclasses.replace(
+        load_verifier(f"{score}:score"),
+        of_rows=True,
+        whole=source.whole,
+        third_party=source.third_party,
+    )
+    return VerifierGrader(verifier, rows=_packed_rows(rows, score), **_limits(config))
+
+
+def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
+    """Packs rows of sources, by question and answer, which are all that a grader receives.
+
+    Args:
+      rows: pairs of a source and a row.
+      score: name of the source.
+
+    Raises:
+      UserError: two rows have the same question and answer but different metadata, or metadata
+        can't be packed.
+    """
+    packed_rows: dict[tuple[str, str], str] = {}
+    first_rows: dict[tuple[str, str], Any] = {}
+    for source, row in rows:
+        key = (source.render(row), row.answer or "")
+        packed_rows[key] = packed(dataclasses.asdict(row))
+        first = first_rows.setdefault(key, row)
+        if score == REPEATING or first is row:
+            continue
+        if not _equal_metadata(first.metadata, row.metadata):
             raise UserError(
-                f"data: {row.id!r} of {source.name} asks what {known.id!r} asks, with other "
+                f"data: {row.id!r} of {source.name} asks what {first.id!r} asks, with other "
                 "metadata; make the questions differ"
             )
-    return rows
+    return packed_rows
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _equal_metadata(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two rows' metadata are equal, packed or as objects."""
     if packed(one) == packed(other):
         return True
-    # Arrays give no truth.
+    # Comparing arrays yields an array, whose truth value raises ValueError.
     with contextlib.suppress(ValueError):
         return bool(one == other)
     return False
 
 
 def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGrader]:
-    """Graders of the rewards beside correctness, by what reward.weights calls them.
+    """Opens the graders of all rewards but correctness, by their names in reward.weights.
 
-    They are shown whole responses. UserError: the file of one can't be read.
+    These graders receive whole responses.
+
+    Raises:
+      UserError: the file of a reward can't be read.
     """
-
-    def opened(name: str) -> VerifierGrader:
-        verifier = load_verifier(name, "reward.weights")
-        columns = _reference_columns(config)
-        verifier = dataclasses.replace(verifier, of_response=True, references=columns)
-        limits = _limits(config)
-        return VerifierGrader(verifier, batch=config.grading.batch, encode=encode, **limits)
-
-    return {name: opened(name) for name in reward_shares(config) if name != CORRECT}
+    rewards = {}
+    for name in reward_shares(config):
+        if name == CORRECT:
+            continue
+        verifier = dataclasses.replace(
+            load_verifier(name, "reward.weights"),
+            of_response=True,
+            references=_reference_columns(config),
+        )
+        rewards[name] = VerifierGrader(
+            verifier, batch=config.grading.batch, encode=encode, **_limits(config)
+        )
+    return rewards
 
 
 def _reference_columns(config: Config) -> tuple[str, ...]:
-    """The column of the references, by which functions of TRL's form ask for them."""
+    """Returns the column of the references, whose name is a parameter of TRL's functions."""
     column = config.data.answer_column
     return () if column is None else (column,)
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """Of the workers of each grader."""
+    """Returns the number and the limits of each grader's workers."""
     names = ("workers", "deadline", "memory_mb")
     return {name: getattr(config.grading, name) for name in names}
 
 
-# Answers shown to a verifier and those that it gave no score, since it was opened.
+# Answers that a verifier has received, and how many got no score, since it was opened.
 Shown = tuple[int, int]
 
 
 def shown_and_failed(grader: Any) -> Shown:
-    """How many answers a verifier was shown, and to how many of them it gave no score."""
-    now = grader.counters()
-    return now["graded"] - now["no_answer"], now["failed"]
+    """Counts the answers that a verifier has received, and those that got no score."""
+    counters = grader.counters()
+    return counters["graded"] - counters["no_answer"], counters["failed"]
 
 
 def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier") -> Iterator[str]:
-    """A line about answers to which a verifier gave no score; none if there are none.
+    """Yields a warning about answers that got no score from a verifier, if there are any.
 
-    `before`: its counters at the start of what the line is about.
+    Args:
+      before: the verifier's counters at the start of the period that the warning is about.
+      name: name of the verifier in the warning.
     """
-    now = grader.counters()
-    since = {name: now[name] - before.get(name, 0) for name in now}
-    if since.get("failed"):
-        reasons = [
-            f"{since[f'failed_{name}']} {words}"
-            for name, words in _REASONS.items()
-            if since[f"failed_{name}"]
-        ]
-        yield (
-            f"WARNING: {name} gave no score to {since['failed']} of {since['graded']} "
-            f"answers, which count as 0: {', '.join(reasons)} (the last: {grader.last_failure})"
-        )
+    counters = grader.counters()
+    since = {key: count - before.get(key, 0) for key, count in counters.items()}
+    if not since.get("failed"):
+        return
+    reasons = []
+    for reason, words in _REASONS.items():
+        count = since[f"failed_{reason}"]
+        if count:
+            reasons.append(f"{count} {words}")
+    yield (
+        f"WARNING: {name} gave no score to {since['failed']} of {since['graded']} "
+        f"answers, which count as 0: {', '.join(reasons)} (the last: {grader.last_failure})"
+    )

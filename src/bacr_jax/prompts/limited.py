@@ -1,8 +1,8 @@
-"""Asks a limited process to read tokenizers and to render chat templates from a stranger's folder.
+"""Reads tokenizers and renders chat templates of untrusted folders in a limited process.
 
-A template is a program, and the Rust reader of tokenizers can abort. Both happen in a process whose
-time and memory are limited (`limited_worker.py`), before this process reads the same files or uses
-the text. The process is started once and shared.
+A template is a program, and the Rust reader of tokenizers can abort. Both therefore run first in a
+process with limited time and memory (`limited_worker.py`). Only then does this process read the
+same files or use the text. The limited process is started once and shared.
 """
 
 import atexit
@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Seconds by the clock that a reply may take, the start of the process included: a machine that does
-# other work needs many times the processor time that a request is limited to.
+# Longest time for a reply in seconds of wall-clock time, including the start of the process. A busy
+# machine takes many times the processor time to which a request is limited.
 CLOCK_SECONDS = 300.0
 _WORKER = Path(__file__).with_name("limited_worker.py")
-# One thread needs little address space.
+# Environment of the process. It has one thread, because each thread needs address space.
 _ONE_THREAD = {
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
@@ -32,22 +32,22 @@ _ONE_THREAD = {
 
 
 class Failed(Exception):
-    """A request that could not be done; the text is the reason, for inside a sentence."""
+    """A request failed; the text is the reason, as a part of a sentence."""
 
 
 class LimitedProcess:
-    """A process that answers one request at a time; it is started again if it has ended."""
+    """A process that handles one request at a time, and is restarted if it has ended."""
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
+        """Prepares the object; the process starts with the first request or `start`."""
         self._process: subprocess.Popen[bytes] | None = None
         self._parent = os.getpid()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process if it does not run, and returns before it is ready."""
+        """Starts the process if it is not running, and returns before it is ready."""
         if self._parent != os.getpid():
-            # After a fork the pipes belong to the other process.
+            # After a fork the pipes belong to the parent process.
             self._process = None
             self._parent = os.getpid()
         if self._process is not None and self._process.poll() is None:
@@ -64,12 +64,13 @@ class LimitedProcess:
         )
 
     def ask(self, operation: str, *, seconds: float, memory: int, **values: Any) -> Any:
-        """Returns the value that an operation of the worker has.
+        """Returns the result of an operation of the worker.
 
         Args:
-          seconds: most processor time.
-          memory: most bytes of new memory.
-          values: what the operation reads, for JSON.
+          operation: key of `limited_worker.OPERATIONS`.
+          seconds: limit of processor time.
+          memory: limit of new memory, in bytes.
+          values: arguments of the operation, which are sent as JSON.
 
         Raises:
           Failed: the operation raised, was stopped at its limits, or ended its process.
@@ -85,22 +86,27 @@ class LimitedProcess:
         return reply["value"]
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Sends a request and returns its reply; None if the process had ended for lack of work."""
+        """Sends a request and returns its reply; None if the process had ended because it was idle.
+
+        Raises:
+          Failed: the process exceeded a limit, or ended in another way.
+        """
         self.start()
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         content = b""
-        # A process that has ended takes no request and gives no reply.
+        # Writing fails if the process has ended, which the reply shows below.
         with contextlib.suppress(OSError):
             process.stdin.write(line)
             process.stdin.flush()
-        until = time.monotonic() + CLOCK_SECONDS
+        deadline = time.monotonic() + CLOCK_SECONDS
         output = select.poll()
         output.register(process.stdout, select.POLLIN)
         while not content.endswith(b"\n"):
-            if not output.poll(max(until - time.monotonic(), 0.0) * 1000):
+            remaining = max(deadline - time.monotonic(), 0.0)
+            if not output.poll(remaining * 1000):
                 self.close()
                 raise Failed(f"has not ended after {CLOCK_SECONDS:g} s")
             piece = os.read(process.stdout.fileno(), 1 << 16)
@@ -135,7 +141,7 @@ class LimitedProcess:
 
 @functools.cache
 def shared_process() -> LimitedProcess:
-    """Returns the process that all of this process's requests go to."""
+    """Returns the limited process for all requests of this process."""
     process = LimitedProcess()
     atexit.register(process.close)
     return process

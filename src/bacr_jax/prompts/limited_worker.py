@@ -1,9 +1,9 @@
-"""Reads tokenizers and renders chat templates that somebody else wrote, in a limited process.
+"""Reads tokenizers and renders chat templates of untrusted folders, as the limited process.
 
-`limited.py` runs this file as a script: a JSON request a line on its standard input, a JSON reply a
-line on its standard output. The kernel enforces the limits, so that they also end C and Rust code.
-It imports nothing of this package, and ends when its parent does or when nothing was asked for a
-minute.
+`limited.py` runs this file as a script. The script reads JSON requests from its standard input, one
+per line, and writes JSON replies to its standard output. The kernel enforces the limits, so that
+they also end C and Rust code. The script imports nothing of this package. It ends when its parent
+ends, or after a minute without a request.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ Request = dict[str, Any]
 
 # Seconds without a request after which the process ends.
 IDLE_SECONDS = 60
-# Times that a text is encoded, to find a tokenizer that draws its ids.
+# Number of times that a text is encoded, to detect a tokenizer that samples its ids.
 _REPEATS = 5
-# Tokens of the vocabulary whose texts are encoded beside `_TEXT`.
+# Number of tokens of the vocabulary whose texts are encoded in addition to `_TEXT`.
 _SAMPLED_TOKENS = 500
 _TEXT = (
     "Solve for x: 3x + 12 = 48. Then 12 * 4 = 48, so \\frac{36}{3} = 12.\n\n"
@@ -43,15 +43,17 @@ def _memory_in_use() -> int | None:
 
 @contextlib.contextmanager
 def _limits(seconds: float, memory: int) -> Iterator[None]:
-    """Limits what is inside to so many seconds of processor time and bytes of new memory.
+    """Limits a block to `seconds` of processor time and `memory` bytes of new memory.
 
-    SIGPROF ends the process after the time. An allocation beyond the memory fails.
+    SIGPROF ends the process at the time limit. An allocation beyond the memory limit fails.
     """
     used = _memory_in_use()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if used is not None:
-        most = used + memory if soft == resource.RLIM_INFINITY else min(used + memory, soft)
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        limit = used + memory
+        if soft != resource.RLIM_INFINITY:
+            limit = min(limit, soft)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
@@ -61,21 +63,25 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
 
 
 class _Clock(datetime.datetime):
-    """A clock that stands at the midnight at which the date of the prompts begins."""
+    """A clock whose time is always midnight on the date of the prompts."""
 
     date_of_prompts = "1970-01-01"
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> "_Clock":
-        """Returns the midnight."""
+        """Returns midnight on the date of the prompts."""
         return cls.fromisoformat(cls.date_of_prompts)
 
 
 def render(request: Request) -> str:
-    """Returns the text that a chat template makes of messages on a date."""
+    """Renders messages with a chat template on a date; raises ValueError if the text is unusable.
+
+    A text is unusable if it is too long or differs between two renderings.
+    """
     from transformers.utils import chat_template_utils
 
-    # Its strftime_now reads this clock; a function among the variables would become a text.
+    # The library's strftime_now reads this clock. A replacement among the template's variables
+    # would have to be sent as JSON.
     chat_template_utils.datetime = _Clock
     _Clock.date_of_prompts = request["date"]
     texts: Any = chat_template_utils.render_jinja_template(
@@ -99,7 +105,7 @@ def read_variables(request: Request) -> list[str] | None:
     language = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         return sorted(jinja2.meta.find_undeclared_variables(language.parse(request["template"])))
-    # transformers adds tags to the language.
+    # transformers adds tags to the language, which this parser does not know.
     except jinja2.TemplateSyntaxError:
         return None
 
@@ -108,16 +114,19 @@ def read_tokenizer(request: Request) -> str:
     """Reads the tokenizer of a folder and encodes and decodes texts with it.
 
     Returns:
-      Why the tokenizer can't be used; empty if nothing was found.
+      The reason why the tokenizer can't be used; empty if it can be.
     """
     import tokenizers
 
     folder = Path(request["folder"])
-    whole, words, merges = (folder / n for n in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if whole.is_file():
-        backend = tokenizers.Tokenizer.from_file(str(whole))
-    elif words.is_file() and merges.is_file():
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(words), str(merges)))
+    tokenizer_path = folder / "tokenizer.json"
+    vocab_path = folder / "vocab.json"
+    merges_path = folder / "merges.txt"
+    if tokenizer_path.is_file():
+        backend = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    elif vocab_path.is_file() and merges_path.is_file():
+        model = tokenizers.models.BPE.from_file(str(vocab_path), str(merges_path))
+        backend = tokenizers.Tokenizer(model)
     else:
         return ""
     ids = sorted(backend.get_vocab(with_added_tokens=True).values())
@@ -131,11 +140,11 @@ def read_tokenizer(request: Request) -> str:
 
 def _encoded(backend: Any, text: str) -> list[int] | None:
     """Returns the ids of a text; None if the tokenizer has no tokens for it."""
-    # Some models keep the ids of words that they have seen.
+    # Some models cache the ids of words, which would hide ids that are sampled.
     getattr(backend.model, "_clear_cache", lambda: None)()
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
-    # The Rust library raises plain Exception; a panic is none, and passes.
+    # The Rust library raises plain Exception. A panic is not an Exception, and ends the request.
     except Exception:
         return None
 
@@ -148,7 +157,7 @@ OPERATIONS: dict[str, Callable[[Request], Any]] = {
 
 
 def reply_to(request: Request) -> dict[str, Any]:
-    """Does what a request asks for; its value, or the error in a line."""
+    """Handles a request; returns its value, or a line about the error."""
     operation = OPERATIONS[request["operation"]]
     try:
         with _limits(request["seconds"], request["memory"]):
@@ -157,16 +166,16 @@ def reply_to(request: Request) -> dict[str, Any]:
         return {"error": f"needs more than {request['memory'] >> 20:,} MiB of memory"}
     except RecursionError:
         return {"error": "is nested too deeply"}
-    # A panic of the Rust library is no Exception.
+    # A panic of the Rust library is not an Exception.
     except BaseException as error:
         lines = str(error).strip().splitlines()
         return {"error": lines[0] if lines else type(error).__name__}
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
-    """Answers requests until there are no more, or none came for a minute."""
+    """Handles requests until the input ends or has been idle for a minute."""
     while True:
-        # SIGALRM ends the process.
+        # SIGALRM ends the process after the idle time.
         signal.alarm(IDLE_SECONDS)
         line = requests.readline()
         signal.alarm(0)
@@ -177,7 +186,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Runs the process: protects its output, sets signals, and handles requests."""
+    # Libraries may print, so standard output and error are closed to them.
     replies = os.fdopen(os.dup(1), "w")
     sink = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
@@ -185,7 +195,7 @@ def main() -> None:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Imported while the parent imports its own, and outside of any limit.
+    # Imported now, so that imports overlap with the parent's and do not count towards limits.
     import jinja2.meta  # noqa: F401
     import tokenizers  # noqa: F401
     import transformers.utils.chat_template_utils  # noqa: F401

@@ -1,4 +1,4 @@
-"""Questions that contain tokens of the chat template, which a model reads as markup."""
+"""Finds questions that contain tokens of the chat template, which a model reads as markup."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,18 +7,19 @@ from bacr_jax.errors import first_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
+# Largest number of tokens that the warning lists.
 _MOST_NAMED = 3
 
 
 def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
     """Returns the texts of special tokens, and of other added tokens around a question."""
     around = "".join(frame(tokenizer, style))
-    added = tokenizer.added_tokens_decoder.values()
-    return [
-        token.content
-        for token in added
-        if token.content.strip() and (token.special or token.content in around)
-    ]
+    texts = []
+    for token in tokenizer.added_tokens_decoder.values():
+        is_control = token.special or token.content in around
+        if is_control and token.content.strip():
+            texts.append(token.content)
+    return texts
 
 
 def markup_warning(
@@ -27,17 +28,22 @@ def markup_warning(
     """Returns a line about questions that contain control tokens; None if there are none.
 
     A prompt format without a chat template has no markup.
+
+    Args:
+      sets: questions of each set.
     """
     if not style.chat:
         return None
     tokens = control_tokens(tokenizer, style)
     questions = [text for texts in sets for text in texts]
+    # A dictionary keeps the order of the first occurrences.
     seen: dict[str, None] = {}
     count = 0
     for text in questions:
-        inside = [token for token in tokens if token in text]
-        seen.update(dict.fromkeys(inside))
-        count += bool(inside)
+        contained = [token for token in tokens if token in text]
+        seen.update(dict.fromkeys(contained))
+        if contained:
+            count += 1
     if not count:
         return None
     return (

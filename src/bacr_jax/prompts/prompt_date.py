@@ -1,4 +1,4 @@
-"""The date that chat templates may write: one for a run, whenever it is resumed or evaluated."""
+"""Sets the date in chat templates, which stays the same if a run is resumed or evaluated later."""
 
 import dataclasses
 from pathlib import Path
@@ -8,17 +8,17 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import own_tokens
 from bacr_jax.prompts.chat_template import today
 
-# Files of a tokenizer that can hold chat templates, and the function that gives them the date.
+# Files of a tokenizer that can contain chat templates, and the function that returns the date.
 _FILES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 _FUNCTION = b"strftime_now"
 
 
 def reads_date(folder: Path) -> bool:
-    """True if a chat template of a tokenizer's folder asks for the date."""
+    """True if a chat template in a tokenizer's folder reads the date."""
     for name in _FILES:
         try:
             content = documents.read_file(folder / name)
-        # The reader of the tokenizer says what is wrong with a file.
+        # Errors in a file are reported when the tokenizer is loaded.
         except (OSError, ValueError):
             continue
         if _FUNCTION in content:
@@ -27,13 +27,13 @@ def reads_date(folder: Path) -> bool:
 
 
 def with_prompt_date(config: Config, begun: Config | None = None, recorded: str = "") -> Config:
-    """Returns the config with the date of its prompts, if its chat template asks for one.
+    """Returns the config with the date of its prompts, if its chat template reads one.
 
-    A date that is in the config stays.
+    A date in the config is kept.
 
     Args:
-      begun: config of the run to go on with, whose date is taken; None: a new run.
-      recorded: date of the evaluation to go on with; empty: a new one.
+      begun: config of the run that is resumed, whose date is used; None for a new run.
+      recorded: date of the evaluation that is resumed; empty for a new evaluation.
     """
     if config.data.prompt_date is not None:
         return config

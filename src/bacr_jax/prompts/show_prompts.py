@@ -1,4 +1,4 @@
-"""Prompts as a model reads them, for people: special tokens visible, control characters escaped."""
+"""Shows prompts to people as a model reads them: special tokens visible, controls escaped."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,34 +19,48 @@ from bacr_jax.questions.question_set import QuestionSet
 def shown_prompts(
     config: Config, style: PromptFormat, questions: QuestionSet, tokenizer: Any, *, count: int
 ) -> Iterator[str]:
-    r"""Lines of what a model reads of the first `count` questions of a set, and what follows.
+    r"""Yields lines that show the prompts of a set's first questions, and the text after them.
 
-    Without a tokenizer the messages are shown before any chat template. The end of a line in the
-    prompt is "\n" and a new line.
+    The end of a line in the prompt is shown as "\n" and a new line.
+
+    Args:
+      tokenizer: tokenizer of the model; None shows the messages before any chat template.
+      count: number of questions.
     """
-    words, largest = budget_words(config, style), largest_told(config)
+    words = budget_words(config, style)
+    largest = largest_told(config)
     some = questions.take(np.arange(min(count, len(questions))))
-    said = f", told a budget of {largest}" if words else ""
-    yield f"{questions.name}, prompt format {style.name}{said}"
+    budget = f", told a budget of {largest}" if words else ""
+    yield f"{questions.name}, prompt format {style.name}{budget}"
     if tokenizer is None:
         yield "no tokenizer there: the messages, as its chat template will get them"
-        texts = [
-            _messages(style, text, words.replace(BUDGET, str(largest))) for text in some.questions
-        ]
-        heads = [""] * len(some)
+        sentence = words.replace(BUDGET, str(largest))
+        texts = [_messages(style, text, sentence) for text in some.questions]
+        details = [""] * len(some)
     else:
         warning = markup_warning(tokenizer, style, [questions.questions])
         if warning is not None:
             yield warning
         rows = prompt_ids(config, style, words, some.questions, tokenizer)
         texts = [decode_ids(tokenizer, row) for row in rows]
-        limit = config.data.max_prompt_tokens
-        over = f", over data.max_prompt_tokens={limit}: left out"
-        heads = [f", {len(row):,} tokens{over if len(row) > limit else ''}" for row in rows]
-    for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
-        yield f"--- {some.ids[place]}{head}"
+        details = [_length_detail(len(row), config.data.max_prompt_tokens) for row in rows]
+    for id_, text, detail in zip(some.ids, texts, details, strict=True):
+        yield f"--- {id_}{detail}"
         yield visible(text)
     yield "---"
+    yield from _continuation(style, tokenizer)
+
+
+def _length_detail(num_tokens: int, limit: int) -> str:
+    """Returns the length of a prompt in words, and a remark if it is over the limit."""
+    detail = f", {num_tokens:,} tokens"
+    if num_tokens > limit:
+        detail += f", over data.max_prompt_tokens={limit}: left out"
+    return detail
+
+
+def _continuation(style: PromptFormat, tokenizer: Any) -> Iterator[str]:
+    """Yields lines about thinking, suffixes and answer, which follow the prompt."""
     opened = "the chat template or else the prompt format"
     if tokenizer is not None:
         opened = opener(tokenizer, style)
@@ -59,16 +73,22 @@ def shown_prompts(
 
 
 def visible(text: str, *, joined: bool = False) -> str:
-    r"""Text in which nothing is hidden: control characters as escapes, line ends as "\n" too.
+    r"""Makes hidden characters of a text visible: control characters and line ends as escapes.
 
-    Joined, line ends are "\n" alone.
+    Args:
+      joined: True replaces the end of a line by "\n". False keeps a new line after it.
     """
-    return ("\\n" if joined else "\\n\n").join(map(printable, text.split("\n")))
+    line_end = "\\n" if joined else "\\n\n"
+    return line_end.join(printable(line) for line in text.split("\n"))
 
 
-def _messages(style: PromptFormat, question: str, said: str) -> str:
-    """System and user message of a chat format, or the whole prompt of another."""
-    user = user_message(style, question.strip(), said)
+def _messages(style: PromptFormat, question: str, sentence: str) -> str:
+    """Returns system and user message of a chat format, or the whole prompt of another format.
+
+    Args:
+      sentence: sentence with the budget at the end of the user's message; empty for none.
+    """
+    user = user_message(style, question.strip(), sentence)
     if not style.chat:
         return user + style.think_open
     system = f"[system] {style.system}\n" if style.system else ""
@@ -78,12 +98,20 @@ def _messages(style: PromptFormat, question: str, said: str) -> str:
 def prompt_ids(
     config: Config, style: PromptFormat, words: str, texts: Sequence[str], tokenizer: Any
 ) -> list[list[int]]:
-    """Tokens of prompts, however long; the largest budget is told if `words` tell one."""
-    most, largest = 1 << 30, largest_told(config)
-    prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=most)
+    """Tokenises prompts of any length.
+
+    Args:
+      words: sentence with the budget, into which the largest budget is inserted; empty for none.
+
+    Returns:
+      The ids of each prompt.
+    """
+    no_limit = 1 << 30
+    largest = largest_told(config)
+    prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=no_limit)
     if words:
-        told, _ = told_prompts(tokenizer, texts, style, words, largest=largest, max_tokens=most)
-        everyone = np.arange(len(texts))
-        prompts = told.at(everyone, np.full_like(everyone, largest), prompts)
+        told, _ = told_prompts(tokenizer, texts, style, words, largest=largest, max_tokens=no_limit)
+        index = np.arange(len(texts))
+        prompts = told.at(index, np.full_like(index, largest), prompts)
     rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.lengths))
     return [tokens[:length].tolist() for tokens, length in rows]

@@ -1,9 +1,9 @@
-r"""Stop strings compiled against a tokenizer into a table that a jitted loop can follow.
+r"""Compiles stop strings against a tokenizer into tables that a jitted loop can follow.
 
-A stop string can be cut into tokens in many ways, and a token can hold its last bytes and more:
-Qwen2.5 writes `</think>` and a blank line as `</`, `think`, `>\n\n`. Looking for a sequence of ids
-misses that. So the string becomes a Knuth-Morris-Pratt automaton over bytes, and every token, a
-string of bytes, becomes one jump of it: `next_state[state, token]`.
+A stop string can be split into tokens in many ways, and a token can contain its last bytes and
+more: Qwen2.5 writes `</think>` and a blank line as `</`, `think`, `>\n\n`. A search for a sequence
+of ids would miss it. The string is therefore compiled into a Knuth-Morris-Pratt automaton over
+bytes, and every token, a string of bytes, into one transition: `next_state[state, token]`.
 """
 
 import functools
@@ -20,9 +20,13 @@ from bacr_jax.prompts.decode_rules import Automaton
 
 
 def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
-    """The state after a byte: how many bytes of the string are matched, all of them for good."""
+    """Compiles the transition table of the Knuth-Morris-Pratt automaton of a string.
+
+    Returns:
+      The state after each byte. A state is the number of matched bytes; the last is absorbing.
+    """
     table = np.zeros((len(string) + 1, 256), np.int32)
-    # Where the automaton would be without the first byte of the match.
+    # State of the automaton if the match had started one byte later.
     fallback = 0
     for state, byte in enumerate(string):
         table[state] = table[fallback]
@@ -35,7 +39,11 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
 
 @functools.cache
 def _byte_of_char() -> dict[str, int]:
-    """Inverse of the byte-level alphabet: printable Latin-1 stands for itself, the rest follow."""
+    """Returns the byte of each character of the byte-level alphabet.
+
+    Printable Latin-1 characters represent their own byte. The other bytes, in order, are
+    represented by the characters from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
@@ -43,8 +51,8 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def _decoder_kinds(backend: Any) -> set[str]:
-    """Names of the decoding steps of a fast tokenizer."""
-    # Only the decoder: the state of the whole tokenizer is megabytes of JSON.
+    """Returns the names of the decoding steps of a fast tokenizer."""
+    # Only the decoder is serialised, because the whole tokenizer is megabytes of JSON.
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -52,11 +60,14 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
-    """What each id in [0, len(tokenizer)) stands for in a text, as UTF-8 bytes; empty: no token.
+    """Returns the UTF-8 bytes of each id in [0, len(tokenizer)); empty for ids without a token.
 
-    A token can be part of a character, so these need not be valid UTF-8 one by one. Added and
-    special tokens stand for their literal content. The tokenizer is byte-level or has whole tokens
-    as its text.
+    A token can be part of a character, so its bytes alone need not be valid UTF-8. Added and
+    special tokens have the bytes of their literal content.
+
+    Raises:
+      UserError: the tokenizer has no tokenizer.json, or is neither byte-level nor one whose tokens
+        are literal text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -64,26 +75,28 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
             f"tokenizer: found {type(tokenizer).__name__}; write a folder with a tokenizer.json"
         )
     kinds = _decoder_kinds(backend)
-    if unknown := kinds - {"ByteLevel", "Fuse"}:
+    unknown = kinds - {"ByteLevel", "Fuse"}
+    if unknown:
         raise UserError(
             f"tokenizer: found the decoder {', '.join(sorted(unknown))}; stop strings need a "
             "byte-level tokenizer (Qwen2.5) or one whose tokens are literal text"
         )
     ids = backend.get_vocab(with_added_tokens=True)
     texts = [b""] * (max(ids.values(), default=-1) + 1)
-    content = _alphabet_bytes if "ByteLevel" in kinds else str.encode
+    to_bytes = _alphabet_bytes if "ByteLevel" in kinds else str.encode
     for token, index in ids.items():
-        texts[index] = content(token)
+        texts[index] = to_bytes(token)
     for index, added in backend.get_added_tokens_decoder().items():
         texts[index] = added.content.encode()
     return texts
 
 
 def _alphabet_bytes(token: str) -> bytes:
+    """Converts a token in the byte-level alphabet to bytes."""
     try:
-        return bytes(map(_byte_of_char().__getitem__, token))
+        return bytes(_byte_of_char()[char] for char in token)
     except KeyError:
-        # not of the alphabet: decoders give such a token back as it is
+        # Decoders return tokens with other characters unchanged.
         return token.encode()
 
 
@@ -92,11 +105,11 @@ _VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]] = weakref.
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """What every id of a tokenizer stands for (`token_bytes`), read once per tokenizer."""
-    known = _VOCABULARIES.get(tokenizer)
-    # Tokens can be added to a tokenizer, never renamed: an unchanged length is the same content.
-    if known is not None and known[0] == len(tokenizer):
-        return known[1]
+    """Returns the bytes of every id of a tokenizer (`token_bytes`), cached per tokenizer."""
+    cached = _VOCABULARIES.get(tokenizer)
+    # Tokens can be added to a tokenizer but not renamed, so equal length means equal content.
+    if cached is not None and cached[0] == len(tokenizer):
+        return cached[1]
     texts = tuple(token_bytes(tokenizer))
     _VOCABULARIES[tokenizer] = (len(tokenizer), texts)
     return texts
@@ -105,16 +118,21 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
 def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Automaton:
     """Compiles a stop string against a tokenizer; equal calls share one table.
 
-    An empty one never comes. A string that overlaps itself by two bytes or more may be refused:
-    after four a, the match of `aaab` began in the second token, neither the first nor the last, so
-    that `opens` could not say where. Tags never do.
+    A string that overlaps itself by two bytes or more may be refused. After four tokens `a`, for
+    example, the match of `aaab` began in the second, which `opens` can't represent, because it is
+    neither the first token nor the last. Tags never overlap themselves like this.
 
     Args:
+      string: the stop string; an empty one never matches.
       vocab_size: rows of the model's embedding, at least as many as the tokenizer has ids. Ids
-        beyond the tokenizer are never sampled; they lead back to the start.
+        beyond the tokenizer are never sampled, and lead back to the start.
 
     Returns:
-      The table. About 5 bytes per state and id: 8 states and 152,064 ids take 6 MB.
+      The table on the host. It has about 5 bytes per state and id: 8 states and 152,064 ids take
+      6 MB.
+
+    Raises:
+      UserError: the string is refused, or the tokenizer has more ids than the vocabulary.
     """
     if not string:
         return no_stop_string(vocab_size)
@@ -128,7 +146,7 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
 
 
 def no_stop_string(vocab_size: int) -> Automaton:
-    """The table of a format without a stop string: it stays at the start whatever comes."""
+    """Returns the table of a format without a stop string, which never leaves the start."""
     next_state: Any = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
     opens: Any = np.zeros((2, vocab_size), bool)
@@ -137,12 +155,17 @@ def no_stop_string(vocab_size: int) -> Automaton:
 
 @functools.lru_cache(maxsize=16)
 def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
-    over_bytes = byte_automaton(string.encode())
-    after, begin = _jumps(over_bytes, texts)
-    accept = len(over_bytes) - 1
-    alive = (after > 0) & (np.arange(accept + 1) < accept)[:, None]
-    moved = alive & (begin < 0) & (begin != -np.arange(accept + 1)[:, None])
-    if moved.any():
+    """Compiles a stop string against the bytes of all ids."""
+    byte_table = byte_automaton(string.encode())
+    accept = len(byte_table) - 1
+    states = np.arange(accept + 1)[:, None]
+    after, begin = _token_transitions(byte_table, texts)
+    # Pairs of state and token after which a match is incomplete or was just completed.
+    is_alive = (after > 0) & (states < accept)
+    # A match that began in an earlier token must have been the match of the state before, which
+    # began `state` bytes before the token. Otherwise its first token is unknown.
+    began_elsewhere = is_alive & (begin < 0) & (begin != -states)
+    if began_elsewhere.any():
         raise UserError(
             f"stop string: found {string!r}, which overlaps itself so that the start of a match is "
             "not known; write one whose first character appears only once"
@@ -151,52 +174,56 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     opens: Any = np.zeros((accept + 1, vocab_size), bool)
     next_state[:, : len(texts)] = after
     next_state[accept] = accept
-    opens[:, : len(texts)] = alive & (begin >= 0)
+    opens[:, : len(texts)] = is_alive & (begin >= 0)
+    # Calls share the cached table, so it is read-only. It stays on the host; `decode_rules`
+    # copies it to the device.
     next_state.setflags(write=False)
     opens.setflags(write=False)
-    # On the host; `decode_rules` puts it on the device.
     return Automaton(next_state, opens)
 
 
-def _jumps(
-    over_bytes: Int[np.ndarray, "states 256"], texts: Sequence[bytes]
+def _token_transitions(
+    byte_table: Int[np.ndarray, "states 256"], texts: Sequence[bytes]
 ) -> tuple[Int[np.ndarray, "states V"], Int[np.ndarray, "states V"]]:
-    """Where every token leads from every state, and where the match alive then began.
+    """Follows the byte automaton over the bytes of every token, from every state.
 
     Returns:
-      The state after each token, and the byte at which its match began, counted from the start of
-      the token: negative if in an earlier one.
+      The state after each token, and the byte at which the match after the token began. Bytes are
+      counted from the start of the token, so the match began in an earlier token if negative.
     """
     lengths = np.array([len(text) for text in texts])
-    # Longest first: at byte i the tokens that still have one are the first `active` rows.
+    # Tokens are sorted by falling length, so those with a byte at an index are the first ones.
     order = np.argsort(-lengths, kind="stable")
-    flat = np.frombuffer(b"".join([texts[index] for index in order]), np.uint8)
+    all_bytes = np.frombuffer(b"".join([texts[index] for index in order]), np.uint8)
     sizes = lengths[order]
-    first = np.cumsum(sizes) - sizes
-    accept = len(over_bytes) - 1
-    state = np.repeat(np.arange(accept + 1, dtype=np.int32)[:, None], len(texts), axis=1)
-    seen_after = np.zeros(state.shape, np.int32)
-    for at in range(int(lengths.max(initial=0))):
-        active = int(np.searchsorted(-sizes, -at, side="left"))
+    offsets = np.cumsum(sizes) - sizes
+    accept = len(byte_table) - 1
+    start_states = np.arange(accept + 1, dtype=np.int32)[:, None]
+    state = np.repeat(start_states, len(texts), axis=1)
+    num_read = np.zeros(state.shape, np.int32)
+    for index in range(int(lengths.max(initial=0))):
+        active = int(np.searchsorted(-sizes, -index, side="left"))
         before = state[:, :active]
-        now = over_bytes[before, flat[first[:active] + at]]
-        # What a match has absorbed after its end is not part of it.
-        seen_after[:, :active] += before < accept
-        state[:, :active] = now
-    # A state is the number of its match's bytes.
-    begin = seen_after - state
-    back = np.argsort(order)
-    return state[:, back], begin[:, back]
+        next_bytes = all_bytes[offsets[:active] + index]
+        after = byte_table[before, next_bytes]
+        # Bytes after the end of a match are not part of it.
+        num_read[:, :active] += before < accept
+        state[:, :active] = after
+    # The state is the number of bytes in the match.
+    begin = num_read - state
+    original_order = np.argsort(order)
+    return state[:, original_order], begin[:, original_order]
 
 
 def match(table: Automaton, ids: Sequence[int]) -> tuple[int, int]:
-    """Follows the table over ids: what a decoding loop does, one token at a time.
+    """Follows the table over ids one token at a time, as a decoding loop does.
 
     Returns:
-      Index of the token in which the stop string first ends and of the one in which it began (the
-      number of tokens before it); (-1, -1) if it does not.
+      Index of the token in which the stop string first ends, and index of the token in which this
+      match began. (-1, -1) if the ids do not contain the stop string.
     """
-    state, start = 0, 0
+    state = 0
+    start = 0
     for index, token in enumerate(ids):
         if table.opens[state, token]:
             start = index

@@ -1,7 +1,7 @@
-"""What a folder says of its prompts and answers, so that a server need not guess.
+"""Section `thinking` of an exported folder's config.json: prompts and answers, for servers.
 
-Section `thinking` of config.json holds the prompt format, the tokens that are forced, never sampled
-or end something, the stop strings as tables over tokens, and the lengths of training.
+The section contains the prompt format; the tokens that are forced, never sampled, or end something;
+the stop strings as tables over tokens; and the lengths used in training.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.stop_strings import compile_stop_string
 
-# Keys of the section and the settings of a run that they are.
+# Keys of the section that are copies of a run's settings, and the names of these settings.
 SETTINGS = {
     "answer_tokens": "rollout.answer_tokens",
     "prompt_tokens": "data.max_prompt_tokens",
@@ -33,12 +33,18 @@ SETTINGS = {
 
 
 def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> dict[str, Any]:
-    """The section `thinking` of a policy; docs/serving.md says what its keys mean."""
+    """Builds the section `thinking` of a policy; docs/serving.md describes its keys.
+
+    Args:
+      rows: rows of the model's embedding.
+    """
     allowed = allowed_tokens(tokenizer, style, rows)
     settings = config_io.flatten(config)
-    # Most chat templates write no date.
-    prompt_format = {k: v for k, v in dataclasses.asdict(style).items() if k != "date" or v}
-    found: dict[str, Any] = {
+    prompt_format = dataclasses.asdict(style)
+    if not style.date:
+        # Most chat templates write no date.
+        del prompt_format["date"]
+    section: dict[str, Any] = {
         "prompt_format": prompt_format,
         "closing_ids": encode_text(tokenizer, style.forced_suffix).tolist(),
         "answer_ids": encode_text(tokenizer, style.natural_suffix).tolist(),
@@ -51,51 +57,66 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
         "evaluated": list(config.eval.budgets),
     }
     if config.budget.grace:
-        found["line_breaks"] = ranges(np.flatnonzero(line_breaks(tokenizer, rows)))
-    return found
+        section["line_breaks"] = ranges(np.flatnonzero(line_breaks(tokenizer, rows)))
+    return section
 
 
 def ranges(ids: Sequence[int] | np.ndarray) -> str:
-    """Rising ids as text: 3, 7, 8 and 9 are `3 7-9`."""
+    """Formats ids in rising order as text: 3, 7, 8 and 9 become `3 7-9`."""
     numbers = np.asarray(ids, np.int64)
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []
-    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    if not len(numbers):
+        return ""
+    gaps = np.flatnonzero(np.diff(numbers) > 1)
+    texts = []
+    for run in np.split(numbers, gaps + 1):
+        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return " ".join(texts)
 
 
 def _stop(tokenizer: Any, text: str, rows: int) -> dict[str, Any]:
-    """A stop string and the jumps of its table; an empty one never comes."""
+    """Describes a stop string by its text, its number of states and its transitions."""
     table = np.asarray(compile_stop_string(tokenizer, text, vocab_size=rows).next_state)
     return {"string": text, "states": len(table), "jumps": jumps(table)}
 
 
 def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:
-    """Where tokens lead: (state, next state, ids), for what leads elsewhere than to state 0.
+    """Lists the transitions of a stop table as (state, next state, ids).
 
-    Jumps of any state come first (None), which are those of state 0; then those in which one
-    differs. The last state is absorbing and left out.
+    The transitions of state 0 come first, with None for the state, because they hold for every
+    state that lists no other transition for an id. Transitions of state 0 to itself are left out.
+    Then come the transitions of each state that differ from state 0's. The last state is absorbing
+    and left out.
     """
-    first = next_state[0]
-    found: list[tuple[int | None, int, str]] = [
-        (None, int(to), ranges(np.flatnonzero(first == to))) for to in np.unique(first) if to
-    ]
+    default_row = next_state[0]
+    transitions: list[tuple[int | None, int, str]] = []
+    for target in np.unique(default_row):
+        if target:
+            ids = np.flatnonzero(default_row == target)
+            transitions.append((None, int(target), ranges(ids)))
     for state, row in enumerate(next_state[1:-1], 1):
-        differs = row != first
-        for to in np.unique(row[differs]):
-            found.append((state, int(to), ranges(np.flatnonzero(differs & (row == to)))))
-    return found
+        differs = row != default_row
+        for target in np.unique(row[differs]):
+            ids = np.flatnonzero(differs & (row == target))
+            transitions.append((state, int(target), ranges(ids)))
+    return transitions
 
 
 def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
-    """The prompt format of a section; UserError: damaged, or written by another version.
+    """Reads the prompt format of a section.
 
-    `where`: its file, for refusals.
+    Args:
+      raw: the section.
+      where: its file, for error messages.
+
+    Raises:
+      UserError: the format is damaged or was written by another version.
     """
-    inside = raw.get("prompt_format")
+    fields = raw.get("prompt_format")
     hints = typing.get_type_hints(PromptFormat)
-    if not isinstance(inside, dict) or set(inside) - set(hints) or "name" not in inside:
-        raise _damaged(where, "prompt_format", inside)
+    if not isinstance(fields, dict) or set(fields) - set(hints) or "name" not in fields:
+        raise _damaged(where, "prompt_format", fields)
     values: dict[str, Any] = {}
-    for name, value in inside.items():
+    for name, value in fields.items():
         try:
             values[name] = convert(hints[name], value)
         except Misfit:
@@ -104,14 +125,24 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
 
 
 def read_settings(raw: Mapping[str, Any], where: Path) -> list[str]:
-    """The lengths of a section as config settings, `key=value` each; UserError as `read_style`."""
-    found = []
+    """Reads the lengths of a section as config settings of the form `key=value`.
+
+    Args:
+      raw: the section.
+      where: its file, for error messages.
+
+    Raises:
+      UserError: a length is not a whole number.
+    """
+    settings = []
     for name, key in SETTINGS.items():
-        if type(raw.get(name)) is not int or not 0 <= raw[name] <= LARGEST:
-            raise _damaged(where, name, raw.get(name))
-        found.append(f"{key}={raw[name]}")
-    return found
+        value = raw.get(name)
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            raise _damaged(where, name, value)
+        settings.append(f"{key}={value}")
+    return settings
 
 
 def _damaged(where: Path, name: str, value: Any) -> UserError:
+    """Builds the error for a key of the section that is missing or malformed."""
     return UserError(f"{where}: thinking.{name} is {shown(value)}; export the folder again")

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders, and from the tokens of an answer to the text graded."""
+"""Loads tokenizers of Hugging Face folders, and converts the tokens of answers to text."""
 
 import functools
 import hashlib
@@ -12,12 +12,13 @@ from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.limited import Failed, shared_process
 from bacr_jax.prompts.stop_strings import vocabulary
 
-# Ids beyond this are slips, for which a table would be made all the same.
+# Larger ids are taken for errors in a file, because tables have an entry for every smaller id.
 MOST_IDS = 1 << 24
-# Classes that are what tokenizer.json says, and those that AutoTokenizer would build anew.
+# Classes that read tokenizer.json as it is, and classes that AutoTokenizer builds differently.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 _REBUILT = ("LlamaTokenizer", "GPT2Tokenizer")
-# Processor time and new memory of reading a tokenizer; one of 250,000 tokens takes 3 s and 1 GiB.
+# Limits of processor time (s) and new memory (bytes) for reading a tokenizer. One with 250,000
+# tokens takes 3 s and 1 GiB.
 READ_SECONDS = 30.0
 READ_MEMORY = 4 << 30
 _READ_IN_LIMITS = ("tokenizer.json", "vocab.json", "merges.txt")
@@ -27,38 +28,36 @@ _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "
 def load_tokenizer(
     folder: str | Path | None, *, where: str, model: str | Path | None = None
 ) -> Any:
-    """The tokenizer of a Hugging Face folder; never of a name to download.
-
-    Its `turn_ends` are the ids that the model's folder says it ends with.
+    """Loads the tokenizer of a Hugging Face folder; nothing is downloaded.
 
     Args:
-      model: folder of the model, if that is another one.
+      folder: folder with the tokenizer.
+      where: name of the setting, for error messages.
+      model: folder of the model if it is another one.
+
+    Returns:
+      The tokenizer. Its attribute `turn_ends` has the ids in the model's folder that end a turn.
+
+    Raises:
+      UserError: the folder is missing or its tokenizer can't be read.
     """
     documents.check_model_folder(folder or "null", where)
     assert folder is not None
-    # It imports what it needs while this process does.
+    folder = Path(folder)
+    # The limited process is started first, so that its imports run while this process imports too.
     shared_process().start()
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    # AutoTokenizer builds some classes anew, with the splitting of another model: Qwen2's for every
-    # Qwen2 model, whatever class its folder names (R1-Distill's names Llama's), and GPT-2's without
-    # the single digits of SmolLM2. What tokenizer.json says is read as it stands.
-    declared = str(_said(Path(folder) / "tokenizer_config.json", "tokenizer_class"))
-    declared = declared.removesuffix("Fast")
-    written = declared in _REBUILT and (Path(folder) / "tokenizer.json").is_file()
-    as_written = written or declared in _GENERIC
-    reader: Any = PreTrainedTokenizerFast if as_written else AutoTokenizer
+    reader = _reader(folder)
     try:
-        _check_files(Path(folder))
-        _try_in_limits(Path(folder))
+        _check_files(folder)
+        _try_in_limits(folder)
         tokenizer = reader.from_pretrained(str(folder))
         vocab = tokenizer.get_vocab()
         _check_different_ids(vocab)
         largest = max(vocab.values(), default=0)
         if largest >= MOST_IDS:
             raise ValueError(f"an id is not below {MOST_IDS}")
-    # Without a tokenizer in the folder, or with a damaged one: the class depends on what is wrong,
-    # and the Rust reader raises plain Exception, or panics.
+    # The class of the error depends on what is missing or damaged. The Rust reader raises plain
+    # Exception, or panics.
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -86,15 +85,36 @@ def _check_different_ids(vocab: Mapping[str, int]) -> None:
         tokens[id] = token
 
 
+def _reader(folder: Path) -> Any:
+    """Returns the class of transformers that reads a folder's tokenizer unchanged.
+
+    AutoTokenizer builds some classes anew, with another model's splitting: Qwen2's for every Qwen2
+    model, even if its folder has another class (R1-Distill's has Llama's), and GPT-2's without the
+    single digits of SmolLM2. For these classes tokenizer.json is read as it is.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    declared = str(_read_key(folder / "tokenizer_config.json", "tokenizer_class"))
+    declared = declared.removesuffix("Fast")
+    is_rebuilt = declared in _REBUILT and (folder / "tokenizer.json").is_file()
+    if is_rebuilt or declared in _GENERIC:
+        return PreTrainedTokenizerFast
+    return AutoTokenizer
+
+
 def is_refusal(error: BaseException) -> bool:
-    """True if an error is an Exception or a panic of the Rust library, which is none."""
+    """True if an error is an Exception or a panic of the Rust library.
+
+    The class of panics is not a subclass of Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _try_in_limits(folder: Path) -> None:
-    """Reads a folder's tokenizer in a limited process first: a damaged one may abort its reader.
+    """Reads a folder's tokenizer in a limited process, because a damaged one may abort its reader.
 
-    ValueError: the tokenizer can't be used.
+    Raises:
+      ValueError: the tokenizer can't be used.
     """
     digest = hashlib.sha256()
     for name in _READ_IN_LIMITS:
@@ -111,17 +131,21 @@ def _try_in_limits(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _fault_in_limits(folder: str, digest: str) -> str:
-    """Returns why a tokenizer can't be used; empty if nothing was found.
+    """Returns the reason why a tokenizer can't be used; empty if it can be.
 
-    `digest`: of its files, which are not read again while they stay as they are.
+    Args:
+      digest: digest of the tokenizer's files. It is part of the cache's key, so that unchanged
+        files are not read again.
     """
     limits: dict[str, Any] = {"seconds": READ_SECONDS, "memory": READ_MEMORY}
     return str(shared_process().ask("read_tokenizer", **limits, folder=folder))
 
 
 def _check_files(folder: Path) -> None:
-    """Raises for files that the readers behind would wait for or crash on."""
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".txt")):
+    """Raises OSError or ValueError for files on which the libraries would hang or crash."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".jinja", ".txt"):
+            continue
         documents.check_regular(path)
         try:
             if path.name in _JSON:
@@ -131,22 +155,30 @@ def _check_files(folder: Path) -> None:
 
 
 def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
-    """What generation_config.json names as ends, or config.json where that names none.
+    """Returns the ids that end a turn according to a model's folder.
 
-    UserError: a file that is there can't be read, or names what is no id up to `largest`.
+    They are read from generation_config.json, or from config.json if the former has none.
+
+    Args:
+      largest: largest id of the tokenizer.
+
+    Raises:
+      UserError: an existing file can't be read, or has a value that is not an id of the tokenizer.
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         try:
-            named = documents.read_object(file).get("eos_token_id")
+            value = documents.read_object(file).get("eos_token_id")
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{file}: no JSON object ({reason}); copy the file again") from None
-        ends = named if isinstance(named, list) else [] if named is None else [named]
+        if value is None:
+            continue
+        ends = value if isinstance(value, list) else [value]
         if not all(type(end) is int and 0 <= end <= largest for end in ends):
             raise UserError(
-                f"{file}: eos_token_id is {shown(named)}; write an id of the tokenizer, 0 to "
+                f"{file}: eos_token_id is {shown(value)}; write an id of the tokenizer, 0 to "
                 f"{largest}, or a list of them"
             )
         if ends:
@@ -154,8 +186,8 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
     return ()
 
 
-def _said(file: Path, key: str) -> Any:
-    """What a JSON file says of a key; None: nothing, or it can't be read."""
+def _read_key(file: Path, key: str) -> Any:
+    """Returns the value of a key in a JSON file; None if key or file can't be read."""
     try:
         return documents.read_json(file)[key]
     except (OSError, ValueError, KeyError, TypeError):
@@ -163,9 +195,9 @@ def _said(file: Path, key: str) -> Any:
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of ids: the bytes the stop tables saw, with nothing cleaned up or left out.
+    """Converts ids to text from the bytes that stop tables use, without any clean-up.
 
-    Bytes that are no character (a row can be cut inside one) become the replacement character.
+    A row can be cut inside a character. Incomplete characters become the replacement character.
     """
     texts = vocabulary(tokenizer)
     return b"".join([texts[index] for index in ids]).decode(errors="replace")
@@ -174,15 +206,15 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
 def answer_text(
     tokenizer: Any, ids: Sequence[int], *, opened: str = "<answer>", closed: str = "</answer>"
 ) -> str:
-    """Text of an answer with the tag that the suffix opened, ready to be graded.
+    """Converts the ids of an answer to text for grading, including the tag before it.
 
     Args:
-      opened: what the suffix ended with (`PromptFormat.answer_open`).
-      closed: what ends the answer (`PromptFormat.answer_close`).
+      opened: text at the end of the suffix (`PromptFormat.answer_open`).
+      closed: text that ends the answer (`PromptFormat.answer_close`).
 
     Returns:
-      `opened`, then the answer up to and including its first `closed`. An answer that never wrote
-      `closed` is given whole, which shows a grader that it is unfinished.
+      `opened`, then the answer up to and including its first `closed`. An answer without `closed`
+      is returned completely, from which a grader sees that it is unfinished.
     """
     body, tag, _ = decode_ids(tokenizer, ids).partition(closed)
     return opened + body + tag

@@ -1,1 +1,1 @@
-"""Hugging Face folders in, and adapters out; `bacr_jax.export` writes policies."""
+"""Reads Hugging Face folders and writes PEFT adapters; `bacr_jax.export` writes whole policies."""

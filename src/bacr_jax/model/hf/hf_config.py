@@ -1,4 +1,4 @@
-"""`config.json` of a Hugging Face folder: the shape it describes, and the one we write."""
+"""Reads and writes the config.json of Hugging Face folders: shape, budget module and prompts."""
 
 import dataclasses
 from pathlib import Path
@@ -14,15 +14,20 @@ from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What tells the folders of a family from those of others.
+    """Differences between a family of models and the others, in config.json and shape.
 
     Attributes:
-      name: what its classes in transformers begin with.
-      qkv_bias, qk_norm: of its shapes (`Qwen2Config`); no two families have both alike.
-      head_dim, max_positions, kv_heads: what transformers assumes where config.json has no such
-        key; None: hidden_size / num_attention_heads, and num_attention_heads.
-      off: what transformers can compute for it besides; none of it may be switched on.
-      unset: keys that must be absent or null, because transformers computes otherwise with them.
+      name: prefix of the family's class names in transformers.
+      qkv_bias: as in `Qwen2Config`.
+      qk_norm: as in `Qwen2Config`. Each family has another pair of qkv_bias and qk_norm.
+      head_dim: default of transformers for a missing key; None for hidden_size /
+        num_attention_heads.
+      max_positions: default of transformers for a missing max_position_embeddings, in tokens.
+      kv_heads: default of transformers for a missing num_key_value_heads; None for
+        num_attention_heads.
+      off: keys of features that transformers supports for the family and we do not; they must be
+        false.
+      unset: keys that must be missing or null, because they change what transformers computes.
     """
 
     name: str
@@ -36,20 +41,20 @@ class Family:
 
     @property
     def plain(self) -> str:
-        """The architecture of its plain models."""
+        """Returns the architecture of the family's plain models."""
         return f"{self.name}ForCausalLM"
 
     @property
     def conditioned(self) -> str:
-        """That of its models with a budget module.
+        """Returns the architecture of the family's models with a budget module.
 
-        Their type is the plain ones', which transformers knows, so that it reads config and
+        Their model_type is the plain models', which transformers knows, so that it reads config and
         tokenizer without our code.
         """
         return f"Bacr{self.name}ForCausalLM"
 
 
-# By model_type. All else that differs between models is a number of config.json.
+# Families by model_type. All other differences between models are numbers in config.json.
 FAMILIES = {
     "qwen2": Family("Qwen2", qkv_bias=True, kv_heads=32),
     "qwen3": Family("Qwen3", qk_norm=True, head_dim=128, kv_heads=32, off=("attention_bias",)),
@@ -57,38 +62,42 @@ FAMILIES = {
         "Llama",
         max_positions=2048,
         off=("attention_bias", "mlp_bias"),
-        # Llama has no use_sliding_window: the key alone shortens the cache of transformers.
+        # Llama has no use_sliding_window, and the key sliding_window already shortens the cache of
+        # transformers.
         unset=(*Family.unset, "sliding_window"),
     ),
 }
-# The type of conditioned folders of earlier versions.
+# model_type of conditioned folders of earlier versions, and today's.
 _EARLIER = {"bacr_qwen2": "qwen2"}
 MODELING = "modeling_bacr"
-# Key of config.json: how a prompt becomes thinking and an answer (`data.exported`).
+# Key of config.json: how a prompt is continued by thinking and an answer (`data.exported`).
 THINKING = "thinking"
-# Key of the sentence that tells a policy its budget, and settings that say nothing of the module.
+# Key of config.json: the sentence that contains the budget in a prompt.
 WORDS = "budget_words"
+# Conditioning settings that concern prompts and not the budget module.
 _NOT_OF_THE_MODULE = {"told", "words"}
-# What folders of earlier versions say of where the embedding joins the stream: after the layer.
+# Value of `site` in folders of earlier versions: the embedding is added after the layer.
 _SITE = "after_block"
 # Key of config.json: names of budgets.
 LEVELS = "budget_levels"
 
-# Far beyond any model there is; a larger number is a slip, which would take hours to refuse later.
-_MOST = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
-_LARGEST = 1 << 28
+# Upper bounds of whole numbers, far beyond any model. They catch typing errors at once, which
+# would otherwise fail after hours.
+_MAXIMA = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
+_MAXIMUM = 1 << 28
 
-# What transformers assumes for all of them where config.json is silent.
-_THETA_WHEN_ABSENT, _EPS_WHEN_ABSENT = 10000.0, 1e-6
-# The one kind of layer here, as layer_types calls it.
+# Defaults of transformers for all families.
+_DEFAULT_THETA = 10000.0
+_DEFAULT_EPS = 1e-6
+# The supported kind of layer, by its name in layer_types.
 _FULL = "full_attention"
-# What the factors of llama3's rotary scaling are called, before "factor".
+# Prefixes of the keys "...factor" of llama3's rotary scaling: factor, low and high.
 _LLAMA3 = ("", "low_freq_", "high_freq_")
 
 
 @dataclasses.dataclass(frozen=True)
 class BudgetModule:
-    """How a saved budget module is to be used.
+    """Settings of a saved budget module.
 
     Attributes:
       b_max: scale of the budget codes (`log` and `normalised` inputs), in tokens.
@@ -99,7 +108,7 @@ class BudgetModule:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Reads a JSON object; raises UserError if the file is not one."""
     try:
         return documents.read_object(path)
     except OSError as error:
@@ -111,16 +120,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
-    number = default if raw.get(key) is None else raw[key]
-    most = _MOST.get(key, _LARGEST)
-    if type(number) is not int or not 1 <= number <= most:
-        raise UserError(f"{where}: {key} is {shown(number)}; write a whole number, 1 to {most}")
+    """Returns a whole number from config.json, or the default if it is missing or null.
+
+    Raises:
+      UserError: the value is not a whole number from 1 to the key's maximum.
+    """
+    number = raw.get(key)
+    if number is None:
+        number = default
+    maximum = _MAXIMA.get(key, _MAXIMUM)
+    if type(number) is not int or not 1 <= number <= maximum:
+        raise UserError(f"{where}: {key} is {shown(number)}; write a whole number, 1 to {maximum}")
     return number
 
 
 def _positive_float(
     raw: dict[str, Any], key: str, where: Path, default: float | None = None
 ) -> float:
+    """Returns a positive number from config.json, or the default if the key is missing.
+
+    Raises:
+      UserError: the value is not a positive number.
+    """
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
         raise UserError(f"{where}: {key} is {shown(number)}; write a positive number")
@@ -130,15 +151,18 @@ def _positive_float(
 def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     """Returns the rotary base and scaling that transformers takes from a config.json.
 
-    A rope_scaling that is not empty replaces rope_parameters. The base in neither of them is the
-    one at the top level, where older files have it.
+    A rope_scaling that is not empty replaces rope_parameters. If neither contains the base, it is
+    read from the top level, where older files have it.
+
+    Raises:
+      UserError: the rotary embedding is of an unsupported kind, or a number is malformed.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     settings = raw.get(key) or {}
     if not isinstance(settings, dict):
         raise UserError(f"{where}: {key} is {shown(settings)}; write an object or null")
     for name, value in settings.items():
-        # The names of layer types, some of them with null in place of an object.
+        # Such keys are names of layer types, some of which have null instead of an object.
         if isinstance(value, dict) or name.endswith("_attention"):
             raise UserError(
                 f"{where}: {key} differs by layer type ({shown(name)}), which is not supported; "
@@ -148,16 +172,17 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(
-            f"{where}: {key} asks for {shown(kind)} rotary scaling, which is not supported; "
+            f"{where}: {key} has {shown(kind)} rotary scaling, which is not supported; "
             "write a model with plain rotary embeddings, or with llama3's"
         )
     source = settings if "rope_theta" in settings else raw
-    theta = _positive_float(source, "rope_theta", where, _THETA_WHEN_ABSENT)
-    return theta, _llama3(raw, settings, where) if kind == "llama3" else None
+    theta = _positive_float(source, "rope_theta", where, _DEFAULT_THETA)
+    scaling = _llama3(raw, settings, where) if kind == "llama3" else None
+    return theta, scaling
 
 
 def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
-    """Refuses heads of which only a part is rotated, on which engines do not agree."""
+    """Refuses heads that are rotated in part, because engines interpret them differently."""
     share = settings.get("partial_rotary_factor")
     if share is not None and share != 1:
         raise UserError(
@@ -166,7 +191,11 @@ def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
 
 
 def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeScaling:
-    """Returns llama3's scaling; its positions may be at the top level, which then wins."""
+    """Returns llama3's scaling.
+
+    Its positions may be in the settings or at the top level, which has precedence. If both lack
+    them, they are max_position_embeddings.
+    """
     factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:
         raise UserError(
@@ -182,23 +211,30 @@ def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeS
 
 
 def _family(raw: dict[str, Any], where: Path) -> Family:
-    """The family of a folder; UserError: it is none of those in the table."""
+    """Returns the family of a folder; raises UserError if it is not supported."""
     kind = raw.get("model_type")
-    family = FAMILIES.get(_EARLIER.get(kind, kind)) if isinstance(kind, str) else None
+    family = None
+    if isinstance(kind, str):
+        family = FAMILIES.get(_EARLIER.get(kind, kind))
     architectures = raw.get("architectures") or [family.plain if family else None]
     if family is None or architectures not in ([family.plain], [family.conditioned]):
-        known = ", ".join(f"{kind} ({family.plain})" for kind, family in FAMILIES.items())
+        supported = ", ".join(f"{name} ({other.plain})" for name, other in FAMILIES.items())
         raise UserError(
             f"{where}: model_type {shown(kind)}, architectures {shown(architectures)}; write the "
-            f"folder of a model of one of these types: {known}"
+            f"folder of a model of one of these types: {supported}"
         )
     return family
 
 
 def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> None:
-    only: dict[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "is_causal": True}
-    only |= dict.fromkeys(family.off, False)
-    for key, value in only.items():
+    """Raises UserError if a config.json switches on a feature that is not supported."""
+    required: dict[str, Any] = {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "is_causal": True,
+    }
+    required |= dict.fromkeys(family.off, False)
+    for key, value in required.items():
         if raw.get(key, value) != value:
             raise UserError(
                 f"{where}: {key} is {shown(raw[key])}, which is not supported; only "
@@ -211,10 +247,16 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
             )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{where}: the weights are quantised; write the bfloat16 model's folder")
+    _check_layer_types(raw, where)
+
+
+def _check_layer_types(raw: dict[str, Any], where: Path) -> None:
+    """Raises UserError unless layer_types is missing or has full attention in every layer."""
     kinds = raw.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{where}: layer_types is {shown(kinds)}; write a list of names or null")
-    if others := [kind for kind in kinds if kind != _FULL]:
+    others = [kind for kind in kinds if kind != _FULL]
+    if others:
         raise UserError(
             f"{where}: layer_types has {shown(others[0], quote=False)}, which is not supported; "
             f"only {_FULL} is"
@@ -227,41 +269,33 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
 
 
 def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
-    """The shape in a parsed config.json; `where` is named in refusals."""
+    """Returns the shape in a parsed config.json.
+
+    Args:
+      raw: the parsed file.
+      where: the file, for error messages.
+
+    Raises:
+      UserError: the model is not supported, or a value is malformed.
+    """
     family = _family(raw, where)
     _refuse_other_models(raw, family, where)
-    width = _positive_int(raw, "hidden_size", where)
-    heads = _positive_int(raw, "num_attention_heads", where)
-    # A null is the number of heads in every family, a missing key is not.
-    assumed_kv_heads = heads if "num_key_value_heads" in raw else family.kv_heads or heads
-    kv_heads = _positive_int(raw, "num_key_value_heads", where, assumed_kv_heads)
-    if heads % kv_heads:
-        raise UserError(
-            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
-            f"{kv_heads}; copy the file again"
-        )
-    if raw.get("head_dim", family.head_dim) is None and width % heads:
-        raise UserError(
-            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
-            "write head_dim"
-        )
-    head_dim = _positive_int(raw, "head_dim", where, family.head_dim or width // heads)
-    if head_dim % 2:
-        raise UserError(f"{where}: head_dim {head_dim} is odd; copy the file again")
+    heads, kv_heads = _head_counts(raw, family, where)
+    head_dim = _head_dim(raw, family, heads, where)
     tied = raw.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise UserError(f"{where}: tie_word_embeddings is {shown(tied)}; write true or false")
     theta, scaling = _rope(raw, where)
     return Qwen2Config(
         vocab_size=_positive_int(raw, "vocab_size", where),
-        hidden_size=width,
+        hidden_size=_positive_int(raw, "hidden_size", where),
         intermediate_size=_positive_int(raw, "intermediate_size", where),
         num_layers=_positive_int(raw, "num_hidden_layers", where),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rope_theta=theta,
-        rms_norm_eps=_positive_float(raw, "rms_norm_eps", where, _EPS_WHEN_ABSENT),
+        rms_norm_eps=_positive_float(raw, "rms_norm_eps", where, _DEFAULT_EPS),
         tie_embeddings=tied,
         max_positions=_positive_int(raw, "max_position_embeddings", where, family.max_positions),
         qkv_bias=family.qkv_bias,
@@ -270,8 +304,41 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
     )
 
 
+def _head_counts(raw: dict[str, Any], family: Family, where: Path) -> tuple[int, int]:
+    """Returns the numbers of query heads and of key/value heads."""
+    heads = _positive_int(raw, "num_attention_heads", where)
+    # In every family null means the number of query heads. A missing key means the family's
+    # default.
+    default = heads if "num_key_value_heads" in raw else family.kv_heads or heads
+    kv_heads = _positive_int(raw, "num_key_value_heads", where, default)
+    if heads % kv_heads:
+        raise UserError(
+            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
+            f"{kv_heads}; copy the file again"
+        )
+    return heads, kv_heads
+
+
+def _head_dim(raw: dict[str, Any], family: Family, heads: int, where: Path) -> int:
+    """Returns the width of a head, which is even."""
+    width = _positive_int(raw, "hidden_size", where)
+    if raw.get("head_dim", family.head_dim) is None and width % heads:
+        raise UserError(
+            f"{where}: hidden_size {width} is not a multiple of num_attention_heads {heads}; "
+            "write head_dim"
+        )
+    head_dim = _positive_int(raw, "head_dim", where, family.head_dim or width // heads)
+    if head_dim % 2:
+        raise UserError(f"{where}: head_dim {head_dim} is odd; copy the file again")
+    return head_dim
+
+
 def read_hf_config(folder: str | Path) -> Qwen2Config:
-    """The shape of the model in a Hugging Face folder."""
+    """Reads the shape of the model in a Hugging Face folder.
+
+    Raises:
+      UserError: the folder does not exist, or as `parse_config`.
+    """
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise UserError(f"{folder}: no such folder; write a Hugging Face folder")
@@ -279,7 +346,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
 
 
 def read_budget_module(folder: str | Path) -> BudgetModule | None:
-    """How the budget module of a folder is to be used; None for a plain folder."""
+    """Reads the settings of a folder's budget module; returns None for a plain folder."""
     path = Path(folder) / "config.json"
     raw = read_json(path)
     conditioned = raw.get("architectures") == [_family(raw, path).conditioned]
@@ -289,27 +356,44 @@ def read_budget_module(folder: str | Path) -> BudgetModule | None:
 
 
 def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
-    """The description of a budget module in a parsed file; `path` is named in refusals."""
-    inside = raw.get("budget_module")
-    if isinstance(inside, dict) and inside.get("site") == _SITE:
-        inside = {name: value for name, value in inside.items() if name != "site"}
-    fields = {f.name for f in dataclasses.fields(ConditioningConfig)} - _NOT_OF_THE_MODULE
-    if not isinstance(inside, dict) or set(inside) != fields | {"b_max"}:
-        raise UserError(f"{path}: budget_module is {shown(inside)}; export the folder again")
-    found: dict[str, Any] = {}
+    """Returns the settings of a budget module in a parsed file.
+
+    Args:
+      raw: the parsed file, with the key budget_module.
+      path: the file, for error messages.
+
+    Raises:
+      UserError: budget_module is missing or malformed.
+    """
+    described = raw.get("budget_module")
+    if isinstance(described, dict) and described.get("site") == _SITE:
+        described = {name: value for name, value in described.items() if name != "site"}
+    fields = {field.name for field in dataclasses.fields(ConditioningConfig)}
+    fields -= _NOT_OF_THE_MODULE
+    if not isinstance(described, dict) or set(described) != fields | {"b_max"}:
+        raise UserError(f"{path}: budget_module is {shown(described)}; export the folder again")
+    settings: dict[str, Any] = {}
     for name in fields:
         hint = config_io.schema()[f"conditioning.{name}"].hint
         try:
-            found[name] = convert(hint, inside[name])
+            settings[name] = convert(hint, described[name])
         except Misfit:
             raise UserError(
-                f"{path}: budget_module.{name} is {shown(inside[name])}; write {describe(hint)}"
+                f"{path}: budget_module.{name} is {shown(described[name])}; write {describe(hint)}"
             ) from None
-    return BudgetModule(ConditioningConfig(**found), _positive_int(inside, "b_max", path))
+    b_max = _positive_int(described, "b_max", path)
+    return BudgetModule(ConditioningConfig(**settings), b_max)
 
 
 def read_budget_words(folder: str | Path) -> str | None:
-    """The sentence that tells a folder's policy its budget; None: it is told none in words."""
+    """Reads the sentence that contains the budget in a folder's prompts.
+
+    Returns:
+      A sentence with {budget} once; None if prompts do not contain the budget.
+
+    Raises:
+      UserError: the value is not such a sentence.
+    """
     path = Path(folder) / "config.json"
     words = read_json(path).get(WORDS)
     if words is not None and (not isinstance(words, str) or words.count("{budget}") != 1):
@@ -318,42 +402,61 @@ def read_budget_words(folder: str | Path) -> str | None:
 
 
 def read_levels(folder: str | Path) -> dict[str, int]:
-    """Names of budgets that a folder knows, with their tokens; mostly none."""
+    """Reads the named budgets of a folder, in tokens; most folders have none.
+
+    Raises:
+      UserError: the value is not an object of whole numbers.
+    """
     path = Path(folder) / "config.json"
-    found = read_json(path).get(LEVELS) or {}
-    whole = lambda tokens: type(tokens) is int and 0 <= tokens <= _LARGEST
-    if not isinstance(found, dict) or not all(map(whole, found.values())):
-        raise UserError(f"{path}: {LEVELS} is {shown(found)}; export the folder again")
-    return found
+    levels = read_json(path).get(LEVELS) or {}
+    is_valid = isinstance(levels, dict) and all(
+        type(tokens) is int and 0 <= tokens <= _MAXIMUM for tokens in levels.values()
+    )
+    if not is_valid:
+        raise UserError(f"{path}: {LEVELS} is {shown(levels)}; export the folder again")
+    return levels
 
 
 def read_thinking(folder: str | Path) -> dict[str, Any] | None:
-    """Section `thinking` of a folder's config.json, as it stands there; None: it has none."""
+    """Reads the section `thinking` of a folder's config.json, without checking its keys.
+
+    Returns:
+      The section; None if the folder has none.
+
+    Raises:
+      UserError: the section is not an object.
+    """
     path = Path(folder) / "config.json"
-    found = read_json(path).get(THINKING)
-    if found is not None and not isinstance(found, dict):
-        raise UserError(f"{path}: {THINKING} is {shown(found)}; export the folder again")
-    return found
+    section = read_json(path).get(THINKING)
+    if section is not None and not isinstance(section, dict):
+        raise UserError(f"{path}: {THINKING} is {shown(section)}; export the folder again")
+    return section
 
 
 def describe_module(module: BudgetModule) -> dict[str, Any]:
-    """How a budget module is used, as files say it."""
-    settings = dataclasses.asdict(module.conditioning)
-    own = {name: value for name, value in settings.items() if name not in _NOT_OF_THE_MODULE}
-    return {**own, "b_max": module.b_max}
+    """Returns the settings of a budget module as files store them (budget_module)."""
+    described = {}
+    for name, value in dataclasses.asdict(module.conditioning).items():
+        if name not in _NOT_OF_THE_MODULE:
+            described[name] = value
+    described["b_max"] = module.b_max
+    return described
 
 
 def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    """Returns the key rope_scaling of config.json; without scaling an empty object."""
     if scaling is None:
         return {}
+    described: dict[str, Any] = {"rope_type": "llama3"}
     numbers = (scaling.factor, scaling.low, scaling.high)
-    named = dict(zip((f"{name}factor" for name in _LLAMA3), numbers))
-    positions = {"original_max_position_embeddings": scaling.positions}
-    return {"rope_scaling": {"rope_type": "llama3", **named, **positions}}
+    for prefix, number in zip(_LLAMA3, numbers, strict=True):
+        described[f"{prefix}factor"] = number
+    described["original_max_position_embeddings"] = scaling.positions
+    return {"rope_scaling": described}
 
 
-def _fresh(config: Qwen2Config) -> dict[str, Any]:
-    """A config.json for a model that never had one, in the form old and new readers know."""
+def _new_config_json(config: Qwen2Config) -> dict[str, Any]:
+    """Builds a config.json for a model that had none, readable by old and new transformers."""
     return {
         "hidden_act": "silu",
         "attention_dropout": 0.0,
@@ -372,7 +475,7 @@ def _fresh(config: Qwen2Config) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.max_positions,
         **_describe_scaling(config.rope_scaling),
-        # The layout's, not the writer's: without it transformers warns of Mistral's tokenizers.
+        # Version of the layout. Without it transformers warns about Mistral's tokenizers.
         "transformers_version": "4.57.0",
     }
 
@@ -385,30 +488,45 @@ def to_json(
     source: dict[str, Any] | None = None,
     budget_words: str | None = None,
 ) -> dict[str, Any]:
-    """The config.json of a folder.
+    """Builds the config.json of a folder.
 
     Args:
-      source: the config.json the model came with; everything that is not about shape, type or
-        conditioning (token ids, defaults of the hub) is kept from it.
-      budget_words: sentence that tells the policy its budget after the question; None: none does.
+      dtype: type of the weights by its name in transformers, such as bfloat16.
+      module: settings of the budget module; None for a plain model.
+      source: config.json of the model that training started from. Keys about anything but shape,
+        type and conditioning are copied from it (token ids, defaults of the hub). None builds a new
+        one.
+      budget_words: sentence after the question that contains the budget; None if prompts do not
+        contain the budget.
+
+    Raises:
+      UserError: `source` describes another shape than `config`.
     """
-    kept = dict(source) if source is not None else _fresh(config)
+    content = _new_config_json(config) if source is None else dict(source)
     if source is not None and parse_config(source, Path("config.json")) != config:
         raise UserError("export: the source folder's config.json describes another shape")
     for key in ("auto_map", "budget_module", WORDS, LEVELS, THINKING, "dtype", "torch_dtype"):
-        kept.pop(key, None)
-    of = lambda one: (one.qkv_bias, one.qk_norm)
-    kind, family = next(item for item in FAMILIES.items() if of(item[1]) == of(config))
-    architecture = family.plain if module is None else family.conditioned
-    ours: dict[str, Any] = {"model_type": kind, "architectures": [architecture]}
+        content.pop(key, None)
+    kind, family = _family_of_shape(config)
+    content["model_type"] = kind
+    content["architectures"] = [family.plain if module is None else family.conditioned]
     if module is not None:
-        ours["auto_map"] = {
+        content["auto_map"] = {
             "AutoConfig": f"{MODELING}.Bacr{family.name}Config",
             "AutoModelForCausalLM": f"{MODELING}.{family.conditioned}",
         }
-        ours["budget_module"] = describe_module(module)
+        content["budget_module"] = describe_module(module)
     if budget_words is not None:
-        # Engines that do not know the key keep it and do nothing with it.
-        ours[WORDS] = budget_words
-    # transformers 5 writes `dtype`, 4 reads `torch_dtype`; both read this one.
-    return {**kept, **ours, "torch_dtype": dtype}
+        # Engines that do not know the key ignore it.
+        content[WORDS] = budget_words
+    # transformers 5 writes `dtype` and 4 reads `torch_dtype`; both read `torch_dtype`.
+    content["torch_dtype"] = dtype
+    return content
+
+
+def _family_of_shape(config: Qwen2Config) -> tuple[str, Family]:
+    """Returns the model_type and family of a shape, by its biases and norms."""
+    for kind, family in FAMILIES.items():
+        if family.qkv_bias == config.qkv_bias and family.qk_norm == config.qk_norm:
+            return kind, family
+    raise ValueError(f"no family has qkv_bias={config.qkv_bias} and qk_norm={config.qk_norm}")

@@ -1,4 +1,4 @@
-"""Models by their names on the Hugging Face hub, as folders of its local cache."""
+"""Models by their names on the Hugging Face hub, found as folders of the hub's local cache."""
 
 import importlib
 import re
@@ -9,50 +9,54 @@ from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError, reason_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
-# What a policy is read from; not the same weights in other formats.
+# Files that a policy is read from, without copies of the weights in other formats.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "LICENSE*")
 _RELEASED = re.compile(r"Qwen2\.5-[\w.-]+")
+# The only file needed to know a model's shape.
 _SHAPE = ("config.json",)
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a text is OWNER/NAME or OWNER/NAME@REVISION, and no folder is called so."""
+    """True if a text is OWNER/NAME or OWNER/NAME@REVISION and not the path of a local file."""
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
 def local_folder(path: str, *, download: bool, where: str, weights: bool = True) -> str:
-    """The folder of a model: as it is written, or where the hub's cache keeps it.
+    """Returns the local folder of a model: the given one, or the one in the hub's cache.
 
     Args:
       path: a folder, or OWNER/NAME[@REVISION].
-      download: gets what is not in the cache, gigabytes of it.
-      where: the setting in the user's words, for messages.
-      weights: what the model is read from; False: its config.json alone, a kilobyte.
+      download: True downloads files that are missing from the cache, which can be gigabytes.
+      where: name of the setting, for error messages.
+      weights: True needs all files of the model; False only its config.json, about a kilobyte.
 
     Returns:
-      A folder; `path` itself if it is no name of the hub. The cache's folder is named by the
-      commit, so that it says which weights they were.
+      `path` itself if it is not a name on the hub. A folder of the cache is named by its commit,
+      which identifies the weights.
+
+    Raises:
+      UserError: the model is neither a folder nor in the cache, or can't be downloaded.
     """
     if not is_hub_name(path):
         check_model_folder(path, where)
         return path
     name, _, revision = path.partition("@")
-    _refuse_folder_of_ours(path, name, where)
-    hub = _hub(path, where)
+    _refuse_missing_models_folder(path, name, where)
+    hub = _import_hub(path, where)
     try:
-        found = Path(
-            hub.snapshot_download(
-                name,
-                revision=revision or None,
-                allow_patterns=list(_FILES if weights else _SHAPE),
-                local_files_only=not download,
-            )
+        snapshot = hub.snapshot_download(
+            name,
+            revision=revision or None,
+            allow_patterns=list(_FILES if weights else _SHAPE),
+            local_files_only=not download,
         )
-        # The cache also knows folders of which no more than the shape was got.
-        if not download and not any(found.glob("*.safetensors" if weights else _SHAPE[0])):
-            raise FileNotFoundError(found)
-        return str(found)
-    # Its errors come from several libraries: no network, no such name, no permission, a full disk.
+        # The cache may contain only config.json, from an earlier call without weights.
+        needed = "*.safetensors" if weights else _SHAPE[0]
+        if not download and not any(Path(snapshot).glob(needed)):
+            raise FileNotFoundError(snapshot)
+        return str(Path(snapshot))
+    # The hub's errors come from several libraries: no network, unknown name, missing permission,
+    # full disk.
     except Exception as error:
         if not download:
             raise UserError(
@@ -67,23 +71,30 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
 
 
 def check_push(name: str) -> None:
-    """Refuses what is no OWNER/NAME to push to, by a UserError."""
+    """Raises UserError unless a name is OWNER/NAME and the hub's library is installed."""
     if not _NAME.fullmatch(name) or "@" in name:
         raise UserError(f"--push {name}: is no repository of the hub; write OWNER/NAME")
-    _hub(name, "--push")
+    _import_hub(name, "--push")
 
 
 def push(folder: Path, name: str) -> str:
-    """Uploads a folder to a model repository of the hub, a private one if it is new; its address.
+    """Uploads a folder to a model repository of the hub.
 
-    HF_TOKEN and HF_ENDPOINT are honoured. UserError: the hub doesn't take it; the folder stays.
+    The repository is created as a private one if it does not exist. HF_TOKEN and HF_ENDPOINT are
+    respected.
+
+    Returns:
+      The address of the repository.
+
+    Raises:
+      UserError: the hub refuses the upload. The folder stays on disk.
     """
     try:
-        api = _hub(name, "--push").HfApi()
+        api = _import_hub(name, "--push").HfApi()
         address = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder)
         return str(address)
-    # Its errors come from several libraries: no network, no token, no right.
+    # The hub's errors come from several libraries: no network, no token, missing permission.
     except Exception as error:
         raise UserError(
             f"--push {name}: the hub did not take {folder}, which is written ({reason_of(error)}); "
@@ -91,19 +102,25 @@ def push(folder: Path, name: str) -> str:
         ) from None
 
 
-def _refuse_folder_of_ours(path: str, name: str, where: str) -> None:
-    """Refuses models/NAME that is not there: a folder of our configs, and nobody's on the hub."""
+def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
+    """Refuses models/NAME if it does not exist, because our configs mean a local folder by it.
+
+    The hub has no owner called models.
+    """
     owner, _, model = name.partition("/")
-    if owner == "models":
-        how = "make it (bacr import, bacr export, hf download), or write the path of another"
-        if _RELEASED.fullmatch(model):
-            how = f"run hf download Qwen/{model} --local-dir {path}, or write Qwen/{model} and add "
-            how += "--download"
-        raise UserError(f"{where}: no folder {path!r} here; {how}")
+    if owner != "models":
+        return
+    how = "make it (bacr import, bacr export, hf download), or write the path of another"
+    if _RELEASED.fullmatch(model):
+        how = (
+            f"run hf download Qwen/{model} --local-dir {path}, or write Qwen/{model} and add "
+            "--download"
+        )
+    raise UserError(f"{where}: no folder {path!r} here; {how}")
 
 
-def _hub(path: str, where: str) -> Any:
-    # transformers brings it.
+def _import_hub(path: str, where: str) -> Any:
+    """Imports huggingface_hub, which transformers depends on; raises UserError if it is missing."""
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError:

@@ -1,7 +1,7 @@
-"""Every tensor of a checkpoint: its name there, its place here.
+"""Tensors of a checkpoint: the name of each, and its leaf in our parameters.
 
-Kernels are stored [out, in] there and [in, out] here; layers are stacked here. Tied checkpoints
-have no lm_head.
+Checkpoints store kernels as [out, in] and each layer separately; our kernels are [in, out] and
+layers are stacked. Tied checkpoints have no lm_head.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model.sizes import Qwen2Config
 
-# Where a layer of a checkpoint holds its matrices.
+# Module of each matrix within a layer of a checkpoint.
 PLACES = {
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
@@ -22,9 +22,11 @@ class Entry:
     """A tensor of a checkpoint.
 
     Attributes:
-      path: of our leaf in the parameters.
-      layer: which slice of the leaf's leading axis it is; None: the whole leaf.
-      transposed: our matrix is its transpose.
+      name: name in the checkpoint.
+      shape: shape in the checkpoint.
+      path: keys of the leaf in our parameters.
+      layer: index in the leaf's leading axis; None for the whole leaf.
+      transposed: True if our matrix is the transpose of the checkpoint's.
     """
 
     name: str
@@ -34,12 +36,12 @@ class Entry:
     transposed: bool = False
 
     def leaf_shape(self, num_layers: int) -> tuple[int, ...]:
-        """Shape of the whole leaf."""
+        """Returns the shape of the whole leaf in our parameters."""
         shape = self.shape[::-1] if self.transposed else self.shape
         return shape if self.layer is None else (num_layers, *shape)
 
     def values_in(self, params: dict[str, Any]) -> Any:
-        """Its values, in our orientation."""
+        """Returns the tensor's values from our parameters, in our orientation."""
         leaf: Any = params
         for key in self.path:
             leaf = leaf[key]
@@ -47,31 +49,52 @@ class Entry:
 
 
 def backbone(config: Qwen2Config) -> list[Entry]:
-    """Tensors of the plain model with this shape, in the order of the computation."""
-    d, matrices = config.hidden_size, config.matrices
-    vectors = {"input_layernorm.weight": ("attention_norm", d)}
-    if config.qkv_bias:
-        vectors |= {f"{PLACES[x]}.bias": (f"{x}_bias", matrices[x][1]) for x in "qkv"}
-    if config.qk_norm:
-        vectors |= {f"self_attn.{x}_norm.weight": (f"{x}_norm", config.head_dim) for x in "qk"}
-    vectors["post_attention_layernorm.weight"] = ("mlp_norm", d)
-    entries = [Entry("model.embed_tokens.weight", (config.vocab_size, d), ("embed",))]
+    """Lists the tensors of a plain model, in the order of the computation."""
+    width = config.hidden_size
+    entries = [Entry("model.embed_tokens.weight", (config.vocab_size, width), ("embed",))]
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        for name, (leaf, size) in vectors.items():
-            entries.append(Entry(prefix + name, (size,), ("layers", leaf), layer))
-        for name, (fan_in, fan_out) in matrices.items():
-            full, path = f"{prefix}{PLACES[name]}.weight", ("layers", f"{name}_kernel")
-            entries.append(Entry(full, (fan_out, fan_in), path, layer, transposed=True))
-    entries.append(Entry("model.norm.weight", (d,), ("final_norm",)))
+        entries += _layer_entries(config, layer)
+    entries.append(Entry("model.norm.weight", (width,), ("final_norm",)))
     if not config.tie_embeddings:
-        entries.append(Entry("lm_head.weight", (config.vocab_size, d), ("lm_head",)))
+        entries.append(Entry("lm_head.weight", (config.vocab_size, width), ("lm_head",)))
+    return entries
+
+
+def _layer_entries(config: Qwen2Config, layer: int) -> list[Entry]:
+    """Lists the tensors of one layer: first vectors, then matrices."""
+    # Leaf and length of every vector, by its name in the layer.
+    vectors = {"input_layernorm.weight": ("attention_norm", config.hidden_size)}
+    if config.qkv_bias:
+        for name in ("q", "k", "v"):
+            _, fan_out = config.matrices[name]
+            vectors[f"{PLACES[name]}.bias"] = (f"{name}_bias", fan_out)
+    if config.qk_norm:
+        for name in ("q", "k"):
+            vectors[f"self_attn.{name}_norm.weight"] = (f"{name}_norm", config.head_dim)
+    vectors["post_attention_layernorm.weight"] = ("mlp_norm", config.hidden_size)
+
+    prefix = f"model.layers.{layer}."
+    entries = []
+    for name, (leaf, length) in vectors.items():
+        entries.append(Entry(prefix + name, (length,), ("layers", leaf), layer))
+    for name, (fan_in, fan_out) in config.matrices.items():
+        entries.append(
+            Entry(
+                name=f"{prefix}{PLACES[name]}.weight",
+                shape=(fan_out, fan_in),
+                path=("layers", f"{name}_kernel"),
+                layer=layer,
+                transposed=True,
+            )
+        )
     return entries
 
 
 def budget_module(config: Qwen2Config, conditioning: ConditioningConfig) -> list[Entry]:
-    """Tensors of a budget module, stored as they stand here."""
-    d, layers = config.hidden_size, config.num_layers
-    square = (layers, d, d) if conditioning.sharing == "per_layer" else (d, d)
-    shapes = {"w1": square, "w2": square, "gate": (layers, d)}
+    """Lists the tensors of a budget module, which are stored with our names and shapes."""
+    width = config.hidden_size
+    square: tuple[int, ...] = (width, width)
+    if conditioning.sharing == "per_layer":
+        square = (config.num_layers, width, width)
+    shapes = {"w1": square, "w2": square, "gate": (config.num_layers, width)}
     return [Entry(f"budget.{name}", shape, ("budget", name)) for name, shape in shapes.items()]

@@ -1,7 +1,7 @@
-"""Adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+"""Reads and writes adapters in PEFT's layout: adapter_config.json, adapter_model.safetensors.
 
-A budget module stands beside them, in files that PEFT does not look at: budget.safetensors, and
-budget_module.json, which says how it is used.
+A budget module is stored in the same folder, in files that PEFT ignores: budget.safetensors has the
+tensors and budget_module.json the settings.
 """
 
 import json
@@ -24,13 +24,15 @@ from bacr_jax.model.hf.names import PLACES, Entry
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 MODULE_FILE = "budget_module.json"
-# Folder of the weights that adapters were trained on, where they are no released model's.
+# Subfolder of the base weights, written if they are not a released model's.
 BASE_FOLDER = "base"
-# Folders in the cache of the Hugging Face hub.
+# Matches folders in the cache of the Hugging Face hub.
 _CACHED = re.compile(r"/models--((?:(?!--)[^/])+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
-# Kinds of LoRA that compute something else, with the values that switch them off.
+# Keys of LoRA variants that compute something else, with the values that switch them off. The
+# first value is the default.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -43,7 +45,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layers_to_transform": (None,),
     "lora_bias": (False, None),
     "exclude_modules": (None, []),
-    # Ways to begin that leave the base as it is; PiSSA and OLoRA take their part out of it.
+    # Initialisations that leave the base unchanged. PiSSA and OLoRA subtract from the base.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
@@ -51,33 +53,48 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
-    """Tensors of an adapter: lora_A is [r, in], lora_B [out, r], the transposes of A and B here."""
-    assert settings.rank is not None
-    found = []
+    """Lists the tensors of adapters, by layer and matrix.
+
+    PEFT's lora_A [r, in] and lora_B [out, r] are the transposes of our A and B.
+    """
+    rank = settings.rank
+    assert rank is not None
+    listed = []
     for layer in range(config.num_layers):
         for name, (fan_in, fan_out) in config.matrices.items():
             if name not in settings.targets:
                 continue
             prefix = f"base_model.model.model.layers.{layer}.{PLACES[name]}."
-            for part, shape in (("A", (settings.rank, fan_in)), ("B", (fan_out, settings.rank))):
-                path = ("adapter", f"{name}_{part.lower()}")
-                full = f"{prefix}lora_{part}.weight"
-                found.append(Entry(full, shape, path, layer, transposed=True))
-    return found
+            for part, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
+                listed.append(
+                    Entry(
+                        name=f"{prefix}lora_{part}.weight",
+                        shape=shape,
+                        path=("adapter", f"{name}_{part.lower()}"),
+                        layer=layer,
+                        transposed=True,
+                    )
+                )
+    return listed
 
 
 def _base_names(base: Path | None) -> dict[str, str | None]:
-    """Returns how adapter_config.json names a base: on the hub if it is from there, or its path."""
+    """Returns the keys of adapter_config.json that identify the base.
+
+    A folder of the hub's cache is identified by repository and revision, other folders by path.
+    """
     if base is None:
         return {"base_model_name_or_path": None}
     path = str(base.absolute())
-    if cached := _CACHED.search(path):
+    cached = _CACHED.search(path)
+    if cached is not None:
         owner, name, revision = cached.groups()
         return {"base_model_name_or_path": f"{owner}/{name}", "revision": revision}
     return {"base_model_name_or_path": path}
 
 
 def _adapter_config(settings: AdapterConfig, base: Path | None) -> dict[str, Any]:
+    """Builds the content of adapter_config.json."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -106,23 +123,33 @@ def save_adapter(
     base: Path | None = None,
     write_base: Callable[[Path], object] | None = None,
 ) -> list[str]:
-    """Writes a folder that PEFT loads onto the base; returns the names of its files.
+    """Writes adapters as a folder that PEFT loads onto the base.
 
     Args:
-      base: the folder that the adapters were trained on, which adapter_config.json names.
-      write_base: writes that folder first, as `BASE_FOLDER` of `out`.
+      out: path of the new folder.
+      params: parameters with adapters, and with a budget module if `module` is given.
+      module: settings of the budget module; None writes no budget module.
+      base: folder that the adapters were trained on, to which adapter_config.json refers.
+      write_base: writes the base into `BASE_FOLDER` of `out`, to which adapter_config.json then
+        refers instead of `base`.
+
+    Returns:
+      The sorted names of the folder's files.
+
+    Raises:
+      UserError: `out` exists or can't be written.
     """
     archives.check_free(out)
-    own = [stored(params, entry, "F32") for entry in entries(config, settings)]
+    adapters = [stored(params, entry, "F32") for entry in entries(config, settings)]
     with archives.complete_or_absent(out) as folder:
         if write_base is not None:
             write_base(folder / BASE_FOLDER)
             base = out / BASE_FOLDER
-        archives.write_file(folder / WEIGHTS_FILE, own)
+        archives.write_file(folder / WEIGHTS_FILE, adapters)
         _write_json(folder / CONFIG_FILE, _adapter_config(settings, base))
         if module is not None:
-            beside = names.budget_module(config, module.conditioning)
-            tensors = [stored(params, entry, "F32") for entry in beside]
+            module_entries = names.budget_module(config, module.conditioning)
+            tensors = [stored(params, entry, "F32") for entry in module_entries]
             archives.write_file(folder / BUDGET_FILE, tensors)
             described = {"budget_module": hf_config.describe_module(module)}
             _write_json(folder / MODULE_FILE, described)
@@ -131,68 +158,104 @@ def save_adapter(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes an indented JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _is_target(name: str, said: Any, config: Qwen2Config) -> bool:
-    """Whether PEFT would adapt a matrix in every layer, by what target_modules says."""
-    if said == "all-linear":
+def _is_target(name: str, target_modules: Any, config: Qwen2Config) -> bool:
+    """True if PEFT adapts the matrix called `name` in every layer.
+
+    Args:
+      target_modules: value from adapter_config.json: "all-linear", a regular expression over module
+        paths, or a list of suffixes of them.
+    """
+    if target_modules == "all-linear":
         return True
-    modules = [f"model.layers.{i}.{PLACES[name]}" for i in range(config.num_layers)]
-    if isinstance(said, str):
+    layers = range(config.num_layers)
+    modules = [f"model.layers.{layer}.{PLACES[name]}" for layer in layers]
+    if isinstance(target_modules, str):
         try:
-            return all(re.fullmatch(said, module) for module in modules)
+            return all(re.fullmatch(target_modules, module) for module in modules)
         except re.error:
             return False
-    ends = tuple(f".{one}" for one in said) if isinstance(said, list) else ()
-    return all(module.endswith(ends) for module in modules)
+    if not isinstance(target_modules, list):
+        return False
+    suffixes = tuple(f".{target}" for target in target_modules)
+    return all(module.endswith(suffixes) for module in modules)
 
 
 def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Archive:
-    """What `load_adapter` would refuse, without reading a value."""
+    """Raises the errors of `load_adapter` without reading the tensors' values.
+
+    Returns:
+      The headers of the adapters' tensors.
+
+    Raises:
+      UserError: the adapters are another variant of LoRA, or do not fit the settings or the model.
+    """
     folder = Path(folder)
     path = folder / CONFIG_FILE
     raw = hf_config.read_json(path)
-    for key, plain in _PLAIN.items():
-        if raw.get(key, plain[0]) not in plain:
+    for key, accepted in _PLAIN.items():
+        if raw.get(key, accepted[0]) not in accepted:
             raise UserError(
                 f"{path}: {key} is {shown(raw[key])}, which is not supported; only "
-                f"{shown(plain[0])} is"
+                f"{shown(accepted[0])} is"
             )
-    own = {"r": ("adapter.rank", settings.rank), "lora_alpha": ("adapter.alpha", settings.alpha)}
-    for key, (name, wanted) in own.items():
-        if raw.get(key) != wanted:
-            raise UserError(
-                f"{path}: {key} is {shown(raw.get(key))}, but {name}={wanted:g}; write "
-                f"{name}={raw.get(key)}"
-            )
-    said = raw.get("target_modules")
-    targets = [name for name in config.matrices if _is_target(name, said, config)]
-    if set(targets) != set(settings.targets):
-        raise UserError(
-            f"{path}: target_modules is {shown(said)}, but adapter.targets={[*settings.targets]}; "
-            f"write adapter.targets={targets}"
-        )
+    _check_settings(raw, config, settings, path)
     if (folder / BUDGET_FILE).exists() and not (folder / MODULE_FILE).exists():
         raise UserError(
-            f"{folder}: holds {BUDGET_FILE} without {MODULE_FILE}, which says how it is used; copy "
-            f"or export the folder again, or take {BUDGET_FILE} away to begin with a fresh module"
+            f"{folder}: contains {BUDGET_FILE} without {MODULE_FILE}, which has its settings; copy "
+            f"or export the folder again, or remove {BUDGET_FILE} to start with a fresh module"
         )
     archive = archives.read_headers([folder / WEIGHTS_FILE])
     archives.check_tensors(archive, entries(config, settings), folder)
     return archive
 
 
+def _check_settings(
+    raw: dict[str, Any], config: Qwen2Config, settings: AdapterConfig, path: Path
+) -> None:
+    """Raises UserError if rank, alpha or targets of an adapter_config.json differ from ours.
+
+    Args:
+      raw: the parsed file.
+      path: the file, for the message.
+    """
+    ours = {"r": ("adapter.rank", settings.rank), "lora_alpha": ("adapter.alpha", settings.alpha)}
+    for key, (name, value) in ours.items():
+        if raw.get(key) != value:
+            raise UserError(
+                f"{path}: {key} is {shown(raw.get(key))}, but {name}={value:g}; write "
+                f"{name}={raw.get(key)}"
+            )
+    target_modules = raw.get("target_modules")
+    targets = [name for name in config.matrices if _is_target(name, target_modules, config)]
+    if set(targets) != set(settings.targets):
+        raise UserError(
+            f"{path}: target_modules is {shown(target_modules)}, but "
+            f"adapter.targets={[*settings.targets]}; write adapter.targets={targets}"
+        )
+
+
 def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Params:
-    """Adapters of a folder in PEFT's layout, fp32, on the host: `adapter` and `adapter_scale`."""
+    """Loads adapters from a folder in PEFT's layout.
+
+    Returns:
+      `adapter` and `adapter_scale` as fp32 arrays on the host.
+
+    Raises:
+      UserError: as `check_adapter`, or a file differs from the folder's manifest.
+    """
     archives.check_files(folder)
     archive = check_adapter(folder, config, settings)
     assert settings.rank is not None
-    stacks: dict[str, list[np.ndarray]] = {}
+    layers: dict[str, list[np.ndarray]] = {}
     for entry in entries(config, settings):
-        stacks.setdefault(entry.path[-1], []).append(read_tensor(archive, entry.name).T)
+        leaf = entry.path[-1]
+        layers.setdefault(leaf, []).append(read_tensor(archive, entry.name).T)
     return {
-        "adapter": {name: np.stack(layers) for name, layers in stacks.items()},
+        "adapter": {leaf: np.stack(matrices) for leaf, matrices in layers.items()},
         "adapter_scale": np.float32(settings.alpha / settings.rank),
     }
 
@@ -200,12 +263,23 @@ def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfi
 def load_module(
     folder: str | Path, config: Qwen2Config, wanted: BudgetModule | None
 ) -> Params | None:
-    """The budget module beside adapters, on the host; None without one, or if none is wanted."""
+    """Loads the budget module of a folder of adapters.
+
+    Args:
+      wanted: the run's settings of the budget module; None loads none.
+
+    Returns:
+      The parameters on the host; None if the folder has no budget module or none is wanted.
+
+    Raises:
+      UserError: the folder's settings of the module differ from the run's.
+    """
     path = Path(folder) / MODULE_FILE
     if wanted is None or not path.is_file():
         return None
-    found = hf_config.parse_module(hf_config.read_json(path), path)
-    theirs, ours = hf_config.describe_module(found), hf_config.describe_module(wanted)
+    module = hf_config.parse_module(hf_config.read_json(path), path)
+    theirs = hf_config.describe_module(module)
+    ours = hf_config.describe_module(wanted)
     for key, value in ours.items():
         if theirs[key] != value:
             name = "budget.max" if key == "b_max" else f"conditioning.{key}"
@@ -213,7 +287,7 @@ def load_module(
                 f"{path}: {key} is {shown(theirs[key])}, but the run has {shown(value)}; write "
                 f"{name}={theirs[key]}"
             )
-    own = names.budget_module(config, wanted.conditioning)
+    module_entries = names.budget_module(config, wanted.conditioning)
     archive = archives.read_headers([Path(folder) / BUDGET_FILE])
-    archives.check_tensors(archive, own, Path(folder))
-    return {entry.path[-1]: read_tensor(archive, entry.name) for entry in own}
+    archives.check_tensors(archive, module_entries, Path(folder))
+    return {entry.path[-1]: read_tensor(archive, entry.name) for entry in module_entries}

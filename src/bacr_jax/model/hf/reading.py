@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes parameters, one tensor at a time."""
+"""Reads the parameters of a Hugging Face folder, one tensor at a time."""
 
 import functools
 from collections.abc import Callable
@@ -13,86 +13,109 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf import archive as archives
 from bacr_jax.model.hf import hf_config, names, vocabulary
-from bacr_jax.model.hf.archive import Archive
+from bacr_jax.model.hf.archive import Archive, Header
 from bacr_jax.model.hf.names import Entry
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
 
-_LM_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
-# A buffer that older folders of Llama hold in every layer; transformers passes it over too.
+_LM_HEAD = "lm_head.weight"
+_EMBED = "model.embed_tokens.weight"
+# Suffix of a buffer that older Llama folders contain in every layer; transformers ignores it too.
 _COMPUTED = ".rotary_emb.inv_freq"
+# Rows of lm_head and embedding that are in memory at once while they are compared.
 _ROWS_COMPARED = 8192
 
 
-def _of_slice(sharding: Sharding | None) -> Sharding | None:
-    """Where one layer of a stacked leaf goes: the leaf's sharding without its leading axis."""
+def _layer_sharding(sharding: Sharding | None) -> Sharding | None:
+    """Returns the sharding of one layer of a stacked leaf: the leaf's without its leading axis."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
-def _place(archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None) -> jax.Array:
-    """The tensor of an entry, in our orientation and type, on its devices.
+def _load_tensor(
+    archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None
+) -> jax.Array:
+    """Loads the tensor of an entry onto its devices, in our orientation and in `dtype`.
 
-    With a sharding every device's part is read from the file by itself.
+    With a sharding, each device's part is read from the file separately.
     """
     shape = entry.shape[::-1] if entry.transposed else entry.shape
     with archives.opened(archive[entry.name].file) as file:
-        piece = file.get_slice(entry.name)
+        tensor = file.get_slice(entry.name)
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        def read_part(index: tuple[slice, ...] | None) -> np.ndarray:
             index = index or ()
-            stored = piece[index[::-1] if entry.transposed else index]
-            stored = stored.T if entry.transposed else stored
-            return np.ascontiguousarray(stored).astype(dtype, copy=False)
+            values = tensor[index[::-1]].T if entry.transposed else tensor[index]
+            return np.ascontiguousarray(values).astype(dtype, copy=False)
 
         if sharding is None:
-            placed = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
+            everything = tuple(slice(0, size) for size in shape)
+            array = jnp.asarray(read_part(everything))
         else:
-            placed = jax.make_array_from_callback(shape, sharding, part)
-        # Transfers hold their host copy until they are done: wait, so that only one is alive.
-        return placed.block_until_ready()
+            array = jax.make_array_from_callback(shape, sharding, read_part)
+        # A transfer keeps its host copy until it is done. Waiting keeps only one copy alive.
+        return array.block_until_ready()
 
 
 @functools.cache
-def _writer(sharding: Sharding | None) -> Callable[..., jax.Array]:
-    """Puts a layer into its donated stack."""
-    update = lambda stack, layer, at: jax.lax.dynamic_update_index_in_dim(stack, layer, at, 0)
-    return jax.jit(update, donate_argnums=(0,), out_shardings=sharding)
+def _layer_writer(sharding: Sharding | None) -> Callable[..., jax.Array]:
+    """Returns a compiled function of (stack, layer, index) that writes a layer into a stack.
+
+    The stack is donated.
+    """
+
+    def write_layer(stack: jax.Array, layer: jax.Array, index: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(stack, layer, index, 0)
+
+    return jax.jit(write_layer, donate_argnums=(0,), out_shardings=sharding)
 
 
 @functools.cache
 def _zeros(sharding: Sharding | None) -> Callable[..., jax.Array]:
-    """An empty stack, made where it stays."""
+    """Returns a compiled function of (shape, dtype) that allocates zeros on the devices."""
     return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)
 
 
 def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
-    """Some tied checkpoints store the embedding a second time as lm_head: accepted if it is one."""
-    copy, own = archive.pop(_LM_HEAD), archive.get(_EMBED)
-    same = own is not None and copy.shape == own.shape
-    if own is not None and same:
-        with archives.opened(copy.file) as one, archives.opened(own.file) as two:
-            lm_head, embed = one.get_slice(_LM_HEAD), two.get_slice(_EMBED)
-            for start in range(0, copy.shape[0], _ROWS_COMPARED):
-                rows = slice(start, min(start + _ROWS_COMPARED, copy.shape[0]))
-                same = same and np.array_equal(lm_head[rows], embed[rows])
-    if not same:
+    """Removes lm_head from the archive of a tied checkpoint if it equals the embedding.
+
+    Some tied checkpoints store the embedding a second time as lm_head.
+
+    Raises:
+      UserError: lm_head differs from the embedding.
+    """
+    lm_head = archive.pop(_LM_HEAD)
+    embed = archive.get(_EMBED)
+    if embed is None or lm_head.shape != embed.shape or not _has_equal_rows(lm_head, embed):
         raise UserError(
             f"{folder}: extra tensor {_LM_HEAD}, which differs from the embedding although "
             "config.json says tie_word_embeddings true; write tie_word_embeddings false"
         )
 
 
-def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
-    """Shape, files and expected tensors of a folder, checked on the headers."""
+def _has_equal_rows(lm_head: Header, embed: Header) -> bool:
+    """True if lm_head and embedding have equal values; compares some rows at a time."""
+    num_rows = lm_head.shape[0]
+    with archives.opened(lm_head.file) as head_file, archives.opened(embed.file) as embed_file:
+        head_rows = head_file.get_slice(_LM_HEAD)
+        embed_rows = embed_file.get_slice(_EMBED)
+        for start in range(0, num_rows, _ROWS_COMPARED):
+            rows = slice(start, min(start + _ROWS_COMPARED, num_rows))
+            if not np.array_equal(head_rows[rows], embed_rows[rows]):
+                return False
+    return True
+
+
+def _check_headers(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
+    """Checks a folder by its headers; returns its shape, its tensors and the expected entries."""
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
-    found = archives.open_archive(folder)
-    archive = {name: header for name, header in found.items() if not name.endswith(_COMPUTED)}
+    headers = archives.open_archive(folder)
+    archive = {name: header for name, header in headers.items() if not name.endswith(_COMPUTED)}
     if config.tie_embeddings and _LM_HEAD in archive:
         _drop_copied_lm_head(archive, folder)
     entries = list(names.backbone(config))
@@ -103,47 +126,50 @@ def _checked(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
 
 
 def check_folder(path: str | Path) -> None:
-    """What `load_policy` would refuse, in a moment and without reading a value."""
-    _checked(Path(path))
+    """Raises the errors of `load_policy` without reading the tensors' values."""
+    _check_headers(Path(path))
 
 
 def load_policy(
     path: str | Path, *, dtype: Any = jnp.float32, sharding_of: ShardingOf | None = None
 ) -> tuple[Qwen2Config, Params]:
-    """Reads a Hugging Face folder of one of the families.
+    """Loads the policy in a Hugging Face folder of a supported family.
 
-    Everything is checked on the headers before a value is read. Values then stream one tensor at a
-    time into their place, so that host memory beyond the largest tensor does not grow with the
-    model.
+    Headers are checked before any value is read. Values are then loaded one tensor at a time, so
+    that host memory beyond the largest tensor does not grow with the model.
 
     Args:
-      path: folder with config.json and safetensors weights, single or sharded, tied or untied,
-        bfloat16, float16 or float32; one written by `save_policy` may hold a budget module.
-      dtype: type of the parameters (a budget module stays float32).
-      sharding_of: maps a leaf ("embed", "layers/q_kernel", ...) and its shape to its sharding;
-        None puts everything on the default device.
+      path: folder with config.json and safetensors weights: single or sharded, tied or untied, in
+        bfloat16, float16 or float32. A folder written by `save_policy` may contain a budget module.
+      dtype: type of the parameters; a budget module stays float32.
+      sharding_of: maps a leaf ("embed", "layers/q_kernel", ...) and its shape to its sharding.
+        None loads everything onto the default device.
 
     Returns:
-      Shape and parameters, as `model.qwen2` describes them; "budget" is there if the folder has it
-      (`read_budget_module` says how it is used).
+      Shape and parameters, as `model.qwen2` describes them. They contain "budget" if the folder has
+      a budget module, whose settings `read_budget_module` returns.
+
+    Raises:
+      UserError: a file is missing, damaged or not supported.
     """
     archives.check_files(path)
-    config, archive, entries = _checked(Path(path))
+    config, archive, entries = _check_headers(Path(path))
     params: Params = {}
     for entry in entries:
         shape = entry.leaf_shape(config.num_layers)
         sharding = sharding_of("/".join(entry.path), shape) if sharding_of else None
-        # phi and its gate are computed in fp32 whatever the model's type is.
-        kept = jnp.float32 if entry.path[0] == "budget" else dtype
-        home = params
-        for key in entry.path[:-1]:
-            home = home.setdefault(key, {})
-        leaf = entry.path[-1]
+        # phi and its gate are computed in fp32 for models of any type.
+        leaf_dtype = jnp.float32 if entry.path[0] == "budget" else dtype
+        *parents, name = entry.path
+        tree = params
+        for key in parents:
+            tree = tree.setdefault(key, {})
         if entry.layer is None:
-            home[leaf] = _place(archive, entry, kept, sharding)
+            tree[name] = _load_tensor(archive, entry, leaf_dtype, sharding)
             continue
-        if leaf not in home:
-            home[leaf] = _zeros(sharding)(shape, kept)
-        layer = _place(archive, entry, kept, _of_slice(sharding))
-        home[leaf] = _writer(sharding)(home[leaf], layer, entry.layer).block_until_ready()
+        if name not in tree:
+            tree[name] = _zeros(sharding)(shape, leaf_dtype)
+        layer = _load_tensor(archive, entry, leaf_dtype, _layer_sharding(sharding))
+        stack = _layer_writer(sharding)(tree[name], layer, entry.layer)
+        tree[name] = stack.block_until_ready()
     return config, params

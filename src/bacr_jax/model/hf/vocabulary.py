@@ -1,14 +1,15 @@
-"""The tokenizer files of a folder: how many ids they use, and which files travel along."""
+"""Tokenizer files of a folder: the number of their ids, and copies of them for exports."""
 
 import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf.hf_config import read_json
 
-# Everything transformers may read beside weights and config.json.
+# Files that transformers may read in addition to weights and config.json.
 GENERATION = ("generation_config.json",)
 TOKENIZER = (
     "tokenizer.json",
@@ -21,36 +22,53 @@ TOKENIZER = (
     "chat_template.json",
 )
 
+# Ids are 32-bit integers.
+_ID_LIMIT = 1 << 31
+
 
 def number_of_ids(folder: Path) -> int | None:
-    """One more than the largest token id; None without tokenizer files."""
-    ids: list[int] = []
+    """Returns one more than the largest token id; None without tokenizer files.
+
+    Raises:
+      UserError: a tokenizer file is malformed.
+    """
+    ids: list[Any] = []
     if (folder / "tokenizer.json").exists():
-        raw = read_json(folder / "tokenizer.json")
-        model = raw.get("model")
-        known = model.get("vocab") if isinstance(model, dict) else None
-        added = raw.get("added_tokens") or []
-        if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-            raise _malformed(folder / "tokenizer.json", "added_tokens")
-        # Unigram models list (piece, score) pairs: the place in the list is the id.
-        listed = known if isinstance(known, list) else []
-        ids = list(known.values()) if isinstance(known, dict) else list(range(len(listed)))
-        ids += [token.get("id") for token in added]
+        ids = _ids_of_tokenizer(folder / "tokenizer.json")
     elif (folder / "vocab.json").exists():
         ids = list(read_json(folder / "vocab.json").values())
         if (folder / "added_tokens.json").exists():
             ids += read_json(folder / "added_tokens.json").values()
-    if not all(type(number) is int and 0 <= number < 1 << 31 for number in ids):
+    if not all(type(number) is int and 0 <= number < _ID_LIMIT for number in ids):
         raise _malformed(folder, "an id")
     return max(ids) + 1 if ids else None
 
 
+def _ids_of_tokenizer(path: Path) -> list[Any]:
+    """Returns the unchecked ids of all tokens in a tokenizer.json."""
+    raw = read_json(path)
+    model = raw.get("model")
+    tokens = model.get("vocab") if isinstance(model, dict) else None
+    added = raw.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise _malformed(path, "added_tokens")
+    ids: list[Any] = []
+    if isinstance(tokens, dict):
+        ids += tokens.values()
+    elif isinstance(tokens, list):
+        # Unigram models list (piece, score) pairs, and the index in the list is the id.
+        ids += range(len(tokens))
+    ids += [token.get("id") for token in added]
+    return ids
+
+
 def _malformed(where: Path, what: str) -> UserError:
+    """Builds the error for a tokenizer file with a malformed part."""
     return UserError(f"{where}: {what} is malformed in its tokenizer; copy the files again")
 
 
 def check_fits(folder: Path, rows: int) -> None:
-    """The tokenizer of a folder, if it has one, uses no id beyond the embedding."""
+    """Raises UserError if the folder's tokenizer has ids beyond the rows of the embedding."""
     count = number_of_ids(folder)
     if count is not None and count > rows:
         raise UserError(
@@ -60,7 +78,7 @@ def check_fits(folder: Path, rows: int) -> None:
 
 
 def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
-    """Copies those of the named files that a folder has; UserError as `check_links`."""
+    """Copies the named files that exist in a folder; raises UserError as `check_links`."""
     check_links(source, names)
     for name in names:
         if (source / name).is_file():
@@ -68,22 +86,25 @@ def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
 
 
 def check_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuses named files that are links to outside of a folder.
+    """Refuses named files that are links to targets outside of a folder.
 
-    Somebody else's folder may link to a private file of this machine, whose content an export would
-    carry away. In the cache of the hub every file is a link to the blobs of its repository.
+    A downloaded folder may link to a private file of this machine, whose content an export would
+    publish. In the hub's cache every file is a link to the blobs of its repository, which is
+    allowed.
 
-    UserError: names the link and where it leads.
+    Raises:
+      UserError: a file is such a link. The message contains the link and its target.
     """
     inside = folder.resolve()
-    allowed = [inside]
+    allowed_folders = [inside]
     repository = inside.parent.parent
     if inside.parent.name == "snapshots" and "--" in repository.name:
-        allowed.append(repository / "blobs")
+        allowed_folders.append(repository / "blobs")
     for name in names:
         path = folder / name
         target = path.resolve()
-        if path.is_file() and not any(target.is_relative_to(one) for one in allowed):
+        is_allowed = any(target.is_relative_to(allowed) for allowed in allowed_folders)
+        if path.is_file() and not is_allowed:
             raise UserError(
                 f"{path}: is a link to {target}, outside of its folder, which an export would "
                 "copy; put the file itself in its place"
@@ -91,10 +112,11 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_chat_template(folder: Path, template: str) -> None:
-    """Gives the tokenizer of a folder a chat template, and what makes it load as it is.
+    """Writes a chat template for a folder's tokenizer, with settings that it needs.
 
-    Prompts of a batch end together: the padding stands on the left. transformers takes Qwen2's own
-    class for every folder of this type, which adds an unknown token where none is named.
+    Padding goes on the left, because the prompts of a batch must end together. transformers reads
+    every folder of this model type with Qwen2's tokenizer class, which adds an unknown token unless
+    one is set; so an existing special token is set as the unknown token.
     """
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "chat_template.json").unlink(missing_ok=True)
@@ -103,6 +125,7 @@ def write_chat_template(folder: Path, template: str) -> None:
     settings.pop("chat_template", None)
     settings["padding_side"] = "left"
     if not str(settings.get("tokenizer_class", "")).startswith("Qwen2"):
-        named = [settings.get(key) for key in ("unk_token", "pad_token", "eos_token")]
-        settings["unk_token"] = next((token for token in named if token), None)
-    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        candidates = [settings.get(key) for key in ("unk_token", "pad_token", "eos_token")]
+        settings["unk_token"] = next((token for token in candidates if token), None)
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
