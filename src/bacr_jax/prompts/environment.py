@@ -175,7 +175,7 @@ class Environment:
         texts = [questions.set.questions for questions in sets]
         return markup_warning(self.tokenizer, self.style, texts)
 
-    def exactlygrade_cuts(self) -> "Environment":
+    def exactly_graded(self) -> "Environment":
         """Returns this environment with the grader of procedural tasks for all sets."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
