@@ -84,6 +84,7 @@ BAD = [
         "--label-difficulty {}/model: is a folder; write the name of a file",
         {},
     ),
+    ("methods grpo", "command line: unrecognized arguments: grpo", {}),
     ("generate --budget 4 why", "command line: write --run DIR or --model HFDIR", {}),
     (GENERATE + "x" * 2000, "data.max_prompt_tokens=1024: found 1 prompts", {}),
     (GENERATE + "why data.prompt_format=tags", "data.prompt_format: found 'tags'; write", {}),

@@ -9,9 +9,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(folder, *words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"}
+    # The root is on the path, as it is for a reader who starts the command there.
+    paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     words = [sys.executable, "-m", "research.variance", "--out", str(folder), *words]
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(words, env=environment, capture_output=True, text=True)
 
 
 def test_bad_keys_and_sizes_are_one_line_before_anything_is_written(tmp_path):

@@ -226,12 +226,12 @@ def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
     """Known before anything starts, of a method of one's own too."""
     ahead = ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
              "loss.importance_cap=2"]  # fmt: skip
-    with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
+    with pytest.raises(UserError, match="rollout.ahead=1: DAPO decides after grading"):
         load(tmp_path, "dapo", *ahead)
     own = tmp_path / "own.py"
     own.write_text("from bacr_jax.methods.dapo import make\n")
     config = load(tmp_path, None, *ahead, f"method={own}", "dapo.dynamic_sampling=true")
-    with pytest.raises(UserError, match="rollout.ahead=1: how often DAPO samples on"):
+    with pytest.raises(UserError, match="rollout.ahead=1: DAPO decides after grading"):
         make_method(config)
 
 
