@@ -86,32 +86,35 @@ def test_what_cannot_be_used_is_one_line(tmp_path, content, size, overrides, lin
 
 
 @pytest.mark.parametrize(
-    ("key", "line"),
+    ("study", "key", "line"),
     [
-        ("method=dapo", "the run needs a value head, found method=dapo"),
-        ("budget.grace=2", "budget.grace: found 2; tokens after the budget are in no segment"),
-        ("adapter.rank=4", "adapter.rank: found 4; the study takes gradients of all weights"),
-        ("reward.weights={correct: 1, mine.py:f: .2}", "the study's outcomes are right or wrong"),
-        ("budget.max=8", "is over the run's budget.max=8"),
+        (SHIPPED, "method=dapo", "the run needs a value head, found method=dapo"),
+        (
+            SHIPPED,
+            "budget.grace=2",
+            "budget.grace: found 2; tokens after the budget are in no segment",
+        ),
+        (
+            SHIPPED,
+            "adapter.rank=4",
+            "adapter.rank: found 4; the study takes gradients of all weights",
+        ),
+        (
+            SHIPPED,
+            "reward.weights={correct: 1, mine.py:f: .2}",
+            "the study's outcomes are right or wrong",
+        ),
+        (SHIPPED, "budget.max=8", "is over the run's budget.max=8"),
+        (
+            TRAINING,
+            "budget.prior=uniform",
+            "found budget.prior=uniform; write budget.prior=choices",
+        ),
+        (TRAINING, "cuts.count=2", "answers=1: the run has cuts.count=2"),
     ],
 )
-def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, key, line):
-    settings = read_settings(SHIPPED, "cpu")
-    settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
-    with pytest.raises(UserError) as refused:
-        run_config(settings, 0, tmp_path)
-    assert line in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        ("budget.prior=uniform", "found budget.prior=uniform; write budget.prior=choices"),
-        ("cuts.count=2", "answers=1: the run has cuts.count=2"),
-    ],
-)
-def test_the_training_regime_needs_a_list_of_budgets_and_one_cut(tmp_path, key, line):
-    settings = read_settings(TRAINING, "cpu")
+def test_a_run_that_cannot_be_measured_is_one_line(tmp_path, study, key, line):
+    settings = read_settings(study, "cpu")
     settings = dataclasses.replace(settings, overrides=(*settings.overrides, key))
     with pytest.raises(UserError) as refused:
         run_config(settings, 0, tmp_path)

@@ -93,24 +93,26 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
 
 
 def _checked(best: dict[str, Any]) -> dict[str, Any]:
-    """Returns best.json with all its fields; older versions wrote only the first three."""
+    """Checks the fields of best.json, and adds those that the file lacks.
+
+    Raises:
+      KeyError: a field is missing.
+      TypeError: a field has another type.
+      ValueError: an accuracy is not in [0, 1].
+    """
     chosen_on = best.get("set")
     worst = best.get("worst")
     declines = best.get("declines", [])
-    shares: list[Any] = []
-    kinds: list[tuple[Any, Any]] = [(best["step"], int)]
+    _check_type(best["step"], int)
     if chosen_on is not None:
-        kinds += [(chosen_on, str)]
-        shares += [best["accuracy"]]
-    for change in (*declines, *([] if worst is None else [worst])):
-        kinds += [(change["budget"], str)]
-        shares += [change["before"], change["after"]]
+        _check_type(chosen_on, str)
+        _check_share(best["accuracy"])
+    if worst is not None:
+        _check_change(worst)
     for decline in declines:
-        kinds += [(decline[name], str) for name in ("mode", "measure")]
-    if not all(isinstance(value, kind) for value, kind in kinds):
-        raise TypeError
-    if not all(0 <= share <= 1 for share in shares):
-        raise ValueError
+        _check_change(decline)
+        _check_type(decline["mode"], str)
+        _check_type(decline["measure"], str)
     return {
         "step": best["step"],
         "accuracy": best.get("accuracy"),
@@ -118,3 +120,21 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
         "worst": worst,
         "declines": declines,
     }
+
+
+def _check_type(value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError
+
+
+def _check_share(value: Any) -> None:
+    # A comparison with another type than a number raises TypeError.
+    if not 0 <= value <= 1:
+        raise ValueError
+
+
+def _check_change(change: Any) -> None:
+    """Checks a share at one budget, before and after training."""
+    _check_type(change["budget"], str)
+    _check_share(change["before"])
+    _check_share(change["after"])
