@@ -1,6 +1,9 @@
 """reasoning-gym's generators as a source: specs, splits, levels, scores."""
 
+import ast
 import dataclasses
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +15,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.graders import open_graders
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.splits import identity
-from bacr_tasks import gym, gym_safe
+from bacr_tasks import gym, gym_checked, gym_safe
 
 SHORT = DataConfig(prompt_format="characters")
 # Small spaces of items, which their index ranges alone would not keep apart.
@@ -256,3 +259,46 @@ def test_all_generators_but_those_that_the_docs_name():
         "without": WITHOUT_ANSWER, "anything": set(), "raises": RAISES,
         "needs more": NEEDS_MORE,
     }  # fmt: skip
+
+
+PRINT_QUESTIONS = """
+import random, sys
+from bacr_tasks import gym
+random.seed()
+questions = {}
+for name in sys.argv[1:]:
+    try:
+        rows = gym.source(f"{name}?size=4", short=False).questions("train")
+    except ValueError:
+        continue  # needs other fields, or fails on an item
+    questions[name] = [(row["id"], row["question"], str(row["answer"])) for row in rows]
+print()  # a few generators print
+print(questions)
+"""
+
+
+def questions_of_a_process(names, hash_seed):
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PRINT_QUESTIONS, *names],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ast.literal_eval(result.stdout.splitlines()[-1])
+
+
+# One whose items depend on the order of sets, one that uses Python's global random numbers.
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ransom_note", "list_functions"),
+        pytest.param(tuple(gym_checked.CHECKED), marks=pytest.mark.slow),
+    ],
+    ids=["two", "all"],
+)
+def test_every_process_makes_the_same_items(names):
+    first = questions_of_a_process(names, "1")
+    second = questions_of_a_process(names, "2")
+    assert len(first) >= min(len(names), 90)
+    assert {name for name in first if first[name] != second[name]} == set()
