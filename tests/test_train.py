@@ -629,7 +629,7 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
         progress=SimpleNamespace(say=lambda line: None),
         poll=lambda: done.append("poll"),
         # Others wait in it as long as it takes: no phase that has a usual length.
-        tell_phase=lambda phase, step: done.append(phase),
+        on_phase=lambda phase, step: done.append(phase),
     )
 
     def export(run, out, *, step):

@@ -236,18 +236,19 @@ def train(
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.loop import Trainer, TrainingFailed, VerifierFailed
+    from bacr_jax.training.failures import TrainingFailed, VerifierFailed
+    from bacr_jax.training.loop import Trainer
 
-    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as tell_phase:
+    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as on_phase:
         try:
-            trainer = Trainer(config, folder, poll, tell_phase)
+            trainer = Trainer(config, folder, poll, on_phase)
         except BaseException:
             folder.discard()
             raise
         state, step = _started(trainer, folder)
         reporter = Reporter(folder, callbacks, trainer.evaluated)
         try:
-            reporter.tell(Started(folder.path, trainer.method.name, step, trainer.steps))
+            reporter.send(Started(folder.path, trainer.method.name, step, trainer.steps))
             trainer.evaluate(state, step, "before")
             reporter.catch_up()
             with trainer.training(state, step):
@@ -272,7 +273,7 @@ def train(
         try:
             # The last checkpoint is whole by now.
             reporter.catch_up()
-            reporter.tell(done)
+            reporter.send(done)
         except CallbackRaised as raised:
             raise raised.error from None
         return done
@@ -291,7 +292,7 @@ def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> N
     trainer.save(state, step)
     trainer.checkpoints.wait()
     trainer.poll()
-    trainer.tell_phase("export", step)
+    trainer.on_phase("export", step)
     refused = ""
     if trainer.writes:
         for left in trainer.folder.exports.glob(".*"):
@@ -338,7 +339,7 @@ def _train(config: Config, folder: RunFolder) -> int:
     quieten_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-        from bacr_jax.training.loop import TrainingFailed
+        from bacr_jax.training.failures import TrainingFailed
 
     try:
         with PreemptionHandler() as interruption:

@@ -135,6 +135,6 @@ def test_a_relay_to_where_nobody_listens_closes_so_that_one_tries_again():
 
 
 def test_one_process_is_watched_by_nobody():
-    with peers.watched() as tell_phase:
-        tell_phase("update", 3)
+    with peers.watched() as on_phase:
+        on_phase("update", 3)
     assert not [one for one in threading.enumerate() if one.name == "peers"]

@@ -28,7 +28,7 @@ _ENDED, _DONE = "ended", "done"
 _PLACE = "bacr/peers/"
 _BARRIERS = itertools.count()
 
-TellPhase = Callable[[str, int], None]
+OnPhase = Callable[[str, int], None]
 # Set once the host of process 0 has closed its connection.
 _first_gone = threading.Event()
 
@@ -146,7 +146,7 @@ class Peers:
 
 
 @contextlib.contextmanager
-def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[TellPhase]:
+def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]:
     """Watches the other processes while it is open, and leaves with 75 when one is lost.
 
     All processes close it together, or raise together what is `expected`. With one process it does

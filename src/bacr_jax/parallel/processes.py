@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bacr_jax.errors import UserError, reason_of
-from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
+from bacr_jax.parallel.launcher_env import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_incomplete
 from bacr_jax.parallel.peers import relay
 
 # The variable by which XLA sizes its pools of threads. With 4 threads two devices on two cores ran
@@ -57,7 +57,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
             "process_id": index,
             "cluster_detection_method": "deactivate",
         }
-    refuse_half_told(environment)
+    refuse_incomplete(environment)
     tasks = int(environment.get(SLURM_TASKS, "1"))
     if tasks == 1:
         return None

@@ -27,7 +27,7 @@ _STREAM = 5
 _QUANTILES, _MULTIPLE = (0.25, 0.5, 0.75, 1.0), 8
 
 
-class TraceLessons:
+class SftBatches:
     """Batches of a training set's traces; a batch is a function of the seed and the step alone.
 
     An example is prompt, trace, suffix and answer. A tenth of them end their trace early, at any

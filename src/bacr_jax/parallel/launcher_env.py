@@ -28,7 +28,7 @@ _LAUNCHERS = {
 }
 
 
-def refuse_half_told(environment: Mapping[str, str]) -> None:
+def refuse_incomplete(environment: Mapping[str, str]) -> None:
     """Refuses a process without the three JAX_* variables that was started beside others."""
     tasks = _number(environment, SLURM_TASKS)
     _refuse_slurm(environment, tasks)
