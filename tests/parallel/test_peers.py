@@ -49,7 +49,7 @@ def test_a_silent_process_is_named_with_its_step_and_phase_by_all_others(three):
     run(3)
     said = run(SILENCE + 2, alive=(0, 1))
     assert said and all(
-        line.startswith("process 2 on ") and "was lost at step 7 (update): it was not heard" in line
+        line.startswith("process 2 on ") and "was lost at step 7 (update): it sent no heartbeat" in line
         for line in said
     )
     assert "the same command goes on" in said[0] and "\n" not in said[0]
@@ -58,7 +58,7 @@ def test_a_silent_process_is_named_with_its_step_and_phase_by_all_others(three):
 def test_what_the_first_process_has_said_the_others_repeat(three):
     every, run = three
     run(2)
-    every[0].tell("process 2 was lost")
+    every[0].announce("process 2 was lost")
     assert run(1, alive=(1,)) == ["process 2 was lost"]
 
 
