@@ -123,7 +123,8 @@ def resolve(
     if math.prod(requested) != num_devices:
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.tensor: found {config.data} x {config.fsdp} x "
-            f"{config.tensor}, which does not make {num_devices} devices; write {_to_config(nearest)}"
+            f"{config.tensor}, which does not make {num_devices} devices; "
+            f"write {_to_config(nearest)}"
         )
     if num_kv_heads % config.tensor or intermediate_size % config.tensor:
         raise UserError(

@@ -132,9 +132,9 @@ class Peers:
         self._longest[finished_phase] = max(self._longest.get(finished_phase, 0.0), seconds)
         if step is None:
             step = self._status["step"]
-        # A new dict, because another thread reads it.
-        self._status = self._status | {"phase": phase, "step": step}
+        # Another thread reads these, so the time comes first and the dict is a new one.
         self._phase_start = now
+        self._status = self._status | {"phase": phase, "step": step}
 
     def exchange(self) -> None:
         """Writes a heartbeat of this process, and reads the heartbeats of the others."""
@@ -186,10 +186,8 @@ class Peers:
         phase_seconds = now - self._phase_start
         longest = self._longest.get(self._status["phase"])
         if longest is not None and phase_seconds > max(STUCK_SECONDS, STUCK_TIMES * longest):
-            problem = (
-                f"has been in it for {phase_seconds:.0f} s, where {longest:.0f} s were the longest"
-            )
-            return self._line(self._index, problem)
+            durations = f"{phase_seconds:.0f} s, where {longest:.0f} s were the longest"
+            return self._line(self._index, f"has been in it for {durations}")
         return None
 
     def _line(self, process: int, problem: str) -> str:
