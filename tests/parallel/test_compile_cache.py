@@ -13,7 +13,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.compile_cache import delete_incomplete, keep_programs, machine_name, delete_oldest
+from bacr_jax.parallel.compile_cache import (
+    delete_incomplete,
+    delete_oldest,
+    keep_programs,
+    machine_name,
+)
 
 DIR, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 LEAST = "jax_persistent_cache_min_compile_time_secs"

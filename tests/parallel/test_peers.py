@@ -48,10 +48,8 @@ def test_a_silent_process_is_named_with_its_step_and_phase_by_all_others(three):
     every[2].enter("update", 7)
     run(3)
     said = run(SILENCE + 2, alive=(0, 1))
-    assert said and all(
-        line.startswith("process 2 on ") and "was lost at step 7 (update): it sent no heartbeat" in line
-        for line in said
-    )
+    problem = "was lost at step 7 (update): it sent no heartbeat for"
+    assert said and all(line.startswith("process 2 on ") and problem in line for line in said)
     assert "the same command goes on" in said[0] and "\n" not in said[0]
 
 
