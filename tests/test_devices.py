@@ -99,8 +99,8 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(tmp_path):
     ("processes", "lost", "by", "says"),
     [
         (2, 0, signal.SIGKILL, "has closed its"),
-        (2, 1, signal.SIGSTOP, "was not heard of"),
-        (4, 2, signal.SIGKILL, "was not heard of"),
+        (2, 1, signal.SIGSTOP, "sent no heartbeat"),
+        (4, 2, signal.SIGKILL, "sent no heartbeat"),
     ],
 )
 def test_a_process_that_is_gone_or_stopped_is_named_and_the_others_end_with_75(

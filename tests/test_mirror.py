@@ -48,7 +48,7 @@ ELSEWHERE = {
     ("learner/test_updates.py", RECORD): "bacr_jax.learner.spec",
     ("model/test_qwen2.py", RECORD): "bacr_jax.model.compute",
     ("model/test_adapters.py", WIRE): "bacr_jax.model.hf.peft",
-    ("parallel/test_processes.py", WIRE): "bacr_jax.parallel.launched",
+    ("parallel/test_processes.py", WIRE): "bacr_jax.parallel.launcher_env",
     ("prompts/test_encoding.py", PART): "bacr_jax.prompts.chat_template",
     ("questions/test_main.py", DRAWN): "bacr_jax.prompts.show_prompts",
     ("questions/test_prepare.py", RECORD): "bacr_jax.questions.published_sets",

@@ -629,7 +629,7 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
         progress=SimpleNamespace(say=lambda line: None),
         poll=lambda: done.append("poll"),
         # Others wait in it as long as it takes: no phase that has a usual length.
-        tell_phase=lambda phase, step: done.append(phase),
+        on_phase=lambda phase, step: done.append(phase),
     )
 
     def export(run, out, *, step):
@@ -640,11 +640,11 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
     # What a kill leaves of an export.
     (tmp_path / "exports" / ".2.x").mkdir(parents=True)
     for step in (0, 1, 2, 2, 3):
-        bacr_jax.train.keep_export(trainer, None, step)
-    bacr_jax.train.keep_export(trainer, None, 3, last=True)
+        bacr_jax.train.export_if_due(trainer, None, step)
+    bacr_jax.train.export_if_due(trainer, None, 3, last=True)
     of = lambda step: [f"save {step}", "wait", "poll", "export", step]
     assert done == [*of(2), *of(3)]
     assert sorted(path.name for path in (tmp_path / "exports").iterdir()) == ["2", "3"]
     trainer.config = config_io.load(["quickstart"])
-    bacr_jax.train.keep_export(trainer, None, 4, last=True)
+    bacr_jax.train.export_if_due(trainer, None, 4, last=True)
     assert len(done) == 10

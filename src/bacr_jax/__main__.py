@@ -1,4 +1,7 @@
-"""The console script `bacr COMMAND ...`; also `python -m bacr_jax COMMAND ...`."""
+"""The console script `bacr COMMAND ...`; also `python -m bacr_jax COMMAND ...`.
+
+It imports only the module of the command, whose `main` parses the remaining arguments.
+"""
 
 import difflib
 import importlib
@@ -7,23 +10,24 @@ from collections.abc import Sequence
 
 from bacr_jax.config.cli import entry_point, uninterrupted
 
+# Module and meaning of each command.
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
-    "data": ("bacr_jax.questions.__main__", "show what a set of questions holds"),
+    "data": ("bacr_jax.questions.__main__", "show the content of a set of questions"),
     "evaluate": ("bacr_jax.evaluate", "measure a policy at several thinking budgets"),
     "generate": ("bacr_jax.generate", "ask one question under one or several budgets"),
     "methods": ("bacr_jax.list_methods", "list the presets, and which are not verified"),
     "export": ("bacr_jax.export.__main__", "write the policy of a run as a Hugging Face folder"),
-    "import": ("bacr_gguf.__main__", "make a Hugging Face folder of a GGUF file"),
+    "import": ("bacr_gguf.__main__", "convert a GGUF file to a Hugging Face folder"),
     "report": ("bacr_jax.report.__main__", "write the report of a run as one HTML file"),
-    "study": ("bacr_study.__main__", "many runs, compared: the experiments of the paper"),
+    "study": ("bacr_study.__main__", "train and compare many runs: the experiments of the paper"),
     "plan": (
         "bacr_plan.__main__",
-        "does a run fit on these GPUs, what will a step cost; needs no GPU",
+        "predict memory and step time of a run on given GPUs; needs no GPU",
     ),
     "doctor": (
         "bacr_doctor.__main__",
-        "is this machine fit for a run; with --config, for that one",
+        "check this machine for a run; with --config, for that run",
     ),
     "grade": ("bacr_grading.__main__", "grade answers against references"),
 }
@@ -31,7 +35,7 @@ COMMANDS = {
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Hands the rest of the line to a command; exit code 2 for an unknown one."""
+    """Runs a command with the remaining arguments; exit code 2 if there is no such command."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
@@ -45,8 +49,8 @@ def main(argv: Sequence[str] | None) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        known = near[0] if near else f"one of {', '.join(COMMANDS)}"
-        print(f"error: no command {name!r}; write {known}", file=sys.stderr)
+        suggestion = near[0] if near else f"one of {', '.join(COMMANDS)}"
+        print(f"error: no command {name!r}; write {suggestion}", file=sys.stderr)
         return 2
     with uninterrupted():
         command = importlib.import_module(COMMANDS[name][0])

@@ -1,42 +1,44 @@
-"""Memory that ran out, in one line: in which phase, at what sizes, how much was asked for.
+"""Converts out-of-memory errors into one line with the phase, its sizes and the requested bytes.
 
-XLA answers with a page about buffers, at whatever line of Python happened to wait for the device.
-`phase_memory` is put around the phases of a run, finest inside:
+XLA reports a page about buffers, at the line of Python that waits for the device. So the phases of
+a run are wrapped in `phase_memory`, the finest inside:
 
     with phase_memory("evaluation"):
         with phase_memory("decode", slots=512, positions=6272):
             ...
 
-Needs no JAX, so that entry points can catch `OutOfMemory` before they import it. What would fit is
-the business of `bacr_plan.oom_hints`.
+This module does not import JAX, so that commands can catch `OutOfMemory` before they import JAX.
+`bacr_plan.oom_hints` suggests settings that would fit.
 """
 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
-# XLA's statuses, and what CUDA's libraries say when the memory beside JAX's pool is used up.
+# XLA's statuses, and errors of CUDA's libraries when the memory outside of JAX's pool is used up.
 _SIGNS = re.compile(
     r"RESOURCE_EXHAUSTED|Resource exhausted|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CU(?:BLAS|DNN|SOLVER|FFT)_STATUS_ALLOC_FAILED|[Oo]ut of memory|ran out of memory"
 )
-# RESOURCE_EXHAUSTED is also the status of a message or a queue that is too long.
+# Must also match, because RESOURCE_EXHAUSTED is also the status of too long messages and queues.
 _MEMORY = re.compile(r"memory|allocat|ALLOC", re.IGNORECASE)
-_ASKED = re.compile(
+_REQUESTED = re.compile(
     r"allocat\w*(?: request for)? (?P<number>\d+(?:\.\d+)?) ?"
     r"(?P<unit>bytes|B|[KMGTPE]iB)\b"
 )
-_UNITS = {"bytes": 1, "B": 1} | {f"{c}iB": 2 ** (10 * i) for i, c in enumerate("KMGTPE", 1)}
+# Bytes of each unit.
+_UNITS = {"bytes": 1, "B": 1}
+_UNITS |= {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
 
 
 class OutOfMemory(RuntimeError):
-    """Memory of a device, or of the host, ran out. Its message is one line.
+    """The memory of a device or of the host ran out. Its message is one line.
 
     Attributes:
-      phases: names of the phases it happened in, innermost first.
-      sizes: what decides how much memory they take, by name.
-      asked: bytes that were asked for at last; None if the message doesn't say.
-      on_host: it was the machine's memory and not a device's.
+      phases: names of the phases in which it happened, innermost first.
+      sizes: sizes that determine the memory of these phases, by name.
+      asked: bytes of the last request; None if the message does not contain them.
+      on_host: True if the host's memory ran out, False for a device's.
     """
 
     def __init__(
@@ -47,20 +49,27 @@ class OutOfMemory(RuntimeError):
         *,
         on_host: bool = False,
     ):
-        self.phases, self.sizes, self.asked = phases, dict(sizes), asked
+        self.phases = phases
+        self.sizes = dict(sizes)
+        self.asked = asked
         self.on_host = on_host
         super().__init__(self._line())
 
     def _line(self) -> str:
-        where = " of the ".join(self.phases)
-        sizes = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in self.sizes.items())
-        amount = "" if self.asked is None else f", asking for {size_text(self.asked)} more"
-        whose = "the machine's memory" if self.on_host else "a device's memory"
-        return f"{where}: {whose} ran out{amount}" + (f" ({sizes})" if sizes else "")
+        """Returns the message."""
+        phases = " of the ".join(self.phases)
+        memory = "the machine's memory" if self.on_host else "a device's memory"
+        line = f"{phases}: {memory} ran out"
+        if self.asked is not None:
+            line += f", asking for {size_text(self.asked)} more"
+        if self.sizes:
+            sizes = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in self.sizes.items())
+            line += f" ({sizes})"
+        return line
 
 
 def size_text(count: int) -> str:
-    """A number of bytes as people say it: 1.5 GiB."""
+    """Returns a number of bytes with a unit, such as 1.5 GiB."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
             number = count / _UNITS[unit]
@@ -69,9 +78,9 @@ def size_text(count: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out, on a device or on the host.
+    """True if an exception reports that the memory of a device or of the host ran out.
 
-    XLA has one exception for everything, a RuntimeError whose message opens with the status.
+    XLA raises a RuntimeError for every error; its message starts with the status.
     """
     if isinstance(error, MemoryError):
         return True
@@ -80,23 +89,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def asked_for(text: str) -> int | None:
-    """Bytes that an allocator was asked for, if its message says so."""
-    amount = _ASKED.search(text)
-    return None if amount is None else round(float(amount["number"]) * _UNITS[amount["unit"]])
+    """Returns the bytes of an allocator's failed request; None if its message has none."""
+    request = _REQUESTED.search(text)
+    if request is None:
+        return None
+    return round(float(request["number"]) * _UNITS[request["unit"]])
 
 
 @contextlib.contextmanager
 def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
-    """Names the phase and its sizes if memory runs out inside.
+    """Adds the phase and its sizes to an out-of-memory error inside.
 
-    The device works ahead of Python: what is inside should end by waiting for its results, or the
-    error comes up in a later phase.
+    Devices run asynchronously, so the code inside should wait for its results. Otherwise the error
+    is raised in a later phase.
+
+    Raises:
+      OutOfMemory: memory ran out inside.
     """
     try:
         yield
     except OutOfMemory as error:
-        phases, sizes = (*error.phases, phase), {**sizes, **error.sizes}
-        raise OutOfMemory(phases, sizes, error.asked, on_host=error.on_host) from error.__cause__
+        raise OutOfMemory(
+            (*error.phases, phase),
+            {**sizes, **error.sizes},
+            error.asked,
+            on_host=error.on_host,
+        ) from error.__cause__
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,4 +1,8 @@
-"""`bacr train --config F [key.sub=value ...]`: Algorithm 1, from config to report."""
+"""`bacr train --config F [key.sub=value ...]`: trains a policy, from config to report.
+
+`main` is the command and `run` the call from Python. Both check the config before JAX is imported,
+then call `train`, which runs the steps of `training.loop.Trainer`.
+"""
 
 import contextlib
 import dataclasses
@@ -25,44 +29,49 @@ if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
-    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. The "
-    "same command goes on with a run that was stopped. Exit codes: 0 trained, 2 the input can't be "
-    "used, 75 stopped by a signal after saving a checkpoint, 1 anything else."
+    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. The same command "
+    "resumes a run that was stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a "
+    "signal after saving a checkpoint, 1 any other error."
 )
 
 
 def _parser() -> Parser:
-    about = "Train a policy to reason within a token budget."
-    parser = Parser(prog="bacr train", description=about, epilog=EPILOG, add_help=False)
+    """Returns the parser of the command line. Its --help is handled by `parse`."""
+    parser = Parser(
+        prog="bacr train",
+        description="Train a policy to reason within a token budget.",
+        epilog=EPILOG,
+        add_help=False,
+    )
     add = parser.add_argument
     add(
         "--config",
         action="append",
         default=[],
         metavar="FILE",
-        help="a YAML file, or the name of a config that ships with the package: "
-        f"{', '.join(shipped.names())}; repeatable, later ones win",
+        help="a YAML file, or the name of a config of the package: "
+        f"{', '.join(shipped.names())}; repeatable, later ones override earlier ones",
     )
     add("--check", action="store_true", help="only check the config, its data and its model")
     add(
         "--resume",
         choices=get_args(Resume),
         default="auto",
-        help="a run that output.dir holds: go on with it (auto), refuse it (never), or refuse to "
-        "start without it (required)",
+        help="if output.dir contains a run: resume it (auto) or stop with an error (never); "
+        "required: stop with an error if it contains none",
     )
     add(
         "--allow-change",
         action="append",
         default=[],
         metavar="KEY",
-        help="repeatable; a key in which the run to go on with may differ, such as train.steps",
+        help="repeatable; a key whose value may differ from the resumed run, such as train.steps",
     )
     add(
         "--download",
         action="store_true",
-        help="get a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not in its "
-        "cache",
+        help="download a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not "
+        "in the hub's cache",
     )
     add("--help", "-h", action="store_true", help="show this and every key")
     add("overrides", nargs="*", metavar="key.sub=value")
@@ -70,13 +79,14 @@ def _parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
-    """What the command line asks for, checked, before any device work.
+    """Parses and checks the command line, before any device work.
 
     Returns:
-      The config, what to do with a run that is there, and the keys in which that may differ.
+      The config, how to treat an existing run, and the keys in which that run may differ.
 
     Raises:
-      SystemExit: nothing is to be trained (`--help`, `--check`).
+      SystemExit: after --help or --check, which train nothing.
+      UserError: the command line or the config is invalid.
     """
     parser = _parser()
     arguments = parser.parse_intermixed_args(argv)
@@ -86,7 +96,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         raise SystemExit(0)
     if not arguments.config:
         raise UserError("command line: no config; write --config quickstart")
-    config, allowed = config_io.load(arguments.config, arguments.overrides), arguments.allow_change
+    config = config_io.load(arguments.config, arguments.overrides)
+    allowed = tuple(arguments.allow_change)
     check(config, allowed)
     if arguments.check:
         from bacr_jax.methods.registry import built_in_departures
@@ -96,14 +107,22 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
         for line in (*lines, *built_in_departures(config)):
             print(f"  {line}")
         raise SystemExit(0)
-    config = with_sets_that_are_there(with_local_model(config, download=arguments.download))
+    config = with_local_model(config, download=arguments.download)
+    config = with_sets_that_are_there(config)
     config = with_prompt_date(config)
-    return config, arguments.resume, tuple(allowed)
+    return config, arguments.resume, allowed
 
 
 def check(config: Config, allowed: Sequence[str] = ()) -> None:
-    """Refuses settings that can't work, alone or together, before any device work."""
-    # Imports JAX, which no other check needs.
+    """Checks the values of a config and their combinations, before any device work.
+
+    Args:
+      allowed: keys of --allow-change.
+
+    Raises:
+      UserError: with all errors.
+    """
+    # This imports JAX, which no other check needs.
     with uninterrupted():
         from bacr_jax.methods.registry import problems
 
@@ -111,11 +130,15 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
     for key in allowed:
         if key not in config_io.flatten(config):
             near = difflib.get_close_matches(key, config_io.flatten(config), n=1, cutoff=0.0)
-            raise UserError(f"--allow-change {key}: is no key of a config; write {near[0]}?")
+            raise UserError(f"--allow-change {key}: is not a key of a config; write {near[0]}?")
 
 
 def with_local_model(config: Config, *, download: bool) -> Config:
-    """The config with the folder of the hub's cache in place of a model's name."""
+    """Replaces a model's name on the hub by its folder in the hub's cache.
+
+    Args:
+      download: downloads the model if it is not in the cache.
+    """
     if config.model.path is None:
         return config
     from bacr_jax.model.hf.hub import local_folder
@@ -125,17 +148,17 @@ def with_local_model(config: Config, *, download: bool) -> Config:
 
 
 def begun_config(config: Config) -> Config | None:
-    """The config of the run that is in the config's folder; None if there is none to be read."""
-    # Whatever keeps it from being read is said where the folder is opened.
+    """Returns the config of the run in `output.dir`; None if there is none, or it is unreadable."""
+    # An error is reported later, when the folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
         return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
     return None
 
 
 def with_prompt_date(config: Config) -> Config:
-    """The config with the date that its chat template writes: the run's, or today's for a new one.
+    """Sets the date that the chat template writes: the resumed run's date, or today's.
 
-    A template that writes no date has none.
+    A config whose template writes no date is returned unchanged.
     """
     from bacr_jax.prompts import prompt_date
 
@@ -143,7 +166,7 @@ def with_prompt_date(config: Config) -> Config:
 
 
 def with_sets_that_are_there(config: Config) -> Config:
-    """The config without the evaluation sets that data.eval_missing leaves out; says which."""
+    """Removes evaluation sets that are missing, if data.eval_missing allows it, and prints them."""
     from bacr_jax.questions.missing import without_missing
 
     config, lines = without_missing(config, begun_config(config), run_path(config))
@@ -155,30 +178,50 @@ def with_sets_that_are_there(config: Config) -> Config:
 def check_inputs(
     config: Config, resume: Resume, allowed: Sequence[str], *, download: bool
 ) -> list[str]:
-    """Refuses what training would before it uses a device, all of it in one error.
+    """Checks everything that training checks before it uses a device.
+
+    Args:
+      download: downloads the model if it is not in the hub's cache.
 
     Returns:
       Lines with the scores that verifiers give to reference answers.
+
+    Raises:
+      UserError: with all errors.
     """
     from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
     from bacr_jax.training.warmup_folder import check_warmup
 
-    def look() -> None:
-        processes.check_platform()
-        lines.extend(start.check_inputs(found[-1]))
-
-    found = [config]
+    # The config with the changes so far. A step that fails leaves it as it was.
+    resolved = config
     lines: list[str] = []
+
+    def resolve_model() -> None:
+        nonlocal resolved
+        resolved = with_local_model(resolved, download=download)
+
+    def resolve_sets() -> None:
+        nonlocal resolved
+        resolved = with_sets_that_are_there(resolved)
+
+    def resolve_prompt_date() -> None:
+        nonlocal resolved
+        resolved = with_prompt_date(resolved)
+
+    def read_inputs() -> None:
+        processes.check_platform()
+        lines.extend(start.check_inputs(resolved))
+
     faults = faults_of(
-        lambda: found.append(with_local_model(found[-1], download=download)),
-        lambda: found.append(with_sets_that_are_there(found[-1])),
-        lambda: found.append(with_prompt_date(found[-1])),
-        lambda: check_run_folder(run_path(config), found[-1], resume=resume, allowed=allowed),
+        resolve_model,
+        resolve_sets,
+        resolve_prompt_date,
+        lambda: check_run_folder(run_path(config), resolved, resume=resume, allowed=allowed),
         lambda: check_wandb(config),
-        lambda: check_warmup(found[-1], run_folder.RunPaths(run_path(config))),
-        look,
+        lambda: check_warmup(resolved, run_folder.RunPaths(run_path(config))),
+        read_inputs,
     )
     if faults:
         raise UserError(*faults)
@@ -186,7 +229,7 @@ def check_inputs(
 
 
 def run_path(config: Config) -> Path:
-    """The run folder that a config names; ~ is the home folder."""
+    """Returns the run folder of a config, with ~ replaced by the home folder."""
     try:
         return Path(config.output.dir).expanduser()
     except RuntimeError:
@@ -196,7 +239,15 @@ def run_path(config: Config) -> Path:
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
-    """The run folder: opened by the first process, after which the others follow."""
+    """Joins the processes of the run, and opens its folder: process 0 first, then the others.
+
+    Args:
+      resume: how to treat a run in the folder (`runs.folder.open_run`).
+      allowed: keys in which that run may differ.
+
+    Raises:
+      SystemExit: in the other processes, if process 0 can't open the folder.
+    """
     import numpy as np
 
     from bacr_jax.parallel import processes
@@ -204,7 +255,7 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
 
     path = run_path(config)
     if not processes.join():
-        # A folder that can't be used is refused before devices are.
+        # Checked before devices are started, so that a bad folder is reported quickly.
         check_run_folder(path, config, resume=resume, allowed=allowed)
         processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
@@ -228,41 +279,47 @@ def train(
     poll: Callable[[], None] | None = None,
     callbacks: Sequence["Callback"] = (),
 ) -> "Finished":
-    """Runs a config to its end in an opened run folder and returns its last event.
+    """Runs a config to its end in an opened run folder.
 
-    `poll` is called wherever work can be left; it raises `Preempted` to stop with a checkpoint.
+    Args:
+      poll: called wherever work can be interrupted; raises `Preempted` to stop with a checkpoint.
+      callbacks: called with every event of the run.
+
+    Returns:
+      The last event.
     """
-    # JAX is imported once the config is known to be good.
+    # JAX is imported after the config is checked.
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
-    from bacr_jax.training.loop import Trainer, TrainingFailed, VerifierFailed
+    from bacr_jax.training.failures import TrainingFailed, VerifierFailed
+    from bacr_jax.training.loop import Trainer
 
-    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as tell_phase:
+    with watched((Preempted, TrainingFailed, VerifierFailed, OutOfMemory)) as on_phase:
         try:
-            trainer = Trainer(config, folder, poll, tell_phase)
+            trainer = Trainer(config, folder, poll, on_phase)
         except BaseException:
             folder.discard()
             raise
-        state, step = _started(trainer, folder)
+        state, step = _start(trainer, folder)
         reporter = Reporter(folder, callbacks, trainer.evaluated)
         try:
-            reporter.tell(Started(folder.path, trainer.method.name, step, trainer.steps))
+            reporter.send(Started(folder.path, trainer.method.name, step, trainer.steps))
             trainer.evaluate(state, step, "before")
             reporter.catch_up()
             with trainer.training(state, step):
-                # What a stopped run still owed to this step.
+                # A stopped run may not have evaluated or saved this step.
                 trainer.maintain(state, step)
-                keep_export(trainer, state, step)
+                export_if_due(trainer, state, step)
                 while not trainer.finished(state, step):
                     state = trainer.iterate(state, step)
                     step += 1
                     reporter.step(step, trainer.steps, trainer.step_metrics)
                     trainer.maintain(state, step)
-                    keep_export(trainer, state, step)
+                    export_if_due(trainer, state, step)
                     reporter.catch_up()
             trainer.save(state, step)
-            keep_export(trainer, state, step, last=True)
+            export_if_due(trainer, state, step, last=True)
             trainer.evaluate(state, step, "after")
             reporter.catch_up()
         except (Preempted, CallbackRaised) as error:
@@ -270,44 +327,54 @@ def train(
             raise (error.error if isinstance(error, CallbackRaised) else error) from None
         done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
         try:
-            # The last checkpoint is whole by now.
+            # The last checkpoint is completely written now.
             reporter.catch_up()
-            reporter.tell(done)
+            reporter.send(done)
         except CallbackRaised as raised:
             raise raised.error from None
         return done
 
 
-def keep_export(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
-    """A Hugging Face folder of this step in exports/, if export.every is due or the run ends."""
-    every, out = trainer.config.export.every, trainer.folder.exports / str(step)
+def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
+    """Writes the policy as a Hugging Face folder in exports/, if export.every requires it.
+
+    Args:
+      last: True at the end of the run, which always exports if export.every is set.
+    """
+    every = trainer.config.export.every
+    out = trainer.folder.exports / str(step)
     if every is None or step == 0 or (step % every and not last):
         return
     from bacr_jax.export.from_run import export
     from bacr_jax.parallel import processes
 
-    if processes.text_from_first("there" if out.exists() else ""):
+    if processes.text_from_first("exists" if out.exists() else ""):
         return
     trainer.save(state, step)
     trainer.checkpoints.wait()
     trainer.poll()
-    trainer.tell_phase("export", step)
-    refused = ""
+    trainer.on_phase("export", step)
+    error_text = ""
     if trainer.writes:
-        for left in trainer.folder.exports.glob(".*"):
-            shutil.rmtree(left, ignore_errors=True)  # by a kill
+        # Incomplete exports of a process that was killed.
+        for incomplete in trainer.folder.exports.glob(".*"):
+            shutil.rmtree(incomplete, ignore_errors=True)
         try:
             export(trainer.folder.path, out, step=step)
         except UserError as error:
-            refused = str(error)
-    # The others wait here, where no phase of theirs seems stuck.
-    if refused := processes.text_from_first(refused):
-        raise UserError(refused)
+            error_text = str(error)
+    # The other processes wait here, in a phase that has no usual duration.
+    error_text = processes.text_from_first(error_text)
+    if error_text:
+        raise UserError(error_text)
     trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
 
 
-def _started(trainer: Any, folder: RunFolder) -> Any:
-    """State and step to go on from; only then the folder takes over what --allow-change allowed."""
+def _start(trainer: Any, folder: RunFolder) -> Any:
+    """Returns the state and the step to continue from.
+
+    Values that --allow-change allows are written to the folder only if the run can be resumed.
+    """
     try:
         state, step = trainer.start()
     except UserError as error:
@@ -324,9 +391,9 @@ def _started(trainer: Any, folder: RunFolder) -> Any:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Entry point; see EPILOG for the exit codes."""
+    """Runs the command. EPILOG describes the exit codes."""
     config, resume, allowed = parse(argv)
-    # XLA reads its flags once, when the first device is used.
+    # Before the first device is used, because XLA reads its flags only once.
     allow_fast_additions()
     make_reproducible(config)
     with joint_run(config, resume, allowed) as folder:
@@ -334,11 +401,11 @@ def main(argv: Sequence[str] | None) -> int:
 
 
 def _train(config: Config, folder: RunFolder) -> int:
-    """`train`, with its ends as exit codes."""
+    """Calls `train`, and converts its exceptions into exit codes."""
     quieten_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
-        from bacr_jax.training.loop import TrainingFailed
+        from bacr_jax.training.failures import TrainingFailed
 
     try:
         with PreemptionHandler() as interruption:
@@ -363,31 +430,31 @@ def run(
     resume: Resume = "auto",
     allow_change: Sequence[str] = (),
 ) -> "Finished":
-    """Trains as the command does, from a notebook or a script: `bacr_jax.train(config)`.
+    """Trains a policy from a notebook or a script: `bacr_jax.train(config)`.
 
-    A run that was stopped goes on where it was, and one that is finished is not trained again.
+    It works like the command: a stopped run is resumed, and a finished run is not trained again.
 
     Args:
-      config: settings, or what stands after --config: the file or the name of a config, or several
-        of which later ones win.
+      config: settings, or a value of --config: a file or the name of a config, or several of them,
+        of which later ones override earlier ones.
       overrides: `key.sub=value`, as on the command line.
-      callbacks: functions of one event, told of everything that happens (docs/notebook.md says
-        what they may do, and what becomes of a run in which one raises).
-      resume: what to do with a run that output.dir holds: go on (auto), refuse it (never), or
-        refuse to start without it (required).
-      allow_change: keys in which the run to go on with may differ.
+      callbacks: functions of one event, called with every event of the run. docs/notebook.md
+        describes what they may do, and what happens if one raises.
+      resume: what to do if output.dir contains a run: resume it (auto) or raise an error (never).
+        With `required` it is an error if it contains none.
+      allow_change: keys whose values may differ from the resumed run.
 
     Returns:
       The last event: the run's folder, its steps and the content of summary.json.
 
     Raises:
-      UserError: the input can't be used; nothing was trained. Or a verifier gave no answer a score
+      UserError: the input is invalid, and nothing was trained. Or a verifier scored no answer
         (`VerifierFailed`); a checkpoint was saved.
-      KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved and the same call
-        goes on.
-      SystemExit: SIGTERM or SIGUSR1, or no server is left; the same, with code 75, with which a
-        script that does not catch it ends.
-      TrainingFailed: going on would be no use.
+      KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved, and the same call
+        resumes the run.
+      SystemExit: SIGTERM, SIGUSR1, or no server is left; a checkpoint was saved. Its code is 75,
+        with which a script exits that does not catch it.
+      TrainingFailed: training can't continue.
       OutOfMemory: a device has too little memory.
     """
     if not isinstance(config, Config):
@@ -395,7 +462,8 @@ def run(
         config = config_io.load(files)
     config = config_io.override(config, overrides)
     check(config, allow_change)
-    config = with_sets_that_are_there(with_local_model(config, download=False))
+    config = with_local_model(config, download=False)
+    config = with_sets_that_are_there(config)
     config = with_prompt_date(config)
     allow_fast_additions()
     make_reproducible(config)
@@ -406,11 +474,11 @@ def run(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], None] | None]:
-    """Yields a `poll` that raises on signals; at the end Ctrl-C and SIGTERM end the call.
+    """Yields a `poll` that raises on signals, and converts its exception at the end.
 
-    Ctrl-C becomes a KeyboardInterrupt, everything else that leaves a checkpoint a SystemExit with
-    the command's own code. In a thread Python can't handle signals: there is no `poll` then, and
-    what leaves a checkpoint is raised as it is, since a SystemExit would end the thread silently.
+    `Preempted` becomes a KeyboardInterrupt after Ctrl-C, else a SystemExit with the command's exit
+    code. In a thread Python can't handle signals. The context then yields None and converts no
+    exception, because a SystemExit would end the thread silently.
     """
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
@@ -434,10 +502,9 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 
 
 class _CallableModule(types.ModuleType):
-    """`bacr_jax.train` is this module and can be called: the call is `run`.
+    """Class of this module, which makes the module callable: the call is `run`.
 
-    So `bacr_jax.train(config)` works beside `bacr train` and `bacr_jax.train.main`,
-    in whatever order things were imported.
+    So both `bacr_jax.train(config)` and `bacr_jax.train.main` work, in any order of imports.
     """
 
     __call__ = staticmethod(run)

@@ -13,7 +13,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.parallel.compile_cache import drop_torn, keep_programs, machine_name, make_room
+from bacr_jax.parallel.compile_cache import (
+    delete_incomplete,
+    delete_oldest,
+    keep_programs,
+    machine_name,
+)
 
 DIR, ENABLED = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
 LEAST = "jax_persistent_cache_min_compile_time_secs"
@@ -106,13 +111,13 @@ def test_the_programs_unused_for_longest_make_room(tmp_path):
         os.utime(folder / name, (place, place))
     (tmp_path / "another-cache").write_bytes(bytes(999))
     left = lambda: sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    make_room(tmp_path, 120)
+    delete_oldest(tmp_path, 120)
     assert left() == ["a-cache", "another-cache", "b-cache", "c-cache", "notes"]
     # Read later than it was written.
     os.utime(old / "a-cache", (9, 0))
-    make_room(tmp_path, 100)
+    delete_oldest(tmp_path, 100)
     assert left() == ["a-cache", "another-cache", "c-cache", "notes"]
-    make_room(tmp_path / "missing", 1)
+    delete_oldest(tmp_path / "missing", 1)
 
 
 def test_none_is_a_choice_and_no_misspelt_null():
@@ -170,19 +175,19 @@ def test_half_a_program_is_dropped_once_nobody_can_be_writing_it(tmp_path):
         os.utime(path, (now - age, now - age))
     (tmp_path / "notes").write_bytes(b"")
     torn = ("half", "empty", "less-a-byte", "other", "unreadable-zstd")
-    assert set(drop_torn(tmp_path)) == {f"{name}-cache" for name in torn}
+    assert set(delete_incomplete(tmp_path)) == {f"{name}-cache" for name in torn}
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"whole-cache", "being-written-cache", "notes", "looked"}
     # What was looked at is not looked at again; what was young then is.
     (tmp_path / "whole-cache").write_bytes(b"")
     os.utime(tmp_path / "whole-cache", (now - 90, now - 90))
     looked = tmp_path / "looked"
-    assert drop_torn(tmp_path) == []
+    assert delete_incomplete(tmp_path) == []
     os.utime(looked, (now - 40, now - 40))
     os.utime(tmp_path / "being-written-cache", (now - 35, now - 35))
-    assert drop_torn(tmp_path) == []
+    assert delete_incomplete(tmp_path) == []
     os.utime(looked, (now - 100, now - 100))
-    assert set(drop_torn(tmp_path)) == {"whole-cache"}
+    assert set(delete_incomplete(tmp_path)) == {"whole-cache"}
 
 
 def test_one_that_another_process_dropped_first_keeps_no_other(tmp_path, monkeypatch):
@@ -199,7 +204,7 @@ def test_one_that_another_process_dropped_first_keeps_no_other(tmp_path, monkeyp
             raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "unlink", also_elsewhere)
-    assert len(drop_torn(tmp_path)) == 2
+    assert len(delete_incomplete(tmp_path)) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["looked"]
     assert (tmp_path / "looked").stat().st_mtime < time.time() - 50
-    assert drop_torn(tmp_path / "missing") == []
+    assert delete_incomplete(tmp_path / "missing") == []

@@ -78,7 +78,7 @@ def test_who_is_told_of_huge_pages(
     file = tmp_path / "enabled"
     if kernel is not None:
         file.write_text(kernel)
-    monkeypatch.setattr(host_memory, "_KERNEL", file)
+    monkeypatch.setattr(host_memory, "_KERNEL_SETTING", file)
     monkeypatch.setattr(host_memory.platform, "libc_ver", lambda: ("glibc", libc))
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)

@@ -48,17 +48,15 @@ def test_a_silent_process_is_named_with_its_step_and_phase_by_all_others(three):
     every[2].enter("update", 7)
     run(3)
     said = run(SILENCE + 2, alive=(0, 1))
-    assert said and all(
-        line.startswith("process 2 on ") and "was lost at step 7 (update): it was not heard" in line
-        for line in said
-    )
+    problem = "was lost at step 7 (update): it sent no heartbeat for"
+    assert said and all(line.startswith("process 2 on ") and problem in line for line in said)
     assert "the same command goes on" in said[0] and "\n" not in said[0]
 
 
 def test_what_the_first_process_has_said_the_others_repeat(three):
     every, run = three
     run(2)
-    every[0].tell("process 2 was lost")
+    every[0].announce("process 2 was lost")
     assert run(1, alive=(1,)) == ["process 2 was lost"]
 
 
@@ -135,6 +133,6 @@ def test_a_relay_to_where_nobody_listens_closes_so_that_one_tries_again():
 
 
 def test_one_process_is_watched_by_nobody():
-    with peers.watched() as tell_phase:
-        tell_phase("update", 3)
+    with peers.watched() as on_phase:
+        on_phase("update", 3)
     assert not [one for one in threading.enumerate() if one.name == "peers"]

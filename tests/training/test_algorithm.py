@@ -17,7 +17,7 @@ from bacr_jax.curriculum import init_curriculum
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
-from bacr_jax.training.stages import adapted
+from bacr_jax.training.stages import update_curriculum
 from methods_world import NAMES, PRESETS, Odd, load, run_of
 
 
@@ -256,7 +256,7 @@ GROUPS = jnp.array([0, 1])
 
 
 def after(correct, due, **settings):
-    return adapted(
+    return update_curriculum(
         init_curriculum(2, mu0=8.0), GROUPS, jnp.asarray(correct), due,
         settings=CurriculumConfig(**settings),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout import Rollout
-from bacr_jax.training.dynamic_sampling import BatchPlan, Round, added, choose, wants_more
+from bacr_jax.training.dynamic_sampling import BatchPlan, Round, add_counters, choose, needs_round
 from bacr_jax.training.stages import round_keys
 from bacr_jax.types import Branches, Prompts, Trunks
 
@@ -37,13 +37,13 @@ KEEP = DynamicSampling(keep=lambda group_batch: group_batch, max_rounds=3)
 
 
 def test_the_first_round_always_and_more_until_enough_or_too_many():
-    assert wants_more([], None) and wants_more([], KEEP)
+    assert needs_round([], None) and needs_round([], KEEP)
     first = asked([1, 0, 1], 0)
-    assert not wants_more([first], None)
-    assert wants_more([first], KEEP)
-    assert not wants_more([first, asked([0, 1, 0], 3)], KEEP)
+    assert not needs_round([first], None)
+    assert needs_round([first], KEEP)
+    assert not needs_round([first, asked([0, 1, 0], 3)], KEEP)
     empty = [asked([0, 0, 0], 3 * i) for i in range(3)]
-    assert wants_more(empty[:2], KEEP) and not wants_more(empty, KEEP)
+    assert needs_round(empty[:2], KEEP) and not needs_round(empty, KEEP)
 
 
 def test_useful_questions_fill_the_batch_in_the_order_they_were_asked():
@@ -71,7 +71,7 @@ def test_one_round_is_taken_as_it_is():
 
 def test_counts_and_seconds_add_up_and_shares_do_not():
     one = {"tokens": 3, "decode_s": 0.5, "occupancy": 0.25, "thinking_max": 9}
-    assert added([one, {**one, "tokens": 4}]) == {
+    assert add_counters([one, {**one, "tokens": 4}]) == {
         "tokens": 7, "decode_s": 1.0, "occupancy": 0.25, "thinking_max": 9,
     }  # fmt: skip
 

@@ -60,7 +60,7 @@ def observed(config, plan, thinking, outcomes, tag=0):
     branches = Branches(*4 * [np.ones((rows, plan.cuts.shape[-1]), int)], *3 * [None])
     rollout = Rollout(trunks, branches, {})
     outcomes = np.array(outcomes, np.float32)[None, ..., None]
-    placed = stages.placed_cuts(run.method, plan, rollout)
+    placed = stages.resolve_cuts(run.method, plan, rollout)
     batch = stages.observe(run, None, placed, rollout, outcomes, {}, 0)
     return run.method, jax.tree.map(jnp.asarray, batch)
 

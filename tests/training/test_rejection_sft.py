@@ -63,12 +63,12 @@ def examples(tokenizer, correct):
     environment = types.SimpleNamespace(
         tokenizer=tokenizer, style=style, train=types.SimpleNamespace(prompts=prompts)
     )
-    answered = rejection_sft.Answered(
+    responses = rejection_sft.Responses(
         rollout_of(tokenizer, TEXTS, [True, True, False]),
-        asked=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
+        questions=np.arange(3), correct=np.array(correct), lengths=np.array([8, 8, 6]),
     )  # fmt: skip
     start = types.SimpleNamespace(opening=lambda length: f"{length}h")
-    return inspect.unwrap(rejection_sft.examples)(answered, environment, start)
+    return inspect.unwrap(rejection_sft.make_examples)(responses, environment, start)
 
 
 def test_correct_responses_that_ended_are_learned_with_their_length_before_them(tokenizer):

@@ -206,10 +206,10 @@ def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_p
 def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
     run, _ = served_run
     own = dataclasses.replace(run.config.rollout, engine="own")
-    assert start.can_go_ahead(
+    assert start.can_compile_ahead(
         dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=own))
     )
-    assert not start.can_go_ahead(run)
+    assert not start.can_compile_ahead(run)
 
 
 def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_path):

@@ -18,7 +18,7 @@ from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import without_timings
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training import start
-from bacr_jax.training.start import compiled_ahead
+from bacr_jax.training.start import compiling_in_background
 from methods_world import load, run_of
 from whole_runs import WHOLE_RUN
 
@@ -172,7 +172,7 @@ def test_a_failure_of_the_work_beside_is_not_the_runs():
     def work(poll):
         raise ValueError("memory, perhaps")
 
-    with compiled_ahead(work) as begin:
+    with compiling_in_background(work) as begin:
         begin()
         done = 1
     assert done == 1
@@ -187,7 +187,7 @@ def test_the_work_is_waited_for_and_left_only_where_the_run_has_failed():
             poll()
         seen.append("finished")
 
-    with compiled_ahead(work) as begin:
+    with compiling_in_background(work) as begin:
         begin()
         begin()
         started.wait(10)
@@ -195,12 +195,12 @@ def test_the_work_is_waited_for_and_left_only_where_the_run_has_failed():
     assert seen == ["finished"]
     started.clear()
     go_on.clear()
-    with pytest.raises(KeyError), compiled_ahead(work) as begin:
+    with pytest.raises(KeyError), compiling_in_background(work) as begin:
         begin()
         started.wait(10)
         raise KeyError
     assert seen == ["finished"]
-    with compiled_ahead(work):
+    with compiling_in_background(work):
         pass
     assert seen == ["finished"]
 
@@ -237,7 +237,7 @@ def test_nothing_of_the_loop_is_compiled_after_the_warm_up(compiled, tmp_path, m
     known = {name.removeprefix("jit(").removesuffix(")") for name in compiled[: at_start[0]]}
     loop = {"plan_batch", "train_step", "decode_trunks", "decode_branches", "token_advantages"}
     assert loop <= known and not late & {"plan_batch", "train_step", "token_advantages"}
-    monkeypatch.setattr(start, "can_go_ahead", lambda run: False)
+    monkeypatch.setattr(start, "can_compile_ahead", lambda run: False)
     run(config, [*keys, f"output.dir={tmp_path / 'later'}"])
     one, other = (without_timings(tmp_path / name / "metrics.jsonl") for name in ("ahead", "later"))
     assert one == other != []

@@ -120,4 +120,4 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     shared = [f"warmup.dir={tmp_path / 'run' / 'warmup'}", f"output.dir={tmp_path / 'other'}"]
     other = [*small, *options[:4], *shared]
     assert main(other) == 2
-    assert "the budgets told in words differ" in capsys.readouterr().err
+    assert "the budgets in the prompts differ" in capsys.readouterr().err

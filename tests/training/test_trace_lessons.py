@@ -8,7 +8,7 @@ import pytest
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.environment import build_environment
 from bacr_jax.questions.loaders import own_tokenizer
-from bacr_jax.training.trace_lessons import TraceLessons
+from bacr_jax.training.trace_lessons import SftBatches
 from methods_world import load
 from thinking_world import small
 
@@ -25,7 +25,7 @@ def lessons_of(tmp_path_factory):
         config = load(tmp_path_factory.mktemp("run"), None, *SETTINGS, *more)
         tokenizer = own_tokenizer(config.data)
         environment = build_environment(config, tokenizer, len(tokenizer))
-        return TraceLessons(config, environment), tokenizer
+        return SftBatches(config, environment), tokenizer
 
     return make
 
@@ -119,7 +119,7 @@ def table_lessons(tmp_path, rows, kind, tokens, *more):
     model = ("model.tokenizer=here", "warmup.steps=10", "warmup.batch_tokens=2000")
     config = load(tmp_path, None, *settings, *model, *more)
     tokenizer = small(tokens)
-    return TraceLessons(config, build_environment(config, tokenizer, len(tokenizer))), tokenizer
+    return SftBatches(config, build_environment(config, tokenizer, len(tokenizer))), tokenizer
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_the_report_names_what_was_seen_and_warns_where_the_bound_is_broken_agai
     assert only == "undid the update of step 2, since closed is 0; this step is sampled again"
     first, second = runs["undone"][1][2].notes
     assert first == only
-    assert second.startswith("without the update of step 2, still 0 as well; training goes on")
+    assert second.startswith("without the update of step 2, still 0 as well; training continues")
 
 
 def test_the_step_is_sampled_again_with_another_key(runs):

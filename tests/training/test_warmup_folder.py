@@ -12,7 +12,7 @@ from bacr_jax.runs.checkpoint import Checkpoints, read_part
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training.warmup_folder import (
     check_warmup,
-    keep_warmup,
+    save_warmup,
     told_budgets,
     warmup_fingerprint,
 )
@@ -105,6 +105,6 @@ def test_weights_that_nothing_says_whose_they_are_are_replaced(tmp_path):
     theirs = Checkpoints(paths.weights, keep=1)
     theirs.save(3, {"w": np.zeros(2, np.float32)}, {})
     theirs.close()
-    keep_warmup(config, paths, 3, {"w": np.ones(2, np.float32)}, {})
+    save_warmup(config, paths, 3, {"w": np.ones(2, np.float32)}, {})
     assert read_part(paths.weights / "3" / "state", "w").tolist() == [1, 1]
     assert json.loads(paths.identity.read_text())["steps"] == 3

@@ -1,4 +1,4 @@
-"""Devices and processes: a mesh, one table of shardings, and what several hosts must agree on."""
+"""Devices and processes: the mesh, the shardings, and communication between processes."""
 
 from bacr_jax.parallel.mesh import (
     AXES as AXES,

@@ -1,12 +1,12 @@
-"""Compiled programs kept on disk, so that the next start of the same work compiles nothing.
+"""The folder of JAX's persistent compilation cache, so that a program is compiled only once.
 
-JAX keeps and finds them (its persistent compilation cache); here it is told where. Programs for
-CPUs hold the instructions and the number of threads of the machine that compiled them, which JAX's
-keys don't name, so they lie in a folder per kind of machine and version of jaxlib.
+JAX writes and finds the programs; this module chooses the folder and cleans it. Programs for CPUs
+depend on the instructions and the number of threads of the machine that compiled them, which JAX's
+keys do not contain. So there is a folder per kind of machine and version of jaxlib.
 
-JAX writes a program straight into its place, and never replaces one that is there: half a program,
-left by a process that was killed while it wrote, would be warned of and compiled anew at every
-start. So those that were written since the last start are looked at once.
+JAX writes a program directly into its final file, and never replaces an existing file. A process
+that is killed while writing leaves an incomplete program, which would cause a warning and a new
+compilation at every start. So programs written since the last start are checked once.
 """
 
 import contextlib
@@ -28,28 +28,38 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from bacr_jax.parallel import processes
 
-# The value of output.compile_cache that turns it off.
+# Value of output.compile_cache that disables the cache.
 OFF = "none"
-# What the folders of all machines may hold together, in bytes; the quickstart's programs are a few
-# megabytes, those of a large model on GPUs some hundreds.
-MOST_KEPT = 4 << 30
-_DIR, _LEAST_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+# Limit on the folders of all machines together, in bytes. The programs of the quickstart are a few
+# megabytes, the programs of a large model on GPUs some hundreds.
+MAX_BYTES = 4 << 30
+# Names of JAX's settings.
+_DIR = "jax_compilation_cache_dir"
+_MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 _ENABLED = "jax_enable_compilation_cache"
-_PREFIX, _SUFFIX = "xla-", "-cache"
-# More than a file system keeps beside a file's name.
+# Names of machines' folders begin, and names of program files end, with these.
+_PREFIX = "xla-"
+_SUFFIX = "-cache"
+# Written to test a folder. Larger than what a file system stores together with a file's name.
 _PROBE = bytes(1 << 16)
-# Its time says up to when all programs of its folder are known to be whole.
-_LOOKED = "looked"
-# Seconds after which nobody is still writing a program.
-_SETTLED = 60.0
-_ZSTD, _PIECE = b"\x28\xb5\x2f\xfd", 1 << 20
+# Marker file. Its mtime is the time up to which all programs of its folder are checked.
+_MARKER = "looked"
+# Seconds after which a program file is no longer being written.
+_WRITE_SECONDS = 60.0
+# First bytes of a zstd file.
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# Bytes that are unpacked at once.
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The folder in which compiled programs are kept, if in one, and a line that says where.
+class CacheFolder:
+    """The folder of the compilation cache.
 
-    `refused`: they should have been kept, and can't be.
+    Attributes:
+      folder: None if the cache is disabled, or is at a URL.
+      line: line for the user with the folder and the key that chose it.
+      refused: True if the cache is enabled, but its folder can't be written.
     """
 
     folder: Path | None
@@ -57,132 +67,142 @@ class Kept:
     refused: bool = False
 
 
-def keep_programs(setting: str | None) -> Kept:
-    """Tells JAX where compiled programs are kept; call it before the first is compiled.
+def keep_programs(setting: str | None) -> CacheFolder:
+    """Sets the folder of JAX's compilation cache. Call it before the first program is compiled.
 
-    `setting` is `output.compile_cache`. None: where JAX_COMPILATION_CACHE_DIR says, or else in the
-    user's cache folder; "none": nowhere. A URL is left to JAX. A folder that can't be written is
-    no error: programs are compiled anew then.
+    A folder that can't be written is not an error; programs are then compiled at every start.
+
+    Args:
+      setting: `output.compile_cache`: a folder, a URL that JAX supports, or "none" to disable the
+        cache. None for JAX_COMPILATION_CACHE_DIR, or else a folder in the user's cache folder.
     """
     if not jax.config.values[_ENABLED]:
-        return Kept(None, f"compiled programs are not kept ({_ENABLED.upper()})")
+        return CacheFolder(None, f"compiled programs are not kept ({_ENABLED.upper()})")
     if setting == OFF:
-        _use(None)
-        return Kept(None, f"compiled programs are not kept (output.compile_cache={OFF})")
-    given = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
-    # Another run of this process may have set this module's own.
-    own = setting is not None or not given or Path(given).name == machine_name()
-    key, base = ("output.compile_cache", setting) if own else (_DIR.upper(), given)
+        _set_jax_folder(None)
+        return CacheFolder(None, f"compiled programs are not kept (output.compile_cache={OFF})")
+    jax_folder = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
+    # A folder with this machine's name was set by this module, in an earlier run of this process.
+    is_ours = setting is not None or not jax_folder or Path(jax_folder).name == machine_name()
+    key = "output.compile_cache" if is_ours else _DIR.upper()
+    base = setting if is_ours else jax_folder
     if base and "://" in base:
-        url = f"{base.rstrip('/')}/{machine_name()}" if own else base
-        _use(url)
-        return Kept(None, f"compiled programs are kept in {url} ({key})")
+        url = f"{base.rstrip('/')}/{machine_name()}" if is_ours else base
+        _set_jax_folder(url)
+        return CacheFolder(None, f"compiled programs are kept in {url} ({key})")
     try:
         folder = (_user_folder() if base is None else Path(base).expanduser()).absolute()
-        folder /= machine_name() if own else ""
-        _try_to_write(folder, 0o700 if own else 0o777)
+        if is_ours:
+            folder /= machine_name()
+        _try_to_write(folder, 0o700 if is_ours else 0o777)
     except (OSError, RuntimeError) as error:
-        _use(None)
+        _set_jax_folder(None)
         reason = getattr(error, "strerror", None) or str(error)
         path = getattr(error, "filename", None) or base or "in the home folder"
-        return Kept(
-            None,
+        line = (
             f"WARNING, {key}: can't be written ({path}: {reason}), so that every start compiles "
-            f"anew; write another folder, or output.compile_cache={OFF}",
-            refused=True,
+            f"anew; write another folder, or output.compile_cache={OFF}"
         )
-    drop_torn(folder)
-    if own:
-        make_room(folder.parent, MOST_KEPT)
-        if _LEAST_SECONDS.upper() not in os.environ:
-            # Hundreds of small programs are most of a start.
-            jax.config.update(_LEAST_SECONDS, 0.0)
-    _use(str(folder))
-    return Kept(folder, f"compiled programs are kept in {folder} ({key})")
+        return CacheFolder(None, line, refused=True)
+    delete_incomplete(folder)
+    if is_ours:
+        delete_oldest(folder.parent, MAX_BYTES)
+        if _MIN_SECONDS.upper() not in os.environ:
+            # Hundreds of small programs take most of the time of a start.
+            jax.config.update(_MIN_SECONDS, 0.0)
+    _set_jax_folder(str(folder))
+    return CacheFolder(folder, f"compiled programs are kept in {folder} ({key})")
 
 
 def _user_folder() -> Path:
-    """This user's and package's folder, by XDG; RuntimeError: nobody knows the home folder."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification has relative paths ignored.
-    cache = named if named.is_absolute() else Path.home() / ".cache"
+    """Returns this package's folder in the user's cache folder, by the XDG specification.
+
+    Raises:
+      RuntimeError: the home folder is unknown.
+    """
+    xdg_folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The specification requires that relative paths are ignored.
+    cache = xdg_folder if xdg_folder.is_absolute() else Path.home() / ".cache"
     return cache / "bacr_jax" / "compiled"
 
 
 def machine_name() -> str:
-    """Names what a compiled program fits: jaxlib, the processor's abilities, threads in use."""
-    abilities = platform.machine() + platform.processor()
+    """Returns a name of what programs depend on: jaxlib, processor instructions and threads."""
+    features = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        # x86 and ARM call them differently; all cores have the same.
-        abilities += next((x for x in lines if x.startswith(("flags", "Features"))), "")
-    # XLA splits a program's work over that many.
+        # The names on x86 and on ARM. All cores have the same line, so the first is enough.
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    # XLA divides a program's work into this number of parts.
     threads = processes.threads(os.environ)
-    digest = hashlib.sha256(abilities.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(features.encode()).hexdigest()[:8]
     return f"{_PREFIX}{importlib.metadata.version('jaxlib')}-{digest}-{threads}"
 
 
-def make_room(base: Path, most: int) -> None:
-    """Removes the programs that were not used for longest, until `most` bytes are left.
+def delete_oldest(base: Path, max_bytes: int) -> None:
+    """Deletes the programs that were unused for longest, until `max_bytes` bytes are left.
 
-    Removes files in the machines' folders of `base` only. Several processes may do so at once, and
-    others may be reading.
+    Only program files in the machines' folders of `base` are deleted. Other processes may do the
+    same or read at the same time.
     """
-    # Not by jax_compilation_cache_max_size, because JAX 0.10.2 then reads the time of every kept
-    # program before it writes one, under a lock: 35 ms a write with 1,000 programs kept, instead of
-    # 0.05 ms (a Xeon's two cores), and a start writes hundreds. A process that is killed between
-    # a program and its time would also make all later writes fail.
-    found = sorted(_programs(base), reverse=True)
-    kept = 0
-    for _, size, path in found:
-        kept += size
-        if kept > most:
+    # jax_compilation_cache_max_size would do this, but JAX 0.10.2 then reads the time of every
+    # stored program before each write, under a lock: 35 ms a write with 1,000 stored programs
+    # instead of 0.05 ms (two cores of a Xeon), and a start writes hundreds. A process that is
+    # killed between writing a program and its time would also make all later writes fail.
+    newest_first = sorted(_programs(base), reverse=True)
+    total = 0
+    for _, size, path in newest_first:
+        total += size
+        if total > max_bytes:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
 
-def drop_torn(folder: Path) -> list[str]:
-    """Removes programs written by half since this was last called, and gives their names.
+def delete_incomplete(folder: Path) -> list[str]:
+    """Deletes incomplete programs that were written since the last call, and returns their names.
 
-    Those of the last minute are left for the next call: they may be being written. The folder need
-    not be there, nor be one of files.
+    Programs of the last minute are left for the next call, because they may still be being written.
+    The folder may be missing.
     """
-    looked, torn = folder / _LOOKED, []
-    # No OSError is worth a run: what can't be looked at is read by JAX, or not.
+    marker = folder / _MARKER
+    deleted: list[str] = []
+    # No OSError may stop a run: a program that can't be checked here is read by JAX, or is not.
     with contextlib.suppress(OSError):
-        since = looked.stat().st_mtime if looked.exists() else 0.0
-        looked.touch()
-        # The file system's own clock, which may not be this machine's.
-        settled = looked.stat().st_mtime - _SETTLED
+        checked_until = marker.stat().st_mtime if marker.exists() else 0.0
+        marker.touch()
+        # The clock of the file system, which may differ from the clock of this machine.
+        finished_before = marker.stat().st_mtime - _WRITE_SECONDS
         with os.scandir(folder) as entries:
             for entry in entries:
-                # Another process may do the same.
+                if not entry.name.endswith(_SUFFIX):
+                    continue
+                # Another process may delete it at the same time.
                 with contextlib.suppress(FileNotFoundError):
-                    written = entry.stat().st_mtime if entry.name.endswith(_SUFFIX) else since
-                    if since < written <= settled and not _is_whole(Path(entry.path)):
+                    is_unchecked = checked_until < entry.stat().st_mtime <= finished_before
+                    if is_unchecked and not _is_complete(Path(entry.path)):
                         os.unlink(entry.path)
-                        torn.append(entry.name)
-        os.utime(looked, (settled, settled))
-    return torn
+                        deleted.append(entry.name)
+        os.utime(marker, (finished_before, finished_before))
+    return deleted
 
 
-def _is_whole(program: Path) -> bool:
-    """Whether a kept program can be unpacked to its end."""
+def _is_complete(program: Path) -> bool:
+    """True if a stored program can be unpacked to its end."""
     with program.open("rb") as file:
         try:
-            packed = _unpacker(file.read(len(_ZSTD)))
+            unpacker = _unpacker(file.read(len(_ZSTD)))
             file.seek(0)
-            for piece in iter(lambda: file.read(_PIECE), b""):
-                packed.decompress(piece)
+            while chunk := file.read(_CHUNK):
+                unpacker.decompress(chunk)
         except OSError:
             raise
-        except Exception:  # each of the three libraries has its own, if it is there at all
+        except Exception:  # Each of the three libraries has its own error, or is not installed.
             return False
-    return bool(packed.eof)
+    return bool(unpacker.eof)
 
 
-def _unpacker(start: bytes) -> Any:
-    """What unpacks a program that starts so; JAX packs with zstd where it is installed."""
-    if start != _ZSTD:
+def _unpacker(first_bytes: bytes) -> Any:
+    """Returns a decompressor for a program file. JAX uses zstd if it is installed, else zlib."""
+    if first_bytes != _ZSTD:
         return zlib.decompressobj()
     if sys.version_info >= (3, 14):
         return importlib.import_module("compression.zstd").ZstdDecompressor()
@@ -190,27 +210,32 @@ def _unpacker(start: bytes) -> Any:
 
 
 def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
-    """When each kept program was last used, its bytes and its path."""
+    """Yields the time of the last use, the size in bytes and the path of each stored program."""
     for folder in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(_SUFFIX):
-                    with contextlib.suppress(OSError):
-                        stat = entry.stat()
-                        yield max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path
+                if not entry.name.endswith(_SUFFIX):
+                    continue
+                with contextlib.suppress(OSError):
+                    stat = entry.stat()
+                    yield max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path
 
 
 def _try_to_write(folder: Path, mode: int) -> None:
-    """Makes the folder, if it is not there, and writes to it; OSError: no room, or no right."""
+    """Creates the folder if it is missing, and writes to it.
+
+    Raises:
+      OSError: the disk is full, or permissions are missing.
+    """
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(_PROBE)
         file.flush()
 
 
-def _use(wanted: str | None) -> None:
-    """Has JAX keep programs in a folder or at a URL, or nowhere."""
-    if jax.config.values[_DIR] != wanted:
-        jax.config.update(_DIR, wanted)
-        # JAX opens its cache with the first program, and asks once whether there is one.
+def _set_jax_folder(folder: str | None) -> None:
+    """Sets JAX's cache to a folder or URL; None disables it."""
+    if jax.config.values[_DIR] != folder:
+        jax.config.update(_DIR, folder)
+        # JAX opens its cache with the first program, and does not look at the setting again.
         compilation_cache.reset_cache()

@@ -1,7 +1,8 @@
-"""The mesh of a run: which layouts of the devices are legal, and the one the config asks for.
+"""The device mesh of a run: its valid layouts, and the layout of the config's section `mesh`.
 
-Rows are split over `data` and `fsdp`, parameters over `fsdp` and `tensor`. A device of a
-(data 2, fsdp 4) mesh holds an eighth of the rows and a quarter of the parameters.
+Rows are split over `data` and `fsdp`, parameters over `fsdp` and `tensor`. For example, a device of
+a (data 2, fsdp 4) mesh stores an eighth of the rows and a quarter of the parameters. `shardings`
+assigns the dimensions of parameters to these axes.
 """
 
 import math
@@ -18,7 +19,7 @@ AXES = ("data", "fsdp", "tensor")
 
 
 class MeshShape(NamedTuple):
-    """Devices along each axis.
+    """Number of devices along each axis.
 
     Attributes:
       data: copies of the parameters.
@@ -34,35 +35,37 @@ class MeshShape(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Devices of all axes together."""
+        """Returns the number of devices of all axes together."""
         return self.data * self.fsdp * self.tensor
 
     @property
     def row_shards(self) -> int:
-        """Parts that the rows of a batch are split into."""
+        """Returns the number of parts that the rows of a batch are split into."""
         return self.data * self.fsdp
 
     @property
     def param_shards(self) -> int:
-        """Parts that a parameter of the learner is split into."""
+        """Returns the number of parts that a parameter of the learner is split into."""
         return self.fsdp * self.tensor
 
     @property
     def slot_shards(self) -> int:
-        """Parts that decoded rows are split into."""
+        """Returns the number of parts that decoded rows are split into."""
         return self.num_devices // self.decode_tensor
 
 
 def _divisors(n: int) -> list[int]:
+    """Returns all divisors of a number, ascending."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """How far apart two layouts are, in factors."""
+    """Returns the distance of two layouts: the sum of |log(a / b)| over their axes."""
     return sum(abs(math.log(a / b)) for a, b in zip(one, other))
 
 
 def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int, int, int]]:
+    """Yields every (data, fsdp, tensor) of all devices whose shards divide width and heads."""
     for data in _divisors(num_devices):
         for fsdp in _divisors(num_devices // data):
             tensor = num_devices // data // fsdp
@@ -73,14 +76,15 @@ def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int,
 def layouts(
     num_devices: int, *, hidden_size: int, intermediate_size: int, num_kv_heads: int
 ) -> Iterator[MeshShape]:
-    """Every layout of so many devices that `resolve` accepts for a model."""
+    """Yields every layout of these devices that `resolve` accepts for a model."""
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     for data, fsdp, tensor in _layouts(num_devices, hidden_size, kv_heads):
         for decode_tensor in _divisors(math.gcd(fsdp * tensor, kv_heads)):
             yield MeshShape(data, fsdp, tensor, decode_tensor)
 
 
-def _written(shape: Sequence[int]) -> str:
+def _to_config(shape: Sequence[int]) -> str:
+    """Returns a layout as config keys, for error messages."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, shape))
 
 
@@ -92,58 +96,70 @@ def resolve(
     intermediate_size: int,
     num_kv_heads: int,
 ) -> MeshShape:
-    """The layout that a config asks for on so many devices, those of all processes.
+    """Returns the layout of a config's section `mesh`.
 
-    fsdp -1 takes all remaining devices. `fsdp` splits the model's width D, `tensor` the width of
-    its MLP and the key/value heads K.
+    mesh.fsdp=-1 uses all remaining devices. `fsdp` splits the model's width D; `tensor` splits the
+    width of its MLP and the key/value heads K.
+
+    Args:
+      num_devices: devices of all processes.
+
+    Raises:
+      UserError: the layout does not fit the devices or the model.
     """
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     fitting = list(_layouts(num_devices, hidden_size, kv_heads))
-    rest = num_devices // (config.data * config.tensor)
-    fsdp = max(rest, 1) if config.fsdp == -1 else config.fsdp
-    wanted = (config.data, fsdp, config.tensor)
+    fsdp = config.fsdp
+    if fsdp == -1:
+        fsdp = max(num_devices // (config.data * config.tensor), 1)
+    requested = (config.data, fsdp, config.tensor)
     model = f"{num_kv_heads} key/value heads, width {hidden_size}, MLP {intermediate_size}"
     if not fitting:
         raise UserError(
             f"mesh: no layout of {num_devices} devices fits the model ({model}), whose width and "
             "heads must divide by the shards; use another number of devices (CUDA_VISIBLE_DEVICES)"
         )
-    nearest = min(fitting, key=lambda layout: _distance(layout, wanted))
-    if math.prod(wanted) != num_devices:
-        asked = f"{config.data} x {config.fsdp} x {config.tensor}"
+    nearest = min(fitting, key=lambda layout: _distance(layout, requested))
+    if math.prod(requested) != num_devices:
         raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.tensor: found {asked}, which does not make "
-            f"{num_devices} devices; write {_written(nearest)}"
+            f"mesh.data x mesh.fsdp x mesh.tensor: found {config.data} x {config.fsdp} x "
+            f"{config.tensor}, which does not make {num_devices} devices; "
+            f"write {_to_config(nearest)}"
         )
     if num_kv_heads % config.tensor or intermediate_size % config.tensor:
         raise UserError(
             f"mesh.tensor={config.tensor}: must divide the model's heads and MLP ({model}); "
-            f"write {_written(nearest)}"
+            f"write {_to_config(nearest)}"
         )
     if hidden_size % fsdp:
         raise UserError(
-            f"mesh.fsdp={fsdp}: must divide the model's width ({model}); write {_written(nearest)}"
+            f"mesh.fsdp={fsdp}: must divide the model's width ({model}); "
+            f"write {_to_config(nearest)}"
         )
-    decode = config.tensor if config.decode_tensor is None else config.decode_tensor
+    decode_tensor = config.tensor if config.decode_tensor is None else config.decode_tensor
     shards = fsdp * config.tensor
     sizes = _divisors(math.gcd(shards, kv_heads))
-    if decode not in sizes:
+    if decode_tensor not in sizes:
+        nearest_size = min(sizes, key=lambda size: _distance([size], [decode_tensor]))
         raise UserError(
-            f"mesh.decode_tensor={decode}: must divide the heads and MLP ({model}) and mesh.fsdp x "
-            f"mesh.tensor={shards}; write {min(sizes, key=lambda d: _distance([d], [decode]))}"
+            f"mesh.decode_tensor={decode_tensor}: must divide the heads and MLP ({model}) and "
+            f"mesh.fsdp x mesh.tensor={shards}; write {nearest_size}"
         )
-    return MeshShape(*wanted, decode)
+    return MeshShape(*requested, decode_tensor)
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of the given layout over all devices of all processes (or over `devices`)."""
+    """Returns a mesh of a layout over `devices`; None for all devices of all processes."""
     return jax.make_mesh(shape[:3], AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def decode_mesh(mesh: Mesh, tensor: int) -> Mesh:
-    """The same devices in the same order with another tensor axis, for the decode copy."""
-    data, fsdp, old = mesh.devices.shape
-    if tensor == old:
+    """Returns a mesh of the same devices in the same order with another size of `tensor`.
+
+    The decode copy of the parameters uses it.
+    """
+    data, fsdp, learner_tensor = mesh.devices.shape
+    if tensor == learner_tensor:
         return mesh
-    devices = mesh.devices.reshape(data, fsdp * old // tensor, tensor)
+    devices = mesh.devices.reshape(data, fsdp * learner_tensor // tensor, tensor)
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,8 +1,9 @@
-"""Whether the other processes of a run are alive, and one line when they are not.
+"""Detects that another process of a run was lost, and ends this process with one clear line.
 
-JAX ends a process whose peers are gone by SIGABRT, or leaves it waiting. So each says once a second
-what it does, in the key-value store by which JAX had them find each other. Whoever misses one says
-which, and leaves as a stopped run does.
+If a process of a run ends, JAX ends the others by SIGABRT or leaves them waiting. So each process
+writes a heartbeat with its phase and step once a second, into the key-value store of JAX's
+coordination service. A process that misses the heartbeats of another process prints which one, and
+exits with the code of a stopped run.
 """
 
 import contextlib
@@ -19,24 +20,39 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError, printable
 
-# Seconds between two words of a process; of silence until it is lost, also where a collective has
-# failed meanwhile; between looks, beyond which this process was stopped itself.
-BEAT, SILENCE, SILENCE_AFTER_FAILURE, OWN_GAP = 1.0, 30.0, 5.0, 10.0
-# A phase that lasts so many times its longest, and so many seconds, will not end.
-STUCK_TIMES, STUCK_SECONDS = 10.0, 900.0
-_ENDED, _DONE = "ended", "done"
-_PLACE = "bacr/peers/"
+# Seconds between two heartbeats of a process.
+BEAT = 1.0
+# Seconds without a heartbeat after which a process counts as lost.
+SILENCE = 30.0
+# The same after a collective has failed in this process.
+SILENCE_AFTER_FAILURE = 5.0
+# Seconds between two checks of this process after which it was itself suspended.
+SUSPENDED_GAP = 10.0
+# A phase counts as stuck after this many times its longest duration, and at least these seconds.
+STUCK_TIMES = 10.0
+STUCK_SECONDS = 900.0
+# Last phases of a process: it failed, or it has finished.
+_ENDED = "ended"
+_DONE = "done"
+# Folder of the keys in the store.
+_KEYS = "bacr/peers/"
+# Numbers the barriers at the end of `watched`, since the name of a barrier can't be used twice.
 _BARRIERS = itertools.count()
 
-TellPhase = Callable[[str, int], None]
-# Set once the host of process 0 has closed its connection.
+# Called with the name and the step of a phase that begins.
+OnPhase = Callable[[str, int], None]
+# Set once process 0 has closed its connection to this process.
 _first_gone = threading.Event()
 
 
 def relay(address: str) -> str:
-    """An address on this machine that leads to another one, and stays open when that one closes.
+    """Opens a local address that forwards to another address, and stays open when that closes.
 
-    JAX's client would end this process within a millisecond of the other end's closing.
+    JAX's client connects through the relay, because it would end this process within a millisecond
+    after the coordinator closes the connection.
+
+    Returns:
+      The local address, as host:port.
     """
     host, _, port = address.rpartition(":")
     listener = socket.create_server(("127.0.0.1", 0))
@@ -47,16 +63,16 @@ def relay(address: str) -> str:
             try:
                 far = socket.create_connection((host.strip("[]"), int(port)))
             except OSError:
-                near.close()  # Not there yet: the client tries again.
+                near.close()  # The coordinator has not started, so the client tries again.
                 continue
             _first_gone.clear()
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=copy, args=(one, other, near), daemon=True).start()
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=copy, args=(source, sink, near), daemon=True).start()
 
     def copy(source: socket.socket, sink: socket.socket, near: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                with contextlib.suppress(OSError):  # What is sent to one who is gone is lost.
+                with contextlib.suppress(OSError):  # Data for a closed connection is dropped.
                     sink.sendall(data)
         if source is near:
             near.close()
@@ -70,134 +86,185 @@ def relay(address: str) -> str:
 
 
 class Peers:
-    """What the processes of a run said last in the store of JAX's coordination service."""
+    """The heartbeats of all processes of a run, in the store of JAX's coordination service."""
 
     def __init__(
         self, store: Any, index: int, count: int, clock: Callable[[], float] = time.monotonic
     ):
-        self._store, self._index, self._clock = store, index, clock
-        self._said: dict[str, Any] = {"host": socket.gethostname(), "phase": "start"}
-        self._said |= {"step": 0, "beat": 0}
-        self._since, self._longest = clock(), dict[str, float]()
-        # The newest words of each, and when they were heard.
-        self._rows: dict[int, dict[str, Any]] = {i: {} for i in range(count)}
-        self._heard = dict.fromkeys(range(count), clock())
-        self._looked, self._exchanged, self._told = clock(), clock(), ""
+        """Starts in the phase `start`.
+
+        Args:
+          store: client of JAX's coordination service.
+          index: index of this process.
+          count: number of processes.
+        """
+        now = clock()
+        self._store = store
+        self._index = index
+        self._clock = clock
+        # The heartbeat of this process.
+        self._status: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "phase": "start",
+            "step": 0,
+            "beat": 0,
+        }
+        self._phase_start = now
+        # Longest duration of each finished phase, in seconds.
+        self._longest: dict[str, float] = {}
+        # The newest heartbeat of each process, and the time when it arrived.
+        self._heartbeats: dict[int, dict[str, Any]] = {i: {} for i in range(count)}
+        self._arrived = dict.fromkeys(range(count), now)
+        self._last_check = now
+        self._last_exchange = now
+        # Line of process 0 about a process that was lost.
+        self._announced = ""
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """This process begins a phase of a step; None: of the same."""
-        step = self._said["step"] if step is None else step
-        before, now = self._said["phase"], self._clock()
-        self._longest[before] = max(self._longest.get(before, 0.0), now - self._since)
-        self._said, self._since = self._said | {"phase": phase, "step": step}, now
+        """Begins a phase of this process.
+
+        Args:
+          step: None for the step of the phase before.
+        """
+        now = self._clock()
+        finished_phase = self._status["phase"]
+        seconds = now - self._phase_start
+        self._longest[finished_phase] = max(self._longest.get(finished_phase, 0.0), seconds)
+        if step is None:
+            step = self._status["step"]
+        # Another thread reads these, so the time comes first and the dict is a new one.
+        self._phase_start = now
+        self._status = self._status | {"phase": phase, "step": step}
 
     def exchange(self) -> None:
-        """Says what this process does and hears the others."""
-        self._said["beat"] += 1
+        """Writes a heartbeat of this process, and reads the heartbeats of the others."""
+        self._status["beat"] += 1
         self._store.key_value_set(
-            f"{_PLACE}{self._index}", json.dumps(self._said), allow_overwrite=True
+            f"{_KEYS}{self._index}", json.dumps(self._status), allow_overwrite=True
         )
-        found = {
-            key.rpartition("/")[2]: text for key, text in self._store.key_value_dir_get(_PLACE)
-        }
-        self._told = found.pop("lost", "")
-        for index, row in ((int(name), json.loads(text)) for name, text in found.items()):
-            if self._rows[index] != row:
-                self._rows[index], self._heard[index] = row, self._clock()
-        self._exchanged = self._clock()
+        texts = {}
+        for key, text in self._store.key_value_dir_get(_KEYS):
+            texts[key.rpartition("/")[2]] = text
+        self._announced = texts.pop("lost", "")
+        for name, text in texts.items():
+            index = int(name)
+            heartbeat = json.loads(text)
+            if self._heartbeats[index] != heartbeat:
+                self._heartbeats[index] = heartbeat
+                self._arrived[index] = self._clock()
+        self._last_exchange = self._clock()
 
-    def tell(self, line: str) -> None:
-        """Has the others say the same of what was lost."""
+    def announce(self, line: str) -> None:
+        """Writes a line about a lost process, which the other processes then print as well."""
         with contextlib.suppress(Exception):
-            self._store.key_value_set(f"{_PLACE}lost", line, allow_overwrite=True)
+            self._store.key_value_set(f"{_KEYS}lost", line, allow_overwrite=True)
 
     def lost(self, silence: float = SILENCE) -> str | None:
-        """What has gone wrong with the processes of this run; None: nothing."""
-        now, looked = self._clock(), self._looked
-        self._looked = now
-        if now - looked > OWN_GAP:
-            # It was stopped itself, perhaps with the others.
-            self._heard, self._exchanged = dict.fromkeys(self._heard, now), now
-        if self._told:
-            return self._told
-        if _first_gone.is_set() and self._rows[0].get("phase") != _DONE:
+        """Returns a line about a process that was lost or is stuck; None if all are well.
+
+        Args:
+          silence: seconds without a heartbeat after which a process counts as lost.
+        """
+        now = self._clock()
+        seconds_since_check = now - self._last_check
+        self._last_check = now
+        if seconds_since_check > SUSPENDED_GAP:
+            # This process was suspended, perhaps together with the others.
+            self._arrived = dict.fromkeys(self._arrived, now)
+            self._last_exchange = now
+        if self._announced:
+            return self._announced
+        if _first_gone.is_set() and self._heartbeats[0].get("phase") != _DONE:
             return self._line(0, "has closed its connection")
-        # The store is process 0's: without it nobody is heard.
-        ages = {i: self._exchanged - heard for i, heard in self._heard.items()}
-        ages[0] = max(ages[0], now - self._exchanged)
+        # Ages at the last exchange. Process 0 has the store, so without it no exchange works.
+        ages = {i: self._last_exchange - arrived for i, arrived in self._arrived.items()}
+        ages[0] = max(ages[0], now - self._last_exchange)
         for other, age in ages.items():
-            done = other == self._index or self._rows[other].get("phase") == _DONE
-            if age > silence and not done:
-                return self._line(other, f"was not heard of for {age:.0f} s")
-        phase, spent = self._said["phase"], now - self._since
-        longest = self._longest.get(phase)
-        if longest is not None and spent > max(STUCK_SECONDS, STUCK_TIMES * longest):
-            what = f"has been in it for {spent:.0f} s, where {longest:.0f} s were the longest"
-            return self._line(self._index, what)
+            is_done = self._heartbeats[other].get("phase") == _DONE
+            if age > silence and other != self._index and not is_done:
+                return self._line(other, f"sent no heartbeat for {age:.0f} s")
+        phase_seconds = now - self._phase_start
+        longest = self._longest.get(self._status["phase"])
+        if longest is not None and phase_seconds > max(STUCK_SECONDS, STUCK_TIMES * longest):
+            durations = f"{phase_seconds:.0f} s, where {longest:.0f} s were the longest"
+            return self._line(self._index, f"has been in it for {durations}")
         return None
 
-    def _line(self, process: int, what: str) -> str:
-        row = self._said if process == self._index else self._rows[process]
-        host, step, phase = (row.get(name, "?") for name in ("host", "step", "phase"))
+    def _line(self, process: int, problem: str) -> str:
+        """Returns the line about a lost process, with its host, step and phase."""
+        status = self._status if process == self._index else self._heartbeats[process]
+        host = status.get("host", "?")
+        step = status.get("step", "?")
+        phase = status.get("phase", "?")
         return (
-            f"process {process} on {host} was lost at step {step} ({phase}): it {what}; once its "
-            "host is well, the same command goes on from the last checkpoint"
+            f"process {process} on {host} was lost at step {step} ({phase}): it {problem}; once "
+            "its host is well, the same command goes on from the last checkpoint"
         )
 
 
 @contextlib.contextmanager
-def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[TellPhase]:
-    """Watches the other processes while it is open, and leaves with 75 when one is lost.
+def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]:
+    """Watches the other processes inside, and exits with code 75 when one is lost.
 
-    All processes close it together, or raise together what is `expected`. With one process it does
-    nothing.
+    All processes must leave the context together. With one process nothing is watched.
+
+    Args:
+      expected: exceptions that all processes raise together, so that none of them is lost.
     """
     import jax
     from jax._src import distributed
 
-    index, count, store = jax.process_index(), jax.process_count(), distributed.global_state.client
+    index = jax.process_index()
+    count = jax.process_count()
+    store = distributed.global_state.client
     if count == 1 or store is None:
         yield lambda phase, step: None
         return
-    peers, closed, lock = Peers(store, index, count), threading.Event(), threading.Lock()
+    peers = Peers(store, index, count)
+    closed = threading.Event()
+    lock = threading.Lock()
 
-    def listen() -> None:
+    def exchange_heartbeats() -> None:
         while not closed.wait(BEAT):
-            with contextlib.suppress(Exception):  # Silence is what counts.
+            # An exchange that fails is noticed by the missing heartbeat.
+            with contextlib.suppress(Exception):
                 peers.exchange()
 
-    def look(silence: float = SILENCE) -> None:
+    def exit_if_lost(silence: float = SILENCE) -> None:
         with lock:
-            if (line := peers.lost(silence)) is None:
+            line = peers.lost(silence)
+            if line is None:
                 return
             sys.stdout.flush()
             os.write(2, f"{printable(line)}\n".encode())
             if index == 0:
-                peers.tell(line)
-                time.sleep(3 * BEAT)  # The others hear of it through this process.
+                peers.announce(line)
+                # The other processes read the line from the store of this process.
+                time.sleep(3 * BEAT)
             os._exit(STOPPED)
 
-    def judge() -> None:
+    def check() -> None:
         while not closed.wait(BEAT):
-            look()
+            exit_if_lost()
 
-    for work in (listen, judge):
+    for work in (exchange_heartbeats, check):
         threading.Thread(target=work, name="peers", daemon=True).start()
-    last = _DONE
+    last_phase = _DONE
     try:
         yield peers.enter
-        # Process 0 writes its reports.
-        store.wait_at_barrier(f"{_PLACE}end/{next(_BARRIERS)}", 10**12)
+        # Waits for process 0, which writes the reports.
+        store.wait_at_barrier(f"{_KEYS}end/{next(_BARRIERS)}", 10**12)
     except BaseException as error:
-        last = last if isinstance(error, expected) else _ENDED
-        # A collective that fails is what a lost process looks like at first.
-        until = time.monotonic() + 2 * SILENCE_AFTER_FAILURE
-        while not isinstance(error, (UserError, *expected)) and time.monotonic() < until:
-            look(SILENCE_AFTER_FAILURE)
+        if not isinstance(error, expected):
+            last_phase = _ENDED
+        # A collective that fails is often the first sign of a lost process.
+        deadline = time.monotonic() + 2 * SILENCE_AFTER_FAILURE
+        while not isinstance(error, (UserError, *expected)) and time.monotonic() < deadline:
+            exit_if_lost(SILENCE_AFTER_FAILURE)
             time.sleep(BEAT / 2)
         raise
     finally:
         closed.set()
-        peers.enter(last)
+        peers.enter(last_phase)
         with contextlib.suppress(Exception):
             peers.exchange()

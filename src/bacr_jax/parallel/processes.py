@@ -1,8 +1,8 @@
-"""Several processes as one run: joining, what process 0 tells the others, arrays for the host.
+"""Joins several processes to one run, and exchanges values between them.
 
 Every process runs the same program on the same questions with the same keys; devices are global.
-Only what the outside world can make differ (files, a grader's deadline) is decided by process 0 and
-told to the others. Only process 0 prints and writes, checkpoints aside.
+Process 0 decides everything that depends on files or time (such as a grader's deadline), and sends
+it to the others. Only process 0 prints and writes, except for checkpoints.
 """
 
 import functools
@@ -16,48 +16,36 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bacr_jax.errors import UserError, reason_of
-from bacr_jax.parallel.launched import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_half_told
+from bacr_jax.parallel.launcher_env import COORDINATOR, COUNT, INDEX, SLURM_TASKS, refuse_incomplete
 from bacr_jax.parallel.peers import relay
 
-# The variable by which XLA sizes its pools of threads. With 4 threads two devices on two cores ran
-# through what stopped every run with 2; eight devices ran with 32.
-_THREADS, _LEAST_THREADS, _THREADS_A_DEVICE = "NPROC", 32, 4
+# Environment variable with the size of XLA's thread pools.
+_THREADS = "NPROC"
+# Smallest sizes of a pool: in total, and per device. Measured: two devices on two cores always stop
+# with 2 threads and finish with 4; eight devices finish with 32.
+_MIN_THREADS = 32
+_THREADS_PER_DEVICE = 4
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `jax.distributed.initialize` must be told; None for a run of one process.
+    """Returns the arguments of `jax.distributed.initialize`; None for a run of one process.
 
-    By three variables, or else in a Slurm step (srun) of several tasks; see docs/devices.md.
-    JAX_LOCAL_DEVICE_IDS chooses other GPUs.
+    They come from the three variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID, or else from a Slurm step (srun) of several tasks; docs/devices.md describes
+    both. JAX_LOCAL_DEVICE_IDS can select other GPUs.
+
+    Raises:
+      UserError: variables are missing or wrong.
     """
-    given = {name: environment[name] for name in (COORDINATOR, COUNT, INDEX) if name in environment}
-    if given == {COUNT: "1"}:
+    variables = {}
+    for name in (COORDINATOR, COUNT, INDEX):
+        if name in environment:
+            variables[name] = environment[name]
+    if variables == {COUNT: "1"}:
         return None
-    if given:
-        missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in given]
-        if missing:
-            raise UserError(
-                f"environment: {', '.join(given)} without {', '.join(missing)}; set all three "
-                "(host:port of process 0, number of processes, number of this one), or none"
-            )
-        try:
-            count, index = int(given[COUNT]), int(given[INDEX])
-        except ValueError:
-            count, index = 0, 0
-        if not 0 <= index < count or ":" not in given[COORDINATOR]:
-            raise UserError(
-                f"environment: found {COORDINATOR}={given[COORDINATOR]} {COUNT}={given[COUNT]} "
-                f"{INDEX}={given[INDEX]}; write host:port, and a number from 0 to {COUNT} - 1"
-            )
-        if count == 1:
-            return None
-        return {
-            "coordinator_address": given[COORDINATOR],
-            "num_processes": count,
-            "process_id": index,
-            "cluster_detection_method": "deactivate",
-        }
-    refuse_half_told(environment)
+    if variables:
+        return _explicit_settings(variables)
+    refuse_incomplete(environment)
     tasks = int(environment.get(SLURM_TASKS, "1"))
     if tasks == 1:
         return None
@@ -65,144 +53,206 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     one_per_node = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
     if one_per_node and gpus.isdecimal() and "JAX_LOCAL_DEVICE_IDS" not in environment:
-        # JAX would give each task one GPU.
+        # By default JAX would give each task one GPU.
         step["local_device_ids"] = list(range(int(gpus)))
     return step
 
 
-def join() -> bool:
-    """Joins the other processes of this run that the environment names; False: there are none.
+def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the settings of the three JAX_* variables; None for one process."""
+    missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in variables]
+    if missing:
+        raise UserError(
+            f"environment: {', '.join(variables)} without {', '.join(missing)}; set all three "
+            "(host:port of process 0, number of processes, number of this one), or none"
+        )
+    try:
+        count = int(variables[COUNT])
+        index = int(variables[INDEX])
+    except ValueError:
+        # Not a valid number of processes, so the next check fails.
+        count = 0
+        index = 0
+    if not 0 <= index < count or ":" not in variables[COORDINATOR]:
+        raise UserError(
+            f"environment: found {COORDINATOR}={variables[COORDINATOR]} {COUNT}={variables[COUNT]} "
+            f"{INDEX}={variables[INDEX]}; write host:port, and a number from 0 to {COUNT} - 1"
+        )
+    if count == 1:
+        return None
+    return {
+        "coordinator_address": variables[COORDINATOR],
+        "num_processes": count,
+        "process_id": index,
+        "cluster_detection_method": "deactivate",
+    }
 
-    To be called before devices are used.
+
+def join() -> bool:
+    """Joins the other processes of this run. Call it before devices are used.
+
+    Returns:
+      True if the run has several processes.
+
+    Raises:
+      UserError: the processes do not find each other, or their variables are incomplete.
     """
-    others = settings(os.environ)
-    if others is not None and not jax.distributed.is_initialized():
-        jax.config.update("jax_enable_preemption_service", False)  # Ours is `preemption`.
+    arguments = settings(os.environ)
+    if arguments is not None and not jax.distributed.is_initialized():
+        # The module `preemption` handles signals instead.
+        jax.config.update("jax_enable_preemption_service", False)
         try:
-            jax.distributed.initialize(**_relayed(others))
+            jax.distributed.initialize(**_with_relay(arguments))
         except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"{COORDINATOR}: the processes of this run did not find each other "
                 f"({reason_of(error)}); start all of them, where process 0 can be reached"
             ) from None
-    return others is not None
+    return arguments is not None
 
 
 def reserve_threads(environment: MutableMapping[str, str]) -> None:
-    """Sets NPROC, the size of XLA's pools of threads, where one process has several CPU devices.
+    """Sets NPROC, the size of XLA's thread pools, if one process has several CPU devices.
 
-    XLA gives a pool as many threads as there are cores, starts and runs the programs of all devices
-    in it, and has a thread wait inside each collective. With two cores a device's collective and
-    the start of its next program can hold both threads, while the other device waits for one. Call
-    it before devices are used. A larger number of the user's own stays.
+    Call it before devices are used. A larger size in the environment is not changed.
+
+    By default a pool has one thread per core. The pool starts and runs the programs of all devices,
+    and each collective blocks a thread. With two cores a device's collective and the start of its
+    next program can block both threads, while the other device waits for a thread.
     """
-    count = _cpu_devices(environment.get("XLA_FLAGS", ""))
-    needed = max(_LEAST_THREADS, _THREADS_A_DEVICE * count)
-    if count > 1 and threads(environment) < needed:
+    num_devices = _cpu_devices(environment.get("XLA_FLAGS", ""))
+    needed = max(_MIN_THREADS, _THREADS_PER_DEVICE * num_devices)
+    if num_devices > 1 and threads(environment) < needed:
         environment[_THREADS] = str(needed)
 
 
 def threads(environment: Mapping[str, str]) -> int:
-    """Returns the size of XLA's pools of threads for CPUs."""
-    own = environment.get(_THREADS, "")
-    return int(own) if own.isdecimal() and int(own) else cores()
+    """Returns the size of XLA's thread pools for CPUs."""
+    text = environment.get(_THREADS, "")
+    return int(text) if text.isdecimal() and int(text) else cores()
 
 
 def cores() -> int:
     """Returns the number of cores that this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
+    get_affinity = getattr(os, "sched_getaffinity", None)
+    if get_affinity is not None:
+        return len(get_affinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_devices(flags: str) -> int:
     """Returns the number of CPU devices of this process, by JAX's setting or by XLA's flags."""
-    by_jax = jax.config.values["jax_num_cpu_devices"]
-    by_xla = re.findall(r"--?xla_force_host_platform_device_count=(\d+)", flags)
-    if by_jax >= 0:
-        return int(by_jax)
-    return int(by_xla[-1]) if by_xla else 1
+    jax_setting = jax.config.values["jax_num_cpu_devices"]
+    if jax_setting >= 0:
+        return int(jax_setting)
+    xla_counts = re.findall(r"--?xla_force_host_platform_device_count=(\d+)", flags)
+    return int(xla_counts[-1]) if xla_counts else 1
 
 
 def check_platform() -> None:
-    """Starts the devices; UserError: JAX_PLATFORMS names what JAX can't start here."""
+    """Starts the devices.
+
+    Raises:
+      UserError: JAX can't start the platform of JAX_PLATFORMS.
+    """
     reserve_threads(os.environ)
     try:
         jax.default_backend()
-    # Of a platform whose plugin is not installed it is an assertion without words.
+    # An AssertionError without a message if the platform's plugin is not installed.
     except (RuntimeError, AssertionError) as error:
-        if not (named := jax.config.values["jax_platforms"]):
+        platforms = jax.config.values["jax_platforms"]
+        if not platforms:
             raise
-        said = reason_of(error).partition(". (set JAX_")[0]
+        reason = "no such plugin is installed"
+        if str(error):
+            # Without JAX's advice about its environment variables.
+            reason = reason_of(error).partition(". (set JAX_")[0]
         raise UserError(
-            f"environment: JAX_PLATFORMS={named}: JAX can't start it "
-            f"({said if str(error) else 'no such plugin is installed'}); unset it, or install "
-            "that platform"
+            f"environment: JAX_PLATFORMS={platforms}: JAX can't start it ({reason}); unset it, or "
+            "install that platform"
         ) from None
 
 
-def _relayed(others: dict[str, Any]) -> dict[str, Any]:
-    """The same, where the end of process 0 is not the end of this process (`peers.relay`)."""
-    address, index = others.get("coordinator_address"), others.get("process_id")
+def _with_relay(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the coordinator's address by a local relay, except in process 0 (`peers.relay`).
+
+    This process then does not end when process 0 ends.
+    """
+    address = arguments.get("coordinator_address")
+    index = arguments.get("process_id")
     if address is None:
         from jax._src.clusters.slurm_cluster import SlurmCluster
 
         port = os.environ.get("JAX_COORDINATOR_PORT")
         address = SlurmCluster.get_coordinator_address(None, port)
         index = SlurmCluster.get_process_id()
-    return others if index == 0 else others | {"coordinator_address": relay(address)}
+    if index == 0:
+        return arguments
+    return arguments | {"coordinator_address": relay(address)}
 
 
 def is_first() -> bool:
-    """Whether this process prints and writes."""
+    """True in process 0, which prints and writes."""
     return jax.process_index() == 0
 
 
 def several() -> bool:
-    """Whether this run has more than one process."""
+    """True if this run has more than one process."""
     return jax.process_count() > 1
 
 
 def from_first(values: Any) -> Any:
-    """Process 0's arrays, in every process; shapes and types must be equal in all."""
+    """Returns process 0's arrays in every process.
+
+    Args:
+      values: arrays, with equal shapes and dtypes in all processes.
+    """
     if jax.process_count() == 1:
         return values
     return multihost_utils.broadcast_one_to_all(values)
 
 
 def largest(number: int) -> int:
-    """The largest of the numbers that the processes give; all must call it at the same places."""
+    """Returns the largest number of all processes. It is a collective: all processes call it."""
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def slowest(seconds: float) -> dict[str, float]:
-    """Which process took longest for its own work, and how many times the others' median.
+    """Returns metrics of the slowest process: its index, and its time over the others' median.
 
-    Nothing with one process; all must call it at the same places.
+    It is a collective: all processes call it. With one process the result is empty.
+
+    Args:
+      seconds: time of this process for its own work.
     """
     if jax.process_count() == 1:
         return {}
-    every = np.asarray(multihost_utils.process_allgather(np.float32(seconds)))
-    last = int(every.argmax())
-    others = max(float(np.median(np.delete(every, last))), 0.5)  # Less is noise.
-    return {"process/slowest_host": last, "process/slowest_host_times": every[last] / others}
+    all_seconds = np.asarray(multihost_utils.process_allgather(np.float32(seconds)))
+    index = int(all_seconds.argmax())
+    # Times under half a second are noise.
+    others = max(float(np.median(np.delete(all_seconds, index))), 0.5)
+    return {
+        "process/slowest_host": index,
+        "process/slowest_host_times": all_seconds[index] / others,
+    }
 
 
 def summed(values: np.ndarray) -> np.ndarray:
-    """The sum of what the processes give, in every process; shapes and types must be equal."""
+    """Returns the sum of all processes' arrays, which have equal shapes and dtypes."""
     if jax.process_count() == 1:
         return values
     return np.asarray(multihost_utils.process_allgather(values)).sum(0)
 
 
 def place_among_all() -> tuple[int, int]:
-    """Number of this process, and how many there are."""
+    """Returns the index of this process, and the number of processes."""
     return jax.process_index(), jax.process_count()
 
 
 def texts_of_all(text: str) -> list[str]:
-    """The texts of all processes, in their order, in every process."""
+    """Returns the texts of all processes, in the order of their indices."""
     if jax.process_count() == 1:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
@@ -214,29 +264,33 @@ def texts_of_all(text: str) -> list[str]:
 
 
 def text_from_first(text: str) -> str:
-    """Process 0's text, in every process."""
+    """Returns process 0's text in every process."""
     return texts_of_all(text if is_first() else "")[0]
 
 
 def to_host(tree: Any) -> Any:
-    """Global arrays as NumPy arrays, whole in every process; one program gathers all of a mesh."""
-    leaves, shape = jax.tree.flatten(tree)
+    """Returns a pytree's arrays as complete NumPy arrays in every process.
+
+    Arrays with parts in other processes are gathered by one program per mesh.
+    """
+    leaves, structure = jax.tree.flatten(tree)
     spread: dict[jax.sharding.Mesh, list[int]] = {}
-    for place, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if _is_spread(leaf):
-            spread.setdefault(leaf.sharding.mesh, []).append(place)
-    for mesh, places in spread.items():
-        for place, whole in zip(places, _gather(mesh)([leaves[place] for place in places])):
-            leaves[place] = whole
-    # Copies start together, and are waited for one by one.
+            spread.setdefault(leaf.sharding.mesh, []).append(index)
+    for mesh, indices in spread.items():
+        gathered = _gather(mesh)([leaves[index] for index in indices])
+        for index, array in zip(indices, gathered):
+            leaves[index] = array
+    # All copies are started first, so that they run at the same time.
     for leaf in leaves:
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
-    return jax.tree.unflatten(shape, [np.asarray(leaf) for leaf in leaves])
+    return jax.tree.unflatten(structure, [np.asarray(leaf) for leaf in leaves])
 
 
 def _is_spread(leaf: Any) -> bool:
-    """Whether some of an array lies in other processes alone."""
+    """True if some part of an array is only in other processes."""
     if not isinstance(leaf, jax.Array):
         return False
     return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
@@ -244,6 +298,6 @@ def _is_spread(leaf: Any) -> bool:
 
 @functools.cache
 def _gather(mesh: jax.sharding.Mesh) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """A program that copies arrays of a mesh whole to each of its devices."""
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.jit(lambda arrays: arrays, out_shardings=whole)
+    """Returns a program that copies complete arrays of a mesh to each of its devices."""
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda arrays: arrays, out_shardings=replicated)

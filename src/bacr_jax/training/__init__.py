@@ -1,1 +1,1 @@
-"""Algorithm 1, and the loop around it."""
+"""The training loop: Algorithm 1 of the paper, its start, its warm-up and its output."""

@@ -1,4 +1,8 @@
-"""Rounds of sampling: more questions until enough of them are of use (DAPO), and the choice."""
+"""Samples further rounds of questions until enough are useful (DAPO), and selects the batch.
+
+`algorithm.iterate` calls `sample_rounds` and `choose`. Methods without dynamic sampling have one
+round per iteration.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,13 +16,13 @@ from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.types import Prompts, pytree
 
-# Counters of a rollout that are counts or seconds.
+# Counters of a rollout that are counts or seconds, so that rounds can be added.
 _ADDITIVE = ("row_steps", "tokens", "prefill_tokens", "prefill_s", "decode_s", "answer_s")
 
 
 @pytree
 class BatchPlan:
-    """Questions, budgets and cuts of one iteration."""
+    """Questions, budgets and cuts of one round."""
 
     questions: Int[Array, "Q"]
     groups: Int[Array, "Q"]
@@ -27,17 +31,18 @@ class BatchPlan:
 
     @property
     def rows(self) -> Int[np.ndarray, "B"]:
-        """Question of each of the Q G rows."""
+        """Returns the question of each of the Q G rows."""
         return np.repeat(np.asarray(self.questions), self.budgets.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What was asked, and what came back.
+    """One round of questions with their traces and outcomes.
 
     Attributes:
-      useful: questions to be learned from; the others have no part in the loss.
-      verdicts: [Q G, N] the grader's verdict on every answer, for the logs; None: not graded here.
+      useful: True for questions to learn from. The loss leaves out the others.
+      verdicts: [Q G, N] the grader's verdict on every answer, for the logs; None if this process
+        did not grade them.
     """
 
     plan: BatchPlan
@@ -49,22 +54,28 @@ class Round:
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled for this round, and for those it was chosen from."""
+        """Returns the tokens sampled for this round, and for all rounds it was selected from."""
         return int(self.rollout.counters["tokens"])
 
     @property
     def outcomes(self) -> Float[np.ndarray, "Q G N"]:
-        """Correctness of each of a row's N answers."""
+        """Returns the correctness of each of a row's N answers."""
         by_answer = np.asarray(self.group_batch.by_answer)
         return by_answer.reshape(*by_answer.shape[:2], -1)
 
 
-def wants_more(rounds: Sequence[Round], dynamic_sampling: DynamicSampling | None) -> bool:
-    """Whether another round is due: the first always, more until Q questions are of use."""
-    if not rounds or dynamic_sampling is None:
-        return not rounds
-    useful = sum(int(one.useful.sum()) for one in rounds)
-    return useful < len(rounds[0].useful) and len(rounds) < dynamic_sampling.max_rounds
+def needs_round(rounds: Sequence[Round], dynamic_sampling: DynamicSampling | None) -> bool:
+    """True if another round must be sampled.
+
+    The first round is always sampled. Dynamic sampling continues until Q questions are useful, or
+    `max_rounds` rounds are sampled.
+    """
+    if not rounds:
+        return True
+    if dynamic_sampling is None or len(rounds) >= dynamic_sampling.max_rounds:
+        return False
+    num_useful = sum(int(one.useful.sum()) for one in rounds)
+    return num_useful < len(rounds[0].useful)
 
 
 def sample_rounds(
@@ -72,59 +83,72 @@ def sample_rounds(
     cursors: Any,
     dynamic_sampling: DynamicSampling | None,
 ) -> tuple[list[Round], Any]:
-    """Rounds of an iteration, one or as many as the method wants.
+    """Samples the rounds of an iteration.
 
     Args:
-      sample_round: (number of the round, place in the stream of questions) -> (round, new place).
+      sample_round: function of the round's index and the cursors of the question stream, which
+        returns the round and the new cursors.
+
+    Returns:
+      The rounds, and the cursors after the last one.
     """
     rounds: list[Round] = []
-    while wants_more(rounds, dynamic_sampling):
+    while needs_round(rounds, dynamic_sampling):
         one, cursors = sample_round(len(rounds), cursors)
         rounds.append(one)
     return rounds, cursors
 
 
 def choose(rounds: Sequence[Round]) -> Round:
-    """The batch to learn from: the first Q useful questions of all rounds.
+    """Selects the batch to learn from: the first Q useful questions of all rounds.
 
-    Where the rounds hold fewer, useless ones fill the batch, marked as such. They are in the order
-    they were asked; counters are those of all rounds.
+    If fewer than Q questions are useful, others fill the batch, with `useful` False. Questions stay
+    in the order in which they were sampled. The counters cover all rounds.
     """
     first = rounds[0]
     if len(rounds) == 1:
         return first
-    count, group = first.plan.budgets.shape
+    num_questions, group_size = first.plan.budgets.shape
     useful = np.concatenate([one.useful for one in rounds])
-    order = np.argsort(~useful, kind="stable")
-    index = np.sort(order[:count])
-    rows = (index[:, None] * group + np.arange(group)).reshape(-1)
-
-    def pick(parts: Sequence[Any], where: np.ndarray) -> Any:
-        def leaf(*values: Any) -> Any:
-            if np.ndim(values[0]) == 0:
-                return values[0]
-            return np.concatenate([np.asarray(value) for value in values])[where]
-
-        return jax.tree.map(leaf, *parts)
-
+    useful_first = np.argsort(~useful, kind="stable")
+    questions = np.sort(useful_first[:num_questions])
+    rows = (questions[:, None] * group_size + np.arange(group_size)).reshape(-1)
+    rollout = Rollout(
+        _select([one.rollout.trunks for one in rounds], rows),
+        _select([one.rollout.branches for one in rounds], rows),
+        add_counters([one.rollout.counters for one in rounds]),
+    )
     return Round(
-        plan=pick([one.plan for one in rounds], index),
-        prompts=pick([one.prompts for one in rounds], rows),
-        rollout=Rollout(
-            pick([one.rollout.trunks for one in rounds], rows),
-            pick([one.rollout.branches for one in rounds], rows),
-            added([one.rollout.counters for one in rounds]),
-        ),
-        group_batch=pick([one.group_batch for one in rounds], index),
-        useful=useful[index],
-        verdicts=pick([one.verdicts for one in rounds], rows),
+        plan=_select([one.plan for one in rounds], questions),
+        prompts=_select([one.prompts for one in rounds], rows),
+        rollout=rollout,
+        group_batch=_select([one.group_batch for one in rounds], questions),
+        useful=useful[questions],
+        verdicts=_select([one.verdicts for one in rounds], rows),
     )
 
 
-def added(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of several calls of `generate` as one: counts and seconds add up.
+def _select(parts: Sequence[Any], index: np.ndarray) -> Any:
+    """Concatenates pytrees along their first axes, and takes the entries at `index`.
 
-    Shares, rates and means are those of the first call.
+    Scalars are those of the first part.
     """
-    sums = {n: sum(one[n] for one in counters) for n in counters[0] if n in _ADDITIVE}
-    return {**counters[0], **sums}
+
+    def select_leaf(*values: Any) -> Any:
+        if np.ndim(values[0]) == 0:
+            return values[0]
+        return np.concatenate([np.asarray(value) for value in values])[index]
+
+    return jax.tree.map(select_leaf, *parts)
+
+
+def add_counters(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Joins the counters of several rollouts: counts and seconds are added.
+
+    Shares, rates and means are those of the first rollout.
+    """
+    joined = dict(counters[0])
+    for name in _ADDITIVE:
+        if name in joined:
+            joined[name] = sum(one[name] for one in counters)
+    return joined

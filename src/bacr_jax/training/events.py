@@ -1,4 +1,7 @@
-"""What a run tells its callbacks, and when; docs/notebook.md says what these may do."""
+"""Events of a run, and the `Reporter` that passes them to the user's callbacks.
+
+`train.train` creates the reporter. docs/notebook.md describes what a callback may do.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +14,11 @@ from bacr_jax.runs.folder import RunFolder, steps_in
 
 @dataclass(frozen=True)
 class Started:
-    """The run stands at its first step, or where it goes on; the warm-up is over.
+    """The run is about to take its first step, or was resumed. The warm-up is finished.
 
     Attributes:
-      step: steps done already; 0 unless it goes on.
-      steps: steps in all, unless the allowance of tokens ends it first.
+      step: steps already done; 0 in a new run.
+      steps: steps in total, unless the limit on generated tokens ends the run earlier.
     """
 
     folder: Path
@@ -26,7 +29,11 @@ class Started:
 
 @dataclass(frozen=True)
 class StepDone:
-    """An iteration of Algorithm 1 is over; its metrics, also where `output.log_every` skips it."""
+    """An iteration of Algorithm 1 is finished.
+
+    Attributes:
+      metrics: metrics of the step, also of steps that `output.log_every` does not log.
+    """
 
     step: int
     steps: int
@@ -39,7 +46,7 @@ class EvaluationDone:
 
     Attributes:
       when: before, during or after training.
-      sets: by name of the set, decoding and budget: accuracy and the rest, as in eval.jsonl.
+      sets: accuracy and other results by set name, decoding and budget, as in eval.jsonl.
     """
 
     step: int
@@ -49,7 +56,7 @@ class EvaluationDone:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is whole on the disk; it is written beside the training."""
+    """A checkpoint is completely written. Writing runs in the background of the training."""
 
     step: int
     path: Path
@@ -57,7 +64,11 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is over and its folder complete; `summary` is the content of summary.json."""
+    """The run is finished and its folder is complete.
+
+    Attributes:
+      summary: content of summary.json.
+    """
 
     folder: Path
     step: int
@@ -69,14 +80,20 @@ Callback = Callable[[Event], Any]
 
 
 def frozen(value: Any) -> Any:
-    """Nested dicts and lists that can't be written to any more."""
+    """Returns nested dicts and lists as read-only mappings and tuples."""
     if isinstance(value, Mapping):
-        return MappingProxyType({name: frozen(inside) for name, inside in value.items()})
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
+        return MappingProxyType({name: frozen(item) for name, item in value.items()})
+    if isinstance(value, list):
+        return tuple(frozen(item) for item in value)
+    return value
 
 
 class CallbackRaised(Exception):
-    """Carries what a callback raised to where the run can be left in good order."""
+    """Wraps an exception of a callback, so that the run can save a checkpoint before it is raised.
+
+    Attributes:
+      error: the exception of the callback.
+    """
 
     def __init__(self, error: BaseException):
         super().__init__(str(error))
@@ -84,7 +101,7 @@ class CallbackRaised(Exception):
 
 
 class Reporter:
-    """Tells callbacks what has come to a run since they were told last."""
+    """Passes the events of a run to its callbacks, each event once."""
 
     def __init__(
         self,
@@ -92,15 +109,27 @@ class Reporter:
         callbacks: Sequence[Callback],
         evaluated: Sequence[Mapping[str, Any]],
     ):
-        """What is there by now is never told; the run adds to `evaluated`."""
-        self._folder, self._callbacks = folder, tuple(callbacks)
-        self._saved, self._evaluated, self._told = set(self._steps()), evaluated, len(evaluated)
+        """Starts after the checkpoints and evaluations that exist now, which are not reported.
 
-    def _steps(self) -> Sequence[int]:
+        Args:
+          evaluated: records of evaluations, to which the run appends.
+        """
+        self._folder = folder
+        self._callbacks = tuple(callbacks)
+        self._reported_checkpoints = set(self._checkpoint_steps())
+        self._evaluated = evaluated
+        self._num_reported = len(evaluated)
+
+    def _checkpoint_steps(self) -> Sequence[int]:
+        """Returns the steps of all checkpoints; empty without callbacks, which saves the look."""
         return steps_in(self._folder.checkpoints) if self._callbacks else ()
 
-    def tell(self, event: Event) -> None:
-        """Hands an event to every callback."""
+    def send(self, event: Event) -> None:
+        """Passes an event to every callback.
+
+        Raises:
+          CallbackRaised: a callback raised.
+        """
         for callback in self._callbacks:
             try:
                 callback(event)
@@ -108,16 +137,19 @@ class Reporter:
                 raise CallbackRaised(error) from error
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Tells of a finished step."""
+        """Reports a finished step."""
         if self._callbacks:
-            self.tell(StepDone(step, steps, frozen(metrics)))
+            self.send(StepDone(step, steps, frozen(metrics)))
 
     def catch_up(self) -> None:
-        """Tells of evaluations and checkpoints that were not there at the last call."""
-        new, self._told = self._evaluated[self._told :], len(self._evaluated)
-        for record in new if self._callbacks else ():
-            self.tell(EvaluationDone(record["step"], record["when"], frozen(record["sets"])))
-        for step in self._steps():
-            if step not in self._saved:
-                self._saved.add(step)
-                self.tell(CheckpointSaved(step, self._folder.checkpoints / str(step)))
+        """Reports the evaluations and checkpoints that were finished since the last call."""
+        new_records = self._evaluated[self._num_reported :]
+        self._num_reported = len(self._evaluated)
+        if not self._callbacks:
+            return
+        for record in new_records:
+            self.send(EvaluationDone(record["step"], record["when"], frozen(record["sets"])))
+        for step in self._checkpoint_steps():
+            if step not in self._reported_checkpoints:
+                self._reported_checkpoints.add(step)
+                self.send(CheckpointSaved(step, self._folder.checkpoints / str(step)))

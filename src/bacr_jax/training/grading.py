@@ -1,4 +1,7 @@
-"""What answers earn: the grader's verdicts, other rewards' scores, and what of them is credited."""
+"""Scores answers: the grader's verdicts, other rewards' scores, and their weighted sum.
+
+`algorithm.iterate` calls these functions. The graders themselves are in `prompts.graders`.
+"""
 
 import dataclasses
 from typing import Any
@@ -14,35 +17,48 @@ from bacr_jax.training.dynamic_sampling import BatchPlan
 from bacr_jax.training.run import Run
 from bacr_jax.types import Poll
 
+# Folded into the rollout's key for `grading.flip_rate`.
+_FLIP_STREAM = 7
+
 
 def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, key: Array, poll: Poll = None
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
-    """r(q, t_{:b_j}) of every answer at every cut, by the grader on the host, and its verdicts.
+    """Grades every answer at every cut on the host: r(q, t_{:b_j}) of Eq. 7.
 
-    With `grading.flip_rate` outcomes are `flipped`; verdicts stay as they are.
+    Args:
+      key: the rollout's key, from which `grading.flip_rate` draws.
+
+    Returns:
+      Outcomes in [0, 1], of which `grading.flip_rate` flips a share, and the grader's verdicts,
+      which are never flipped.
     """
     references, questions = references_of(run, plan)
     outcomes, verdicts = run.environment.grade_answers(
         rollout.branches, references, questions, poll
     )
-    if rate := run.config.grading.flip_rate:
+    flip_rate = run.config.grading.flip_rate
+    if flip_rate:
+        flip_key = jax.random.fold_in(key, _FLIP_STREAM)
         source = np.asarray(rollout.branches.source)
-        outcomes = flipped(jax.random.fold_in(key, 7), outcomes, source, rate=rate)
+        outcomes = flipped(flip_key, outcomes, source, rate=flip_rate)
     return outcomes.reshape(*plan.cuts.shape, run.method.answers), verdicts
 
 
 def flipped(
     key: Array, outcomes: Float[np.ndarray, "B N"], source: Int[np.ndarray, "B N"], *, rate: float
 ) -> Float[np.ndarray, "B N"]:
-    """Outcomes of which a share is 1 - r instead, an answer's alike at all places that it serves.
+    """Replaces a random share of the outcomes r by 1 - r.
+
+    An answer that serves several cuts is flipped at all of them or at none.
 
     Args:
-      source: index of the answer that serves each place (`Branches.source`).
+      source: index of the answer that serves each cut (`Branches.source`).
+      rate: probability of a flip.
     """
-    drawn = np.asarray(jax.random.bernoulli(key, rate, outcomes.shape))
-    turned = np.take_along_axis(drawn, source, axis=1)
-    return np.where(turned, 1.0 - outcomes, outcomes).astype(np.float32)
+    flips = np.asarray(jax.random.bernoulli(key, rate, outcomes.shape))
+    shared_flips = np.take_along_axis(flips, source, axis=1)
+    return np.where(shared_flips, 1.0 - outcomes, outcomes).astype(np.float32)
 
 
 def reward_scores(
@@ -52,7 +68,10 @@ def reward_scores(
     outcomes: Float[np.ndarray, "Q G M A"],
     poll: Poll = None,
 ) -> dict[str, Float[np.ndarray, "Q G M A"]]:
-    """Each answer's score by every reward of `reward.weights`; empty: correctness is all."""
+    """Returns each answer's score by every reward of `reward.weights`, by the reward's name.
+
+    The result is empty if correctness is the only reward.
+    """
     if not run.environment.rewards:
         return {}
     references, questions = references_of(run, plan)
@@ -64,7 +83,11 @@ def reward_scores(
 
 
 def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
-    """The batch as rewards and advantages are made of it: its outcomes are `reward.weights`'."""
+    """Returns the batch that rewards and advantages are computed from.
+
+    Its outcomes are the weighted sum of the scores (`reward.weights`). Without other rewards it is
+    the batch itself.
+    """
     scores: Any = group_batch.by_reward
     if not scores:
         return group_batch
@@ -74,6 +97,8 @@ def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
 
 
 def references_of(run: Run, plan: BatchPlan) -> tuple[list[str], list[str]]:
-    """Gold answer and question of every trace."""
+    """Returns the reference answer and the question of every trace."""
     data = run.environment.train.set
-    return [data.answers[i] for i in plan.rows], [data.questions[i] for i in plan.rows]
+    references = [data.answers[question] for question in plan.rows]
+    questions = [data.questions[question] for question in plan.rows]
+    return references, questions

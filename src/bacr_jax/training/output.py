@@ -1,18 +1,24 @@
-"""What a run shows: traces of a step, notes on an evaluation, and the report of a finished run."""
+"""Writes and prints the results of a run: traces of a step, evaluations, tables and the report.
+
+`loop.Trainer` calls these functions. Metrics of steps are computed in `training.logging`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config.derived import HOLDOUT
 from bacr_jax.documents import append_line
 from bacr_jax.errors import attempt
+from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.prompts.environment import Questions
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
 from bacr_jax.report.figures import short_names
@@ -20,126 +26,179 @@ from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import MetricsWriter, Rows, as_json
+from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.run import Run
 
 
 def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
-    """Writes `output.rollouts` rows of an iteration, spread over its rollout.
+    """Writes `output.rollouts` rows of an iteration, spread evenly over its batch.
 
-    All that is known of each trace; docs/report.md says what the fields are.
+    docs/report.md describes the fields of a trace.
     """
-    rows = len(done.chosen.rollout.trunks.prompt_lengths)
-    count = min(run.config.output.rollouts, rows)
-    chosen = np.linspace(0, rows - 1, count).astype(int)
+    num_rows = len(done.chosen.rollout.trunks.prompt_lengths)
+    count = min(run.config.output.rollouts, num_rows)
+    rows = np.linspace(0, num_rows - 1, count).astype(int)
     path.unlink(missing_ok=True)
-    for row in chosen.tolist():
-        asked, sampled = _question(run, done, row), _sampled(run, done, row)
-        found = {**asked, **sampled, **_verdicts(done, row), **_learned(done, row)}
-        append_line(path, {"step": step, "row": row, **found})
+    for row in rows.tolist():
+        trace: dict[str, Any] = {"step": step, "row": row}
+        trace |= _question_fields(run, done, row)
+        trace |= _sampled_fields(run, done, row)
+        trace |= _verdict_fields(done, row)
+        trace |= _learner_fields(done, row)
+        append_line(path, trace)
 
 
-def _question(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    questions, plan = run.environment.train, done.chosen.plan
-    place = int(plan.rows[row])
-    by_embedding, in_words = run.method.conditioned, questions.told is not None
-    ways = [way for way, so in (("embedding", by_embedding), ("words", in_words)) if so]
+def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
+    """Returns the fields of a row's question, and the budget that the policy is given."""
+    questions = run.environment.train
+    plan = done.chosen.plan
+    question = int(plan.rows[row])
+    budget_inputs = []
+    if run.method.conditioned:
+        budget_inputs.append("embedding")
+    if questions.told is not None:
+        budget_inputs.append("words")
+    budget = int(np.asarray(plan.budgets).reshape(-1)[row])
     return {
-        "id": questions.set.ids[place],
-        "level": int(questions.set.levels[place]),
+        "id": questions.set.ids[question],
+        "level": int(questions.set.levels[question]),
         "group": int(np.asarray(plan.groups)[row // plan.budgets.shape[1]]),
-        "question": questions.set.questions[place],
-        "gold": questions.set.answers[place],
-        "told": int(np.asarray(plan.budgets).reshape(-1)[row]) if ways else None,
-        "told_by": " and ".join(ways) or "nothing",
+        "question": questions.set.questions[question],
+        "gold": questions.set.answers[question],
+        "told": budget if budget_inputs else None,
+        "told_by": " and ".join(budget_inputs) or "nothing",
     }
 
 
-def _sampled(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    """Prompt, thinking and answers as text, and the tokens of each part."""
-    decode = lambda ids: decode_ids(run.environment.tokenizer, ids.tolist())
-    trunks, branches = done.chosen.rollout.trunks, done.chosen.rollout.branches
-    start, thinking = int(trunks.prompt_lengths[row]), int(trunks.thinking[row])
+def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
+    """Returns prompt, thinking and answers of a row as text, and the tokens of each part."""
+
+    def decode(ids: Any) -> str:
+        return decode_ids(run.environment.tokenizer, ids.tolist())
+
+    trunks = done.chosen.rollout.trunks
+    branches = done.chosen.rollout.branches
+    start = int(trunks.prompt_lengths[row])
+    thinking = int(trunks.thinking[row])
     end = start + int(trunks.sampled[row])
-    # Thinking between the cuts, and what the model wrote after the last one.
-    places = [start, *(int(c) for c in branches.context[row]), end]
-    forced, answered = branches.forced[row].tolist(), branches.sampled[row].tolist()
-    seen = [int(c) - start for c in branches.context[row]]
+    cut_positions = [int(position) for position in branches.context[row]]
+    # The last segment is the text after the last cut.
+    segment_ends = [start, *cut_positions, end]
+    tokens_before_cut = [position - start for position in cut_positions]
+    forced = branches.forced[row].tolist()
+    answered = branches.sampled[row].tolist()
+    question, rollout = divmod(row, done.chosen.plan.budgets.shape[1])
     read = done.chosen.group_batch.extra
-    place = divmod(row, done.chosen.plan.budgets.shape[1])
-    one = type(branches)(**{name: value[row : row + 1] for name, value in vars(branches).items()})
+    branches_of_row = jax.tree.map(lambda x: x[row : row + 1], branches)
     return {
         "prompt": decode(trunks.tokens[row, :start]),
         "budget": int(trunks.budgets[row]),
         "thinking": decode(trunks.tokens[row, start:end]),
-        "segments": [decode(trunks.tokens[row, i:j]) for i, j in pairwise(places)],
+        "segments": [
+            decode(trunks.tokens[row, first:last]) for first, last in pairwise(segment_ends)
+        ],
         "prompt_tokens": start,
         "thinking_tokens": thinking,
         "closing_tokens": end - start - thinking,
         "forced_tokens": forced,
         "answer_tokens": answered,
-        "total_tokens": [sum(parts) for parts in zip(seen, forced, answered)],
+        "total_tokens": [sum(parts) for parts in zip(tokens_before_cut, forced, answered)],
         "closed_by": CLOSE_NAMES[int(trunks.close[row])],
-        "context": seen,
-        "read": {name: as_json(float(np.asarray(x)[place])) for name, x in read.items()},
-        "answers": run.environment.answer_texts(one)[0],
+        "context": tokens_before_cut,
+        "read": {
+            name: as_json(float(np.asarray(x)[question, rollout])) for name, x in read.items()
+        },
+        "answers": run.environment.answer_texts(branches_of_row)[0],
     }
 
 
-def _verdicts(done: Iteration, row: int) -> dict[str, Any]:
-    """Outcomes, the last of which is the trace's verdict, and what decided each."""
+def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
+    """Returns the outcomes of a row's answers and the rules that decided them.
+
+    The last outcome is the verdict on the whole trace.
+    """
     outcomes = done.chosen.outcomes
-    found: dict[str, Any] = {"outcomes": _numbers(outcomes.reshape(-1, outcomes.shape[-1])[row])}
-    if scores := done.chosen.group_batch.by_reward:
-        place = divmod(row, outcomes.shape[1])
-        found["reward_scores"] = {name: _numbers(x[place]) for name, x in scores.items()}
+    fields: dict[str, Any] = {"outcomes": _numbers(outcomes.reshape(-1, outcomes.shape[-1])[row])}
+    scores = done.chosen.group_batch.by_reward
+    if scores:
+        question, rollout = divmod(row, outcomes.shape[1])
+        fields["reward_scores"] = {
+            name: _numbers(values[question, rollout]) for name, values in scores.items()
+        }
     if done.chosen.verdicts is not None:
         verdicts = done.chosen.verdicts[row]
-        found["extracted"] = [verdict.extracted for verdict in verdicts]
-        found["decided_by"] = [
+        fields["extracted"] = [verdict.extracted for verdict in verdicts]
+        fields["decided_by"] = [
             "deadline" if verdict.timed_out else verdict.path for verdict in verdicts
         ]
-    return found
+    return fields
 
 
-def _learned(done: Iteration, row: int) -> dict[str, Any]:
-    """Rewards, values and advantages of each cut, and whether the row was in the loss."""
-    chosen, given = done.chosen, done.advantages
+def _learner_fields(done: Iteration, row: int) -> dict[str, Any]:
+    """Returns rewards, values and advantages of a row, and whether the row is in the loss."""
+    chosen = done.chosen
+    advantages = done.advantages
     question, rollout = divmod(row, chosen.plan.budgets.shape[1])
-    cuts = np.asarray(chosen.plan.cuts)[question, rollout]
-    counted = bool(chosen.useful[question])
-    if given.keep is not None:
-        counted = counted and bool(given.keep[question, rollout])
+    in_loss = bool(chosen.useful[question])
+    if advantages.keep is not None:
+        in_loss = in_loss and bool(advantages.keep[question, rollout])
     values = None if done.values is None else _numbers(done.values[question, rollout])
-    ends = np.asarray(chosen.group_batch.cuts)[question, rollout].tolist()
+    segment_ends = np.asarray(chosen.group_batch.cuts)[question, rollout].tolist()
     sampled = int(chosen.rollout.trunks.sampled[row])
-    per_token = np.asarray(given.thinking)[row]
+    per_token = np.asarray(advantages.thinking)[row]
+    segment_advantages: list[float | str | None] = []
+    for begin, end in pairwise([0, *segment_ends]):
+        has_tokens = begin < min(end, sampled)
+        segment_advantages.append(as_json(float(per_token[begin])) if has_tokens else None)
     return {
-        "cuts": cuts.tolist(),
-        "rewards": _numbers(given.rewards[question, rollout]),
+        "cuts": np.asarray(chosen.plan.cuts)[question, rollout].tolist(),
+        "rewards": _numbers(advantages.rewards[question, rollout]),
         "values": values,
-        # None for a segment without a token.
-        "segment_advantages": [
-            as_json(float(per_token[begin])) if begin < min(end, sampled) else None
-            for begin, end in zip([0, *ends], ends)
-        ],
-        "answer_advantages": _numbers(given.answers[row]),
-        "in_loss": counted,
+        "segment_advantages": segment_advantages,
+        "answer_advantages": _numbers(advantages.answers[row]),
+        "in_loss": in_loss,
     }
 
 
 def _numbers(values: Iterable[Any]) -> list[float | str]:
+    """Returns an array's values as a flat list for JSON."""
     return [as_json(float(value)) for value in np.asarray(values).reshape(-1)]
 
 
-# Shares of the answers from which there is something to be said about them; ours.
-NEVER_CLOSED, LENIENT_ONLY = 0.1, 0.05
+# Shares of the answers above which advice is printed. Our choice.
+NEVER_CLOSED = 0.1
+LENIENT_ONLY = 0.05
+
+
+def evaluation_record(
+    step: int, when: str, results: Mapping[str, Mapping[str, Any]], *, dense: bool
+) -> dict[str, Any]:
+    """Returns an evaluation's record for eval.jsonl.
+
+    Args:
+      results: results of `evaluate_set` by set name.
+      dense: True if the results have a part `dense` (eval.dense).
+    """
+    sets = {name: result["by_budget"] for name, result in results.items()}
+    record: dict[str, Any] = {"step": step, "when": when, "sets": sets}
+    parts = ["anytime", "near_duplicates"]
+    if dense:
+        parts.append("dense")
+    for part in parts:
+        record[part] = {name: result[part] for name, result in results.items()}
+    return record
 
 
 def evaluation_notes(
     config: Config, failed: Iterable[str], record: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Lines for the terminal after an evaluation of a run; `failed`: of `Environment.failures`."""
+    """Yields lines for the terminal after an evaluation of a run.
+
+    Args:
+      failed: lines of `Environment.failures`.
+      record: the evaluation's record in eval.jsonl.
+    """
     yield from failed
     if record["when"] == "before" and config.output.format_report:
         name = HOLDOUT if HOLDOUT in record["sets"] else next(iter(record["sets"]))
@@ -147,9 +206,9 @@ def evaluation_notes(
 
 
 def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
-    """Format failures of a policy at its largest budget, and advice where they are many.
+    """Yields the format failures of a policy at its largest budget, with advice if many.
 
-    Nothing is decoded for them: the evaluation before training has counted them.
+    The counts are those of the evaluation before training, so nothing is decoded again.
     """
     mode = "sampled" if "sampled" in summary else next(iter(summary))
     budgets = summary[mode]
@@ -164,7 +223,7 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     )
     if unclosed > NEVER_CLOSED:
         yield (
-            "  advice: an answer that is never closed earns nothing; raise rollout.answer_tokens="
+            "  advice: an answer that is never closed gets no reward; raise rollout.answer_tokens="
             f"{config.rollout.answer_tokens}, or look at what the model reads: "
             "bacr data --config FILE --show-prompts 3"
         )
@@ -172,61 +231,105 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
         yield (
             "  advice: rewards follow the strict rules (docs/grading.md), by which these answers "
             "are wrong; look at the answers in rollouts/, and try another data.prompt_format or "
-            "data.closing_text, or a verifier of your own (grader)"
+            "data.closing_text, or your own verifier (grader)"
         )
 
 
-# Fields of a trace that a table shows as they are.
-_PLAIN = ("step", "row", "id", "level", "question", "gold", "budget", "told", "thinking_tokens")
-_LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
-_COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
-# Characters of a text in a table.
-_LONGEST = 4000
-
-
 def evaluation_numbers(sets: Mapping[str, Summary]) -> dict[str, float]:
-    """`eval/SET/DECODING/BUDGET`: accuracies of an evaluation; `.../tokens`: mean thinking."""
-    names, found = short_names(sets), {}
+    """Returns accuracies as `eval/SET/DECODING/BUDGET`, mean thinking tokens as `.../tokens`."""
+    names = short_names(sets)
+    numbers = {}
     for spec, summary in sets.items():
         for mode, budgets in summary.items():
             for budget, entry in budgets.items():
                 key = f"eval/{names[spec]}/{mode}/{budget}"
-                found[key] = float(entry["accuracy"])
-                found[f"{key}/tokens"] = float(entry["mean_thinking_tokens"])
-    return found
+                numbers[key] = float(entry["accuracy"])
+                numbers[f"{key}/tokens"] = float(entry["mean_thinking_tokens"])
+    return numbers
+
+
+def warn_of_declines(
+    progress: Progress, set_name: str, worse: Sequence[Decline], prefix: str = ""
+) -> None:
+    """Prints a warning with the results that are worse than before training, if there are any."""
+    if worse:
+        progress.say(
+            f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
+            f"{table.decline_text(worse)}"
+        )
+
+
+def print_tables(
+    progress: Progress,
+    evaluated_sets: Mapping[str, Questions],
+    before: Mapping[str, Summary],
+    after: Mapping[str, Summary],
+    method_name: str,
+) -> None:
+    """Prints accuracy by budget before and after training, for every set."""
+    for name, questions in evaluated_sets.items():
+        policies = {"before": before[name], method_name: after[name]}
+        for title, summaries in table.with_and_without(table.set_title(name), policies):
+            progress.say(
+                table.comparison_table(
+                    f"{title}: accuracy by thinking budget, 95 % intervals", summaries
+                )
+            )
+        if questions.set.note:
+            progress.say(questions.set.note)
+
+
+# Fields of a trace that a table shows unchanged.
+_PLAIN = ("step", "row", "id", "level", "question", "gold", "budget", "told", "thinking_tokens")
+# Fields with an entry per cut, of which a table shows the last.
+_LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
+_COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
+# Longest text in a table, in characters.
+_MAX_TEXT = 4000
 
 
 def trace_rows(traces: Sequence[Trace]) -> Rows:
-    """Traces as a table: a row each, with the verdict and the answer at the end of the thinking."""
+    """Returns traces as table rows, each with the answer at the end of the thinking."""
+    return [{name: _cell(trace, name) for name in _COLUMNS} for trace in traces]
 
-    def cell(trace: Trace, name: str) -> Any:
-        value = is_right(trace) if name == "right" else trace.get(name)
-        if name in _LAST and isinstance(value, list):
-            value = value[-1] if value else None
-        # A column has values of one kind.
-        return value if type(value) in (int, float, bool) else _text(value)
 
-    return [{name: cell(trace, name) for name in _COLUMNS} for trace in traces]
+def _cell(trace: Trace, name: str) -> Any:
+    """Returns a trace's value of a column."""
+    value = is_right(trace) if name == "right" else trace.get(name)
+    if name in _LAST and isinstance(value, list):
+        value = value[-1] if value else None
+    # Other types become text, because a column has one type.
+    return value if type(value) in (int, float, bool) else _text(value)
 
 
 def _text(value: Any) -> str:
+    """Returns a value as text of limited length; None as an empty text."""
     text = "" if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
 
 
 def publish(
     folder: RunFolder, config: Config, metrics: MetricsWriter, step: int, *, again: bool
 ) -> None:
-    """report.html and pictures of a finished run; the boards get pictures and traces, and end.
+    """Writes report.html and pictures of a finished run, and sends pictures and traces to boards.
 
-    The results are in their files by now, and nothing here can cost them. `again`: it was finished
-    before, so that the boards have it all.
+    All results are already in their files. An error here is printed and does not stop the run.
+
+    Args:
+      again: True if the run was finished before, so that the boards have everything.
     """
+
+    def show_pictures() -> None:
+        pictures = {path.stem: path for path in sorted(folder.path.glob("*.png"))}
+        metrics.show(step, "pictures", pictures)
+
+    def show_traces() -> None:
+        rows = trace_rows(shown_traces(read_traces(folder.rollouts)))
+        metrics.show(step, "traces", rows)
+
     if config.output.report:
         try_report(folder.path)
     if not again:
-        pictures = lambda: {path.stem: path for path in sorted(folder.path.glob("*.png"))}
-        traces = lambda: trace_rows(shown_traces(read_traces(folder.rollouts)))
-        attempt("pictures can't be shown", lambda: metrics.show(step, "pictures", pictures()))
-        attempt("traces can't be shown", lambda: metrics.show(step, "traces", traces()))
+        attempt("pictures can't be shown", show_pictures)
+        attempt("traces can't be shown", show_traces)
     metrics.close()

@@ -1,4 +1,8 @@
-"""A run in two parts: what stays fixed (`Run`) and what an iteration changes (`RunState`)."""
+"""The two parts of a run: `Run` stays fixed, and each iteration changes `RunState`.
+
+`loop.Trainer` builds both with `make_run` and `init_state`. `precompile` compiles the programs of
+the loop before the first step.
+"""
 
 import dataclasses
 import functools
@@ -27,19 +31,19 @@ from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampli
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
-from bacr_jax.training.ahead import InHand
+from bacr_jax.training.async_rollout import PrefetchedBatch
 from bacr_jax.training.dynamic_sampling import BatchPlan
 from bacr_jax.types import Branches, Params, Poll, Prompts, Trunks, pytree
 
 
 @pytree
 class RunState:
-    """Everything an iteration changes; what a checkpoint holds.
+    """Everything that an iteration changes, and the content of a checkpoint.
 
     Attributes:
       stream: questions drawn so far from each group (data.order=shuffled), else zeros.
-      generated_tokens: tokens sampled so far in training; a Python number, since 32 bits last for a
-        thousand steps of a 7B run only.
+      generated_tokens: tokens sampled in training so far. It is a Python number, because 32 bits
+        suffice for only a thousand steps of a 7B run.
       method_state: running means and other state of the method; None if it has none.
     """
 
@@ -52,22 +56,25 @@ class RunState:
 
 @pytree
 class RunStateAhead(RunState):
-    """The same with the batch to learn from next, which was sampled ahead (rollout.ahead)."""
+    """A `RunState` with the next batch, which was sampled one iteration ahead (rollout.ahead)."""
 
-    in_hand: InHand = None  # type: ignore[assignment]
+    in_hand: PrefetchedBatch = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """The fixed parts of a run; made by `make_run`.
+    """The fixed parts of a run, made by `make_run`.
 
     Attributes:
-      total_steps: iterations in the whole run, for the schedules.
-      key: all randomness of training is folded from it and the number of the step.
+      total_steps: iterations of the whole run, for the schedules.
+      key: key from which all randomness of training is folded, with the step.
       updates: line 14 of Algorithm 1, with the optimizers.
       group_of: difficulty group of each training question.
-      stream: order of the questions within their groups; None: drawn anew.
-      frozen: base of the adapters, which no update changes; empty where all weights are trained.
+      group_sizes: number of training questions in each group.
+      stream: order of the questions within their groups; None if each batch draws independently.
+      sample: sampler of the traces: this package's decoder, or servers.
+      frozen: base weights of the adapters, which no update changes; empty if all weights are
+        trained.
     """
 
     config: Config
@@ -84,11 +91,11 @@ class Run:
     frozen: Params = dataclasses.field(default_factory=dict)
 
     def params(self, train: TrainState) -> Params:
-        """All parameters of the policy: those that are trained, and the frozen base."""
+        """Returns all parameters of the policy: the trained ones and the frozen base."""
         return {**self.frozen, **train.policy}
 
     def sampler(self, params: Params) -> Sampler:
-        """Of training rollouts under these parameters."""
+        """Returns the sampling settings of training rollouts with these parameters."""
         return Sampler(
             self.policy.rollout,
             self.environment.rules,
@@ -100,10 +107,11 @@ class Run:
 def make_run(
     config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
 ) -> Run:
-    """Prepares optimizers, groups and the order of questions; arguments as in `Run`."""
-    updates = total_steps * config.train.minibatches
+    """Builds optimizers, groups and the order of questions. The arguments are fields of `Run`."""
+    num_updates = total_steps * config.train.minibatches
+    num_groups = config.data.num_groups
     groups = np.asarray(environment.train.set.groups)
-    num_groups, stream = config.data.num_groups, None
+    stream = None
     if config.data.order == "shuffled":
         stream = QuestionStream(groups, num_groups=num_groups, seed=config.seed)
     return Run(
@@ -116,35 +124,39 @@ def make_run(
         updates=Updates(
             policy.learner,
             config.train,
-            policy_optimizer(config.optimizer, updates),
-            value_optimizer(config.value, config.optimizer, updates),
+            policy_optimizer(config.optimizer, num_updates),
+            value_optimizer(config.value, config.optimizer, num_updates),
             environment.rules.allowed_tokens,
             config.optimizer.max_update_kl,
         ),
         group_of=jnp.asarray(groups, jnp.int32),
         group_sizes=jnp.asarray(np.bincount(groups, minlength=num_groups), jnp.int32),
         stream=stream,
-        sample=OwnDecoder(policy),
+        sample=LocalSampler(policy),
     )
 
 
 @dataclasses.dataclass
-class OwnDecoder:
-    """Traces by this package's decoder; a `SampleTraces`."""
+class LocalSampler:
+    """Samples traces with this package's decoder; implements `SampleTraces`."""
 
     policy: Policy
     params: Params = dataclasses.field(default_factory=dict)
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Its copy is made when it samples, and is gone when the learner needs the room."""
+        """Stores the parameters.
+
+        The decode copy is made in `generate` and freed after it, since the learner needs its
+        memory.
+        """
         self.params = params
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
-        """See `SampleTraces`."""
-        copy = self.policy.decode_params(self.params)
-        return generate(copy, prompts, rows, key, sampler, listeners)
+        """Samples traces and answers, as `SampleTraces.generate` describes."""
+        decode_params = self.policy.decode_params(self.params)
+        return generate(decode_params, prompts, rows, key, sampler, listeners)
 
 
 def plain_rollout(
@@ -157,7 +169,7 @@ def plain_rollout(
     *,
     temperature: float,
 ) -> Rollout:
-    """A trace and an answer of the plain model for each prompt, under the largest budget."""
+    """Samples a trace and an answer per prompt, without a budget module, at the largest budget."""
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
     spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
     return generate(
@@ -171,7 +183,7 @@ def plain_rollout(
 
 
 def total_steps(config: Config, questions: int) -> int:
-    """Iterations of a run on so many training questions."""
+    """Returns the iterations of a run with this number of training questions."""
     train = config.train
     if train.steps is not None:
         return train.steps
@@ -179,42 +191,63 @@ def total_steps(config: Config, questions: int) -> int:
 
 
 def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
-    """A fresh state around given parameters (line 1 of Algorithm 1), without their frozen base."""
-    optimizers = (run.updates.policy_tx, run.updates.head_tx)
-    make = lambda params, head: train_step.init_state(params, head, *optimizers)
-    ahead = functools.partial(RunStateAhead, in_hand=_nothing_in_hand(run))
-    kind, num_groups = ahead if run.config.rollout.ahead else RunState, run.config.data.num_groups
-    return kind(
-        train=run.policy.make(make, adapters.split(params)[1], value_head),
-        curriculum=curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
-        stream=np.zeros(num_groups, np.int32),
-        generated_tokens=0,
-        method_state=run.method.init_state(len(run.environment.train)),
-    )
+    """Returns the state before the first iteration (line 1 of Algorithm 1).
+
+    Args:
+      params: parameters of the starting policy. A frozen base is left out of the state.
+      value_head: parameters of the value head; None if the method has none.
+    """
+    num_groups = run.config.data.num_groups
+    trained = adapters.split(params)[1]
+
+    def init_train(params: Params, head: Params | None) -> TrainState:
+        return train_step.init_state(params, head, run.updates.policy_tx, run.updates.head_tx)
+
+    fields: dict[str, Any] = {
+        "train": run.policy.make(init_train, trained, value_head),
+        "curriculum": curriculum.init_curriculum(num_groups, mu0=run.config.curriculum.mu0),
+        "stream": np.zeros(num_groups, np.int32),
+        "generated_tokens": 0,
+        "method_state": run.method.init_state(len(run.environment.train)),
+    }
+    if run.config.rollout.ahead:
+        return RunStateAhead(**fields, in_hand=_empty_prefetched_batch(run))
+    return RunState(**fields)
 
 
 def _widest_prompts(run: Run) -> Prompts:
-    """Prompts of all training questions, as wide as those of a batch."""
-    everyone = np.arange(len(run.environment.train))
-    return run.environment.train.at(everyone, np.full_like(everyone, run.config.budget.max))
+    """Returns the prompts of all training questions, with the width of a batch's prompts."""
+    questions = np.arange(len(run.environment.train))
+    budgets = np.full_like(questions, run.config.budget.max)
+    return run.environment.train.at(questions, budgets)
 
 
-def _nothing_in_hand(run: Run) -> InHand:
-    """Of the shapes of a batch in hand."""
-    questions, group_size = run.config.rollout.questions, run.config.rollout.group_size
-    rows, cuts, spec = questions * group_size, run.method.num_cuts, run.policy.rollout
-    whole: Any = lambda *shape: np.zeros(shape, np.int32)
-    budgets, placed = whole(questions, group_size), whole(questions, group_size, cuts)
-    plan = BatchPlan(whole(questions), whole(questions), budgets, placed)
+def _empty_prefetched_batch(run: Run) -> PrefetchedBatch:
+    """Returns zeros with the shapes of a prefetched batch."""
+    num_questions = run.config.rollout.questions
+    group_size = run.config.rollout.group_size
+    num_cuts = run.method.num_cuts
+    spec = run.policy.rollout
+    num_rows = num_questions * group_size
+
+    def zeros(*shape: int) -> Any:
+        return np.zeros(shape, np.int32)
+
+    plan = BatchPlan(
+        questions=zeros(num_questions),
+        groups=zeros(num_questions),
+        budgets=zeros(num_questions, group_size),
+        cuts=zeros(num_questions, group_size, num_cuts),
+    )
     width = _widest_prompts(run).tokens.shape[1] + spec.max_sampled
-    trunks = Trunks.empty(rows, width=width, sampled=spec.max_sampled)
+    trunks = Trunks.empty(num_rows, width=width, sampled=spec.max_sampled)
     branches = Branches.empty(
-        rows,
-        cuts * run.method.answers,
+        num_rows,
+        num_cuts * run.method.answers,
         width=run.environment.rules.suffix_length + spec.answer_tokens,
         sampled=spec.answer_tokens,
     )
-    return InHand(np.array(False), plan, trunks, branches)
+    return PrefetchedBatch(np.array(False), plan, trunks, branches)
 
 
 def precompile(
@@ -223,34 +256,43 @@ def precompile(
     reference: Any = None,
     on_program: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Compiles every form of updates, and of rollouts all but what `rollout.precompile` leaves.
+    """Compiles all forms of the update, and the programs of `rollout.precompile`.
 
     Args:
-      on_program: called with (of what, programs done, programs in all) before each is compiled and
-        after the last; raises to leave the rest.
+      reference: parameters of the reference policy of a KL term.
+      on_program: called with ("rollouts" or "updates", finished programs, all programs) before each
+        program and after the last. It may raise to skip the rest.
     """
-    tell = lambda what: None if on_program is None else functools.partial(on_program, what)
-    params, settings = run.params(state.train), run.config
-    prompts, cuts = _widest_prompts(run), run.method.num_cuts
-    rollout = settings.rollout
-    rows = rollout.questions * rollout.group_size
-    if rollout.engine == "own":
+
+    def on_program_of(kind: str) -> Callable[[int, int], None] | None:
+        return None if on_program is None else functools.partial(on_program, kind)
+
+    params = run.params(state.train)
+    settings = run.config.rollout
+    prompts = _widest_prompts(run)
+    num_cuts = run.method.num_cuts
+    num_rows = settings.questions * settings.group_size
+    if settings.engine == "own":
         precompile_rollout(
             run.policy.decode_params(params),
             prompts,
-            cuts,
+            num_cuts,
             run.sampler(params),
-            rows=rows,
-            on_program=tell("rollouts"),
+            rows=num_rows,
+            on_program=on_program_of("rollouts"),
         )
     batch = empty_batch(
-        rows,
+        num_rows,
         prompt=prompts.tokens.shape[1],
         thinking=run.policy.rollout.max_sampled,
-        cuts=cuts * run.method.answers,
+        cuts=num_cuts * run.method.answers,
         suffix=run.environment.rules.suffix_length,
-        answer=rollout.answer_tokens,
+        answer=settings.answer_tokens,
     )
     run.updates.compile(
-        state.train, batch, reference=reference, frozen=run.frozen, on_program=tell("updates")
+        state.train,
+        batch,
+        reference=reference,
+        frozen=run.frozen,
+        on_program=on_program_of("updates"),
     )

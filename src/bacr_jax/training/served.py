@@ -1,4 +1,8 @@
-"""Training whose traces servers of vLLM sample: the run's facts, handed to `rollout.fleet`."""
+"""Replaces a run's sampler by vLLM servers (rollout.engine=vllm).
+
+Collects what `rollout.fleet` needs of the run: rules, a folder for weights, and a probe that
+compares the servers' log-probabilities with the learner's.
+"""
 
 import asyncio
 import contextlib
@@ -25,44 +29,48 @@ from bacr_jax.runs.health import MISMATCH
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
 
-# Contexts that are scored in one pass, which needs the memory of that many rows.
-_SCORED_AT_ONCE = 8
+# Contexts that are scored in one pass, which needs memory for that many rows.
+_ROWS_PER_PASS = 8
 
 
 def largest_mismatch(config: Config) -> float:
-    """Returns the mismatch of a step that is still rounding, in nats a token.
+    """Returns the largest mismatch of a step that rounding can explain, in nats per token.
 
-    With servers it is the bound of the probe. A batch that was sampled a step ahead, or one whose
-    scores are those of the policy after an update, differs by that update as well.
+    With servers it is the bound of the probe. A larger one holds if an update lies between sampler
+    and learner: for a batch that was sampled a step ahead, and for `loss.old_logprobs=sampler` with
+    several minibatches.
     """
-    is_of_another_update = config.rollout.ahead or (
+    differs_by_update = config.rollout.ahead or (
         config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
     )
-    if config.rollout.engine == "own" or is_of_another_update:
+    if config.rollout.engine == "own" or differs_by_update:
         return MISMATCH
     return BOUNDS[config.model.product_dtype or config.model.compute_dtype]
 
 
-def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
-    """The run, sampled by the servers of `rollout.urls` if `rollout.engine` says so."""
+def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
+    """Returns the run with the servers of `rollout.urls` as its sampler.
+
+    Without rollout.engine=vllm it returns the run unchanged.
+
+    Args:
+      folder: the run's folder, whose name is also used in `rollout.weights_dir`.
+      report: called with lines for the user.
+
+    Raises:
+      UserError: several processes train; an event loop is running; a URL or the folder for weights
+        can't be used.
+    """
     config = run.config
     if config.rollout.engine == "own":
         return run
-    if processes.several():
-        raise UserError(
-            "rollout.engine=vllm: several processes train, and one alone can send weights; train "
-            "in one process with all devices of a machine, or write rollout.engine=own"
-        )
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
-        raise UserError(
-            "rollout.engine=vllm: found an event loop, as in a notebook; write bacr train"
-        )
+    _check_process()
     try:
         servers = [Server(url) for url in config.rollout.urls]
     except ValueError as error:
         raise UserError(f"rollout.urls: {error}") from None
-    environment, spec = run.environment, run.policy.rollout
+    environment = run.environment
+    spec = run.policy.rollout
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
     asking = Asking(
         read_rules(section, environment.vocab_size),
@@ -70,51 +78,83 @@ def with_servers(run: Run, folder: Path, say: Callable[[str], None]) -> Run:
         answers=spec.answers,
         own_cuts=spec.own_cuts,
     )
-    where = Path(config.rollout.weights_dir) / folder.absolute().name
-    named = f"rollout.weights_dir={config.rollout.weights_dir}: {where}"
-    with usable(named):
-        where.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(where, named)
-    dtype, style = config.model.compute_dtype, environment.style
+    weights_folder = Path(config.rollout.weights_dir) / folder.absolute().name
+    setting = f"rollout.weights_dir={config.rollout.weights_dir}: {weights_folder}"
+    with usable(setting):
+        weights_folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(weights_folder, setting)
+    dtype = config.model.compute_dtype
     base = None if config.model.path is None else Path(config.model.path)
-    # Servers get the run's export, in the type that is sampled in.
-    about = Exported(folder, 0, config, style, base, False)
-    write = lambda params, out: write_params(out, params, about, dtype=dtype)
-    # Servers round no operand of their own.
+    exported = Exported(folder, 0, config, environment.style, base, False)
+
+    def write(params: Params, out: Path) -> None:
+        # Servers load an export of the run, in the dtype of the sampler.
+        write_params(out, params, exported, dtype=dtype)
+
+    # Servers do not round operands separately, so product_dtype only sets the bound.
     bound = BOUNDS[config.model.product_dtype or dtype]
-    fleet = Fleet(servers, asking, _probe(run), write, where, dtype, bound, say, lock=lock)
+    fleet = Fleet(
+        servers,
+        asking,
+        _make_probe(run),
+        write,
+        weights_folder,
+        dtype,
+        bound,
+        report,
+        lock=lock,
+    )
     return dataclasses.replace(run, sample=fleet)
 
 
-def _probe(run: Run) -> Probe:
-    """Training questions under budgets of the run, drawn anew for every push of weights."""
-    config, train = run.config, run.environment.train
+def _check_process() -> None:
+    """Raises a UserError if this process can't send weights to servers."""
+    if processes.several():
+        raise UserError(
+            "rollout.engine=vllm: several processes train, but only one process can send weights; "
+            "train in one process with all devices of a machine, or write rollout.engine=own"
+        )
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise UserError(
+            "rollout.engine=vllm: found an event loop, as in a notebook; write bacr train"
+        )
+
+
+def _make_probe(run: Run) -> Probe:
+    """Returns a probe that draws questions and budgets for each version of the weights."""
+    config = run.config
+    train = run.environment.train
     spec = dataclasses.replace(run.policy.learner, temperature=1.0)
 
     def draw(version: int) -> list[Context]:
-        numbers = np.random.default_rng([config.seed, version])
-        questions = numbers.integers(len(train), size=CONTEXTS)
-        budgets = numbers.integers(config.budget.min, config.budget.max + 1, size=CONTEXTS)
+        rng = np.random.default_rng([config.seed, version])
+        questions = rng.integers(len(train), size=CONTEXTS)
+        budgets = rng.integers(config.budget.min, config.budget.max + 1, size=CONTEXTS)
         if not run.method.conditioned:
             budgets = np.full(CONTEXTS, NO_BUDGET)
         prompts = train.at(questions, budgets)
-        tokens = np.asarray(prompts.tokens)
-        return [
-            Context(tuple(row[:length].tolist()), None if budget == NO_BUDGET else int(budget))
-            for row, length, budget in zip(tokens, np.asarray(prompts.lengths), budgets)
-        ]
+        contexts = []
+        for row, length, budget in zip(
+            np.asarray(prompts.tokens), np.asarray(prompts.lengths), budgets
+        ):
+            prompt = tuple(row[:length].tolist())
+            contexts.append(Context(prompt, None if budget == NO_BUDGET else int(budget)))
+        return contexts
 
     def score(params: Params, contexts: Sequence[Context]) -> np.ndarray:
-        # One width for all pushes, so that one program scores them all.
+        # All versions have the same width, so that one program scores them all.
         tokens = np.zeros((len(contexts), train.longest + DEPTH), np.int32)
         for row, context in zip(tokens, contexts):
-            written = (*context.prompt, *context.response)
-            row[: len(written)] = written
-        starts = np.array([len(one.prompt) for one in contexts])
-        lengths = starts + [len(one.response) for one in contexts]
-        budgets = np.array([NO_BUDGET if one.budget is None else one.budget for one in contexts])
+            ids = (*context.prompt, *context.response)
+            row[: len(ids)] = ids
+        starts = np.array([len(context.prompt) for context in contexts])
+        lengths = starts + [len(context.response) for context in contexts]
+        budgets = np.array(
+            [NO_BUDGET if context.budget is None else context.budget for context in contexts]
+        )
 
-        def of_rows(rows: np.ndarray) -> jax.Array:
+        def score_rows(rows: np.ndarray) -> jax.Array:
             return next_token_logprobs(
                 params,
                 tokens[rows],
@@ -125,6 +165,6 @@ def _probe(run: Run) -> Probe:
                 spec=spec,
             )
 
-        return in_portions(of_rows, np.arange(len(contexts)), _SCORED_AT_ONCE)
+        return in_portions(score_rows, np.arange(len(contexts)), _ROWS_PER_PASS)
 
     return Probe(draw, score)

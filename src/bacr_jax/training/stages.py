@@ -1,4 +1,4 @@
-"""The stages of Algorithm 1, each a function; `algorithm.iterate` calls them in its order."""
+"""The stages of Algorithm 1, one function each; `algorithm.iterate` calls them in order."""
 
 import dataclasses
 import functools
@@ -27,13 +27,18 @@ from bacr_jax.rollout import Listeners, Rollout, Rows
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.grading import references_of
 from bacr_jax.training.run import Run, RunState
-from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, pytree
+from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, Trunks, pytree
 
 
 def round_keys(key: Array, step: int, index: int) -> tuple[Array, Array]:
-    """Keys of a round's plan and rollout."""
-    plan, rollout = jax.random.split(jax.random.fold_in(key, step), 2 * index + 2)[-2:]
-    return plan, rollout
+    """Returns the keys for the plan and the rollout of a round.
+
+    Args:
+      index: index of the round in its step.
+    """
+    keys = jax.random.split(jax.random.fold_in(key, step), 2 * index + 2)
+    plan_key, rollout_key = keys[-2:]
+    return plan_key, rollout_key
 
 
 @functools.partial(jax.jit, static_argnames=("method", "num_questions"))
@@ -46,11 +51,11 @@ def plan_batch(
     method: Method,
     num_questions: int,
 ) -> BatchPlan:
-    """Lines 3, 4, 6, 8 and 10: questions by group weight, budgets from the prior, cuts.
+    """Lines 3, 4, 6, 8 and 10: samples questions by group weight, budgets by the prior, and cuts.
 
     Args:
-      group_of: group of each question; an argument, since XLA would sort a constant of this length
-        while compiling.
+      group_of: group of each question. It is an argument because XLA would sort a constant of this
+        length while compiling.
     """
     question_key, budget_key, cut_key = jax.random.split(key, 3)
     weights = method.question_weights(schedule, group_sizes)
@@ -64,14 +69,18 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Line 6 with data.order=shuffled: of each question's group the next, and the new cursors."""
+    """Line 6 with data.order=shuffled: replaces each question by the next one of its group.
+
+    Returns:
+      The plan and the new cursors; both unchanged without a stream.
+    """
     if stream is None:
         return plan, cursors
     questions, cursors = stream.draw(cursors, np.asarray(plan.groups))
     return dataclasses.replace(plan, questions=jnp.asarray(questions)), cursors
 
 
-def traces_of(
+def prepare_sampling(
     run: Run,
     state: RunState,
     step: int,
@@ -82,24 +91,27 @@ def traces_of(
     *,
     in_background: bool = False,
 ) -> Callable[[], Rollout]:
-    """Line 9, begun by a call: trunks under their budgets, answers at every cut, soon graded.
+    """Line 9: loads the policy into the sampler, and returns the function that samples.
+
+    The function samples traces under their budgets and answers at every cut. Grading starts while
+    it samples.
 
     Args:
-      step: names the parameters of `state`, which are handed over at once.
-      poll: called while the parameters are handed over, and while the traces are sampled.
-      in_background: the returned function will run in another thread, where nothing is polled.
+      step: version number of the policy's parameters.
+      poll: called while the parameters are loaded, and while the traces are sampled.
+      in_background: True if the returned function will run in another thread, which can't poll.
     """
-    params, (references, questions) = run.params(state.train), references_of(run, plan)
+    params = run.params(state.train)
+    references, questions = references_of(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
+    limits = None
+    if not run.method.held:
+        limits = np.full_like(budgets, run.config.budget.max)
     run.sample.load(params, step, poll)
     return functools.partial(
         run.sample.generate,
         prompts,
-        Rows(
-            budgets,
-            np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1]),
-            limits=None if run.method.held else np.full_like(budgets, run.config.budget.max),
-        ),
+        Rows(budgets, _by_row(np.asarray(plan.cuts)), limits=limits),
         key,
         run.sampler(params),
         Listeners(
@@ -110,18 +122,22 @@ def traces_of(
 
 
 def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
-    """Prompts of a plan's rows, with each row's budget where it is told in words."""
+    """Returns the prompts of a plan's rows, with each row's budget if prompts contain budgets."""
     return run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
 
 
-def placed_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
-    """The plan with cuts where the rollout has put them (`Method.own_cuts`)."""
+def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
+    """Converts cuts relative to a trace's length into tokens (`Method.own_cuts`).
+
+    For other methods it returns the plan unchanged.
+    """
     if not method.own_cuts:
         return plan
-    lengths, limits = np.asarray(rollout.trunks.thinking), np.asarray(rollout.trunks.budgets)
+    lengths = np.asarray(rollout.trunks.thinking)
+    limits = np.asarray(rollout.trunks.budgets)
     cuts = np.asarray(plan.cuts)
-    placed = cuts_of_trace(cuts.reshape(-1, cuts.shape[-1]), lengths, limits)
-    return dataclasses.replace(plan, cuts=jnp.asarray(placed.reshape(cuts.shape)))
+    cuts_in_tokens = cuts_of_trace(_by_row(cuts), lengths, limits)
+    return dataclasses.replace(plan, cuts=jnp.asarray(cuts_in_tokens.reshape(cuts.shape)))
 
 
 def observe(
@@ -133,30 +149,24 @@ def observe(
     by_reward: Mapping[str, Float[np.ndarray, "Q G M A"]],
     step: int,
 ) -> GroupBatch:
-    """What the method may look at; `state` is read if it needs the path of scores."""
-    trunks, branches = rollout.trunks, rollout.branches
+    """Returns the inputs of the method's rewards and advantages.
+
+    Args:
+      state: only used if the method needs the scores of tokens (`Method.needs_path`).
+      by_reward: score of every answer by each reward of `reward.weights`.
+    """
+    trunks = rollout.trunks
+    branches = rollout.branches
 
     def by_group(x: Any) -> Any:
         return np.asarray(x).reshape(plan.budgets.shape)
 
-    extra: dict[str, np.ndarray] = {}
-    if run.method.read is not None:
-        start, count = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
-        thinking = [
-            row[first : first + length].tolist()
-            for row, first, length in zip(np.asarray(trunks.tokens), start, count)
-        ]
-        extra |= run.method.read(run.environment.tokenizer, thinking)
-    if run.method.read_answers is not None:
-        extra |= run.method.read_answers(run.environment.answer_texts(branches))
-    flat = np.asarray(plan.cuts).reshape(-1, plan.cuts.shape[-1])
-    cuts = with_grace(flat, np.asarray(trunks.budgets), run.config.budget.grace)
-    # The answer at a cut within the closing tag has read all of the tag (`rollout.branches`).
-    begun, ended = (np.asarray(x)[:, None] for x in (trunks.thinking, trunks.sampled))
-    cuts = np.where((begun < cuts) & (cuts < ended), ended, cuts)
-    surprise = _segment_surprise(*map(np.asarray, (trunks.logprobs, trunks.sampled)), cuts)
-    # The answer at each cut; with several, the first of them.
-    answered = np.asarray(branches.sampled)[:, :: run.method.answers].reshape(plan.cuts.shape)
+    extra = _read_texts(run, rollout)
+    cuts = _segment_ends(run, plan, trunks)
+    surprise = _segment_surprise(np.asarray(trunks.logprobs), np.asarray(trunks.sampled), cuts)
+    # The first of the answers at each cut.
+    answer_lengths = np.asarray(branches.sampled)[:, :: run.method.answers]
+    answer_lengths = answer_lengths.reshape(plan.cuts.shape)
     on_host: dict[str, Any] = {
         "cuts": cuts.reshape(plan.cuts.shape),
         "outcomes": outcomes.mean(-1),
@@ -164,25 +174,18 @@ def observe(
         "by_reward": dict(by_reward),
         "surprise": np.asarray(surprise).reshape(plan.cuts.shape),
         "fraction": np.float32(step / run.total_steps),
-        "answer_lengths": answered,
+        "answer_lengths": answer_lengths,
         "sampled": by_group(trunks.sampled),
     }
     if run.method.needs_path:
         assert state is not None
-        energies = thinking_energies(
-            run.params(state.train),
-            trunks,
-            run.environment.rules.allowed_tokens,
-            spec=run.policy.learner,
-        )
-        there = np.arange(energies.shape[1]) < np.asarray(trunks.sampled)[:, None]
-        path = np.where(there, np.cumsum(energies, axis=1), np.float32(0.0))
+        path = _cumulative_score_norm(run, state, trunks)
         on_host["path"] = path.reshape(*plan.budgets.shape, -1)
     return GroupBatch(
         questions=plan.questions,
         budgets=plan.budgets,
         thinking=by_group(trunks.thinking),
-        lengths=by_group(trunks.thinking) + answered[..., -1],
+        lengths=by_group(trunks.thinking) + answer_lengths[..., -1],
         closed=by_group(np.asarray(trunks.close) != CLOSED_BY_BUDGET),
         closed_by_tag=by_group(np.asarray(trunks.close) == CLOSED_BY_TAG),
         extra={name: by_group(values) for name, values in extra.items()},
@@ -190,16 +193,65 @@ def observe(
     )
 
 
+def _read_texts(run: Run, rollout: Rollout) -> dict[str, np.ndarray]:
+    """Returns the numbers that the method extracts from thinking and answers, by name."""
+    numbers: dict[str, np.ndarray] = {}
+    if run.method.read is not None:
+        trunks = rollout.trunks
+        rows = zip(
+            np.asarray(trunks.tokens), np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
+        )
+        thinking = [row[start : start + length].tolist() for row, start, length in rows]
+        numbers |= run.method.read(run.environment.tokenizer, thinking)
+    if run.method.read_answers is not None:
+        numbers |= run.method.read_answers(run.environment.answer_texts(rollout.branches))
+    return numbers
+
+
+def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, "B M"]:
+    """Returns the end of each thinking segment in sampled tokens.
+
+    A grace window belongs to the last segment. A cut inside the closing tag moves to the tag's end,
+    because its answer was sampled after the whole tag (`rollout.branches`).
+    """
+    cuts = with_grace(
+        _by_row(np.asarray(plan.cuts)), np.asarray(trunks.budgets), run.config.budget.grace
+    )
+    tag_start = np.asarray(trunks.thinking)[:, None]
+    tag_end = np.asarray(trunks.sampled)[:, None]
+    return np.where((tag_start < cuts) & (cuts < tag_end), tag_end, cuts)
+
+
+def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[np.ndarray, "B T"]:
+    """Returns the squared score norms summed up to each sampled token; 0 after the last token."""
+    energies = thinking_energies(
+        run.params(state.train),
+        trunks,
+        run.environment.rules.allowed_tokens,
+        spec=run.policy.learner,
+    )
+    is_sampled = np.arange(energies.shape[1]) < np.asarray(trunks.sampled)[:, None]
+    return np.where(is_sampled, np.cumsum(energies, axis=1), np.float32(0.0))
+
+
+def _by_row(x: Any) -> Any:
+    """Joins the leading axes of an array; [Q, G, M] becomes [B, M]."""
+    return x.reshape(-1, x.shape[-1])
+
+
 _segment_surprise = jax.jit(advantages.segment_surprise)
 _score_statistics = jax.jit(advantages.score_statistics)
-_keep = jax.jit(
-    lambda group_batch, method: method.dynamic_sampling.keep(group_batch),
-    static_argnames=("method",),
-)
+
+
+@functools.partial(jax.jit, static_argnames=("method",))
+def _keep(group_batch: GroupBatch, method: Method) -> Bool[Array, "Q"]:
+    """Returns the questions that dynamic sampling keeps."""
+    assert method.dynamic_sampling is not None
+    return method.dynamic_sampling.keep(group_batch)
 
 
 def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
-    """Questions that the method wants to learn from."""
+    """Returns True for questions to learn from: all of them without dynamic sampling."""
     if method.dynamic_sampling is None:
         return np.ones(len(group_batch.questions), bool)
     return np.asarray(_keep(group_batch, method=method))
@@ -208,7 +260,10 @@ def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray
 def predict_values(
     run: Run, train: TrainState, chosen: Round
 ) -> tuple[Float[Array, "Q G M"] | None, Any]:
-    """V(q, b, b_j), and the features it was made of; (None, None) without a value head."""
+    """Returns V(q, b, b_j) and the features it was computed from.
+
+    Returns (None, None) without a value head.
+    """
     if train.head is None:
         return None, None
     plan = chosen.plan
@@ -219,31 +274,34 @@ def predict_values(
                 train.head,
                 chosen.prompts,
                 plan.budgets.reshape(-1),
-                plan.cuts.reshape(-1, plan.cuts.shape[-1]),
+                _by_row(plan.cuts),
                 spec=run.policy.learner,
             )
         )
     return values.reshape(plan.cuts.shape), features
 
 
-def start_values(
+def first_step_values(
     run: Run,
     state: RunState,
     group_batch: GroupBatch,
     values: Float[Array, "Q G M"] | None,
     step: int,
 ) -> tuple[TrainState, Float[Array, "Q G M"] | None]:
-    """At step 0 the head starts at the first batch's mean reward (value.bias_start).
+    """Sets the value head's bias to the first batch's mean reward, at step 0 (value.bias_start).
 
-    Its values in this step are, for each question, the mean over the other questions: no trace's
-    own reward is in its baseline. At later steps state and values stay as they were.
+    The values of step 0 are then, for each question, the mean reward of the other questions, so
+    that no trace's own reward is in its baseline.
+
+    Returns:
+      The train state and the values; both unchanged at later steps and without value.bias_start.
     """
     train = state.train
     if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
         return train, values
     mean, others = _first_values(state.method_state, group_batch, method=run.method)
     head = value.with_bias(train.head, mean)
-    # Where the head's own values lie: what comes next is compiled for them.
+    # The next stages are compiled for the sharding of the head's values.
     return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
 
 
@@ -251,7 +309,10 @@ def start_values(
 def _first_values(
     method_state: Any, group_batch: GroupBatch, *, method: Method
 ) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
-    """Mean reward, and that of the other questions; zeros if a reward is not finite."""
+    """Returns the mean reward, and for each question the mean reward of the other questions.
+
+    Both are 0 if any reward is not finite.
+    """
     rewards = method.rewards(method_state, group_batch)
     good = jnp.isfinite(rewards).all()
     rewards = jnp.where(good, rewards, 0.0)
@@ -261,12 +322,13 @@ def _first_values(
 
 @pytree
 class TokenAdvantages:
-    """Rewards, and the advantages they give to tokens.
+    """Rewards of a batch, and the advantages of its tokens.
 
     Attributes:
+      thinking: advantage of each thinking token.
       answers: advantage of each of a row's N answers, summed over the cuts it serves.
-      returns: what each thinking segment is paid.
-      keep: rollouts that count in the loss; None: all.
+      returns: return of each thinking segment.
+      keep: rollouts that count in the loss; None for all.
     """
 
     thinking: Float[Array, "B T"]
@@ -276,21 +338,30 @@ class TokenAdvantages:
     keep: Bool[Array, "Q G"] | None
 
 
-def advantages_of(
-    run: Run, state: RunState, chosen: Round, paid: GroupBatch, values: Float[Array, "Q G M"] | None
+def compute_advantages(
+    run: Run,
+    state: RunState,
+    chosen: Round,
+    reward_batch: GroupBatch,
+    values: Float[Array, "Q G M"] | None,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
-    """Lines 11 and 12: rewards and advantages, with their metrics; `paid` is what is credited."""
-    given, metrics = token_advantages(
+    """Lines 11 and 12: computes rewards and advantages, with their metrics.
+
+    Args:
+      reward_batch: batch that rewards are computed from (`grading.credited`).
+      values: V(q, b, b_j); None without a value head.
+    """
+    token_level, metrics = token_advantages(
         state.method_state,
-        paid,
+        reward_batch,
         values,
         chosen.rollout.branches.source,
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
     )
-    # What weighing returns by scores would change.
-    scores = _score_statistics(given.returns, chosen.group_batch.surprise)
-    return given, metrics | {f"score/{name}": value for name, value in scores.items()}
+    # These metrics describe what score weighting would change, for all methods.
+    scores = _score_statistics(token_level.returns, chosen.group_batch.surprise)
+    return token_level, metrics | {f"score/{name}": x for name, x in scores.items()}
 
 
 @functools.partial(jax.jit, static_argnames=("method", "max_thinking"))
@@ -303,62 +374,77 @@ def token_advantages(
     method: Method,
     max_thinking: int,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
-    """Lines 11 and 12: dense rewards and advantages, spread over tokens.
+    """Lines 11 and 12: computes rewards and segment advantages, and spreads them over tokens.
 
     Args:
-      source: index of the answer that serves each place (`Branches.source`).
+      source: index of the answer that serves each cut (`Branches.source`).
+      max_thinking: T, the width of a row of thinking tokens.
     """
     rewards = method.rewards(method_state, group_batch)
-    found = method.advantages(method_state, group_batch, rewards, values)
-    flat = lambda x: x.reshape(-1, x.shape[-1])
-    returns = rewards if found.returns is None else found.returns
-    residual = returns - found.baseline
-    spread = jnp.maximum(jnp.var(returns), 1e-6)
+    by_segment = method.advantages(method_state, group_batch, rewards, values)
+    returns = rewards if by_segment.returns is None else by_segment.returns
+    residual = returns - by_segment.baseline
+    return_variance = jnp.maximum(jnp.var(returns), 1e-6)
     metrics = {
         "reward/mean": rewards.mean(),
-        "advantage/mean": found.thinking.mean(),
-        "advantage/std": found.thinking.std(),
+        "advantage/mean": by_segment.thinking.mean(),
+        "advantage/std": by_segment.thinking.std(),
         "advantage/residual_std": residual.std(),
-        "advantage/explained": 1.0 - jnp.var(residual) / spread,
+        "advantage/explained": 1.0 - jnp.var(residual) / return_variance,
     }
-    by_token = found.tokens
+    by_token = by_segment.tokens
     if by_token is None:
         by_token = advantages.scatter_segments(
-            flat(found.thinking), flat(group_batch.cuts), max_thinking
+            _by_row(by_segment.thinking), _by_row(group_batch.cuts), max_thinking
         )
-    tokens = TokenAdvantages(
-        thinking=flat(by_token),
-        answers=advantages.sum_reused(found.answers.reshape(source.shape), source),
+    token_level = TokenAdvantages(
+        thinking=_by_row(by_token),
+        answers=advantages.sum_reused(by_segment.answers.reshape(source.shape), source),
         rewards=rewards,
         returns=returns,
-        keep=found.keep,
+        keep=by_segment.keep,
     )
-    return tokens, metrics
+    return token_level, metrics
 
 
-def learner_batch(run: Run, chosen: Round, advantages: TokenAdvantages) -> Batch:
-    """Tokens and advantages, side by side; rows that do not count have no sampled tokens."""
-    answers = run.method.answers
-    flat = lambda x: np.repeat(np.asarray(x), answers, axis=-1).reshape(-1, x.shape[-1] * answers)
-    joined = make_batch(
+def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batch:
+    """Joins tokens and advantages into the learner's batch.
+
+    Rows that do not count in the loss get no sampled tokens.
+    """
+    num_answers = run.method.answers
+
+    def by_answer(x: Any) -> np.ndarray:
+        """Repeats each cut's value for its answers; [Q, G, M] becomes [B, N]."""
+        return _by_row(np.repeat(np.asarray(x), num_answers, axis=-1))
+
+    batch = make_batch(
         chosen.prompts,
         chosen.rollout.trunks,
         chosen.rollout.branches,
-        cuts=flat(chosen.plan.cuts),
-        thinking_advantages=advantages.thinking,
-        answer_advantages=advantages.answers,
-        returns=flat(advantages.rewards),
+        cuts=by_answer(chosen.plan.cuts),
+        thinking_advantages=token_level.thinking,
+        answer_advantages=token_level.answers,
+        returns=by_answer(token_level.rewards),
     )
-    keep = np.broadcast_to(chosen.useful[:, None], chosen.plan.budgets.shape)
-    if advantages.keep is not None:
-        keep = keep & np.asarray(advantages.keep)
-    return only_rows(joined, keep.reshape(-1))
+    in_loss = np.broadcast_to(chosen.useful[:, None], chosen.plan.budgets.shape)
+    if token_level.keep is not None:
+        in_loss = in_loss & np.asarray(token_level.keep)
+    return only_rows(batch, in_loss.reshape(-1))
 
 
 def update(
     run: Run, train: TrainState, batch: Batch, features: Any, step: int, reference: Any
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Line 14: Eq. 16 on each minibatch, then the value head's extra steps."""
+    """Line 14: minimises Eq. 16 on each minibatch, then takes the value head's extra steps.
+
+    Args:
+      features: features of the value head (`predict_values`).
+      reference: parameters of the reference policy, for a KL term; None without.
+
+    Returns:
+      The new train state, and the metrics of the policy's updates.
+    """
     settings = run.config.value
     train, metrics = run.updates(
         train,
@@ -372,7 +458,7 @@ def update(
             train.head,
             train.head_opt,
             features,
-            # The returns of a cut, which its answers share.
+            # The answers of a cut share its return.
             batch.returns[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
@@ -383,12 +469,12 @@ def update(
 
 @jax.jit
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every number of a state is one."""
+    """True if every number of a pytree is finite."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 @functools.partial(jax.jit, static_argnames=("method",))
-def _updated(
+def _update_if_finite(
     method_state: Any,
     group_batch: GroupBatch,
     rewards: Float[Array, "Q G M"],
@@ -396,14 +482,14 @@ def _updated(
     *,
     method: Method,
 ) -> Any:
-    """What the method makes of a batch whose rewards are finite."""
+    """Returns the method's new state, or the old one if any reward is not finite."""
     new = method.update(method_state, group_batch, rewards, values)
     return optax.tree.where(jnp.isfinite(rewards).all(), new, method_state)
 
 
 @jax.jit
-def _finite(new: Any, old: Any) -> Any:
-    """The new state if all of it is finite, else the old one."""
+def _new_if_finite(new: Any, old: Any) -> Any:
+    """Returns the new state if all of it is finite, else the old one."""
     return optax.tree.where(all_finite(new), new, old)
 
 
@@ -415,28 +501,31 @@ def update_method(
     *,
     method: Method,
 ) -> Any:
-    """The method's own state; it learns nothing from a batch that is not finite.
+    """Updates the method's own state, unless the batch is not finite.
 
-    One number that is not, in rewards, values or scores, would stay in every running mean.
+    One number that is not finite, in rewards, values or scores, would remain in every running mean.
     """
-    # Two programs: in one, what the check reads changes how the moments are rounded.
-    new = _updated(method_state, group_batch, rewards, values, method=method)
-    return _finite(new, method_state)
+    # Two programs, because in one program the check changes how the moments are rounded.
+    new = _update_if_finite(method_state, group_batch, rewards, values, method=method)
+    return _new_if_finite(new, method_state)
 
 
 def adapt_schedule(run: Run, state: RunState, first: Round, step: int) -> CurriculumState:
-    """Line 16: pass rates of the round that nothing was chosen from, and with them Eq. 5 and 6."""
+    """Line 16: records the outcomes of a step's first round, and updates the schedule if due."""
     settings = run.config.curriculum
-    every = settings.update_every
-    if every is None:
-        every = -(-len(run.environment.train) // run.config.rollout.questions)
+    interval = settings.update_every
+    if interval is None:
+        # One pass over the training questions, rounded up.
+        interval = -(-len(run.environment.train) // run.config.rollout.questions)
     correct = first.group_batch.outcomes[..., -1]
-    due = (step + 1) % every == 0
-    return adapted(state.curriculum, first.plan.groups, correct, due, settings=settings)
+    is_due = (step + 1) % interval == 0
+    return update_curriculum(
+        state.curriculum, first.plan.groups, correct, is_due, settings=settings
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("settings",))
-def adapted(
+def update_curriculum(
     before: CurriculumState,
     groups: Int[Array, "Q"],
     correct: Float[Array, "Q G"],
@@ -444,13 +533,14 @@ def adapted(
     *,
     settings: CurriculumConfig,
 ) -> CurriculumState:
-    """Records outcomes, and where the schedule is due, moves its pass rates (Eq. 5 and 6).
+    """Records outcomes, and updates the schedule's pass rates if due (Eq. 5 and 6).
 
     Args:
-      correct: outcomes at the full budget; if one is no number, nothing is recorded.
+      correct: outcomes at the full budget. If one is not finite, nothing is recorded, because it
+        would remain in every average.
+      due: True in steps that update the pass rates.
     """
-    seen = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)
-    moved = curriculum.update_pass_rates(seen, source=settings.pass_rate)
-    after = optax.tree.where(due, moved, seen)
-    # One outcome that is no number would stay in every average to come.
+    recorded = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)
+    updated = curriculum.update_pass_rates(recorded, source=settings.pass_rate)
+    after = optax.tree.where(due, updated, recorded)
     return optax.tree.where(jnp.isfinite(correct).all(), after, before)

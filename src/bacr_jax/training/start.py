@@ -1,11 +1,17 @@
-"""The state a run starts from: weights of a folder or of a warm-up, and a method's own stage."""
+"""Builds the state that a run starts from, and checks the inputs of a run.
+
+The starting policy is a model folder, random weights, or the result of a warm-up. A method may add
+its own supervised stage. `loop.Trainer` calls these functions, and `train --check` calls
+`check_inputs`.
+"""
 
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -31,39 +37,44 @@ from bacr_jax.runs import history, initial, setup
 from bacr_jax.runs.agreement import refuse_others, told_of_inputs
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
+from bacr_jax.runs.restarts import give_up_reason
 from bacr_jax.training.algorithm import iterate
+from bacr_jax.training.failures import TrainingFailed
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state, plain_rollout
-from bacr_jax.training.trace_lessons import TraceLessons
-from bacr_jax.training.warmup import ledger_batches, styled_prompts, warm_up
-from bacr_jax.types import Params, Poll
+from bacr_jax.training.trace_lessons import SftBatches
+from bacr_jax.training.warmup import Batches, ledger_batches, styled_prompts, warm_up
+from bacr_jax.types import Params, Poll, Prompts
+
+# Questions on which the accuracy of a warm-up is measured.
+_ACCURACY_QUESTIONS = 256
 
 
 @contextlib.contextmanager
-def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Callable[[], None]]:
-    """Does `work` in a thread beside what is inside, and waits for it at the end.
+def compiling_in_background(
+    work: Callable[[Callable[[], None]], None],
+) -> Iterator[Callable[[], None]]:
+    """Runs `work` in a thread while the code inside runs, and waits for the thread at the end.
 
-    What is yielded begins it, at its first call: what is inside has its own programs to compile
-    first, and would wait for those.
-
-    A failure of `work` is none of the run's: what it could not do is done when it is needed, and
-    fails there with its own words.
+    The thread starts when the code inside first calls the yielded function, because the programs of
+    the code inside should be compiled first. An error of `work` is ignored: what `work` did not
+    compile is compiled when it is needed, and raises its own error then.
 
     Args:
-      work: is given a function to call wherever it can be left, which raises to leave it: what is
-        inside has failed, or was asked to stop.
+      work: function of a `poll` that it calls wherever it can be interrupted. `poll` raises
+        `CancelledError` once the code inside has raised.
     """
-    leaving = threading.Event()
+    cancelled = threading.Event()
 
     def poll() -> None:
-        if leaving.is_set():
+        if cancelled.is_set():
             raise CancelledError
 
-    def quietly() -> None:
+    def work_without_errors() -> None:
         with contextlib.suppress(Exception):
             work(poll)
 
-    thread = threading.Thread(target=quietly, name="compiling ahead")
+    thread = threading.Thread(target=work_without_errors, name="compiling ahead")
 
     def begin() -> None:
         if thread.ident is None:
@@ -72,7 +83,7 @@ def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Calla
     try:
         yield begin
     except BaseException:
-        leaving.set()
+        cancelled.set()
         raise
     finally:
         if thread.ident is not None:
@@ -80,86 +91,114 @@ def compiled_ahead(work: Callable[[Callable[[], None]], None]) -> Iterator[Calla
             thread.join()
 
 
-def can_go_ahead(run: Run) -> bool:
-    """Whether the first iteration is known, is one process's alone, and finds idle cores.
+def can_compile_ahead(run: Run) -> bool:
+    """True if the programs of the loop can be compiled during the warm-up.
 
-    With dynamic sampling untrained weights would be asked again and again, and servers would take
-    them for those of step 0. A GPU is not idle while the warm-up trains, and its memory is not
-    there twice.
+    That needs one process and idle CPU cores, because a GPU is busy during the warm-up and its
+    memory can't hold a second policy. With dynamic sampling the untrained policy would sample many
+    rounds, and servers would use the untrained weights for the weights of step 0.
     """
-    alone = not processes.several() and jax.default_backend() == "cpu"
-    once = run.method.dynamic_sampling is None and run.config.rollout.engine == "own"
-    return run.total_steps > 0 and alone and once
+    has_idle_cores = not processes.several() and jax.default_backend() == "cpu"
+    samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "own"
+    return run.total_steps > 0 and has_idle_cores and samples_once
 
 
-def go_ahead(run: Run, poll: Callable[[], None]) -> None:
-    """An iteration and an evaluation with untrained weights, for the sake of their programs."""
-    key, config = jax.random.key(0), run.config
+def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
+    """Runs an evaluation and an iteration with untrained weights, to compile their programs.
+
+    Args:
+      poll: raises to interrupt.
+    """
+    config = run.config
+    key = jax.random.key(0)
     params = initial.initial_params(key, run.policy, None)
     environment = run.environment.exactly_graded()
     run = dataclasses.replace(run, environment=environment, frozen=adapters.split(params)[0])
-    largest = max(config.eval.budgets)
-    spec, phi_of = run.policy.evaluation, run.policy.phi_of(params)
-    decoder = Decoder(run.policy.decode_params(params), spec, phi_of, spec.max_thinking)
-    asked = next(iter(environment.eval.values()))
-    # All slots, and all of them filled again: more questions have no other programs.
-    few = np.arange(min(len(asked), 2 * spec.slots))
+    spec = run.policy.evaluation
+    decoder = Decoder(
+        run.policy.decode_params(params), spec, run.policy.phi_of(params), spec.max_thinking
+    )
+    questions = next(iter(environment.eval.values()))
+    # Twice the slots, so that slots are also refilled. More questions have no other programs.
+    few = np.arange(min(len(questions), 2 * spec.slots))
+    largest_budget = max(config.eval.budgets)
     evaluate_set(
         decoder,
         environment,
-        asked.part(few, asked.set.name),
+        questions.part(few, questions.set.name),
         key,
-        config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, dense=None),
+        config=dataclasses.replace(config.eval, budgets=(largest_budget,), samples=0, dense=None),
         seed=config.seed,
         poll=poll,
     )
     poll()
     state = init_state(run, params, initial.random_head(key, run.policy))
-    # Another copy: an update takes the weights it is given.
-    reference = initial.initial_params(key, run.policy, None) if config.loss.kl_coef > 0 else None
+    reference = None
+    if config.loss.kl_coef > 0:
+        # A second copy, because the update donates the parameters of the state.
+        reference = initial.initial_params(key, run.policy, None)
     iterate(run, state, 0, reference=reference, poll=poll)
+
+
+def check_restarts(config: Config, folder: RunFolder) -> None:
+    """Stops a job that Slurm restarts again and again without saving anything between the starts.
+
+    Raises:
+      TrainingFailed: in all processes.
+    """
+    reason = ""
+    if processes.is_first():
+        warmup = Path(config.warmup.dir or folder.warmup)
+        reason = give_up_reason(folder, warmup, os.environ)
+    reason = processes.text_from_first(reason)
+    if reason:
+        raise TrainingFailed(reason)
 
 
 def initial_state(
     run: Run, folder: RunFolder, progress: Progress, poll: Poll = None
 ) -> tuple[Run, RunState]:
-    """The run with its frozen base, if it has one, and a fresh state around the starting policy.
+    """Returns the run with its frozen base, and the state of the starting policy.
 
-    The policy is that of a folder, random, or warmed up.
+    The policy is the result of the warm-up, or else is read from the model folder, or is random.
     """
-    keys = _keys(run)
+    policy_key, head_key = _keys(run)
     if run.config.warmup.steps:
-        params = _warmed_up(run, keys[0], folder, progress, poll)
+        params = _warm_up(run, policy_key, folder, progress, poll)
     else:
-        params = initial.initial_params(keys[0], run.policy, run.config.model.path)
+        params = initial.initial_params(policy_key, run.policy, run.config.model.path)
     run = dataclasses.replace(run, frozen=adapters.split(params)[0])
-    return run, init_state(run, params, initial.random_head(keys[1], run.policy))
+    return run, init_state(run, params, initial.random_head(head_key, run.policy))
 
 
 def untrained_state(run: Run) -> RunState:
-    """A state of the same shape and place as `initial_state`'s, to restore a checkpoint into."""
-    keys = _keys(run)
-    params = initial.untrained_params(keys[0], run.policy)
-    return init_state(run, params, initial.random_head(keys[1], run.policy))
+    """Returns a state with the shapes and shardings of `initial_state`, to restore into."""
+    policy_key, head_key = _keys(run)
+    params = initial.untrained_params(policy_key, run.policy)
+    return init_state(run, params, initial.random_head(head_key, run.policy))
 
 
 def open_inputs(config: Config) -> tuple[Method, Environment]:
-    """What a run reads before it uses a device; its model's folder is looked at."""
+    """Reads method, tokenizer and questions, and checks the model folder, before device work."""
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
     shape = setup.model_shape(config, vocab_size)
     style = format_for(config, declares_budget=method.declares_budget)
     environment = build_environment(config, tokenizer, vocab_size, style=style)
     setup.check_model(config, shape, environment.longest_prompt)
-    answer = environment.rules.suffix_length + config.rollout.answer_tokens
-    answers = method.num_cuts * method.answers * answer
-    setup.check_allowance(config, environment.train.longest, answers)
+    tokens_per_answer = environment.rules.suffix_length + config.rollout.answer_tokens
+    answer_tokens = method.num_cuts * method.answers * tokens_per_answer
+    setup.check_allowance(config, environment.train.longest, answer_tokens)
     environment.check_verifier()
     return method, environment
 
 
 def open_inputs_together(config: Config) -> tuple[Method, Environment]:
-    """`open_inputs` in every process of a run; UserError in all: of one, or they read others."""
+    """Calls `open_inputs` in every process of a run.
+
+    Raises:
+      UserError: in all processes, if one of them raises or reads other inputs than process 0.
+    """
     if not processes.several():
         return open_inputs(config)
     try:
@@ -172,73 +211,87 @@ def open_inputs_together(config: Config) -> tuple[Method, Environment]:
 
 
 def check_inputs(config: Config) -> list[str]:
-    """Reads what a run would before it uses a device, and refuses what it would refuse.
+    """Checks all inputs that a run reads before device work.
 
     Returns:
       Lines with the scores that verifiers give to reference answers.
 
-    UserError: with what is wrong with method, model, verifier and sets, each looked at by itself.
+    Raises:
+      UserError: with all errors of method, model, verifier and sets, each of which is checked
+        separately.
     """
     try:
         _, environment = open_inputs(config)
-        if (warning := environment.markup_warning()) is not None:
+        warning = environment.markup_warning()
+        if warning is not None:
             print(warning, file=sys.stderr)
         if config.warmup.steps and config.data.train != "ledger":
-            own = derived.warmup_config(config)
-            TraceLessons(own, _warmup_environment(config, environment))
+            SftBatches(derived.warmup_config(config), _warmup_environment(config, environment))
         lines = environment.try_verifiers()
         environment.close()
         return lines
     except UserError as error:
-        data, seed = config.data, config.seed
-        sets: list[tuple[Split, Any]] = [("train", data.train)]
-        sets += [("test", spec) for spec in data.eval]
-        grader = [functools.partial(load_verifier, config.grader)] if config.grader else []
-        by_itself = faults_of(
+        checks: list[Callable[[], object]] = [
             functools.partial(load_method, config),
             functools.partial(tokenizer_of, config),
-            *grader,
-            *(functools.partial(load_questions, s, data, seed, split) for split, s in sets),
-        )
-        raise UserError(*dict.fromkeys([*error.lines, *by_itself])) from None
+        ]
+        if config.grader:
+            checks.append(functools.partial(load_verifier, config.grader))
+        sets: list[tuple[Split, Any]] = [("train", config.data.train)]
+        sets += [("test", spec) for spec in config.data.eval]
+        for split, spec in sets:
+            checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
+        # Without the lines that appear twice.
+        raise UserError(*dict.fromkeys([*error.lines, *faults_of(*checks)])) from None
 
 
 def tokenizer_of(config: Config) -> tuple[Any, int]:
-    """The tokenizer of a run and the number of embedding rows its model needs."""
+    """Returns the tokenizer of a run, and the number of embedding rows that its model needs."""
     tokenizer = setup.run_tokenizer(config)
     return tokenizer, setup.vocabulary_rows(config, len(tokenizer))
 
 
 def restore_files(
-    folder: RunFolder, written: dict[str, Any], step: int, progress: Progress
+    folder: RunFolder, recorded: dict[str, Any], step: int, progress: Progress
 ) -> None:
-    """Brings the files of a resumed run to where they were at its checkpoint, in one process."""
-    refused = ""
+    """Process 0 restores the files of a resumed run to their content at its checkpoint.
+
+    Args:
+      recorded: description of the files, from the checkpoint.
+
+    Raises:
+      UserError: in all processes, if a file can't be restored.
+    """
+    error_text = ""
     if processes.is_first():
         try:
-            for line in history.restore_files(folder, written, step):
+            for line in history.restore_files(folder, recorded, step):
                 progress.say(line)
             folder.truncate_after(step)
         except UserError as error:
-            refused = str(error)
-    refused = processes.text_from_first(refused)
-    if refused:
-        raise UserError(refused)
+            error_text = str(error)
+    error_text = processes.text_from_first(error_text)
+    if error_text:
+        raise UserError(error_text)
 
 
 def _keys(run: Run) -> list[jax.Array]:
-    """Of what is random in a policy and in a value head."""
-    return [jax.random.fold_in(jax.random.key(run.config.seed), i) for i in (2, 3)]
+    """Returns the keys of a random policy and of a random value head."""
+    return [jax.random.fold_in(jax.random.key(run.config.seed), stream) for stream in (2, 3)]
 
 
 def after_rejection_sft(
     run: Run, fresh: RunState, progress: Progress, poll: Poll = None
 ) -> RunState:
-    """The state after the method's own supervised stage, if it has one; its tokens are counted."""
-    start = run.method.rejection_sft
-    if start is None:
+    """Runs the method's own supervised stage, and returns the state after it.
+
+    Tokens that the stage samples count as generated. Without such a stage it returns the state
+    unchanged.
+    """
+    settings = run.method.rejection_sft
+    if settings is None:
         return fresh
-    with progress.phase("cold start", start.steps) as phase, phase_memory("cold start"):
+    with progress.phase("cold start", settings.steps) as phase, phase_memory("cold start"):
         params, method_state, tokens = rejection_sft(
             run,
             fresh,
@@ -250,83 +303,96 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(config: Config, here: Environment) -> Environment:
-    """The environment in the format that all methods share."""
-    shared = format_for(config)
-    if shared == here.style:
-        return here
-    return build_environment(config, here.tokenizer, here.vocab_size, style=shared)
+def shared_format_environment(config: Config, current: Environment) -> Environment:
+    """Returns the environment in the prompt format that all methods share."""
+    shared_format = format_for(config)
+    if shared_format == current.style:
+        return current
+    return build_environment(config, current.tokenizer, current.vocab_size, style=shared_format)
 
 
-def _warmup_environment(config: Config, here: Environment) -> Environment:
+def _warmup_environment(config: Config, current: Environment) -> Environment:
     """Returns the environment of a run's warm-up: its seed's questions in the shared format."""
-    own = derived.warmup_config(config)
-    if own.seed == config.seed:
-        return shared_format_environment(config, here)
-    return build_environment(own, here.tokenizer, here.vocab_size, style=format_for(own))
-
-
-def _warmed_up(
-    run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll
-) -> Params:
-    """Weights after the supervised warm-up, with a fresh budget module."""
-    config = derived.warmup_config(run.config)
-    measured_run = dataclasses.replace(run, config=config)
-    place = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
-    # Several runs may share a warm-up, whatever they are graded by.
-    environment = _warmup_environment(run.config, run.environment).exactly_graded()
-    goes_ahead = can_go_ahead(run) and not WarmupPaths(place).identity.exists()
-
-    def poll_and_begin() -> None:
-        # The first step is done.
-        if goes_ahead:
-            begin()
-        if poll is not None:
-            poll()
-
-    largest = config.budget.max
-    batches, styles = ledger_batches(config), tuple[str, ...]()
-    opened = lambda style: styled_prompts(
-        # The long style must be right where it matters most.
-        environment.train,
-        style,
-        ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level,
-        largest,
+    warmup_config = derived.warmup_config(config)
+    if warmup_config.seed == config.seed:
+        return shared_format_environment(config, current)
+    return build_environment(
+        warmup_config, current.tokenizer, current.vocab_size, style=format_for(warmup_config)
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _WarmupData:
+    """Data of a warm-up.
+
+    Attributes:
+      batches: supervised batch of each step.
+      styles: styles that are measured at the end.
+      prompts_of: prompts that contain the first token of a style, and their reference answers.
+    """
+
+    batches: Batches
+    styles: Sequence[str]
+    prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
+
+
+def _warmup_data(config: Config, environment: Environment) -> _WarmupData:
+    """Returns the warm-up's data from the ledger, or from the traces of the training set."""
+    largest_budget = config.budget.max
     if config.data.train != "ledger":
-        lessons = TraceLessons(config, environment)
-        batches, styles = lessons.batch, lessons.styles
-        opened = lambda style: lessons.opened(style, largest)
+        traces = SftBatches(config, environment)
+        return _WarmupData(
+            traces.batch, traces.styles, lambda style: traces.opened(style, largest_budget)
+        )
+
+    def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
+        # The long style is measured on the hardest questions, which only it can solve.
+        level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
+        return styled_prompts(environment.train, style, level, largest_budget)
+
+    return _WarmupData(ledger_batches(config), (), prompts_of)
+
+
+def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll) -> Params:
+    """Returns the weights after the supervised warm-up, with an untrained budget module.
+
+    Programs of the loop are compiled in the background of the warm-up, if cores are idle.
+    """
+    config = derived.warmup_config(run.config)
+    warmup_run = dataclasses.replace(run, config=config)
+    warmup_folder = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
+    # Graded exactly, because several runs with different graders may share a warm-up.
+    environment = _warmup_environment(run.config, run.environment).exactly_graded()
+    compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
+    data = _warmup_data(config, environment)
 
     def accuracy_of(params: Params, style: str | None = None) -> float:
         if style is None:
-            return _accuracy(measured_run, environment, params, key, poll)
-        prompts, references = opened(style)
-        # Minutes, with a large model.
-        with progress.phase(f"warm-up, {style}", len(references)) as phase:
-            done: list[int] = []
-
-            def on_rows(places: np.ndarray, *_: Any) -> None:
-                done.extend(places)
-                phase.update(len(done))
-
-            listeners = Listeners(poll, on_rows)
-            rollout = plain_rollout(
-                measured_run, environment, params, prompts, key, listeners, temperature=0.0
-            )
-            return float(environment.verify(rollout.branches, references, poll).mean())
+            return _accuracy(warmup_run, environment, params, key, poll)
+        prompts, references = data.prompts_of(style)
+        return _style_accuracy(
+            warmup_run, environment, params, key, style, prompts, references, progress, poll
+        )
 
     with (
         progress.phase("warm-up", config.warmup.steps, "compiling its first step") as phase,
         phase_memory("warm-up", batch_tokens=config.warmup.batch_tokens),
-        compiled_ahead(lambda left: go_ahead(run, left)) as begin,
+        compiling_in_background(lambda poll_work: compile_ahead(run, poll_work)) as begin,
     ):
+
+        def poll_and_begin() -> None:
+            # Called after the first step, so its program is already compiled.
+            if compiles_ahead:
+                begin()
+            if poll is not None:
+                poll()
+
         params = warm_up(
             config,
             run.policy,
-            place,
-            batches=batches,
-            styles=styles,
+            warmup_folder,
+            batches=data.batches,
+            styles=data.styles,
             accuracy_of=accuracy_of,
             on_progress=lambda step, total, loss: phase.update(step, total=total, loss=loss),
             poll=poll_and_begin,
@@ -335,21 +401,51 @@ def _warmed_up(
     return initial.with_adapters(key, run.policy, params)
 
 
+def _style_accuracy(
+    run: Run,
+    environment: Environment,
+    params: Params,
+    key: jax.Array,
+    style: str,
+    prompts: Prompts,
+    references: list[str],
+    progress: Progress,
+    poll: Poll,
+) -> float:
+    """Returns the greedy accuracy on prompts that contain the first token of a style.
+
+    It shows its progress, because it takes minutes with a large model.
+    """
+    with progress.phase(f"warm-up, {style}", len(references)) as phase:
+        num_done = 0
+
+        def on_rows(rows: np.ndarray, *_: Any) -> None:
+            nonlocal num_done
+            num_done += len(rows)
+            phase.update(num_done)
+
+        listeners = Listeners(poll, on_rows)
+        rollout = plain_rollout(run, environment, params, prompts, key, listeners, temperature=0.0)
+        return float(environment.verify(rollout.branches, references, poll).mean())
+
+
 def _accuracy(
     run: Run, environment: Environment, params: Params, key: jax.Array, poll: Poll
 ) -> float:
-    """Greedy accuracy of the plain model at the largest evaluated budget."""
+    """Returns greedy accuracy at the largest evaluated budget, without a budget module."""
     config = run.config
-    largest = max(config.eval.budgets)
+    largest_budget = max(config.eval.budgets)
     spec = dataclasses.replace(run.policy.evaluation, conditioning=None)
-    plain = run.policy.decode_params(params, plain=True)
-    found = evaluate_set(
-        Decoder(plain, spec, None, spec.max_thinking),
+    decode_params = run.policy.decode_params(params, plain=True)
+    results = evaluate_set(
+        Decoder(decode_params, spec, None, spec.max_thinking),
         environment,
         next(iter(environment.eval.values())),
         key,
-        config=dataclasses.replace(config.eval, budgets=(largest,), samples=0, size=256),
+        config=dataclasses.replace(
+            config.eval, budgets=(largest_budget,), samples=0, size=_ACCURACY_QUESTIONS
+        ),
         seed=config.seed,
         poll=poll,
     )
-    return float(found["by_budget"]["greedy"][str(largest)]["accuracy"])
+    return float(results["by_budget"]["greedy"][str(largest_budget)]["accuracy"])

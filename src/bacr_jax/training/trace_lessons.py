@@ -1,4 +1,8 @@
-"""A supervised warm-up on the traces of any source that has them, in a mixture of styles."""
+"""Supervised batches from a training set's own reasoning traces, for the warm-up.
+
+`start` uses `SftBatches` for every training set except the ledger, which has its own batches
+(`questions.ledger.supervised`).
+"""
 
 import difflib
 from typing import Any
@@ -11,6 +15,7 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
 from bacr_jax.prompts.environment import Environment, Questions
+from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
@@ -18,66 +23,99 @@ from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts
 from bacr_jax.training.warmup_folder import told_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
-# The first steps teach the longest style alone, on easy questions where some are known to be: with
-# everything at once a small model stays on the plateau before induction for thousands of steps.
-FIRST, FIRST_LEVEL = 0.3, 3
-# Number of the random stream.
+# The first share of the steps contains only the longest style, on questions up to a level if levels
+# are known. With everything at once a small model remains on the plateau before induction for
+# thousands of steps.
+FIRST = 0.3
+FIRST_LEVEL = 3
+# Random stream of the seed.
 _STREAM = 5
-# Batches have one of four widths, so that few shapes are compiled and little is padding.
-_QUANTILES, _MULTIPLE = (0.25, 0.5, 0.75, 1.0), 8
+# Batches have at most four widths, so that few shapes are compiled and few tokens are padding.
+_QUANTILES = (0.25, 0.5, 0.75, 1.0)
+# Widths are multiples of this.
+_MULTIPLE = 8
 
 
-class TraceLessons:
-    """Batches of a training set's traces; a batch is a function of the seed and the step alone.
+class SftBatches:
+    """Supervised batches of a training set's traces. A batch depends only on seed and step.
 
-    An example is prompt, trace, suffix and answer. A tenth of them end their trace early, at any
-    token, and are answered all the same: the model learns to answer when its thinking is cut.
-    Questions without a trace in every style that is taught, or without an answer, are left out.
+    An example is prompt, trace, suffix and answer. A tenth of the examples end their trace early,
+    at a random token, so that the model learns to answer when its thinking is cut. Questions
+    without an answer, or without a trace in every style, are left out.
+
+    Attributes:
+      styles: styles of the traces, from short to long.
     """
 
     def __init__(self, config: Config, environment: Environment):
-        """Writes and tokenises every trace."""
-        self._config, self._told = config, told_budgets(config)
-        tokenizer = self._tokenizer = environment.tokenizer
+        """Tokenises all traces and answers.
+
+        Raises:
+          UserError: no question has an answer and a trace in every style, or a step's tokens do not
+            hold the longest example.
+        """
+        self._config = config
+        self._budgets = told_budgets(config)
+        self._tokenizer = environment.tokenizer
         self.styles, self._weights = _styles(config, environment.train.set)
-        self._questions = _traced(environment.train, self.styles)
-        held_out = _traced(environment.holdout, self.styles)
+        self._questions = _with_traces(environment.train, self.styles)
+        held_out = _with_traces(environment.holdout, self.styles)
         self._measured = held_out if len(held_out) else self._questions
-        asked, form = self._questions.set, environment.style
-        if not len(asked):
+        questions = self._questions.set
+        style_format = environment.style
+        if not len(questions):
             raise UserError(
-                f"warmup.steps={config.warmup.steps}: no question of {asked.name} has an answer "
-                f"and a trace ({', '.join(self.styles)}); write 0, or another data.trace_column"
+                f"warmup.steps={config.warmup.steps}: no question of {questions.name} has an "
+                f"answer and a trace ({', '.join(self.styles)}); write 0, or another "
+                "data.trace_column"
             )
-        ids = lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        # A closing text of its own, such as native's, is for thinking that was cut.
-        before, _, _ = form.forced_suffix.partition(form.think_close)
-        close = ("\n" if before.endswith("\n") else "") + form.think_close
-        self._traces = [
-            ids([_trace(both, style) + close for both in asked.rows]) for style in self.styles
+        closing = _closing_text(style_format)
+        self._traces = []
+        for style in self.styles:
+            texts = [_trace(source_row, style) + closing for source_row in questions.rows]
+            self._traces.append(self._token_ids(texts))
+        ending = _answer_ending(style_format)
+        self._answers = self._token_ids([answer + ending for answer in questions.answers])
+        # By whether the trace is cut.
+        self._suffixes = [
+            encode_text(self._tokenizer, text).tolist()
+            for text in (style_format.natural_suffix, style_format.forced_suffix)
         ]
-        end = "}" if form.answer_open.endswith("{") else ""
-        end += ("\n" if form.natural_suffix.endswith("\n") else "") + form.answer_close
-        self._answers = ids([answer + end for answer in asked.answers])
-        suffixes = (form.natural_suffix, form.forced_suffix)
-        self._suffixes = [encode_text(tokenizer, text).tolist() for text in suffixes]
-        around = np.array([len(answer) for answer in self._answers]) + len(self._suffixes[1])
-        told = self._questions.told
-        prompts = np.asarray(self._questions.prompts.lengths)
-        if told is not None:
-            prompts = np.asarray(told.opened.lengths) + told.rest
-        traces = np.array([[len(trace) for trace in row] for row in self._traces])
-        lengths = prompts + traces + around
+        lengths = self._example_lengths()
         widths = np.quantile(lengths, _QUANTILES, method="higher")
+        # Rounded up to multiples.
         self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
         self._bucket = np.searchsorted(self._widths, lengths)
         check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]))
 
+    def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        """Tokenises texts without special tokens."""
+        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
+        return ids
+
+    def _example_lengths(self) -> Int[np.ndarray, "styles n"]:
+        """Returns the largest number of tokens of each style's and question's example."""
+        told = self._questions.told
+        if told is None:
+            prompts = np.asarray(self._questions.prompts.lengths)
+        else:
+            prompts = np.asarray(told.opened.lengths) + told.rest
+        traces = np.array([[len(trace) for trace in of_style] for of_style in self._traces])
+        answers = np.array([len(answer) for answer in self._answers])
+        longest_suffix = len(self._suffixes[1])
+        return prompts + traces + answers + longest_suffix
+
     def batch(
         self, step: int, practice: bool = False
     ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-        """Tokens of a step, and which of them are learned."""
-        del practice  # no style is useless work
+        """Returns the tokens of a step and their loss mask.
+
+        Args:
+          practice: has no effect here; the ledger's batches use it.
+        """
+        del practice
         settings = self._config.warmup
         rng = np.random.default_rng([self._config.seed, _STREAM, step])
         weights = np.broadcast_to(self._weights[:, None], self._bucket.shape).copy()
@@ -85,7 +123,7 @@ class TraceLessons:
             weights[:-1] = 0.0
             levels = self._questions.set.levels
             weights[:, levels > max(FIRST_LEVEL, levels.min())] = 0.0
-        chosen, bucket = draw_kinds(
+        examples, bucket = draw_kinds(
             rng,
             self._config.seed,
             step,
@@ -93,73 +131,101 @@ class TraceLessons:
             weights=weights.ravel(),
             rows_in=settings.batch_tokens // self._widths,
         )
-        style, row = np.divmod(chosen, self._bucket.shape[1])
-        return self._written(style, row, int(self._widths[bucket]), rng)
+        styles, questions = np.divmod(examples, self._bucket.shape[1])
+        return self._make_rows(styles, questions, int(self._widths[bucket]), rng)
 
-    def _written(
+    def _make_rows(
         self,
-        style: Int[np.ndarray, "B"],
-        row: Int[np.ndarray, "B"],
+        styles: Int[np.ndarray, "B"],
+        questions: Int[np.ndarray, "B"],
         width: int,
         rng: np.random.Generator,
     ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-        budgets = np.full(len(row), NO_BUDGET)
-        if self._told is not None:
-            budgets = rng.choice(self._told, size=len(row))
-        prompts = self._questions.at(row, budgets)
-        cut, share = rng.random(len(row)) < CUT_SHARE, rng.random(len(row))
+        """Returns tokens and loss mask of examples, given by the indices of style and question."""
+        budgets = np.full(len(questions), NO_BUDGET)
+        if self._budgets is not None:
+            budgets = rng.choice(self._budgets, size=len(questions))
+        prompts = self._questions.at(questions, budgets)
+        is_cut = rng.random(len(questions)) < CUT_SHARE
+        remaining_share = rng.random(len(questions))
         rows = []
-        for i, (s, r) in enumerate(zip(style, row)):
-            prompt, trace = prompts.tokens[i, : prompts.lengths[i]], self._traces[s][r]
-            kept = trace[: int(share[i] * (len(trace) - 1))] if cut[i] else trace
-            # The suffix is forced on the model.
-            suffix, answer = self._suffixes[int(cut[i])], self._answers[r]
-            rows.append([(prompt, False), (kept, True), (suffix, False), (answer, True)])
+        for row, (style, question) in enumerate(zip(styles, questions)):
+            prompt = prompts.tokens[row, : prompts.lengths[row]]
+            trace = self._traces[style][question]
+            if is_cut[row]:
+                trace = trace[: int(remaining_share[row] * (len(trace) - 1))]
+            suffix = self._suffixes[int(is_cut[row])]
+            answer = self._answers[question]
+            # The suffix is not learned, because the decoding loop forces it.
+            rows.append([(prompt, False), (trace, True), (suffix, False), (answer, True)])
         return padded(rows, width)
 
     def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
-        """Prompts that already hold the first token of a style, and their answers.
+        """Returns prompts that contain the first token of a style, and their reference answers.
 
-        They are of held-out questions, where there are any: few different ones are soon memorised.
+        They are held-out questions if there are any, because few training questions are soon
+        memorised.
         """
         index = np.arange(min(STYLE_PROBLEMS, len(self._measured)))
-        texts = [_trace(self._measured.set.rows[i], style) for i in index]
+        texts = [_trace(self._measured.set.rows[question], style) for question in index]
         first = np.array([encode_text(self._tokenizer, text)[0] for text in texts], np.int32)
         return opened_prompts(self._measured, index, first, budget)
 
 
-def _styles(config: Config, asked: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
-    """Styles that are taught, from short to long, and their weights."""
-    found = {source.styles for source, _ in asked.rows if source.trace is not None}
-    if len(found) != 1:
-        several = "traces of different styles" if found else "no traces"
+def _closing_text(style_format: PromptFormat) -> str:
+    """Returns the text that closes a complete trace.
+
+    It has the newline that the format's closing of a cut trace begins with. A longer closing text,
+    as in the format `native`, belongs only to cut traces.
+    """
+    before_tag, _, _ = style_format.forced_suffix.partition(style_format.think_close)
+    newline = "\n" if before_tag.endswith("\n") else ""
+    return newline + style_format.think_close
+
+
+def _answer_ending(style_format: PromptFormat) -> str:
+    """Returns the text after an answer: brace, newline and closing tag as the format has them."""
+    brace = "}" if style_format.answer_open.endswith("{") else ""
+    newline = "\n" if style_format.natural_suffix.endswith("\n") else ""
+    return brace + newline + style_format.answer_close
+
+
+def _styles(config: Config, questions: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the styles to train on, from short to long, and their weights."""
+    available = {source.styles for source, _ in questions.rows if source.trace is not None}
+    if len(available) != 1:
+        problem = "traces of different styles" if available else "no traces"
         raise UserError(
             f"warmup.steps={config.warmup.steps}: data.train={written(config.data.train)} has "
-            f"{several}; write 0, or their column in data.trace_column"
+            f"{problem}; write 0, or their column in data.trace_column"
         )
-    (styles,) = found
-    wanted = config.warmup.styles or dict.fromkeys(styles, 1.0)
-    for style in wanted:
+    (styles,) = available
+    weights = config.warmup.styles or dict.fromkeys(styles, 1.0)
+    for style in weights:
         if style not in styles:
             near = difflib.get_close_matches(style, styles, n=1, cutoff=0.0)[0]
-            raise UserError(f"warmup.styles: {asked.name} has no style {style!r}; write {near}")
-    taught = tuple(style for style in styles if style in wanted)
-    return taught, np.array([wanted[style] for style in taught])
+            raise UserError(f"warmup.styles: {questions.name} has no style {style!r}; write {near}")
+    selected = tuple(style for style in styles if style in weights)
+    return selected, np.array([weights[style] for style in selected])
 
 
-def _traced(questions: Questions, styles: tuple[str, ...]) -> Questions:
-    """The questions that have an answer, and a trace in every style."""
-    has = [
-        bool(row.answer) and all(_trace((source, row), style) for style in styles)
-        for source, row in questions.set.rows
-    ]
-    return questions.part(np.flatnonzero(has), questions.set.name)
+def _with_traces(questions: Questions, styles: tuple[str, ...]) -> Questions:
+    """Returns the questions that have an answer, and a trace in every style."""
+    complete = []
+    for source_row in questions.set.rows:
+        _, row = source_row
+        complete.append(bool(row.answer) and all(_trace(source_row, style) for style in styles))
+    return questions.part(np.flatnonzero(complete), questions.set.name)
 
 
-def _trace(both: Any, style: str) -> str:
-    """The trace of a row, "" where its source has none."""
-    source, row = both
+def _trace(source_row: Any, style: str) -> str:
+    """Returns the trace of a row in a style; an empty text if its source has none.
+
+    Args:
+      source_row: (source, row), as in `QuestionSet.rows`.
+    """
+    source, row = source_row
     text = source.trace(row, style) if source.trace is not None else ""
     if not isinstance(text, str):
-        raise UserError(f"{source.name}: trace of {row.id} in the style {style} is no text")
+        raise UserError(f"{source.name}: trace of {row.id} in the style {style} is not a text")
     return text

@@ -1,7 +1,7 @@
-"""Undoes an update if the traces of the policy that it made break a bound (train.undo_*).
+"""Undoes an update if the traces that are sampled after it break a bound (train.undo_*).
 
-`algorithm.iterate` calls an `UpdateGuard` once the traces of a step are sampled. The state from
-before the last update is kept in host memory and in no checkpoint.
+`algorithm.guarded` calls an `UpdateGuard` after the traces of each step are sampled. The state
+before the last update is stored in host memory, not in checkpoints.
 """
 
 import dataclasses
@@ -47,10 +47,11 @@ WATCHED = (
 
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """A copy of an array in host memory: of each distinct shard of this process one.
+    """A copy of an array in host memory, with one copy of each distinct shard of this process.
 
     Attributes:
       sharding: None if the array was never put on particular devices.
+      shards: data of each shard, by the text of its index.
     """
 
     shape: tuple[int, ...]
@@ -79,7 +80,7 @@ class HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a step began with.
+    """The state at the start of a step, and the shares of the step's traces.
 
     Attributes:
       train: `TrainState` with a `HostArray` for each array.
@@ -92,7 +93,7 @@ class Snapshot:
 
 
 class UpdateGuard:
-    """Keeps the state from before the last update, and compares the traces before and after it."""
+    """Stores the state before the last update, and compares the traces before and after it."""
 
     def __init__(self, bounds: dict[str, float]) -> None:
         """Starts without a snapshot, so the first update of a process cannot be undone.
@@ -106,8 +107,8 @@ class UpdateGuard:
     def breach(self, shares: Shares) -> str | None:
         """Describes how the shares of a step's traces break a bound; None if they don't.
 
-        A share that is beyond its bound, but not worse than before the update, breaks none: the
-        update is not what made it so.
+        A share that is beyond its bound but not worse than before the update does not count,
+        because the update is not its cause.
         """
         for watched in WATCHED:
             bound = self._bounds.get(watched.key)
@@ -116,8 +117,8 @@ class UpdateGuard:
             share = shares[watched.metric]
             before = None if self._before is None else self._before.shares[watched.metric]
             if before is None or watched.breaks(share, before):
-                was = "" if before is None else f" ({before:.3f} before the update)"
-                return f"{watched.metric} is {share:.3f}{was}, train.{watched.key}={bound:g}"
+                change = "" if before is None else f" ({before:.3f} before the update)"
+                return f"{watched.metric} is {share:.3f}{change}, train.{watched.key}={bound:g}"
         return None
 
     def can_undo(self, train: TrainState) -> bool:
@@ -125,7 +126,7 @@ class UpdateGuard:
         return self._before is not None and int(train.updates) > self._before.updates
 
     def restored(self) -> TrainState:
-        """Returns the state from before the last update, on its devices."""
+        """Returns the state before the last update, on its devices."""
         assert self._before is not None
         return jax.tree.map(
             lambda copy: copy.on_devices(),
@@ -134,8 +135,8 @@ class UpdateGuard:
         )
 
     def keep(self, train: TrainState, shares: Shares) -> None:
-        """Keeps the state that a step begins with, and the shares of its traces."""
-        # Dropped first, so that the host never holds two.
+        """Stores the state at the start of a step, and the shares of the step's traces."""
+        # Deleted first, so that host memory never contains two copies.
         self._before = None
         copies = jax.tree.map(HostArray.of, train)
         self._before = Snapshot(copies, int(train.updates), shares)
@@ -149,6 +150,9 @@ def shares_of(first: Round) -> Shares:
 
 def make_guard(config: TrainConfig) -> UpdateGuard | None:
     """Returns the guard of a run; None if no bound is set."""
-    bounds = {watched.key: getattr(config, watched.key) for watched in WATCHED}
-    bounds = {key: bound for key, bound in bounds.items() if bound is not None}
+    bounds = {}
+    for watched in WATCHED:
+        bound = getattr(config, watched.key)
+        if bound is not None:
+            bounds[watched.key] = bound
     return UpdateGuard(bounds) if bounds else None

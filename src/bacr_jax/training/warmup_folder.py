@@ -1,6 +1,7 @@
-"""The folder of a warm-up: which one it is, who makes it, and its weights once it is finished.
+"""Folder of a warm-up: its fingerprint, its lock, and its weights once it is finished.
 
-Several runs may share it: the first makes the warm-up, others wait, and all begin from its weights.
+Several runs may share a folder. The first run makes the warm-up, the others wait, and all start
+from its weights.
 """
 
 import contextlib
@@ -35,57 +36,82 @@ from bacr_jax.runs.folder import (
 )
 from bacr_jax.types import Params, Poll
 
+# Keys that identify the questions of a warm-up on the ledger.
+_LEDGER_KEYS = (
+    "data.ledger.variant",
+    "data.ledger.max_operand",
+    "data.ledger.train_size",
+)
+# Keys that identify the questions of any other warm-up.
+_DATA_KEYS = (
+    "data.train",
+    "data.dir",
+    "data.prompt_format",
+    "data.max_prompt_tokens",
+    "data.question_column",
+    "data.trace_column",
+    "data.system_prompt",
+    "data.template_variables",
+    "eval.holdout",
+)
+# Keys that count only if they differ from their defaults, because they are newer than the first
+# fingerprints, which must not change.
+_NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
+
 
 def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
-    """The budgets that the warm-up's prompts tell in words; None: none.
+    """Returns the budgets in the warm-up's prompts; None if prompts do not contain the budget.
 
-    All that training and evaluation will tell, so that no number is new to the policy then.
+    They are all budgets of training and evaluation, so that no number is new to the policy later.
     """
     if not config.conditioning.in_words:
         return None
     budget = config.budget
-    trained: Any = range(budget.min, budget.max + 1)
+    training_budgets: Any = range(budget.min, budget.max + 1)
     if budget.prior == "choices":
-        trained = derived.drawn(config)
-    return np.array(sorted({*trained, budget.max, *config.eval.budgets}))
+        training_budgets = derived.drawn(config)
+    return np.array(sorted({*training_budgets, budget.max, *config.eval.budgets}))
 
 
 def warmup_fingerprint(config: Config) -> str:
-    """Returns what identifies the warm-up of a config: a hash of all settings that change it."""
+    """Returns a hash of all settings that change a config's warm-up, which identifies it."""
     config = derived.warmup_config(config)
-    if config.data.train == "ledger":
-        of_ledger = ("variant", "max_operand", "train_size")
-        task = tuple(f"data.ledger.{name}" for name in of_ledger)
-    else:
-        names = ("train", "dir", "prompt_format", "max_prompt_tokens", "question_column")
-        later = ("trace_column", "system_prompt", "template_variables")
-        task = (*(f"data.{name}" for name in (*names, *later)), "eval.holdout")
-        # Named where they are set, so that all other warm-ups keep their names.
-        since = [f"data.{name}" for name in ("answer_column", "answers", "closing_text")]
-        since += ["conditioning.words"] if config.conditioning.in_words else []
-        found, usual = config_io.flatten(config), config_io.flatten(Config())
-        task += tuple(name for name in since if found[name] != usual[name])
-    settings = config_io.fingerprint(
-        dataclasses.replace(config, warmup=dataclasses.replace(config.warmup, dir=None)),
-        *("seed", "model", *task, "warmup"),
+    without_folder = dataclasses.replace(
+        config, warmup=dataclasses.replace(config.warmup, dir=None)
     )
-    told = told_budgets(config)
-    if told is None:
+    settings = config_io.fingerprint(without_folder, "seed", "model", *_task_keys(config), "warmup")
+    budgets = told_budgets(config)
+    if budgets is None:
         return settings
-    return f"{settings}-{hashlib.sha256(json.dumps(told.tolist()).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(json.dumps(budgets.tolist()).encode()).hexdigest()
+    return f"{settings}-{digest[:12]}"
+
+
+def _task_keys(config: Config) -> tuple[str, ...]:
+    """Returns the keys that identify the questions of a warm-up."""
+    if config.data.train == "ledger":
+        return _LEDGER_KEYS
+    newer_keys = list(_NEWER_DATA_KEYS)
+    if config.conditioning.in_words:
+        newer_keys.append("conditioning.words")
+    values = config_io.flatten(config)
+    defaults = config_io.flatten(Config())
+    changed_keys = [key for key in newer_keys if values[key] != defaults[key]]
+    return (*_DATA_KEYS, *changed_keys)
 
 
 @contextlib.contextmanager
-def alone(folder: Path, poll: Poll) -> Iterator[None]:
-    """Holds a warm-up's folder, by process 0; waits while another run is making it."""
-    first, told = processes.is_first(), False
+def locked(folder: Path, poll: Poll) -> Iterator[None]:
+    """Locks a warm-up's folder in process 0; all processes wait while another run has the lock."""
+    is_first = processes.is_first()
+    has_reported = False
     while True:
-        lock = lock_if_free(folder / LOCK) if first else None
+        lock = lock_if_free(folder / LOCK) if is_first else None
         if processes.largest(lock is not None):
             break
-        if first and not told:
+        if is_first and not has_reported:
             print(f"waiting for the run that makes the warm-up in {folder}", file=sys.stderr)
-            told = True
+            has_reported = True
         if poll:
             poll()
         time.sleep(1)
@@ -97,34 +123,46 @@ def alone(folder: Path, poll: Poll) -> Iterator[None]:
 
 
 def check_warmup(config: Config, run: RunPaths) -> None:
-    """Refuses a `warmup.dir` with another warm-up, or unwritable; a begun run needs none."""
-    if config.warmup.steps and config.warmup.dir and not steps_in(run.checkpoints):
-        paths = WarmupPaths(Path(config.warmup.dir))
-        with usable(f"warmup.dir={paths.path}"):
-            if paths.identity.exists():
-                _check_identity(config, paths)
-            else:
-                check_writable(paths.path)
+    """Checks that `warmup.dir` can be written, or contains the config's warm-up.
+
+    A run that has checkpoints does not need its warm-up, so it is not checked.
+
+    Raises:
+      UserError: the folder has another warm-up, is damaged, or can't be written.
+    """
+    if not config.warmup.steps or not config.warmup.dir or steps_in(run.checkpoints):
+        return
+    paths = WarmupPaths(Path(config.warmup.dir))
+    with usable(f"warmup.dir={paths.path}"):
+        if paths.identity.exists():
+            _check_identity(config, paths)
+        else:
+            check_writable(paths.path)
 
 
 def _check_identity(config: Config, paths: WarmupPaths) -> None:
-    """Refuses a finished warm-up of other settings, or without weights."""
-    path, where = paths.identity, f"{'warmup.dir=' if config.warmup.dir else ''}{paths.path}"
+    """Raises a UserError if a finished warm-up has other settings, or no weights."""
+    path = paths.identity
+    location = f"warmup.dir={paths.path}" if config.warmup.dir else str(paths.path)
     try:
         identity = documents.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
     if identity.get("fingerprint") != warmup_fingerprint(config):
         raise UserError(
-            f"{where}: holds a warm-up with other settings (seed, model, data, warmup "
-            "or the budgets told in words differ); write another warmup.dir"
+            f"{location}: holds a warm-up with other settings (seed, model, data, warmup "
+            "or the budgets in the prompts differ); write another warmup.dir"
         )
     if not steps_in(paths.weights):
-        raise UserError(f"{where}: has lost its weights; remove the folder of the warm-up")
+        raise UserError(f"{location}: has lost its weights; remove the folder of the warm-up")
 
 
 def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
-    """The finished weights in a folder, shaped and placed like `like`."""
+    """Reads the weights of a finished warm-up.
+
+    Args:
+      like: parameters with the shapes and shardings of the result.
+    """
     _check_identity(config, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)
     _, params, _ = checkpoints.restore(like)
@@ -132,13 +170,13 @@ def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
     return params
 
 
-def keep_warmup(
-    config: Config, paths: WarmupPaths, step: int, params: Params, measured: dict[str, float]
+def save_warmup(
+    config: Config, paths: WarmupPaths, step: int, params: Params, accuracies: dict[str, float]
 ) -> None:
-    """Saves the finished weights, then what says whose they are; drops the unfinished ones."""
-    record = {"steps": step, **measured}
+    """Saves the finished weights, then the file with their fingerprint; removes unfinished ones."""
+    record = {"steps": step, **accuracies}
     if processes.is_first():
-        # Without the file that says whose they are, weights may be another warm-up's.
+        # Weights without a file of their fingerprint may belong to another warm-up.
         shutil.rmtree(paths.weights, ignore_errors=True)
     processes.largest(0)  # Waits for process 0.
     checkpoints = Checkpoints(paths.weights, keep=1)

@@ -1,4 +1,8 @@
-"""The batch of the next iteration, sampled while the learner is at work (rollout.ahead)."""
+"""Samples the batch of the next iteration while the learner updates the policy (rollout.ahead).
+
+`algorithm.sample_ahead` starts the thread that samples; `algorithm.with_upcoming` stores its batch
+in the state of the run, and so in the checkpoints.
+"""
 
 import threading
 import time
@@ -18,11 +22,12 @@ from bacr_jax.types import Branches, Trunks, pytree
 
 
 @pytree
-class InHand:
-    """A batch that was sampled an iteration ahead: part of a run's state, so of its checkpoints.
+class PrefetchedBatch:
+    """A batch that was sampled one iteration ahead: a part of a run's state.
 
     Attributes:
-      there: false: none was, and the next one is sampled under the newest policy.
+      there: False if no batch was sampled ahead. The other arrays are then unused, and the next
+        batch is sampled with the newest policy.
     """
 
     there: Bool[np.ndarray, ""]
@@ -32,39 +37,42 @@ class InHand:
 
     @property
     def rollout(self) -> Rollout:
-        """As it was sampled."""
+        """Returns the rollout of this batch, with counters computed from its arrays."""
         return Rollout(self.trunks, self.branches, sampled_counters(self.trunks, self.branches))
 
 
 @dataclass(frozen=True)
 class Upcoming:
-    """A batch that is being sampled.
+    """A batch that a thread is sampling.
 
     Attributes:
-      cursors: questions drawn so far from each group, its own among them.
-      sampled: it, and the seconds that it took.
+      cursors: questions drawn so far from each group, including the questions of this batch.
+      sampled: future with the rollout and the seconds that sampling took.
     """
 
     plan: BatchPlan
     cursors: Int[np.ndarray, "K"]
     sampled: "Future[tuple[Rollout, float]]"
 
-    def wait(self) -> tuple[InHand, float] | None:
-        """The batch and its seconds; None: its servers were lost, and it is asked for again.
+    def wait(self) -> tuple[PrefetchedBatch, float] | None:
+        """Waits for the batch, and returns it with the seconds that sampling took.
 
-        A signal is heard when the batch is whole: what is learned from it is then the same in a run
-        that goes on later.
+        Signals are not polled during the wait, so that a resumed run learns from the same batch.
+
+        Returns:
+          None if all servers were lost; the batch must then be sampled again.
         """
         try:
             rollout, seconds = self.sampled.result()
         except ServersLost:
             return None
         plan = jax.tree.map(np.asarray, self.plan)
-        return InHand(np.array(True), plan, rollout.trunks, rollout.branches), seconds
+        batch = PrefetchedBatch(np.array(True), plan, rollout.trunks, rollout.branches)
+        return batch, seconds
 
 
 def begin(sample: Callable[[], Rollout]) -> "Future[tuple[Rollout, float]]":
-    """Calls it in a thread that does not keep the process from ending."""
+    """Calls `sample` in a daemon thread, and returns a future with its rollout and its seconds."""
     sampled: Future[tuple[Rollout, float]] = Future()
 
     def work() -> None:
