@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
+from bacr_jax.config import LossConfig
 from bacr_jax.learner.batch import Batch, joined
 from bacr_jax.learner.spec import LearnerSpec, condition, phi_of
 from bacr_jax.model import logprobs, qwen2, value
@@ -127,13 +128,13 @@ def _answer_targets(
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
     if batch.packing is None:
-        states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
+        predicting = (within - 1)[..., None]
+        states = jnp.take_along_axis(branch, predicting, axis=2, mode="clip")
         tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
         states = states.reshape(b, m * a, states.shape[-1])
         return states, tokens.reshape(b, m * a), lambda scores: scores
-    tokens = jnp.take_along_axis(
-        batch.branches.reshape(b, -1), batch.packing + 1, axis=1, mode="clip"
-    )
+    branch_tokens = batch.branches.reshape(b, -1)
+    tokens = jnp.take_along_axis(branch_tokens, batch.packing + 1, axis=1, mode="clip")
     lengths = batch.branch_lengths
     start = jnp.cumsum(lengths, axis=1) - lengths
     index = start[..., None] + within - 1
@@ -176,7 +177,8 @@ def score_tokens(
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
     index = batch.prompt_lengths[:, None] + jnp.arange(t)
-    thinking_states = jnp.take_along_axis(trunk, (index - 1)[..., None], axis=1, mode="clip")
+    predicting = (index - 1)[..., None]
+    thinking_states = jnp.take_along_axis(trunk, predicting, axis=1, mode="clip")
     thinking_tokens = jnp.take_along_axis(batch.trunk, index, axis=1, mode="clip")
     answer_states, answer_tokens, unpack = _answer_targets(branch, batch)
     logp, entropy = chunked_logprobs(
@@ -294,6 +296,23 @@ def importance_ratio(
     return joined(thinking, answers.reshape(scores.answers.shape))
 
 
+def _cap_ratio(
+    ratio: Float[Array, "B T"], settings: LossConfig
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Caps the ratio if the sampler's log-probabilities are the old ones.
+
+    Returns:
+      The ratio, at most `loss.importance_cap`, and True for tokens above the cap.
+    """
+    is_capped = jnp.zeros(ratio.shape, bool)
+    cap = settings.importance_cap
+    if settings.old_logprobs != "sampler" or cap is None:
+        return ratio, is_capped
+    capped = jnp.minimum(ratio, cap)
+    is_capped = ratio > cap
+    return capped, is_capped
+
+
 def policy_terms(
     scores: TokenScores,
     before: TokenScores,
@@ -320,11 +339,7 @@ def policy_terms(
         return jnp.where(mask, x, 0.0).sum() / normalizers.count
 
     ratio = importance_ratio(scores, before, batch, kind=settings.ratio)
-    is_capped = jnp.zeros(ratio.shape, bool)
-    if uses_sampler and settings.importance_cap is not None:
-        uncapped = ratio
-        ratio = jnp.minimum(uncapped, settings.importance_cap)
-        is_capped = uncapped > settings.importance_cap
+    ratio, is_capped = _cap_ratio(ratio, settings)
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = joined(batch.thinking_advantages, answers)
     clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}

@@ -70,11 +70,15 @@ def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.Gradient
 
         return jax.tree.map(cast_moments, state, is_leaf=is_adam)
 
+    def init(params: Any) -> Any:
+        return cast(tx.init(params), dtype)
+
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = tx.update(grads, cast(state, jnp.float32), params)
+        state = cast(state, jnp.float32)
+        updates, state = tx.update(grads, state, params)
         return updates, cast(state, dtype)
 
-    return optax.GradientTransformation(lambda params: cast(tx.init(params), dtype), update)
+    return optax.GradientTransformation(init, update)
 
 
 def _labels(params: dict) -> dict:
@@ -94,7 +98,8 @@ def _decayed(params: dict) -> dict:
     suffixes = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
 
     def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
-        return any(getattr(part, "key", "").endswith(suffixes) for part in path)
+        names = [getattr(part, "key", "") for part in path]
+        return any(name.endswith(suffixes) for name in names)
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

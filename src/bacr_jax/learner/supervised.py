@@ -69,7 +69,8 @@ def rows_right(
 
 def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Array:
     """Returns the final hidden states of all tokens except the last."""
-    return qwen2.forward(params, tokens[:, :-1], config=spec.model, compute=spec)
+    inputs = tokens[:, :-1]
+    return qwen2.forward(params, inputs, config=spec.model, compute=spec)
 
 
 def _pad_to_mesh(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:

@@ -133,7 +133,9 @@ def mean_kl(
     old: Sequence[TokenScores], new: Sequence[TokenScores], parts: Sequence[Batch]
 ) -> float:
     """Averages k3 over the sampled tokens of all micro-batches; 0 without any token."""
-    sums = [_kl_of_rows(*arguments) for arguments in zip(old, new, parts, strict=True)]
+    sums = []
+    for old_scores, new_scores, rows in zip(old, new, parts, strict=True):
+        sums.append(_kl_of_rows(old_scores, new_scores, rows))
     total = sum(float(kl) for kl, _ in sums)
     count = sum(float(tokens) for _, tokens in sums)
     return total / max(count, 1.0)

@@ -118,7 +118,7 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
     """Compiles the attention of trunks and of one branch per row, once per combination of sizes."""
-    keys = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
+    keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
     q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)
     trunk_lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)

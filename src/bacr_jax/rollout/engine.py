@@ -307,7 +307,8 @@ class Engine:
     def first_answers(self, opened: OpenBranches) -> list[Int[np.ndarray, "n"]]:
         """Returns the forced and sampled tokens so far at each slot's first cut, on the host."""
         state = opened.state
-        tokens, forced, sampled = to_host((state.tokens, state.forced, state.sampled))
+        arrays = (state.tokens, state.forced, state.sampled)
+        tokens, forced, sampled = to_host(arrays)
         lengths = forced[:, 0] + sampled[:, 0]
         return [tokens[i, 0, : lengths[i]] for i in opened.places]
 

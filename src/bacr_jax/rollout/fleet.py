@@ -269,9 +269,9 @@ class Fleet:
         replies = asyncio.run(together(work, len(work), poll))
         for server, reply in zip(servers, replies):
             if reply is not None:
-                tokens = np.array([ids[0] for ids, _ in reply])
-                theirs = np.array([logprobs[0] for _, logprobs in reply], float)
-                self._judge(server, tokens, theirs, ours)
+                tokens = [ids[0] for ids, _ in reply]
+                theirs = [logprobs[0] for _, logprobs in reply]
+                self._judge(server, np.array(tokens), np.array(theirs, float), ours)
         self._contexts = self._draw_contexts(version + 1, poll)
         self._scores = self.probe.score(params, self._contexts)
 
@@ -324,10 +324,10 @@ class Fleet:
             work = [self._continue(server, prompts, lengths)]
             (reply,) = asyncio.run(together(work, 1, poll))
             if reply is not None:
-                return [
-                    dataclasses.replace(prompt, response=tuple(ids))
-                    for prompt, (ids, _) in zip(prompts, reply)
-                ]
+                contexts = []
+                for prompt, (ids, _) in zip(prompts, reply):
+                    contexts.append(dataclasses.replace(prompt, response=tuple(ids)))
+                return contexts
         raise ServersLost("rollout.urls: no server is left")
 
     async def _continue(
@@ -348,7 +348,8 @@ class Fleet:
         async def continue_one(index: int) -> tuple[list[int], list[float]]:
             context = contexts[index]
             length = lengths[index]
-            call = Call((*context.prompt, *context.response), length, (), (), 0)
+            tokens_before = (*context.prompt, *context.response)
+            call = Call(tokens_before, length, (), (), 0)
             xargs = extras(context.budget, len(context.prompt))
             sampling = Sampling(1.0, 1.0, index)
             tokens, logprobs = await self._complete(server, call, sampling, 0, xargs)

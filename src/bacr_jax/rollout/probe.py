@@ -100,4 +100,5 @@ def picked(
     scores: Float[np.ndarray, "n V"], tokens: Int[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n"]:
     """Returns the scores of one token after each context."""
-    return scores[np.arange(len(tokens)), tokens].astype(np.float64)
+    rows = np.arange(len(tokens))
+    return scores[rows, tokens].astype(np.float64)

@@ -192,7 +192,8 @@ class Loop:
         slots = self.scheduler.ready(self.ended)
         if not len(slots):
             return False
-        sizes = {"answered_rows": len(slots), "cuts": self.rows.cuts.shape[1]}
+        num_cuts = self.rows.cuts.shape[1]
+        sizes = {"answered_rows": len(slots), "cuts": num_cuts}
         with phase_memory("answers", **slot_sizes(self.engine), **sizes):
             trunks, branches = self.answer(slots)
         self.answered.append((self.scheduler.release(slots), trunks, branches))

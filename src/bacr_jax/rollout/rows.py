@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.decode_rules import DecodeRules
@@ -105,7 +105,8 @@ class ResolvedRequest:
 
     def take(self, index: Int[np.ndarray, "n"]) -> "ResolvedRequest":
         """Returns the rows with the given indices."""
-        return ResolvedRequest(*(column[index] for column in vars(self).values()))
+        columns = vars(self).values()
+        return ResolvedRequest(*(column[index] for column in columns))
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
     width = tokens.shape[1]
     longest = spec.max_thinking
 
-    def refuse(is_bad: Bool[np.ndarray, "B"], describe: Callable[[int], str]) -> None:
+    def refuse(is_bad: Any, describe: Callable[[int], str]) -> None:
         if is_bad.any():
             row = int(np.argmax(is_bad))
             raise UserError(f"rollout row {rows.ids[row]}: {describe(row)}")

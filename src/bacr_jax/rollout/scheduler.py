@@ -152,8 +152,9 @@ class Scheduler:
         free = np.flatnonzero(~self.occupied)
         free = deal(free, self.slot_row.size, self.shards)
         free = free[: len(self.waiting)]
-        rows = np.array(self.waiting[: len(free)], np.int64)
-        del self.waiting[: len(free)]
+        entering = slice(len(free))
+        rows = np.array(self.waiting[entering], np.int64)
+        del self.waiting[entering]
         self.slot_row[free] = rows
         return rows, free
 

@@ -120,11 +120,15 @@ class Asking:
         """Returns the thinking tokens before each answer, with the answers of a cut adjacent."""
         cuts = asked.cuts
         if self.own_cuts:
-            moved = cuts_of_trace(
-                np.array([cuts]), np.array([num_thinking]), np.array([asked.limit])
-            )
+            thinking = np.array([num_thinking])
+            limit = np.array([asked.limit])
+            moved = cuts_of_trace(np.array([cuts]), thinking, limit)
             cuts = moved[0].tolist()
-        return [min(cut, num_thinking) for cut in cuts for _ in range(self.answers)]
+        ends = []
+        for cut in cuts:
+            end = min(cut, num_thinking)
+            ends += [end] * self.answers
+        return ends
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:

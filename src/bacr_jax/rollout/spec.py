@@ -115,8 +115,11 @@ class RolloutSpec(DecodeSpec):
     def cache_lengths(self, prompt_width: int) -> list[int]:
         """Returns the possible cache lengths, ascending; every row fits in the last length."""
         total = prompt_width + self.max_sampled
-        parts = range(1, self.windows + 1)
-        return sorted({-(-total * part // self.windows) for part in parts})
+        lengths = set()
+        for part in range(1, self.windows + 1):
+            # Rounded up.
+            lengths.add(-(-total * part // self.windows))
+        return sorted(lengths)
 
     @property
     def shares_prompts(self) -> bool:
