@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bacr_jax.rollout import sampling_params
-from bacr_jax.rollout.decode import Drawn, count_tokens, draw_tokens
+from bacr_jax.rollout.decode import StepResult, count_tokens, draw_tokens
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.types import pytree
 from rollout_world import CLOSE, EOS, VOCAB, make_rules, two_tokens
@@ -75,7 +75,7 @@ class Counters:
 def test_a_row_ends_by_tag_turn_limit_or_broken_logits():
     rows = SimpleNamespace(tag=0, turn=1, limit=2, broken=3, thinking=4, before=5)
     hot = lambda *at: jnp.isin(jnp.arange(6), jnp.array(at))
-    drawn = Drawn(
+    drawn = StepResult(
         token=jnp.zeros(6, int),
         logprob=jnp.zeros(6),
         live=~hot(rows.broken, rows.before),

@@ -198,7 +198,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     servers = [Local(world), Local(world, "http://two", dies_after=3)]
     made = fleet(world, servers, tmp_path, say=said.append)
     same(rolled(world, made), want)
-    assert said == ["WARNING, rollout.urls: http://two: no server answers there; 1 of 2 go on"]
+    assert said == ["WARNING, rollout.urls: http://two: no server answers there; 1 of 2 continue"]
     # It is asked again with the next weights.
     servers[1].dies_after = None
     same(rolled(world, made, version=1), want)
@@ -287,7 +287,7 @@ def test_a_full_folder_is_one_line_and_leaves_nothing(world, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     made = fleet(world, [Local(world)], tmp_path, write=write)
-    with pytest.raises(UserError, match="can't hold the policy .No space left on device."):
+    with pytest.raises(UserError, match="can't store the policy .No space left on device."):
         rolled(world, made)
     assert list(tmp_path.iterdir()) == []
 
@@ -344,7 +344,7 @@ def test_a_server_at_fault_is_lost_and_the_other_goes_on(world, tmp_path, fault)
     servers = [Local(world), Broken(world, fault)]
     same(rolled(world, fleet(world, servers, tmp_path / "b", say=said.append)), want)
     (line,) = said
-    assert line.startswith("WARNING, rollout.urls: http://two") and line.endswith("1 of 2 go on")
+    assert line.startswith("WARNING, rollout.urls: http://two") and line.endswith("1 of 2 continue")
     with pytest.raises(ServersLost, match="no server is left"):
         rolled(world, fleet(world, [Broken(world, fault)], tmp_path / "c"))
 
@@ -412,7 +412,7 @@ def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
     assert [server.url for server in made.alive] == ["http://one"]
     assert said == [
         "WARNING, rollout.urls: http://two: the server refuses requests (Unauthorized); "
-        "1 of 2 go on"
+        "1 of 2 continue"
     ]
 
 
@@ -424,12 +424,12 @@ def test_servers_that_never_come_are_left_out_in_the_end(world, tmp_path, monkey
         async def load(self, folder, version):
             await self.find()
 
-    monkeypatch.setattr(module, "_BETWEEN", 0.01)
-    monkeypatch.setattr(module, "_STARTING", 0.05)
+    monkeypatch.setattr(module, "_START_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "_START_TIMEOUT", 0.05)
     made = fleet(world, [Local(world), Absent(world, "http://two")], tmp_path / "a")
     made.load(world.params, 0)
     assert [server.url for server in made.alive] == ["http://one"]
-    with pytest.raises(ServersLost, match="not there after 0.05 s"):
+    with pytest.raises(ServersLost, match="no server responds after 0.05 s"):
         fleet(world, [Absent(world)], tmp_path / "b").load(world.params, 0)
 
 

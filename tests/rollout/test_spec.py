@@ -106,7 +106,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(world):
 
 def test_rules_of_another_vocabulary_are_refused(world):
     rules = dataclasses.replace(make_rules(), allowed_tokens=jnp.ones(VOCAB + 1, bool))
-    with pytest.raises(UserError, match=f"know {VOCAB + 1} token ids, the model has {VOCAB}"):
+    with pytest.raises(UserError, match=f"rules for {VOCAB + 1} token ids, the model has {VOCAB}"):
         roll(world, rules=rules)
 
 

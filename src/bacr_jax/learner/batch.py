@@ -1,4 +1,7 @@
-"""What the learner sees of a rollout: tokens, lengths, and an advantage for every sampled token."""
+"""The learner's batch: tokens, lengths, and an advantage for every sampled token of a rollout.
+
+`training/stages.py` builds a batch with `make_batch`; `updates` splits it into micro-batches.
+"""
 
 import dataclasses
 from typing import Any
@@ -14,27 +17,26 @@ from bacr_jax.types import Branches, Prompts, Trunks, pytree
 
 @pytree
 class Batch:
-    """Rows of trunks and branches; every mask is derived from lengths.
+    """Rows of trunks and branches; all masks are derived from lengths.
 
     Attributes:
       trunk: prompt and thinking, right-padded.
-      sampled: sampled thinking tokens (closing tag included).
-      budgets: that the policy was told; a negative number: none.
-      cuts: b_j of each cut.
+      sampled: number of sampled thinking tokens (closing tag included).
+      budgets: budgets that the policy read; a negative number if it read none.
+      cuts: b_j of each cut, in tokens.
       branches: suffix and answer of each cut.
-      context: trunk tokens each branch sees.
-      forced: forced tokens of each branch; outside the loss.
-      answered: sampled answer tokens; 0 where another cut's answer serves.
+      context: number of trunk tokens that each branch attends to.
+      forced: number of forced tokens of each branch, which have no loss.
+      answered: number of sampled answer tokens; 0 if the answer of another cut is shared.
       thinking_advantages: advantage of the t-th sampled thinking token.
       answer_advantages: advantage of each answer.
-      returns: R at each cut, the value head's target.
-      thinking_logprobs, answer_logprobs: the sampler's.
-      packing: index m A + a of the branch tokens that the learner runs, -1 for none
-        (`qwen2.forward_tree`); None: all M A positions of the branches.
-      real_tokens: the tokens of these rows, which are all that the learner runs; None: every
-        position.
-      scored: with them, the sampled ones: row times T + M A plus index, thinking then answers; any
-        place for entries that hold none.
+      returns: R at each cut, the target of the value head.
+      thinking_logprobs, answer_logprobs: log-probabilities computed by the sampler, in nats.
+      packing: index m A + a of each branch token that the learner runs, -1 for none
+        (`qwen2.forward_tree`). None runs all M A positions of the branches.
+      real_tokens: the tokens that the learner runs. None runs every position.
+      scored: index of each sampled token if `real_tokens` is set: row times T + M A plus the index
+        in the row, thinking before answers. Unused entries have any index.
     """
 
     trunk: Int[Array, "B S"]
@@ -59,28 +61,31 @@ class Batch:
 
     @property
     def real(self) -> Bool[Array, "B"]:
-        """Rows that hold something; rows without a prompt only fill up a shape."""
+        """Returns True for rows with a prompt; other rows are padding."""
         return jnp.asarray(self.prompt_lengths) > 0
 
     @property
     def thinking_mask(self) -> Bool[Array, "B T"]:
-        """Sampled thinking tokens."""
-        return jnp.arange(self.thinking_advantages.shape[1]) < self.sampled[:, None]
+        """Returns True for sampled thinking tokens."""
+        width = self.thinking_advantages.shape[1]
+        return jnp.arange(width) < self.sampled[:, None]
 
     @property
     def branch_lengths(self) -> Int[Array, "B M"] | Int[np.ndarray, "B M"]:
-        """Tokens of each branch that matter: up to the last sampled one, none where none is."""
+        """Returns the length of each branch up to its last sampled token; 0 if it has none."""
         return (self.forced + self.answered) * (self.answered > 0)
 
     @property
     def answer_mask(self) -> Bool[Array, "B M T"]:
-        """Sampled answer tokens."""
-        return jnp.arange(self.answer_logprobs.shape[2]) < self.answered[:, :, None]
+        """Returns True for sampled answer tokens."""
+        width = self.answer_logprobs.shape[2]
+        return jnp.arange(width) < self.answered[:, :, None]
 
 
 def joined(thinking: Array, answers: Array) -> Array:
-    """[B, T] and [B, M, A] as one row of tokens per rollout."""
-    return jnp.concatenate([thinking, answers.reshape(answers.shape[0], -1)], axis=1)
+    """Concatenates thinking [B, T] and answers [B, M, A] to one row of tokens per trace."""
+    rows = answers.shape[0]
+    return jnp.concatenate([thinking, answers.reshape(rows, -1)], axis=1)
 
 
 def make_batch(
@@ -94,16 +99,18 @@ def make_batch(
     returns: Array | np.ndarray,
     told: Array | np.ndarray | None = None,
 ) -> Batch:
-    """Joins a rollout and its advantages; arrays of the host or of a device.
+    """Builds a batch from a rollout and its advantages; arrays on the host or on a device.
 
     Args:
       cuts: [B, M] b_j in tokens.
       thinking_advantages: [B, T] per sampled thinking token.
-      answer_advantages: [B, M] per answer, already summed over the cuts it serves.
-      told: [B] budgets that the policy was told (`Rows.budgets`), NO_BUDGET among them; needed
-        where they are not the trunks' limits, which they are by default.
+      answer_advantages: [B, M] per answer, already summed over the cuts that share the answer.
+      returns: [B, M] R at each cut.
+      told: [B] budgets that the policy read (`Rows.budgets`), possibly NO_BUDGET. The default is
+        the limits of the trunks; required if they differ.
     """
-    own = np.asarray(branches.source) == np.arange(cuts.shape[1])
+    num_cuts = cuts.shape[1]
+    is_source = np.asarray(branches.source) == np.arange(num_cuts)
     fields: dict[str, Any] = {
         "trunk": trunks.tokens,
         "prompt_lengths": trunks.prompt_lengths,
@@ -115,7 +122,7 @@ def make_batch(
         "branches": branches.tokens,
         "context": branches.context,
         "forced": branches.forced,
-        "answered": np.where(own, branches.sampled, 0),
+        "answered": np.where(is_source, branches.sampled, 0),
         "thinking_advantages": thinking_advantages,
         "answer_advantages": answer_advantages,
         "returns": returns,
@@ -128,33 +135,47 @@ def make_batch(
 def empty_batch(
     rows: int, *, prompt: int, thinking: int, cuts: int, suffix: int, answer: int
 ) -> Batch:
-    """Rows without a token, to compile for the batches to come."""
+    """Returns rows without tokens, to compile for later batches.
+
+    Args:
+      rows: number of rows.
+      prompt, thinking: tokens of a prompt and of its thinking.
+      cuts: cuts per row.
+      suffix, answer: forced and sampled tokens of an answer.
+    """
     trunks = Trunks.empty(rows, width=prompt + thinking, sampled=thinking)
     branches = Branches.empty(rows, cuts, width=suffix + answer, sampled=answer)
-    of_cuts = np.zeros((rows, cuts), np.float32)
+    zeros_per_cut = np.zeros((rows, cuts), np.float32)
     return make_batch(
         Prompts(trunks.tokens, trunks.prompt_lengths, trunks.prompt_lengths, trunks.prompt_lengths),
         trunks,
         branches,
         cuts=branches.context,
         thinking_advantages=trunks.logprobs,
-        answer_advantages=of_cuts,
-        returns=of_cuts,
+        answer_advantages=zeros_per_cut,
+        returns=zeros_per_cut,
     )
 
 
 def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
-    """Some rows of a batch, on the host, and empty ones (no prompt) up to a number of rows."""
+    """Takes some rows of a batch, on the host, and adds empty rows up to `rows` rows."""
 
-    def pick(leaf: Any) -> np.ndarray:
+    def take(leaf: Any) -> np.ndarray:
         chosen = np.asarray(leaf)[index]
-        return np.pad(chosen, [(0, rows - len(index))] + [(0, 0)] * (chosen.ndim - 1))
+        padding = [(0, 0)] * chosen.ndim
+        padding[0] = (0, rows - len(index))
+        return np.pad(chosen, padding)
 
-    return jax.tree.map(pick, batch)
+    return jax.tree.map(take, batch)
 
 
 def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
-    """The same rows in buffers of so many trunk and thinking tokens, which hold all of theirs."""
+    """Narrows the buffers of a batch, which must be wide enough for its rows.
+
+    Args:
+      trunk: new width of the trunks, in tokens.
+      thinking: new width of the thinking tokens' advantages and log-probabilities.
+    """
     return dataclasses.replace(
         batch,
         trunk=batch.trunk[:, :trunk],
@@ -164,9 +185,9 @@ def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:
-    """The same rows, of which those not kept have no sampled tokens and so no part in the loss."""
+    """Removes the sampled tokens, and with them the loss, of rows where `keep` is False."""
     if keep.all():
         return batch
-    counted: Any = np.where(keep, batch.sampled, 0)
+    sampled: Any = np.where(keep, batch.sampled, 0)
     answered: Any = np.where(keep[:, None], batch.answered, 0)
-    return dataclasses.replace(batch, sampled=counted, answered=answered)
+    return dataclasses.replace(batch, sampled=sampled, answered=answered)

@@ -1,9 +1,9 @@
-"""Data-parallel copies of the policy: rows of their own, and gradients summed once per update.
+"""Data-parallel copies of the policy, each with separate rows and gradients.
 
-Copies (`mesh.data`) are in different boxes, and the links between boxes are slow. Left to itself
-the compiler sums every layer's gradient over all devices in every micro-batch, in the compute type.
-Here the gradient of each copy is a slice of one array with a leading axis, which is split over the
-copies: a copy adds up its own micro-batches in fp32, and the sum over that axis is taken once.
+The copies (`mesh.data`) are in different machines, and the links between machines are slow. By
+default the compiler sums every layer's gradient over all devices in every micro-batch, in the
+compute type. Here the gradients have a leading axis that is split over the copies. Each copy adds
+up the gradients of its micro-batches in fp32, and the sum over this axis is taken once per update.
 """
 
 import dataclasses
@@ -11,45 +11,62 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.parallel import constrain, constrain_rows, row_shards, shardings
 
 
 def num_copies(spec: LearnerSpec) -> int:
-    """Copies, each of which accumulates gradients of its own."""
+    """Returns the number of copies that accumulate separate gradients."""
     return row_shards(spec.mesh, over=("data",))
 
 
 def split(rows: Any, spec: LearnerSpec) -> Any:
-    """Leading axis B as [copies, B / copies]; every row stays on its device."""
-    copies, mesh = num_copies(spec), spec.mesh
-    rows = jax.tree.map(lambda x: x.reshape(copies, x.shape[0] // copies, *x.shape[1:]), rows)
-    inside = lambda rows: constrain_rows(rows, mesh, over=("fsdp",))
-    return jax.vmap(inside, spmd_axis_name="data")(rows)
+    """Splits the leading axis B into [copies, B / copies]; every row stays on its device."""
+    copies = num_copies(spec)
+
+    def split_leaf(x: Array) -> Array:
+        size = x.shape[0] // copies
+        return x.reshape(copies, size, *x.shape[1:])
+
+    def constrain_copy(rows: Any) -> Any:
+        return constrain_rows(rows, spec.mesh, over=("fsdp",))
+
+    by_copy = jax.tree.map(split_leaf, rows)
+    return jax.vmap(constrain_copy, spmd_axis_name="data")(by_copy)
 
 
 def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
-    """Places of `train_step.Gradients`: those of the parameters, in every copy."""
-    assert spec.mesh is not None
-    mesh, where = spec.mesh, shardings(grads, spec.mesh)
+    """Returns the shardings of `train_step.Gradients`: in each copy the parameters' shardings."""
+    mesh = spec.mesh
+    assert mesh is not None
+    layout = shardings(grads, mesh)
     if num_copies(spec) == 1:
-        return where
-    apart = {"policy": grads.policy, "head": grads.head}
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), apart)
-    of_copy = lambda where: NamedSharding(mesh, PartitionSpec("data", *where.spec))
-    return dataclasses.replace(where, **jax.tree.map(of_copy, shardings(one, mesh)))
+        return layout
+    per_copy = {"policy": grads.policy, "head": grads.head}
+
+    def drop_copy_axis(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+    def add_copy_axis(sharding: NamedSharding) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec("data", *sharding.spec))
+
+    one_copy = jax.tree.map(drop_copy_axis, per_copy)
+    per_copy_shardings = jax.tree.map(add_copy_axis, shardings(one_copy, mesh))
+    return dataclasses.replace(layout, **per_copy_shardings)
 
 
 def laid_out(grads: Any, spec: LearnerSpec) -> Any:
-    """Inside jit: gradients in their places."""
+    """Constrains gradients to their shardings, inside jit."""
     if spec.mesh is None or spec.mesh.size == 1:
         return grads
     return jax.lax.with_sharding_constraint(grads, gradient_shardings(grads, spec))
 
 
 def summed(grads: Any, spec: LearnerSpec) -> Any:
-    """Gradients of the whole batch from those of the copies, fp32."""
+    """Sums the gradients of all copies, in fp32."""
     if num_copies(spec) == 1:
         return grads
-    return constrain(jax.tree.map(lambda x: x.sum(0), grads), spec.mesh)
+    total = jax.tree.map(lambda x: x.sum(0), grads)
+    return constrain(total, spec.mesh)

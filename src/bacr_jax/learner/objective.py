@@ -1,4 +1,7 @@
-"""The objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16."""
+"""Computes the objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16.
+
+`train_step` differentiates `objective`; this module has no optimizer.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax import losses
+from bacr_jax.config import LossConfig
 from bacr_jax.learner.batch import Batch, joined
 from bacr_jax.learner.spec import LearnerSpec, condition, phi_of
 from bacr_jax.model import logprobs, qwen2, value
@@ -19,10 +23,11 @@ Metrics = dict[str, Float[Array, ""]]
 
 @pytree
 class TokenScores:
-    """The policy's view of the sampled tokens.
+    """A policy's scores of the sampled tokens.
 
     Attributes:
-      thinking_entropy, answers_entropy: at each token, nats.
+      thinking, answers: log-probability of each token, nats.
+      thinking_entropy, answers_entropy: entropy of the distribution of each token, nats.
       question: pooled question states h_q, fp32.
     """
 
@@ -35,12 +40,12 @@ class TokenScores:
 
 @pytree
 class Minibatch:
-    """Rows, and what other policies make of their tokens.
+    """Rows, and the scores of their tokens under other policies.
 
     Attributes:
-      old: scores of the policy when the rows were sampled; None on the first update, where the
-        ratio is exactly 1, and where the sampler's own are taken (loss.old_logprobs).
-      reference: scores of the reference policy; needed with a KL term.
+      old: scores under the policy that sampled the rows. None in the first update, where the ratio
+        is exactly 1, and if the log-probabilities of the sampler are used (loss.old_logprobs).
+      reference: scores under the reference policy; required for a KL term.
     """
 
     batch: Batch
@@ -50,13 +55,13 @@ class Minibatch:
 
 @pytree
 class LossNormalizers:
-    """Denominators of the whole batch, so that a split into micro-batches changes nothing.
+    """Denominators of a full batch, so that the split into micro-batches does not change the loss.
 
     Attributes:
-      tokens: of the aggregation of token losses; 1 where no token has a part in them.
-      count: sampled tokens, for metrics that are plain token means; likewise at least 1.
+      tokens: denominator of the token losses, by the mode of aggregation; 1 without any token.
+      count: number of sampled tokens, for metrics that are token means; at least 1.
       rows: rows times cuts, for the value loss.
-      has_tokens: whether any token has a part in the policy's loss.
+      has_tokens: True if any token has a policy loss.
     """
 
     tokens: Float[Array, ""]
@@ -73,67 +78,81 @@ def chunked_logprobs(
     allowed_tokens: Bool[Array, "V"] | None,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-probabilities and entropies, `spec.chunk` tokens a device at a time.
+    """Computes log-probabilities and entropies, `spec.chunk` tokens per device at a time.
 
-    A chunk takes a few tokens of every row, so that rows stay where they are on the mesh. Each is
+    A chunk has a few tokens of every row, so that rows stay on their devices. Each chunk is
     recomputed in the backward pass.
+
+    Args:
+      states: final hidden states that predict the targets.
+      allowed_tokens: ids that can be sampled; None for all.
+
+    Returns:
+      Log-probabilities and entropies, in nats.
     """
     b, t, _ = states.shape
     states = states if spec.product_dtype is None else states.astype(spec.product_dtype)
-    # Cast and gathered once, not once per chunk; of the masters no value is read then.
-    whole = lambda head: constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
+
+    def gather(head: Array) -> Array:
+        return constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
+
+    # The head is cast and gathered once, not per chunk. If it is cast, the forward pass does not
+    # read the values of the masters.
     copy = None
     if states.dtype != jnp.float32:
-        # Split first, so that what travels is already cast.
+        # Sharded before the gather, so that the devices exchange the narrower type.
         cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
-        copy = whole(constrain(cast, spec.mesh)["lm_head"])
-    lm_head = whole(lm_head)
-    width = min(max(spec.chunk * row_shards(spec.mesh, spec.row_axes) // b, 1), t)
+        copy = gather(constrain(cast, spec.mesh)["lm_head"])
+    lm_head = gather(lm_head)
+    tokens_per_chunk = spec.chunk * row_shards(spec.mesh, spec.row_axes)
+    width = min(max(tokens_per_chunk // b, 1), t)
 
-    def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+    def score_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         states, ids = constrain_rows(inputs, spec.mesh, over=spec.row_axes)
         rows = states.reshape(b * width, -1)
         scores = logprobs.masked_logits(rows, lm_head, allowed_tokens, spec.temperature, copy)
-        found = logprobs.logprob_and_entropy(scores, ids.reshape(-1))
-        return jax.tree.map(lambda x: x.reshape(b, width), found)
+        logp_and_entropy = logprobs.logprob_and_entropy(scores, ids.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(b, width), logp_and_entropy)
 
-    return logprobs.by_chunks(of_chunk, (states, targets), width, axis=1)
+    return logprobs.by_chunks(score_chunk, (states, targets), width, axis=1)
 
 
 def _answer_targets(
     branch: Float[Array, "B M A D"] | Float[Array, "B F D"], batch: Batch
 ) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
-    """States of branches, the tokens they predict, and where each answer token's score is found.
+    """Returns the states of branches to score, their target tokens and a function `unpack`.
 
-    The state that predicts answer token t stands at suffix - 1 + t of its branch. Of packed
-    branches all positions are scored, and the scores of answer tokens picked from them.
+    The state at position suffix - 1 + t of a branch predicts its answer token t. If branches are
+    packed, all positions are scored. `unpack` selects the scores of the answer tokens [B, M A].
     """
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
     if batch.packing is None:
-        states = jnp.take_along_axis(branch, (within - 1)[..., None], axis=2, mode="clip")
+        predicting = (within - 1)[..., None]
+        states = jnp.take_along_axis(branch, predicting, axis=2, mode="clip")
         tokens = jnp.take_along_axis(batch.branches, within, axis=2, mode="clip")
         states = states.reshape(b, m * a, states.shape[-1])
         return states, tokens.reshape(b, m * a), lambda scores: scores
-    tokens = jnp.take_along_axis(
-        batch.branches.reshape(b, -1), batch.packing + 1, axis=1, mode="clip"
-    )
+    branch_tokens = batch.branches.reshape(b, -1)
+    tokens = jnp.take_along_axis(branch_tokens, batch.packing + 1, axis=1, mode="clip")
     lengths = batch.branch_lengths
     start = jnp.cumsum(lengths, axis=1) - lengths
-    at = (start[..., None] + within - 1).reshape(b, -1)
-    return branch, tokens, lambda scores: jnp.take_along_axis(scores, at, axis=1, mode="clip")
+    index = start[..., None] + within - 1
+    index = index.reshape(b, -1)
+    return branch, tokens, lambda scores: jnp.take_along_axis(scores, index, axis=1, mode="clip")
 
 
 def score_tokens(
     params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
-    """Log-probabilities and entropies of every sampled token, in one pass over trunk and branches.
+    """Scores every sampled token in one forward pass over trunks and branches.
 
-    The state that predicts thinking token t stands at prompt_length - 1 + t; the one that predicts
-    answer token t at suffix - 1 + t of its branch (`_answer_targets`). Forced tokens are inputs
-    only.
+    The state at position prompt_length - 1 + t of a trunk predicts thinking token t. The state at
+    position suffix - 1 + t of a branch predicts answer token t (`_answer_targets`). Forced tokens
+    are inputs only.
     """
-    response = jnp.arange(batch.trunk.shape[1]) >= batch.prompt_lengths[:, None]
+    positions = jnp.arange(batch.trunk.shape[1])
+    response = positions >= batch.prompt_lengths[:, None]
     tree = qwen2.Tree(
         batch.trunk,
         batch.branches,
@@ -141,18 +160,26 @@ def score_tokens(
         batch.packing,
         lengths=jnp.maximum(batch.prompt_lengths + batch.sampled, 1),
     )
-    model, phi = spec.model, condition(params, batch.budgets, response, spec)
-    if (real := batch.real_tokens) is not None:
+    conditioned = condition(params, batch.budgets, response, spec)
+    if batch.real_tokens is not None:
         states = qwen2.tree_states(
-            params, tree, config=model, conditioned=phi, real=real, compute=spec
+            params,
+            tree,
+            config=spec.model,
+            conditioned=conditioned,
+            real=batch.real_tokens,
+            compute=spec,
         )
-        return _listed_scores(params, states, batch, allowed_tokens, spec)
-    trunk, branch = qwen2.forward_tree(params, tree, config=model, conditioned=phi, compute=spec)
+        return _score_listed_tokens(params, states, batch, allowed_tokens, spec)
+    trunk, branch = qwen2.forward_tree(
+        params, tree, config=spec.model, conditioned=conditioned, compute=spec
+    )
     b, t = batch.thinking_mask.shape
     _, m, a = batch.answer_mask.shape
-    at = batch.prompt_lengths[:, None] + jnp.arange(t)
-    thinking_states = jnp.take_along_axis(trunk, (at - 1)[..., None], axis=1, mode="clip")
-    thinking_tokens = jnp.take_along_axis(batch.trunk, at, axis=1, mode="clip")
+    index = batch.prompt_lengths[:, None] + jnp.arange(t)
+    predicting = (index - 1)[..., None]
+    thinking_states = jnp.take_along_axis(trunk, predicting, axis=1, mode="clip")
+    thinking_tokens = jnp.take_along_axis(batch.trunk, index, axis=1, mode="clip")
     answer_states, answer_tokens, unpack = _answer_targets(branch, batch)
     logp, entropy = chunked_logprobs(
         jnp.concatenate([thinking_states, answer_states], axis=1),
@@ -161,31 +188,50 @@ def score_tokens(
         allowed_tokens=allowed_tokens,
         spec=spec,
     )
-    fold = lambda x: (x[:, :t], unpack(x[:, t:]).reshape(b, m, a))
+
+    def split(x: Array) -> tuple[Array, Array]:
+        thinking = x[:, :t]
+        answers = unpack(x[:, t:])
+        return thinking, answers.reshape(b, m, a)
+
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(*fold(logp), *fold(entropy), question)
+    return TokenScores(*split(logp), *split(entropy), question)
 
 
-def _listed_scores(
+def _score_listed_tokens(
     params: Params,
     states: Float[Array, "1 U D"],
     batch: Batch,
     allowed_tokens: Bool[Array, "V"],
     spec: LearnerSpec,
 ) -> TokenScores:
-    """The same of a batch that says which tokens it holds; scores of others are 0."""
-    real, scored = batch.real_tokens, batch.scored
+    """Scores the sampled tokens of a batch with `real_tokens`; other scores are 0.
+
+    Args:
+      states: final hidden states of the real tokens.
+    """
+    real = batch.real_tokens
+    scored = batch.scored
     assert real is not None
-    (b, s), (_, m, width) = batch.trunk.shape, batch.branches.shape
-    t, a = batch.thinking_mask.shape[1], batch.answer_mask.shape[2]
-    # Places of all tokens that can be sampled among the positions of trunks and branches.
-    of_thinking = jnp.minimum(batch.prompt_lengths[:, None] + jnp.arange(t), s - 1)
-    within = jnp.minimum(batch.forced[..., None] + jnp.arange(a), width - 1)
-    of_answers = s + (width * jnp.arange(m)[:, None] + within).reshape(b, m * a)
-    at = jnp.concatenate([of_thinking, of_answers], axis=1)
-    before = jnp.take_along_axis(real.slot, jnp.maximum(at - 1, 0), axis=1).reshape(-1)[scored]
-    rows = jnp.concatenate([batch.trunk, batch.branches.reshape(b, -1)], axis=1)
-    tokens = jnp.take_along_axis(rows, at, axis=1).reshape(-1)[scored]
+    b, s = batch.trunk.shape
+    _, m, width = batch.branches.shape
+    t = batch.thinking_mask.shape[1]
+    a = batch.answer_mask.shape[2]
+    # Index of each token that can be sampled in the positions of trunks and branches.
+    thinking_index = batch.prompt_lengths[:, None] + jnp.arange(t)
+    thinking_index = jnp.minimum(thinking_index, s - 1)
+    within = batch.forced[..., None] + jnp.arange(a)
+    within = jnp.minimum(within, width - 1)
+    answer_index = width * jnp.arange(m)[:, None] + within
+    answer_index = s + answer_index.reshape(b, m * a)
+    index = jnp.concatenate([thinking_index, answer_index], axis=1)
+    previous = jnp.maximum(index - 1, 0)
+    slots = jnp.take_along_axis(real.slot, previous, axis=1)
+    before = slots.reshape(-1)[scored]
+    branches = batch.branches.reshape(b, -1)
+    rows = jnp.concatenate([batch.trunk, branches], axis=1)
+    tokens = jnp.take_along_axis(rows, index, axis=1)
+    tokens = tokens.reshape(-1)[scored]
     logp, entropy = chunked_logprobs(
         states[:, before],
         qwen2.output_head(params),
@@ -194,28 +240,30 @@ def _listed_scores(
         spec=spec,
     )
     mask = joined(batch.thinking_mask, batch.answer_mask)
-    index = (jnp.cumsum(mask.reshape(-1)) - 1).reshape(mask.shape)
+    rank = jnp.cumsum(mask.reshape(-1)) - 1
+    rank = rank.reshape(mask.shape)
 
-    def fold(x: Array) -> tuple[Array, Array]:
-        found = jnp.where(mask, x[0][index], 0.0)
-        return found[:, :t], found[:, t:].reshape(b, m, a)
+    def split(x: Array) -> tuple[Array, Array]:
+        scores = jnp.where(mask, x[0][rank], 0.0)
+        thinking = scores[:, :t]
+        answers = scores[:, t:]
+        return thinking, answers.reshape(b, m, a)
 
     trunk = real.spread(states)[:, :s]
     question = value.pool_question(trunk, batch.question_start, batch.question_end)
-    return TokenScores(*fold(logp), *fold(entropy), question)
+    return TokenScores(*split(logp), *split(entropy), question)
 
 
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
-    """What the losses of all rows of an update are divided by."""
+    """Computes the denominators of the losses of all rows of an update."""
     mask = joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
-    as_float = lambda x: jnp.asarray(x, jnp.float32)
     has_tokens = mask.any()
-    # Every numerator is 0 without tokens: the losses are then 0, not 0/0.
+    # At least 1, because without tokens every numerator is 0 and the losses must be 0, not 0/0.
     return LossNormalizers(
-        tokens=jnp.where(has_tokens, as_float(tokens), 1.0),
-        count=jnp.maximum(as_float(mask.sum()), 1.0),
-        rows=as_float(batch.returns.size),
+        tokens=jnp.where(has_tokens, jnp.asarray(tokens, jnp.float32), 1.0),
+        count=jnp.maximum(jnp.asarray(mask.sum(), jnp.float32), 1.0),
+        rows=jnp.asarray(batch.returns.size, jnp.float32),
         has_tokens=has_tokens,
     )
 
@@ -223,22 +271,46 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
 def importance_ratio(
     scores: TokenScores, before: TokenScores, batch: Batch, *, kind: str
 ) -> Float[Array, "B T"]:
-    """Importance ratio of every sampled token, thinking then answers (paper Eq. 15).
+    """Returns the importance ratio of every sampled token, thinking before answers (paper Eq. 15).
 
-    "token": each token's own. "sequence": that of all a row sampled, thinking and answers, the
-    pi(t | q, b) of the equation. "gspo": the geometric mean over a row's thinking, and over each of
-    its answers apart.
+    Args:
+      kind: "token" is the ratio of the token. "sequence" is the ratio of all tokens that a row
+        sampled, thinking and answers, as pi(t | q, b) in the equation. "gspo" is the geometric mean
+        of the token ratios over a row's thinking, or over the answer of the token.
     """
-    new, old = (joined(x.thinking, x.answers) for x in (scores, before))
+    new = joined(scores.thinking, scores.answers)
+    old = joined(before.thinking, before.answers)
     mask = joined(batch.thinking_mask, batch.answer_mask)
     if kind == "token":
         return losses.token_ratio(new, old, mask)
     if kind == "sequence":
         return losses.sequence_ratio(new, old, mask)
-    flat = lambda x: x.reshape(-1, x.shape[-1])
     thinking = losses.gspo_ratio(scores.thinking, before.thinking, batch.thinking_mask)
-    answers = losses.gspo_ratio(*map(flat, (scores.answers, before.answers, batch.answer_mask)))
+    answer_mask = batch.answer_mask
+    each_answer = (-1, scores.answers.shape[-1])
+    answers = losses.gspo_ratio(
+        scores.answers.reshape(each_answer),
+        before.answers.reshape(each_answer),
+        answer_mask.reshape(each_answer),
+    )
     return joined(thinking, answers.reshape(scores.answers.shape))
+
+
+def _cap_ratio(
+    ratio: Float[Array, "B T"], settings: LossConfig
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Caps the ratio if the sampler's log-probabilities are the old ones.
+
+    Returns:
+      The ratio, at most `loss.importance_cap`, and True for tokens above the cap.
+    """
+    is_capped = jnp.zeros(ratio.shape, bool)
+    cap = settings.importance_cap
+    if settings.old_logprobs != "sampler" or cap is None:
+        return ratio, is_capped
+    capped = jnp.minimum(ratio, cap)
+    is_capped = ratio > cap
+    return capped, is_capped
 
 
 def policy_terms(
@@ -249,47 +321,50 @@ def policy_terms(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The clipped policy loss (paper Eq. 15) and metrics of the ratios and of the sampler.
+    """Computes the clipped policy loss (paper Eq. 15) and metrics of ratios and of the mismatch.
 
-    With the sampler's own log-probabilities as the old ones the ratio is at most the importance
-    cap: above it a token has no gradient, whatever the sign of its advantage. What sampler and
-    learner differ by is then measured with the policy as it is now.
+    The mismatch compares the log-probabilities of sampler and learner. If the sampler's
+    log-probabilities are the old ones, the ratio is at most the importance cap: above the cap a
+    token has no gradient, for either sign of its advantage. The mismatch then uses the current
+    policy.
 
     Args:
-      before: of the policy when the batch was sampled, as the learner or the sampler computes them.
+      before: scores under the policy that sampled the batch, from the learner or from the sampler.
     """
+    settings = spec.loss
+    uses_sampler = settings.old_logprobs == "sampler"
     mask = joined(batch.thinking_mask, batch.answer_mask)
-    ratio = importance_ratio(scores, before, batch, kind=spec.loss.ratio)
-    is_capped = jnp.zeros(ratio.shape, bool)
-    if spec.loss.old_logprobs == "sampler" and (cap := spec.loss.importance_cap) is not None:
-        ratio, is_capped = jnp.minimum(ratio, cap), ratio > cap
+
+    def token_mean(x: Array) -> Array:
+        return jnp.where(mask, x, 0.0).sum() / normalizers.count
+
+    ratio = importance_ratio(scores, before, batch, kind=settings.ratio)
+    ratio, is_capped = _cap_ratio(ratio, settings)
     answers = jnp.broadcast_to(batch.answer_advantages[..., None], scores.answers.shape)
     advantages = joined(batch.thinking_advantages, answers)
-    clip = {"clip_low": spec.loss.clip_low, "clip_high": spec.loss.clip_high}
+    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
     surrogate = losses.policy_loss(ratio, advantages, **clip)
     sampler = joined(batch.thinking_logprobs, batch.answer_logprobs)
     logp_before = joined(before.thinking, before.answers)
-    token_mean = lambda x: jnp.where(mask, x, 0.0).sum() / normalizers.count
     metrics = {}
-    if spec.loss.old_logprobs == "sampler":
+    if uses_sampler:
         logp_before = jax.lax.stop_gradient(joined(scores.thinking, scores.answers))
-    elif spec.loss.importance_cap is not None:
+    elif settings.importance_cap is not None:
         weight = losses.truncated_importance_weight(
-            logp_before, sampler, mask, cap=spec.loss.importance_cap
+            logp_before, sampler, mask, cap=settings.importance_cap
         )
         surrogate = surrogate * weight
         metrics["mismatch/weight"] = token_mean(weight)
-    if (bound := spec.loss.sequence_mask) is not None:
-        kept = losses.sequence_mask(logp_before, sampler, mask, bound=bound)
-        surrogate = jnp.where(kept, surrogate, 0.0)
-        metrics["mismatch/masked"] = token_mean(~kept)
-    loss = losses.aggregate_sum(surrogate, mask, mode=spec.loss.aggregate) / normalizers.tokens
+    if settings.sequence_mask is not None:
+        in_bound = losses.sequence_mask(logp_before, sampler, mask, bound=settings.sequence_mask)
+        surrogate = jnp.where(in_bound, surrogate, 0.0)
+        metrics["mismatch/masked"] = token_mean(~in_bound)
+    loss = losses.aggregate_sum(surrogate, mask, mode=settings.aggregate) / normalizers.tokens
     gap = jnp.where(mask, logp_before - sampler, 0.0)
+    is_clipped = is_capped | losses.is_clipped(ratio, advantages, **clip)
     return loss, {
         "loss/policy": loss,
-        "policy/clipped_share": token_mean(
-            is_capped | losses.is_clipped(ratio, advantages, **clip)
-        ),
+        "policy/clipped_share": token_mean(is_clipped),
         "policy/ratio": token_mean(ratio),
         "mismatch/k1": token_mean(-gap),
         "mismatch/k3": token_mean(jnp.exp(gap) - 1 - gap),
@@ -306,17 +381,27 @@ def head_features(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B M F"]:
-    """What the value head reads of the policy, without gradient if `value.stop_gradient`."""
+    """Computes the features of the value head, without gradient if `value.stop_gradient`.
+
+    Args:
+      question: pooled question states h_q.
+      budgets: budget of each row; negative for rows without a budget.
+      cuts: b_j of each cut, in tokens.
+    """
     assert spec.value is not None
     kind = spec.value.input
-    phi = phi_of(policy, value.phi_budgets(budgets, cuts, kind=kind).reshape(-1), spec)
+    phi_budgets = value.phi_budgets(budgets, cuts, kind=kind)
+    phi = phi_of(policy, phi_budgets.reshape(-1), spec)
     if phi is not None:
-        # One for each row: the mean over layers where each has its own.
-        phi = (phi if phi.ndim == 2 else phi.mean(0)).reshape(*cuts.shape, -1)
+        # The mean over layers, if each layer has a separate embedding.
+        if phi.ndim > 2:
+            phi = phi.mean(0)
+        phi = phi.reshape(*cuts.shape, -1)
     if spec.value.stop_gradient:
         question, phi = jax.lax.stop_gradient((question, phi))
-    codes = jnp.maximum(budgets, 0), cuts
-    return value.value_features(question, phi, *codes, b_max=spec.b_max, kind=kind)
+    return value.value_features(
+        question, phi, jnp.maximum(budgets, 0), cuts, b_max=spec.b_max, kind=kind
+    )
 
 
 def value_terms(
@@ -328,14 +413,21 @@ def value_terms(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The value loss (paper Eq. 12) and its metrics; zero and none without a value head."""
+    """Computes the value loss (paper Eq. 12) and its metrics.
+
+    Without a value head, the loss is 0 and the metrics are empty.
+    """
     if value_head is None:
         return jnp.float32(0.0), {}
     features = head_features(policy, question, batch.budgets, batch.cuts, spec=spec)
-    over_rows = lambda x: jnp.where(batch.real[:, None], x, 0.0).sum() / normalizers.rows
+
+    def mean(x: Array) -> Array:
+        of_rows = jnp.where(batch.real[:, None], x, 0.0)
+        return of_rows.sum() / normalizers.rows
+
     predicted = value.values(value_head, features)
-    loss = over_rows(losses.value_loss(predicted, batch.returns))
-    return loss, {"value/loss": loss, "value/mean": over_rows(predicted)}
+    loss = mean(losses.value_loss(predicted, batch.returns))
+    return loss, {"value/loss": loss, "value/mean": mean(predicted)}
 
 
 def objective(
@@ -347,17 +439,25 @@ def objective(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """L = L_pi + c_v L_V - c_h H (paper Eq. 16) on part of a batch.
+    """Computes L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
+
+    Args:
+      policy: all parameters of the policy, including frozen ones.
+      normalizers: denominators of the full batch.
 
     Returns:
-      This part's share of the loss, and its share of each metric: both add up over micro-batches.
+      The loss and the metrics of this part, which add up to the loss and metrics of the batch.
     """
-    batch, reference = minibatch.batch, minibatch.reference
+    batch = minibatch.batch
+    reference = minibatch.reference
     scores = score_tokens(policy, batch, allowed_tokens, spec=spec)
-    before = jax.lax.stop_gradient(scores) if minibatch.old is None else minibatch.old
+    before = minibatch.old
+    if before is None:
+        before = jax.lax.stop_gradient(scores)
     if spec.loss.old_logprobs == "sampler":
-        sampler = {"thinking": batch.thinking_logprobs, "answers": batch.answer_logprobs}
-        before = dataclasses.replace(before, **sampler)
+        before = dataclasses.replace(
+            before, thinking=batch.thinking_logprobs, answers=batch.answer_logprobs
+        )
     policy_loss, policy_metrics = policy_terms(scores, before, batch, normalizers, spec=spec)
     mask = joined(batch.thinking_mask, batch.answer_mask)
 

@@ -1,4 +1,7 @@
-"""AdamW with its schedule, and a rate of their own for freshly initialised parameters."""
+"""Builds the optimizers: AdamW with a schedule, and a separate rate for the conditioning.
+
+`training/run.py` calls `policy_optimizer` and `value_optimizer`.
+"""
 
 from typing import Any
 
@@ -10,21 +13,27 @@ from bacr_jax.config import OptimizerConfig, ValueConfig
 
 
 def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Learning rate relative to its peak: a linear rise, then cosine, linear or no decay."""
-    rise = min(config.warmup_steps, max(total_steps - 1, 0))
-    rest = max(total_steps - rise, 1)
+    """Returns the learning rate as a share of its peak, per step.
+
+    It rises linearly, then decays along a cosine, linearly, or not at all.
+    """
+    rise_steps = min(config.warmup_steps, max(total_steps - 1, 0))
+    decay_steps = max(total_steps - rise_steps, 1)
     decay = {
-        "cosine": optax.cosine_decay_schedule(1.0, rest, alpha=config.final_fraction),
-        "linear": optax.linear_schedule(1.0, config.final_fraction, rest),
+        "cosine": optax.cosine_decay_schedule(1.0, decay_steps, alpha=config.final_fraction),
+        "linear": optax.linear_schedule(1.0, config.final_fraction, decay_steps),
         "constant": optax.constant_schedule(1.0),
     }[config.schedule]
-    # The first update already moves: the rise starts at 1/rise, not at 0.
-    up = lambda step: (step + 1) / max(rise, 1)
-    return optax.join_schedules([up, decay], [rise])
+
+    def rise(step: Any) -> Any:
+        # Starts at 1 / rise_steps instead of 0, so that the first update changes the parameters.
+        return (step + 1) / max(rise_steps, 1)
+
+    return optax.join_schedules([rise, decay], [rise_steps])
 
 
 def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.GradientTransformation:
-    """AdamW under the run's schedule, at a peak rate of its own."""
+    """Builds AdamW with the run's schedule and the given peak learning rate."""
     factor = schedule(config, total_steps)
     adamw = optax.adamw(
         lambda step: rate * factor(step),
@@ -34,61 +43,80 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
         mask=_decayed,
         mu_dtype=jnp.float32,
     )
-    return adamw if config.moment_dtype == "float32" else keep_moments(adamw, config.moment_dtype)
+    if config.moment_dtype == "float32":
+        return adamw
+    return keep_moments(adamw, config.moment_dtype)
 
 
 def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
-    """An Adam whose moments are kept in a narrower type; every step computes with them in fp32.
+    """Wraps an Adam so that its moments are stored in a narrower type; steps compute in fp32.
 
-    A moment m <- b m + (1 - b) g whose step (1 - b) |g - m| is under half the spacing at m stays
-    where it is. In bfloat16 the spacing is 2^-8 to 2^-7 of m: with b1 = 0.9 and b2 = 0.95 a moment
-    stops within a few percent of its target, with b2 = 0.999 the second would hardly move.
+    A moment m <- b m + (1 - b) g does not change if its step (1 - b) |g - m| is under half the
+    spacing of numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 = 0.9 and
+    b2 = 0.95 a moment stops within a few percent of its target. With b2 = 0.999 the second moment
+    would hardly change.
     """
-    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)
+
+    def is_adam(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByAdamState)
 
     def cast(state: Any, dtype: Any) -> Any:
-        to = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+        def cast_moments(node: Any) -> Any:
+            if not is_adam(node):
+                return node
+            moments = (node.mu, node.nu)
+            mu, nu = jax.tree.map(lambda x: x.astype(dtype), moments)
+            return node._replace(mu=mu, nu=nu)
 
-        def moments(node: Any) -> Any:
-            return node._replace(mu=to(node.mu), nu=to(node.nu)) if is_adam(node) else node
+        return jax.tree.map(cast_moments, state, is_leaf=is_adam)
 
-        return jax.tree.map(moments, state, is_leaf=is_adam)
+    def init(params: Any) -> Any:
+        return cast(tx.init(params), dtype)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = tx.update(grads, cast(state, jnp.float32), params)
+        state = cast(state, jnp.float32)
+        updates, state = tx.update(grads, state, params)
         return updates, cast(state, dtype)
 
-    return optax.GradientTransformation(lambda params: cast(tx.init(params), dtype), update)
+    return optax.GradientTransformation(init, update)
 
 
 def _labels(params: dict) -> dict:
-    return {
-        name: jax.tree.map(lambda _: "conditioning" if name == "budget" else "backbone", leaf)  # noqa: B023
-        for name, leaf in params.items()
-    }
+    """Labels each parameter with its group in `policy_optimizer`."""
+    labels = {}
+    for name, leaves in params.items():
+        label = "conditioning" if name == "budget" else "backbone"
+        labels[name] = jax.tree.map(lambda _, label=label: label, leaves)
+    return labels
 
 
 def _decayed(params: dict) -> dict:
-    """Matrices decay; norms, biases, gates do not (stacked layers make a norm two-dimensional)."""
-    ends = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
+    """Returns True for matrices, which have weight decay; norms, biases and gates have none.
+
+    Decided by name, because in stacked layers a norm has two dimensions too.
+    """
+    suffixes = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
 
     def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
-        return any(getattr(part, "key", "").endswith(ends) for part in path)
+        names = [getattr(part, "key", "") for part in path]
+        return any(name.endswith(suffixes) for name in names)
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """AdamW on fp32 masters, global-norm clipping over all of the policy.
+    """Builds AdamW on fp32 masters with clipping by the global norm of the policy's gradient.
 
-    phi and the gates start from nothing, and a fine-tuning rate of 1e-6 would hardly move them in a
-    few hundred updates; they get `conditioning_learning_rate`, unless the run has a single rate.
+    phi and the gates have no pretrained values, and a fine-tuning rate of 1e-6 would hardly change
+    them in a few hundred updates. They use `conditioning_learning_rate`, unless
+    `config.single_rate` is set.
     """
-    single = config.single_rate
-    of_phi = config.learning_rate if single else config.conditioning_learning_rate
+    conditioning_rate = config.conditioning_learning_rate
+    if config.single_rate:
+        conditioning_rate = config.learning_rate
     groups = {
         "backbone": _adamw(config, config.learning_rate, total_steps),
-        "conditioning": _adamw(config, of_phi, total_steps),
+        "conditioning": _adamw(config, conditioning_rate, total_steps),
     }
     return optax.chain(
         optax.clip_by_global_norm(config.grad_clip), optax.multi_transform(groups, _labels)
@@ -98,7 +126,10 @@ def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.Gradien
 def value_optimizer(
     config: ValueConfig, policy: OptimizerConfig, total_steps: int
 ) -> optax.GradientTransformation:
-    """Adam for the value head, with its own steps and rate, or the policy's if the run has one."""
+    """Builds Adam for the value head, with a separate constant learning rate.
+
+    With `policy.single_rate`, the value head uses the optimizer settings of the policy.
+    """
     if policy.single_rate:
         adam = _adamw(policy, policy.learning_rate, total_steps)
         return optax.chain(optax.clip_by_global_norm(policy.grad_clip), adam)

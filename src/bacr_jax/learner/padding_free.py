@@ -1,7 +1,7 @@
-"""Micro-batches of real tokens alone: padding, and prompts that rows share, are computed once.
+"""Builds micro-batches of real tokens: no padding is computed, and shared prompts only once.
 
-One shape for all of them: as many rows, in their order, as the allowance of tokens holds. On the
-host only.
+All micro-batches have one shape. Each has as many rows, in their order, as fit in its number of
+tokens. `updates` calls this module if `train.padding_free` is set, on the host.
 """
 
 import dataclasses
@@ -14,68 +14,87 @@ import numpy as np
 from bacr_jax.learner.batch import Batch, filled_rows, joined
 from bacr_jax.model.real_tokens import RealTokens
 
-# Rows of a micro-batch are at most those that have this part of the longest response's tokens:
-# attention is computed for all of them, held or not.
+# A micro-batch has room for as many rows as would fit if each had this share of the longest
+# response. The number is limited, because attention is computed for unused rows too.
 _SHORT = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-    """What a micro-batch holds.
+    """Limits of a micro-batch.
 
     Attributes:
-      tokens: of all its rows.
-      shares_prompts: whether rows with the same prompt run it once, as nothing tells it a budget.
+      tokens: maximum tokens of all rows together.
+      shares_prompts: True if rows with the same prompt run it once, which requires that the prompt
+        is not conditioned on the budget.
     """
 
     tokens: int
     shares_prompts: bool
 
     def rows(self, batch: Batch) -> int:
-        """Rows of a micro-batch of such a batch."""
-        longest = batch.thinking_advantages.shape[1] + math.prod(batch.branches.shape[1:])
+        """Returns the number of rows of a micro-batch."""
+        thinking = batch.thinking_advantages.shape[1]
+        branch_positions = math.prod(batch.branches.shape[1:])
+        longest = thinking + branch_positions
         rows = math.ceil(self.tokens / (_SHORT * longest))
-        return max(min(rows, self.tokens, batch.trunk.shape[0]), 1)
+        rows = min(rows, self.tokens, batch.trunk.shape[0])
+        return max(rows, 1)
 
 
 def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
-    """The first of the rows before it, and with it, that have the same prompt as each row."""
+    """Returns, for each row, the index of the first of adjacent rows with the same prompt."""
     rows = np.arange(batch.trunk.shape[0])
     if not shares_prompts:
         return rows
-    trunk, lengths = np.asarray(batch.trunk), np.asarray(batch.prompt_lengths)
-    is_prompt = np.arange(trunk.shape[1]) < lengths[:, None]
+    trunk = np.asarray(batch.trunk)
+    lengths = np.asarray(batch.prompt_lengths)
+    width = trunk.shape[1]
+    is_prompt = np.arange(width) < lengths[:, None]
     prompts = np.where(is_prompt, trunk, -1)
-    same = (prompts[1:] == prompts[:-1]).all(1) & (lengths[1:] > 0)
-    return np.maximum.accumulate(np.where(np.append(False, same), 0, rows))
+    is_same = (prompts[1:] == prompts[:-1]).all(1)
+    # Rows without a prompt are padding.
+    is_same = is_same & (lengths[1:] > 0)
+    # The first row has no row before it.
+    is_same = np.append(False, is_same)
+    return np.maximum.accumulate(np.where(is_same, 0, rows))
 
 
 def _tokens(batch: Batch) -> np.ndarray:
-    """Which positions [B, S + M A] of trunks and branches hold a token that matters."""
-    trunk = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
-    of_trunk = np.arange(batch.trunk.shape[1]) < trunk[:, None]
-    of_branches = np.arange(batch.branches.shape[2]) < np.asarray(batch.branch_lengths)[..., None]
-    return np.concatenate([of_trunk, of_branches.reshape(len(trunk), -1)], axis=1)
+    """Returns True for the positions [B, S + M A] of trunks and branches that have a real token."""
+    lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
+    branch_lengths = np.asarray(batch.branch_lengths)
+    trunk_width = batch.trunk.shape[1]
+    branch_width = batch.branches.shape[2]
+    in_trunk = np.arange(trunk_width) < lengths[:, None]
+    in_branch = np.arange(branch_width) < branch_lengths[..., None]
+    in_branches = in_branch.reshape(len(lengths), -1)
+    return np.concatenate([in_trunk, in_branches], axis=1)
 
 
-def _listed(flags: np.ndarray, entries: int) -> np.ndarray:
-    """Places of the flags, as one number each, and zeros up to a number of entries."""
-    places = np.flatnonzero(flags)
-    assert len(places) <= entries, (len(places), entries)
-    return np.pad(places, (0, entries - len(places))).astype(np.int32)
+def _flat_indices(flags: np.ndarray, entries: int) -> np.ndarray:
+    """Returns the flat index of each True flag, padded with zeros to `entries`."""
+    indices = np.flatnonzero(flags)
+    assert len(indices) <= entries, (len(indices), entries)
+    missing = entries - len(indices)
+    return np.pad(indices, (0, missing)).astype(np.int32)
 
 
 def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
-    """Indices of the tokens of a micro-batch, which has no more of them than the allowance."""
-    owner, is_token = _owners(batch, allowance.shares_prompts), _tokens(batch)
+    """Returns the indices of a micro-batch's tokens, which must fit in the allowance."""
+    owner = _owners(batch, allowance.shares_prompts)
+    is_token = _tokens(batch)
     rows, width = is_token.shape
-    is_prompt = np.arange(width) < np.asarray(batch.prompt_lengths)[:, None]
+    prompt_lengths = np.asarray(batch.prompt_lengths)
+    is_prompt = np.arange(width) < prompt_lengths[:, None]
     shares = owner != np.arange(rows)
-    is_source = is_token & ~(shares[:, None] & is_prompt)
-    slot = np.where(is_source, is_source.ravel().cumsum().reshape(rows, width) - 1, 0)
+    is_copy = shares[:, None] & is_prompt
+    is_source = is_token & ~is_copy
+    rank = is_source.ravel().cumsum().reshape(rows, width) - 1
+    slot = np.where(is_source, rank, 0)
     slot = np.where(is_prompt, slot[owner], slot)
     fields: dict[str, Any] = {
-        "source": _listed(is_source, allowance.tokens),
+        "source": _flat_indices(is_source, allowance.tokens),
         "slot": slot.astype(np.int32),
         "is_source": is_source,
         "owner": owner.astype(np.int32),
@@ -85,30 +104,43 @@ def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
 
 
 def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
-    """Rows of each micro-batch: the next ones, as long as their tokens and their number fit."""
+    """Returns the rows of each micro-batch: consecutive rows, while tokens and rows fit."""
     owner = _owners(batch, allowance.shares_prompts)
-    prompts, whole = np.asarray(batch.prompt_lengths), _tokens(batch).sum(1)
-    parts, most, first, held = [], allowance.rows(batch), 0, 0
+    prompts = np.asarray(batch.prompt_lengths)
+    tokens = _tokens(batch).sum(1)
+    max_rows = allowance.rows(batch)
+    parts = []
+    first = 0
+    used = 0
     for row in range(len(owner)):
-        # The first row of a micro-batch runs its prompt, whatever rows before it did.
-        new = whole[row] - (prompts[row] if owner[row] < row and row > first else 0)
-        if row > first and (held + new > allowance.tokens or row - first == most):
+        # The first row of a micro-batch always runs its prompt, which an earlier one may have run.
+        is_shared = owner[row] < row and row > first
+        needed = tokens[row] - (prompts[row] if is_shared else 0)
+        if row > first and (used + needed > allowance.tokens or row - first == max_rows):
             parts.append(np.arange(first, row))
-            first, held, new = row, 0, whole[row]
-        held += new
+            first = row
+            used = 0
+            needed = tokens[row]
+        used += needed
     return [*parts, np.arange(first, len(owner))]
 
 
 def padding_free(batch: Batch, allowance: Allowance) -> Iterator[Batch]:
-    """All rows of a batch in micro-batches of one shape."""
+    """Yields all rows of a batch in micro-batches of one shape."""
     rows = allowance.rows(batch)
     for part in planned_rows(batch, allowance):
         yield filled(batch, part, rows, allowance)
 
 
 def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> Batch:
-    """Some rows of a batch, filled up with empty ones, and the tokens that they hold."""
+    """Builds a micro-batch from some rows of a batch.
+
+    Args:
+      part: indices of the rows.
+      rows: rows of the micro-batch; unused rows are empty.
+    """
     chosen = filled_rows(batch, part, rows)
     sampled = np.asarray(joined(chosen.thinking_mask, chosen.answer_mask))
-    scored: Any = _listed(sampled, allowance.tokens)
-    return dataclasses.replace(chosen, real_tokens=real_tokens(chosen, allowance), scored=scored)
+    scored: Any = _flat_indices(sampled, allowance.tokens)
+    tokens = real_tokens(chosen, allowance)
+    return dataclasses.replace(chosen, real_tokens=tokens, scored=scored)

@@ -1,4 +1,7 @@
-"""Scores of given responses, in one pass and without a value or a gradient."""
+"""Scores given responses in one forward pass, without values or gradients.
+
+Evaluation, diagnostics and the check of vLLM servers call this module.
+"""
 
 import dataclasses
 import functools
@@ -13,11 +16,12 @@ from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2
 from bacr_jax.types import Params, Trunks
 
-# Rows whose thinking is scored in one call: what a pass holds must not grow with a rollout.
+# Rows scored in one call, because the memory of a pass must not grow with the rollout.
 _ROWS = 8
 
 
 def _logprob(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
+    """Returns the log-probabilities of tokens, in nats."""
     return logprobs.logprob_and_entropy(scores, ids)[0]
 
 
@@ -33,19 +37,20 @@ def response_logprobs(
     spec: LearnerSpec,
     of_scores: Callable[[Array, Array], Float[Array, "R"]] = _logprob,
 ) -> Float[Array, "B T"]:
-    """Log pi(token t | tokens before it, budget) under the distribution that is sampled from.
+    """Returns log pi(token t | tokens before it, budget) under the sampling distribution.
 
     Args:
-      tokens: prompt and response of each row, padded on the right.
-      budgets: that the policy is told; a negative number: none.
-      allowed_tokens: ids that can be drawn; all others have probability 0 (about -1e30).
-      of_scores: another number of each token (`logprobs.of_tokens`).
+      tokens: prompt and response of each row, right-padded.
+      lengths: tokens of each row, prompt included.
+      budgets: budgets that the policy reads; a negative number if it reads none.
+      allowed_tokens: ids that can be sampled; all others have a log-probability of about -1e30.
+      of_scores: computes a different number for each token (`logprobs.of_tokens`).
 
     Returns:
-      Nats; 0 outside of the responses.
+      Log-probabilities in nats; 0 outside the responses.
     """
-    at = jnp.arange(tokens.shape[1])
-    response = at >= prompt_lengths[:, None]
+    positions = jnp.arange(tokens.shape[1])
+    response = positions >= prompt_lengths[:, None]
     hidden = qwen2.forward(
         params,
         tokens,
@@ -55,18 +60,24 @@ def response_logprobs(
         compute=dataclasses.replace(spec, remat="none", mesh=None),
     )
     rows, width = tokens.shape
-    before = hidden[:, :-1].reshape(rows * (width - 1), -1)
-    found = logprobs.of_tokens(
+    before = hidden[:, :-1]
+    before = before.reshape(rows * (width - 1), -1)
+    if spec.product_dtype is not None:
+        before = before.astype(spec.product_dtype)
+    scores = logprobs.of_tokens(
         of_scores,
-        before if spec.product_dtype is None else before.astype(spec.product_dtype),
+        before,
         qwen2.output_head(params),
         tokens[:, 1:].reshape(-1),
         allowed_tokens=allowed_tokens,
         temperature=spec.temperature,
         chunk=spec.chunk,
     )
-    inside = (response & (at < lengths[:, None]))[:, 1:]
-    return jnp.pad(jnp.where(inside, found.reshape(rows, width - 1), 0.0), ((0, 0), (1, 0)))
+    inside = response & (positions < lengths[:, None])
+    inside = inside[:, 1:]
+    scores = jnp.where(inside, scores.reshape(rows, width - 1), 0.0)
+    # The first token of a row has no score.
+    return jnp.pad(scores, ((0, 0), (1, 0)))
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -82,18 +93,19 @@ def next_token_logprobs(
 ) -> Float[Array, "B V"]:
     """Returns log pi of every token after each row, in nats.
 
-    Arguments are those of `response_logprobs`.
+    The arguments are as for `response_logprobs`.
     """
-    at = jnp.arange(tokens.shape[1])
+    positions = jnp.arange(tokens.shape[1])
     hidden = qwen2.forward(
         params,
         tokens,
         config=spec.model,
         lengths=lengths,
-        conditioned=condition(params, budgets, at >= prompt_lengths[:, None], spec),
+        conditioned=condition(params, budgets, positions >= prompt_lengths[:, None], spec),
         compute=dataclasses.replace(spec, remat="none", mesh=None),
     )
-    last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    index = (lengths - 1)[:, None, None]
+    last = jnp.take_along_axis(hidden, index, axis=1)[:, 0]
     if spec.product_dtype is not None:
         last = last.astype(spec.product_dtype)
     return logprobs.next_token_logprobs(
@@ -104,30 +116,50 @@ def next_token_logprobs(
 def in_portions(
     of_rows: Callable[[np.ndarray], Array], rows: Int[np.ndarray, "n"], size: int
 ) -> Float[np.ndarray, "n ..."]:
-    """What a function makes of rows, always called with `size` of them; some repeat at the end."""
-    parts = []
+    """Applies a function to `size` rows at a time and concatenates the results.
+
+    The last call repeats rows, so that the function is compiled for one size.
+    """
+    results = []
     for start in range(0, len(rows), size):
         index = rows[start : start + size]
-        parts.append(np.asarray(of_rows(np.resize(index, size)))[: len(index)])
-    return np.concatenate(parts)
+        result = np.asarray(of_rows(np.resize(index, size)))
+        results.append(result[: len(index)])
+    return np.concatenate(results)
 
 
 def thinking_energies(
     params: Params, trunks: Trunks, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> Float[np.ndarray, "B T"]:
-    """Squared norm of each thinking token's score in its logits, 1 - 2 p + sum_v p(v)^2.
+    """Returns the squared norm of each thinking token's score in its logits.
 
-    A few rows are computed at a time, as told `trunks.budgets`. 0 after a row's thinking.
+        1 - 2 p + sum_v p(v)^2,   p the probability of the sampled token
+
+    The policy reads `trunks.budgets`. A few rows are computed at a time. The result is 0 after a
+    row's thinking.
     """
-    start, sampled = np.asarray(trunks.prompt_lengths), np.asarray(trunks.sampled)
-    tokens, budgets = np.asarray(trunks.tokens), np.asarray(trunks.budgets)
+    start = np.asarray(trunks.prompt_lengths)
+    sampled = np.asarray(trunks.sampled)
+    tokens = np.asarray(trunks.tokens)
+    budgets = np.asarray(trunks.budgets)
 
-    def of_rows(index: np.ndarray) -> Array:
-        given = (jnp.asarray(x[index]) for x in (tokens, start, start + sampled, budgets))
-        energy = logprobs.score_energy
-        return response_logprobs(params, *given, allowed_tokens, spec=spec, of_scores=energy)
+    def score_rows(index: np.ndarray) -> Array:
+        return response_logprobs(
+            params,
+            jnp.asarray(tokens[index]),
+            jnp.asarray(start[index]),
+            jnp.asarray((start + sampled)[index]),
+            jnp.asarray(budgets[index]),
+            allowed_tokens,
+            spec=spec,
+            of_scores=logprobs.score_energy,
+        )
 
-    energies = in_portions(of_rows, np.arange(len(tokens)), min(_ROWS, len(tokens)))
-    place = np.arange(trunks.logprobs.shape[1])
-    own = np.take_along_axis(energies, np.minimum(start[:, None] + place, tokens.shape[1] - 1), 1)
-    return np.where(place < sampled[:, None], own, 0.0).astype(np.float32)
+    num_rows = len(tokens)
+    energies = in_portions(score_rows, np.arange(num_rows), min(_ROWS, num_rows))
+    index = np.arange(trunks.logprobs.shape[1])
+    last = tokens.shape[1] - 1
+    positions = np.minimum(start[:, None] + index, last)
+    of_thinking = np.take_along_axis(energies, positions, 1)
+    is_thinking = index < sampled[:, None]
+    return np.where(is_thinking, of_thinking, 0.0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What fixes the learner's compiled form."""
+"""Static settings of the learner's compiled programs, and the conditioning that they determine."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ from bacr_jax.types import Params
 
 @dataclass(frozen=True)
 class LearnerSpec(Compute):
-    """Everything about the learner that fixes its compiled form; how it computes is `Compute`.
+    """Static settings of the learner; `Compute` has types, rematerialisation and the mesh.
 
     Attributes:
-      conditioning: how phi joins the stream; None for the plain model.
-      value: value head settings; None when the method has no value head.
-      b_max: largest budget, constant of the aggregation and scale of the budget codes.
-      temperature: sampling temperature; log-probabilities are those of logits / temperature.
+      conditioning: how phi is added to the residual stream; None for the plain model.
+      value: settings of the value head; None if the method has no value head.
+      b_max: largest budget in tokens; constant of the aggregation and scale of the budget codes.
+      temperature: sampling temperature; log-probabilities are computed from logits / temperature.
       chunk: tokens per chunk of the output head.
     """
 
@@ -35,24 +35,33 @@ class LearnerSpec(Compute):
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
-    """phi(b) for the rows of a batch, 0 where b < 0 (told none); None without conditioning."""
+    """Returns phi(b) of each row; 0 for rows without a budget (b < 0).
+
+    None if the policy has no conditioning.
+    """
     if spec.conditioning is None:
         return None
-    settings, known = spec.conditioning, jnp.maximum(budgets, 0)
-    phi = budget.embed(params["budget"], known, conditioning=settings, b_max=spec.b_max)
+    phi = budget.embed(
+        params["budget"],
+        jnp.maximum(budgets, 0),
+        conditioning=spec.conditioning,
+        b_max=spec.b_max,
+    )
     return phi * (budgets >= 0)[:, None]
 
 
 def condition(
     params: Params, budgets: Int[Array, "B"], response: Bool[Array, "B T"], spec: LearnerSpec
 ) -> Conditioned | None:
-    """What rows of a forward pass are conditioned on; None for the plain model.
+    """Builds the conditioning of the rows of a forward pass; None for the plain model.
 
     Args:
-      budgets: that they were told; a negative number: none.
-      response: positions after the prompt, of which alone some settings take note.
+      budgets: budgets that the rows read; a negative number for none.
+      response: True for positions after the prompt. Only these are conditioned if
+        `conditioning.positions` is "response".
     """
-    phi, settings = phi_of(params, budgets, spec), spec.conditioning
+    phi = phi_of(params, budgets, spec)
+    settings = spec.conditioning
     if phi is None or settings is None:
         return None
     mask = response if settings.positions == "response" else None

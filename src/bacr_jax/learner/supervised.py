@@ -1,4 +1,7 @@
-"""Supervised next-token training of the plain model: the warm-up before reinforcement learning."""
+"""Supervised next-token training of the plain model, for the warm-up and rejection sampling.
+
+`training/warmup.py` and `training/rejection_sft.py` call this module and choose the learning rate.
+"""
 
 import functools
 from typing import Any
@@ -16,7 +19,10 @@ from bacr_jax.types import Params
 
 
 def supervised_optimizer() -> optax.GradientTransformation:
-    """AdamW before its learning rate, which each step is given: when to decay is measured."""
+    """Builds AdamW without a learning rate, which is an argument of each step.
+
+    The warm-up decides during training when the rate decays, so a schedule can't be fixed here.
+    """
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.scale_by_adam(b2=0.98),
@@ -27,42 +33,52 @@ def supervised_optimizer() -> optax.GradientTransformation:
 def supervised_loss(
     params: Params, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Float[Array, ""]:
-    """Mean negative log-likelihood (nats) of the tokens in the mask, each given those before it."""
+    """Returns the mean negative log-likelihood (nats) of the tokens in the mask.
+
+    Each token is predicted from all tokens before it.
+    """
     hidden = _hidden(params, tokens, spec)
     logp, _ = chunked_logprobs(
         hidden, qwen2.output_head(params), tokens[:, 1:], allowed_tokens=None, spec=spec
     )
     mask = loss_mask[:, 1:]
-    return -jnp.where(mask, logp, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+    total = -jnp.where(mask, logp, 0.0).sum()
+    return total / jnp.maximum(mask.sum(), 1)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
 def rows_right(
     params: Params, tokens: Int[Array, "B T"], judged: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Bool[Array, "B"]:
-    """Which rows have the likeliest token wherever they are judged, each given those before it.
+    """Returns True for rows whose judged tokens are all the most likely ones.
+
+    Each token is predicted from all tokens before it. The logits of all positions are in memory at
+    once, so the vocabulary must be small.
 
     Args:
-      judged: which of them must be predicted; the first of a row can't be.
-      spec: of the learner, for a small vocabulary: logits of all positions are there at once.
+      judged: True for tokens that must be predicted; the first token of a row can't be predicted.
     """
     rows = tokens.shape[0]
-    tokens, judged = _filled((tokens, judged), spec.mesh)
+    tokens, judged = _pad_to_mesh((tokens, judged), spec.mesh)
     hidden = _hidden(params, tokens, spec)
-    likeliest = qwen2.logits(params, hidden).argmax(-1)
-    right = (likeliest == tokens[:, 1:]) | ~judged[:, 1:]
-    return right.all(1)[:rows]
+    most_likely = qwen2.logits(params, hidden).argmax(-1)
+    is_right = most_likely == tokens[:, 1:]
+    is_right = is_right | ~judged[:, 1:]
+    return is_right.all(1)[:rows]
 
 
 def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Array:
-    """Last hidden states of all tokens but the last."""
-    return qwen2.forward(params, tokens[:, :-1], config=spec.model, compute=spec)
+    """Returns the final hidden states of all tokens except the last."""
+    inputs = tokens[:, :-1]
+    return qwen2.forward(params, inputs, config=spec.model, compute=spec)
 
 
-def _filled(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
-    """Rows split over the mesh, filled up to a number that it divides with zeros (no target)."""
-    pad = -rows[0].shape[0] % row_shards(mesh)
-    return constrain_rows(tuple(jnp.pad(x, ((0, pad), (0, 0))) for x in rows), mesh)
+def _pad_to_mesh(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
+    """Splits rows over the mesh, padded with rows of zeros (no target) to a divisible number."""
+    num_added = -rows[0].shape[0] % row_shards(mesh)
+    padding = ((0, num_added), (0, 0))
+    padded = tuple(jnp.pad(x, padding) for x in rows)
+    return constrain_rows(padded, mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "tx"), donate_argnums=(0, 1))
@@ -77,8 +93,17 @@ def supervised_step(
     spec: LearnerSpec,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, Any, Float[Array, ""]]:
-    """One AdamW step; trained parameters and optimizer state are donated, `frozen` ones are not."""
-    tokens, loss_mask = _filled((tokens, loss_mask), spec.mesh)
+    """Takes one AdamW step on the supervised loss.
+
+    Args:
+      params: trained parameters; donated.
+      opt_state: state of `tx`; donated.
+      frozen: parameters of the policy that are not trained.
+
+    Returns:
+      New parameters, new optimizer state, and the loss before the step.
+    """
+    tokens, loss_mask = _pad_to_mesh((tokens, loss_mask), spec.mesh)
 
     def loss_of(params: Params) -> Float[Array, ""]:
         return supervised_loss({**(frozen or {}), **params}, tokens, loss_mask, spec=spec)
@@ -86,5 +111,7 @@ def supervised_step(
     loss, grads = jax.value_and_grad(loss_of)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     updates = jax.tree.map(lambda u: -learning_rate * u, updates)
-    new = constrain((optax.apply_updates(params, updates), opt_state), spec.mesh)
-    return *new, loss
+    new_params, new_opt_state = constrain(
+        (optax.apply_updates(params, updates), opt_state), spec.mesh
+    )
+    return new_params, new_opt_state, loss

@@ -1,4 +1,7 @@
-"""One update of the policy and the value head, and the value head's own extra steps."""
+"""Jitted functions of the learner: updates, scores, values, and extra steps of the value head.
+
+`updates` calls them for each minibatch of an iteration; `training/stages.py` fits the value head.
+"""
 
 import dataclasses
 import functools
@@ -31,16 +34,18 @@ from bacr_jax.types import Params, Prompts, pytree
 
 @pytree
 class TrainState:
-    """Everything an update changes.
+    """Everything that an update changes.
 
-    A frozen base (`model.adapters`) is not in it: every function that needs it takes it as
-    `frozen`, so that no gradient, moment or checkpoint can hold it.
+    It does not contain a frozen base (`model.adapters`). Functions take the base as `frozen`, so
+    that gradients, moments and checkpoints can't contain it.
 
     Attributes:
-      policy: policy parameters that are trained, fp32 masters.
-      head: value head parameters; None when the method has none.
-      skipped: updates skipped because a gradient was not finite.
-      skipped_in_a_row: those since the last one whose gradient was finite.
+      policy: trained parameters of the policy, fp32 masters.
+      head: parameters of the value head; None if the method has no value head.
+      policy_opt, head_opt: optimizer states.
+      updates: number of updates of the policy.
+      skipped: number of updates skipped because a gradient was not finite.
+      skipped_in_a_row: number of updates skipped since the last finite gradient.
     """
 
     policy: Params
@@ -58,11 +63,11 @@ def init_state(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
 ) -> TrainState:
-    """Fresh optimizer states around given parameters."""
+    """Creates a state with new optimizer states."""
     return TrainState(
         policy=policy,
         head=value_head,
-        # Each one program, where moment by moment it would be one for each shape.
+        # jit, because without it each shape of a moment would be a separate program.
         policy_opt=jax.jit(policy_tx.init)(policy),
         head_opt=None if value_head is None else jax.jit(head_tx.init)(value_head),
         updates=jnp.int32(0),
@@ -73,11 +78,14 @@ def init_state(
 
 @pytree
 class Gradients:
-    """Sums over the micro-batches seen so far.
+    """Gradients and metrics, summed over the micro-batches so far.
+
+    With several data-parallel copies (mesh.data), `policy` and `head` have a leading axis of
+    copies.
 
     Attributes:
-      head: gradients of the value head; None without one. With several data-parallel copies
-        (mesh.data) both are each copy's own, with a leading axis of copies.
+      policy: gradients of the trained parameters.
+      head: gradients of the value head; None without a value head.
     """
 
     policy: Params
@@ -88,7 +96,7 @@ class Gradients:
 def _apply(
     tx: optax.GradientTransformation, grads: Params, opt: Any, params: Params, keep: Bool[Array, ""]
 ) -> tuple[Params, Any]:
-    """An optimizer step, undone entirely where `keep` is False."""
+    """Takes an optimizer step; returns the old parameters and state if `keep` is False."""
     updates, new_opt = tx.update(grads, opt, params)
     new = optax.apply_updates(params, updates)
     return optax.tree.where(keep, (new, new_opt), (params, opt))
@@ -103,28 +111,30 @@ def gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Gradients of Eq. 16 on part of a batch; see `objective` for the arguments.
+    """Computes the gradients of Eq. 16 on a part of a batch; arguments as of `objective`.
 
-    Data-parallel copies take rows of their own and keep the policy's gradients apart (`copies`).
+    Data-parallel copies have separate rows and separate gradients (`copies`).
     """
 
-    def part(rows: Minibatch, spec: LearnerSpec) -> Gradients:
+    def differentiate(rows: Minibatch, spec: LearnerSpec) -> Gradients:
         def loss(policy: Params, head: Params | None) -> tuple[Array, Metrics]:
-            whole = {**(frozen or {}), **policy}
-            return objective(whole, head, rows, normalizers, allowed_tokens, spec=spec)
+            all_params = {**(frozen or {}), **policy}
+            return objective(all_params, head, rows, normalizers, allowed_tokens, spec=spec)
 
-        (_, metrics), (policy, value_head) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            state.policy, state.head
-        )
-        policy, value_head = constrain((policy, value_head), spec.mesh)
+        differentiated = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        (_, metrics), grads = differentiated(state.policy, state.head)
+        policy, value_head = constrain(grads, spec.mesh)
         return Gradients(policy, value_head, metrics)
 
     if copies.num_copies(spec) == 1:
-        return part(minibatch, spec)
-    own = dataclasses.replace(spec, row_axes=("fsdp",))
-    of_copies = copies.split(minibatch, spec)
-    each = jax.vmap(lambda rows: part(rows, own), spmd_axis_name="data")(of_copies)
-    return dataclasses.replace(each, metrics=jax.tree.map(lambda x: x.sum(0), each.metrics))
+        return differentiate(minibatch, spec)
+    copy_spec = dataclasses.replace(spec, row_axes=("fsdp",))
+    rows_of_copies = copies.split(minibatch, spec)
+    grads = jax.vmap(lambda rows: differentiate(rows, copy_spec), spmd_axis_name="data")(
+        rows_of_copies
+    )
+    metrics = jax.tree.map(lambda x: x.sum(0), grads.metrics)
+    return dataclasses.replace(grads, metrics=metrics)
 
 
 def apply_update(
@@ -137,19 +147,25 @@ def apply_update(
     update_policy: Bool[Array, ""] | bool = True,
     has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """One Adam step, or none and a count where a gradient is not finite.
+    """Takes one Adam step; if a gradient is not finite, skips and counts it.
 
-    Without a token in the loss, which is counted too, the value head alone learns: Adam would move
-    the policy by its moments.
+    If no token is in the loss, only the value head learns, because Adam would change the policy by
+    its moments. The metric `policy/empty_minibatches` counts these updates.
+
+    Args:
+      update_policy: False trains only the value head.
+      has_tokens: True if any token has a policy loss.
     """
-    of_policy, of_head = copies.summed((grads.policy, grads.head), spec)
-    norm = optax.global_norm(of_policy)
-    finite = jnp.isfinite(norm) & jnp.isfinite(optax.global_norm(of_head))
+    policy_grads, head_grads = copies.summed((grads.policy, grads.head), spec)
+    norm = optax.global_norm(policy_grads)
+    finite = jnp.isfinite(norm)
+    finite = finite & jnp.isfinite(optax.global_norm(head_grads))
     moves = finite & update_policy & has_tokens
-    policy, policy_opt = _apply(policy_tx, of_policy, state.policy_opt, state.policy, moves)
-    value_head, head_opt = state.head, state.head_opt
+    policy, policy_opt = _apply(policy_tx, policy_grads, state.policy_opt, state.policy, moves)
+    value_head = state.head
+    head_opt = state.head_opt
     if value_head is not None:
-        value_head, head_opt = _apply(head_tx, of_head, head_opt, value_head, finite)
+        value_head, head_opt = _apply(head_tx, head_grads, head_opt, value_head, finite)
     new = TrainState(
         policy=policy,
         head=value_head,
@@ -168,16 +184,20 @@ def apply_update(
     }
 
 
-# Of gradients that were accumulated one micro-batch at a time.
+# Applies gradients that were accumulated one micro-batch at a time.
 apply_gradients = jax.jit(
     apply_update, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,)
 )
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
-    """Leading axis B as [parts, B / parts]; every device has a share of every part."""
-    split = lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:])
-    return constrain_rows(jax.tree.map(split, rows), spec.mesh, axis=1)
+    """Splits the leading axis B into [parts, B / parts]; every device has rows of every part."""
+
+    def split_leaf(x: Array) -> Array:
+        size = x.shape[0] // parts
+        return x.reshape(parts, size, *x.shape[1:])
+
+    return constrain_rows(jax.tree.map(split_leaf, rows), spec.mesh, axis=1)
 
 
 @functools.partial(
@@ -195,25 +215,28 @@ def train_step(
     micro_batches: int = 1,
     update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Minimises Eq. 16 on one batch: gradients added up over micro-batches, one `apply_update`.
+    """Updates a state once on a batch: sums the gradients of micro-batches, then applies them.
 
     Args:
       state: donated.
-      frozen: parameters beside `state.policy` that are not trained.
-      update_policy: False moves only the value head (its warm-up).
+      frozen: parameters of the policy that are not trained.
+      micro_batches: number of micro-batches, which must divide the rows.
+      update_policy: False trains only the value head (its warm-up).
     """
     normalizers = loss_normalizers(minibatch.batch, spec=spec)
 
-    def part(rows: Minibatch) -> Gradients:
+    def differentiate(rows: Minibatch) -> Gradients:
         return gradients(state, rows, normalizers, allowed_tokens, frozen, spec=spec)
 
+    def add(total: Gradients, rows: Minibatch) -> tuple[Gradients, None]:
+        return jax.tree.map(jnp.add, total, differentiate(rows)), None
+
     if micro_batches == 1:
-        grads = part(minibatch)
+        grads = differentiate(minibatch)
     else:
         split = _split(minibatch, micro_batches, spec)
         first = jax.tree.map(lambda x: x[0], split)
         zeros = no_gradients(state, first, normalizers, allowed_tokens, frozen, spec=spec)
-        add = lambda total, rows: (jax.tree.map(jnp.add, total, part(rows)), None)
         grads, _ = jax.lax.scan(add, zeros, split)
     return apply_update(
         state,
@@ -237,9 +260,9 @@ def accumulate(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Adds the gradients of one more micro-batch, of whatever shape; `grads` is donated."""
-    part = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
-    return jax.tree.map(jnp.add, grads, part)
+    """Adds the gradients of a micro-batch of any shape to `grads`, which is donated."""
+    added = gradients(state, minibatch, normalizers, allowed_tokens, frozen, spec=spec)
+    return jax.tree.map(jnp.add, grads, added)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -252,9 +275,15 @@ def no_gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Zeros in the form of `gradients` of the same arguments, to start accumulating from."""
-    given = (state, minibatch, normalizers, allowed_tokens, frozen)
-    shapes = jax.eval_shape(functools.partial(gradients, spec=spec), *given)
+    """Returns zeros with the structure of `gradients` of the same arguments, to accumulate in."""
+    shapes = jax.eval_shape(
+        functools.partial(gradients, spec=spec),
+        state,
+        minibatch,
+        normalizers,
+        allowed_tokens,
+        frozen,
+    )
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return copies.laid_out(zeros, spec)
 
@@ -268,12 +297,20 @@ def score_batch(
     spec: LearnerSpec,
     micro_batches: int = 1,
 ) -> TokenScores:
-    """Scores under given parameters: old log-probabilities by the learner's own forward pass."""
-    score = lambda rows: score_tokens(policy, rows, allowed_tokens, spec=spec)
+    """Scores the sampled tokens of a batch under all parameters of a policy.
+
+    Args:
+      micro_batches: number of micro-batches that are scored one after the other.
+    """
+
+    def score(rows: Batch) -> TokenScores:
+        return score_tokens(policy, rows, allowed_tokens, spec=spec)
+
     if micro_batches == 1:
         return score(batch)
     scores = jax.lax.map(score, _split(batch, micro_batches, spec))
-    return constrain_rows(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scores), spec.mesh)
+    scores = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), scores)
+    return constrain_rows(scores, spec.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("spec",))
@@ -286,9 +323,9 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """V before the update, and the features it was read from.
+    """Returns V at each cut before the update, and the features of the value head.
 
-    Only the question is run through the model, so values can be had before any token is sampled.
+    The model runs only on the prompt, so values are available before any token is sampled.
     """
     no_response = jnp.zeros(prompts.tokens.shape, bool)
     hidden = qwen2.forward(
@@ -297,13 +334,13 @@ def question_values(
         config=spec.model,
         lengths=prompts.lengths,
         conditioned=condition(policy, budgets, no_response, spec),
-        # Nothing is differentiated through this pass.
+        # Rematerialisation is only useful for gradients.
         compute=dataclasses.replace(spec, remat="none"),
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = head_features(policy, question, budgets, cuts, spec=spec)
     values = value.values(value_head, features)
-    # Whole everywhere: the host reads them.
+    # Replicated on every device, because the host reads them.
     return constrain((values, features), spec.mesh)
 
 
@@ -317,7 +354,14 @@ def fit_value(
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
-    """Extra Adam steps of the head on Eq. 12: one joint step an iteration hardly teaches it."""
+    """Takes extra Adam steps of the value head on Eq. 12.
+
+    The head needs them, because it learns little from one joint step per iteration. Steps with
+    gradients that are not finite are skipped.
+
+    Returns:
+      New parameters and optimizer state of the head.
+    """
 
     def loss(params: Params) -> Array:
         return losses.value_loss(value.values(params, features), returns).mean()

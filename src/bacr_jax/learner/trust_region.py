@@ -58,7 +58,7 @@ def step_scale(kl: float, bound: float) -> float:
         s = min(1, sqrt(bound / KL)),   since KL(old || old + s step) ~ s^2 KL(old || old + step)
 
     Args:
-      kl: of the whole step, in nats per token.
+      kl: KL of the full step, in nats per token.
       bound: largest allowed KL, in nats per token.
 
     Returns:
@@ -66,7 +66,9 @@ def step_scale(kl: float, bound: float) -> float:
     """
     if not math.isfinite(kl):
         return 0.0
-    return min(1.0, math.sqrt(bound / kl)) if kl > 0.0 else 1.0
+    if kl <= 0.0:
+        return 1.0
+    return min(1.0, math.sqrt(bound / kl))
 
 
 @functools.partial(jax.jit, donate_argnums=(1,))
@@ -75,7 +77,9 @@ def interpolated(old: Params, new: Params, scale: Float[Array, ""]) -> Params:
 
     def between(x: Array, y: Array) -> Array:
         # A new value may be infinite, and 0 times infinity is NaN.
-        return jnp.where(scale == 0.0, x, x + scale.astype(x.dtype) * (y - x))
+        is_zero = scale == 0.0
+        moved = x + scale.astype(x.dtype) * (y - x)
+        return jnp.where(is_zero, x, moved)
 
     return jax.tree.map(between, old, new)
 
@@ -94,12 +98,13 @@ def shortened(
       bound: largest allowed KL, in nats per token.
 
     Returns:
-      The parameters to use, the KL of the whole step, and the factor of the step in [0, 1].
+      The parameters to use, the KL of the full step, and the factor of the step in [0, 1].
     """
-    whole_kl = kl_of(new)
-    if whole_kl <= bound:
-        return new, whole_kl, 1.0
-    kl, scale = whole_kl, 1.0
+    full_kl = kl_of(new)
+    if full_kl <= bound:
+        return new, full_kl, 1.0
+    kl = full_kl
+    scale = 1.0
     for _ in range(MOST_SHRINKS):
         factor = step_scale(kl, bound)
         new = interpolated(old, new, jnp.float32(factor))
@@ -108,8 +113,8 @@ def shortened(
             break
         kl = kl_of(new)
         if kl <= SLACK * bound:
-            return new, whole_kl, scale
-    return interpolated(old, new, jnp.float32(0.0)), whole_kl, 0.0
+            return new, full_kl, scale
+    return interpolated(old, new, jnp.float32(0.0)), full_kl, 0.0
 
 
 @jax.jit
@@ -128,7 +133,9 @@ def mean_kl(
     old: Sequence[TokenScores], new: Sequence[TokenScores], parts: Sequence[Batch]
 ) -> float:
     """Averages k3 over the sampled tokens of all micro-batches; 0 without any token."""
-    sums = [_kl_of_rows(*arguments) for arguments in zip(old, new, parts, strict=True)]
+    sums = []
+    for old_scores, new_scores, rows in zip(old, new, parts, strict=True):
+        sums.append(_kl_of_rows(old_scores, new_scores, rows))
     total = sum(float(kl) for kl, _ in sums)
     count = sum(float(tokens) for _, tokens in sums)
     return total / max(count, 1.0)
@@ -146,8 +153,8 @@ def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
 def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
     """Returns an optimizer step that moves the policy by a KL of at most `SLACK` times the bound.
 
-    The value head and the optimizer's moments take the whole step. A step costs two forward
-    passes over its rows more, one before and one after, and one for each time it is shortened.
+    The value head and the optimizer's moments take the full step. A step costs two additional
+    forward passes over its rows, one before and one after, and one for each time it is shortened.
 
     Args:
       step: the optimizer step; it may donate its state.

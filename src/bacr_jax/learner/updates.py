@@ -1,8 +1,8 @@
-"""All updates of an iteration: minibatches, micro-batches, old and reference scores.
+"""Runs all updates of an iteration: minibatches, micro-batches, old and reference scores.
 
-Two ways to split an update: equal numbers of rows, scanned inside one program
-(`train.micro_batch_rows`), or nearly equal numbers of tokens, one call each
-(`train.micro_batch_tokens`).
+An update can be split in two ways: into equal numbers of rows, which one program scans
+(`train.micro_batch_rows`), or into nearly equal numbers of tokens with one call per micro-batch
+(`train.micro_batch_tokens`). `training/stages.py` calls `Updates`.
 """
 
 import dataclasses
@@ -46,7 +46,11 @@ _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
 
 
 def num_scored(old_logprobs: str, minibatches: int) -> int:
-    """Minibatches, the last ones, whose old log-probabilities need a pass of their own."""
+    """Returns the number of last minibatches whose old log-probabilities need a forward pass.
+
+    Args:
+      old_logprobs: value of `loss.old_logprobs`.
+    """
     if minibatches == 1 or old_logprobs == "sampler":
         return 0
     return minibatches - (old_logprobs == "learner")
@@ -54,10 +58,10 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """The learner's part of an iteration.
+    """Runs the learner's part of an iteration.
 
     Attributes:
-      max_update_kl: bound of `trust_region`, in nats per token; None: steps are not measured.
+      max_update_kl: bound of `trust_region`, in nats per token; None does not measure steps.
     """
 
     spec: LearnerSpec
@@ -76,23 +80,30 @@ class Updates:
         frozen: Params | None = None,
         update_policy: bool = True,
     ) -> tuple[TrainState, Metrics]:
-        """Eq. 16 on each minibatch, one Adam step each.
+        """Takes one Adam step on Eq. 16 for each minibatch.
 
         Args:
           state: donated.
           reference: all parameters of the reference policy, for a KL term.
+          frozen: parameters of the policy that are not trained.
+          update_policy: False trains only the value head.
+
+        Returns:
+          The new state, and the metrics averaged over the minibatches.
         """
         parts = self._minibatches(batch)
-        split = self._by_rows if self.config.micro_batch_tokens is None else self._by_tokens
+        make_step = self._step_by_rows
+        if self.config.micro_batch_tokens is not None:
+            make_step = self._step_by_tokens
         sizes = self._sizes(parts[0])
         with phase_memory("scoring", **sizes):
-            # In the first update the policy is still the one that sampled.
+            # In the first update the policy is still the policy that sampled, so the ratio is 1.
             policy = {**(frozen or {}), **state.policy}
             unscored = len(parts) - self._num_scored()
-            steps = [
-                split(part, None if index < unscored else policy, reference, frozen)
-                for index, part in enumerate(parts)
-            ]
+            steps = []
+            for index, part in enumerate(parts):
+                sampled_by = None if index < unscored else policy
+                steps.append(make_step(part, sampled_by, reference, frozen))
         history = []
         with phase_memory("learner", **sizes):
             for step in steps:
@@ -110,61 +121,77 @@ class Updates:
         frozen: Params | None = None,
         on_program: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Runs every shape of micro-batch once on nothing, whichever of them will be needed first.
+        """Compiles for every shape of micro-batch by running it once without rows.
 
-        Without it a shape is compiled when it comes up. Equal numbers of rows have one shape, which
-        the first update compiles.
+        Without this call, a shape is compiled when it first occurs. Equal numbers of rows have only
+        one shape, which the first update compiles.
 
         Args:
-          batch: of the shapes to come; what is in it does not matter.
-          on_program: called with (programs done, programs in all) before each and after the last;
-            raises to leave the rest.
+          batch: batch with the shapes of later batches; its values do not matter.
+          on_program: called with (finished programs, all programs) before each program and after
+            the last. It can raise an exception to skip the remaining programs.
         """
         if self.config.micro_batch_tokens is None:
             return
-        say = on_program or (lambda done, total: None)
-        part, *_ = self._minibatches(batch)
+        report = on_program or (lambda finished, total: None)
+        part = self._minibatches(batch)[0]
         normalizers = _normalizers(part, spec=self.spec)
         policy = {**(frozen or {}), **state.policy}
-        variants: list[Params | None] = [policy] if self._num_scored() else []
-        variants += [None] if self._num_scored() < self.config.minibatches else []
+        variants: list[Params | None] = []
+        if self._num_scored():
+            variants.append(policy)
+        if self._num_scored() < self.config.minibatches:
+            variants.append(None)
         with phase_memory("learner", **self._sizes(part)):
-            forms = [*itertools.product(self._micro_batches(part, empty=True), variants)]
-            for done, (micro, sampled_by) in enumerate(forms):
-                say(done, len(forms))
-                scored = self._scored(micro, sampled_by, reference)
+            micro_batches = self._micro_batches(part, empty=True)
+            programs = list(itertools.product(micro_batches, variants))
+            for finished, (micro_batch, sampled_by) in enumerate(programs):
+                report(finished, len(programs))
+                scored = self._scored(micro_batch, sampled_by, reference)
                 if self.max_update_kl is not None:
                     self._score(policy, scored.batch, 1)
-                jax.block_until_ready(self._add_up(state, [scored], normalizers, frozen))
-            say(len(forms), len(forms))
+                jax.block_until_ready(self._sum_gradients(state, [scored], normalizers, frozen))
+            report(len(programs), len(programs))
 
     def _num_scored(self) -> int:
+        """Returns `num_scored` of this configuration."""
         return num_scored(self.spec.loss.old_logprobs, self.config.minibatches)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
-        """Consecutive rows, on the host."""
+        """Splits a batch into minibatches of consecutive rows, on the host."""
         batch = processes.to_host(batch)
         size = batch.trunk.shape[0] // self.config.minibatches
-        cut = lambda part: jax.tree.map(lambda x: x[part * size : (part + 1) * size], batch)
-        return [cut(part) for part in range(self.config.minibatches)]
+        minibatches = []
+        for index in range(self.config.minibatches):
+            rows = slice(index * size, (index + 1) * size)
+            minibatches.append(jax.tree.map(lambda x, rows=rows: x[rows], batch))
+        return minibatches
 
     def _sizes(self, part: Batch) -> dict[str, int]:
-        """What the memory of an update goes with."""
+        """Returns the sizes that determine the memory of an update, for out-of-memory advice."""
         rows, width = part.trunk.shape
-        config = self.config
-        micro = {"micro_batch_rows": min(config.micro_batch_rows or rows, rows)}
-        if config.micro_batch_tokens is not None:
-            micro = {"micro_batch_tokens": config.micro_batch_tokens}
-        positions = width + part.branches.shape[1] * part.branches.shape[2]
-        return {"update_rows": rows, **micro, "positions": positions}
+        _, cuts, branch_width = part.branches.shape
+        sizes = {"update_rows": rows}
+        if self.config.micro_batch_tokens is None:
+            sizes["micro_batch_rows"] = min(self.config.micro_batch_rows or rows, rows)
+        else:
+            sizes["micro_batch_tokens"] = self.config.micro_batch_tokens
+        sizes["positions"] = width + cuts * branch_width
+        return sizes
 
     def _optimizers(self) -> dict[str, Any]:
+        """Returns the static arguments of an update."""
         return {"spec": self.spec, "policy_tx": self.policy_tx, "head_tx": self.head_tx}
 
     def _scored(
         self, rows: Batch, sampled_by: Params | None, reference: Params | None, parts: int = 1
     ) -> Minibatch:
-        """Rows on their devices, scored `parts` micro-batches at a time."""
+        """Moves rows to their devices and scores them, split into `parts` micro-batches.
+
+        Args:
+          sampled_by: all parameters of the policy that sampled the rows; None skips its scores.
+          reference: all parameters of the reference policy; None skips its scores.
+        """
         mesh = self.spec.mesh
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
 
@@ -174,107 +201,134 @@ class Updates:
         return Minibatch(rows, score(sampled_by), score(reference))
 
     def _score(self, policy: Params, rows: Batch, parts: int) -> TokenScores:
-        """Scores rows on their devices under all parameters of a policy."""
+        """Scores rows under all parameters of a policy, split into `parts` micro-batches."""
         return score_batch(policy, rows, self.allowed_tokens, spec=self.spec, micro_batches=parts)
 
-    def _by_rows(
+    def _step_by_rows(
         self,
         part: Batch,
         sampled_by: Params | None,
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
+        """Scores a minibatch; returns its step, which scans micro-batches in one program."""
         size = part.trunk.shape[0]
-        micro = max(size // (self.config.micro_batch_rows or size), 1)
-        minibatch = self._scored(part, sampled_by, reference, micro)
-        how = {"micro_batches": micro, **self._optimizers()}
+        num_parts = max(size // (self.config.micro_batch_rows or size), 1)
+        minibatch = self._scored(part, sampled_by, reference, num_parts)
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
             return train_step(
-                state, minibatch, self.allowed_tokens, frozen, update_policy=update_policy, **how
+                state,
+                minibatch,
+                self.allowed_tokens,
+                frozen,
+                micro_batches=num_parts,
+                update_policy=update_policy,
+                **self._optimizers(),
             )
 
-        return self._bounded(step, [minibatch.batch], frozen, micro)
+        return self._bounded(step, [minibatch.batch], frozen, num_parts)
 
-    def _by_tokens(
+    def _step_by_tokens(
         self,
         part: Batch,
         sampled_by: Params | None,
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
+        """Scores a minibatch; returns its step, which calls a program per micro-batch."""
         normalizers = _normalizers(part, spec=self.spec)
-        micro = self._micro_batches(part)
-        parts = [self._scored(one, sampled_by, reference) for one in micro]
+        micro_batches = self._micro_batches(part)
+        scored = [self._scored(rows, sampled_by, reference) for rows in micro_batches]
 
         def step(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
-            grads = self._add_up(state, parts, normalizers, frozen)
-            moves = {"update_policy": update_policy, "has_tokens": normalizers.has_tokens}
-            return apply_gradients(state, grads, **self._optimizers(), **moves)
+            grads = self._sum_gradients(state, scored, normalizers, frozen)
+            return apply_gradients(
+                state,
+                grads,
+                update_policy=update_policy,
+                has_tokens=normalizers.has_tokens,
+                **self._optimizers(),
+            )
 
-        return self._bounded(step, [one.batch for one in parts], frozen)
+        return self._bounded(step, [minibatch.batch for minibatch in scored], frozen)
 
     def _bounded(
         self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
     ) -> Step:
-        """Keeps a step within `max_update_kl`, if that is set.
+        """Limits a step to `max_update_kl`, if it is set.
 
         Args:
-          rows: the step's rows on their devices, scored `parts` micro-batches at a time.
+          rows: rows of the step, on their devices.
+          parts: number of micro-batches into which each entry of `rows` is split for scoring.
         """
         if self.max_update_kl is None:
             return step
 
         def score(trained: Params) -> list[TokenScores]:
             policy = {**(frozen or {}), **trained}
-            return [self._score(policy, one, parts) for one in rows]
+            return [self._score(policy, batch, parts) for batch in rows]
 
         return bounded(step, score, rows, self.max_update_kl)
 
     def _micro_batches(self, part: Batch, *, empty: bool = False) -> Iterable[Batch]:
-        """Micro-batches of so many tokens; `empty`: one without rows of each shape instead."""
-        config, conditioning = self.config, self.spec.conditioning
-        assert (tokens := config.micro_batch_tokens) is not None
+        """Splits a minibatch into micro-batches of at most `micro_batch_tokens` tokens.
+
+        Args:
+          empty: return a micro-batch without rows for each shape instead.
+        """
+        config = self.config
+        conditioning = self.spec.conditioning
+        tokens = config.micro_batch_tokens
+        assert tokens is not None
         if config.padding_free:
-            told = conditioning is not None and conditioning.positions != "response"
-            allowance = Allowance(tokens, shares_prompts=not told)
+            shares_prompts = conditioning is None or conditioning.positions == "response"
+            allowance = Allowance(tokens, shares_prompts)
             if empty:
-                return [filled(part, np.zeros(0, int), allowance.rows(part), allowance)]
+                no_rows = np.zeros(0, int)
+                return [filled(part, no_rows, allowance.rows(part), allowance)]
             return padding_free(part, allowance)
         shapes = Shapes(tokens, config.length_buckets, row_shards(self.spec.mesh))
-        return empty_micro_batches(part, shapes) if empty else micro_batches(part, shapes)
+        if empty:
+            return empty_micro_batches(part, shapes)
+        return micro_batches(part, shapes)
 
-    def _add_up(
+    def _sum_gradients(
         self,
         state: TrainState,
         parts: list[Minibatch],
         normalizers: LossNormalizers,
         frozen: Params | None,
     ) -> Gradients:
-        """Gradients of all micro-batches of an update."""
-        rest = (normalizers, self.allowed_tokens, frozen)
-        grads = no_gradients(state, parts[0], *rest, spec=self.spec)
+        """Sums the gradients of all micro-batches of an update."""
+        constants = (normalizers, self.allowed_tokens, frozen)
+        grads = no_gradients(state, parts[0], *constants, spec=self.spec)
         for part in parts:
-            grads = accumulate(grads, state, part, *rest, spec=self.spec)
+            grads = accumulate(grads, state, part, *constants, spec=self.spec)
         return grads
 
 
 @jax.jit
 def averaged(history: Sequence[Metrics]) -> Metrics:
-    """Metrics of an iteration: means over the minibatches that had tokens in the loss, or zeros.
+    """Averages metrics over the minibatches with tokens in the loss; 0 if there are none.
 
-    The value head learns from every minibatch, so its metrics are means over all of them.
+    The value head learns from every minibatch, so its metrics are averaged over all minibatches.
+
+    Args:
+      history: metrics of each minibatch.
 
     Returns:
-      One number by name; `policy/empty_minibatches` is a count, `policy/skipped` the last total.
+      Numbers by name; `policy/empty_minibatches` is a count and `policy/skipped` the last total.
     """
-    empty = [one["policy/empty_minibatches"] for one in history]
-    counted = [1.0 - x for x in empty]
-    everything = [jnp.float32(1.0) for _ in history]
+    empty = [metrics["policy/empty_minibatches"] for metrics in history]
+    has_tokens = [1.0 - x for x in empty]
+    ones = [jnp.float32(1.0) for _ in history]
 
     def mean(name: str) -> Array:
-        weights = everything if name.startswith("value/") else counted
-        total = sum(jnp.where(w > 0, one[name], 0.0) for w, one in zip(weights, history))
+        weights = ones if name.startswith("value/") else has_tokens
+        total = sum(
+            jnp.where(weight > 0, metrics[name], 0.0) for weight, metrics in zip(weights, history)
+        )
         return jnp.asarray(total / jnp.maximum(sum(weights), 1.0))
 
     return {

@@ -1,8 +1,8 @@
-"""Branches: answers at every cut of every trunk, decoded together against the trunks' cache.
+"""Decodes branches, the answers at every cut of every trunk, against the trunks' cache.
 
-A branch reads its trunk's keys up to its cut and writes only its own few tokens: nothing is copied
-or prefilled again. Token index a is the same for all branches at a step, so own keys are written
-with one slice update.
+A branch reads its trunk's keys up to its cut and writes only the keys of its answer, so nothing is
+copied or prefilled again. All branches are at the same token index in a step, so the keys of the
+step are written with one slice update. `engine` calls this module.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
-# Of a dense trace, in an evaluation.
+# Cuts of a trace that an evaluation answers together if a trace has more cuts than this.
 CUTS_AT_ONCE = 8
 
 
@@ -35,9 +35,9 @@ class Chunk:
     """Cuts that are answered together.
 
     Attributes:
-      first: number of the first of them.
-      cuts: thinking tokens kept; the last one is repeated where there are fewer.
-      wanted: cuts with an answer of their own: no earlier one is at the same place.
+      first: index of the chunk's first cut.
+      cuts: thinking tokens before each cut; the last cut is repeated to fill the chunk.
+      wanted: True if the cut needs an answer, because no earlier cut is at the same position.
     """
 
     first: int
@@ -48,15 +48,22 @@ class Chunk:
 def split(
     cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
 ) -> list[Chunk]:
-    """Chunks of the same width, those left out in which no cut wants an answer."""
-    pad = ((0, 0), (0, -cuts.shape[1] % at_once))
-    own = np.pad(source == np.arange(cuts.shape[1]), pad)
-    wide = np.pad(cuts, pad, mode="edge")
-    chunks = [
-        Chunk(first, wide[:, first : first + at_once], own[:, first : first + at_once])
-        for first in range(0, wide.shape[1], at_once)
-    ]
-    return [chunk for chunk in chunks if chunk.wanted.any()]
+    """Splits cuts into chunks of equal width; omits chunks in which no cut needs an answer.
+
+    Args:
+      source: index of the cut whose answer serves each cut (`rewards.distinct_cuts`).
+      at_once: cuts per chunk.
+    """
+    num_cuts = cuts.shape[1]
+    padding = ((0, 0), (0, -num_cuts % at_once))
+    wanted = np.pad(source == np.arange(num_cuts), padding)
+    padded = np.pad(cuts, padding, mode="edge")
+    chunks = []
+    for first in range(0, padded.shape[1], at_once):
+        columns = slice(first, first + at_once)
+        if wanted[:, columns].any():
+            chunks.append(Chunk(first, padded[:, columns], wanted[:, columns]))
+    return chunks
 
 
 def answer(
@@ -65,36 +72,46 @@ def answer(
     at_once: int,
     decode: Callable[[Chunk], Branches],
 ) -> Branches:
-    """Answers at all cuts, as if they had been decoded together.
+    """Answers all cuts chunk by chunk; the result equals decoding all cuts together.
 
     Args:
+      thinking: thinking tokens of each row.
+      at_once: cuts per chunk.
       decode: answers the wanted cuts of a chunk, on the host.
 
     Returns:
-      Branches at every cut; cuts at the same place share an answer, and have one source.
+      Branches at every cut. Cuts at the same position share one answer and one source.
     """
     source = distinct_cuts(cuts, thinking)
     chunks = split(cuts, source, at_once)
-    joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(decode, chunks))
-    # Where the answer at each source stands among the parts.
+    decoded = [decode(chunk) for chunk in chunks]
+    joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *decoded)
+    # Column of each source in the joined answers, which lack the omitted chunks.
     first = np.array([chunk.first for chunk in chunks])
-    part = np.searchsorted(first, source, side="right") - 1
-    index = source + part * at_once - first[part]
-    pick = lambda x: np.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
-    return dataclasses.replace(jax.tree.map(pick, joined), source=source)
+    chunk_index = np.searchsorted(first, source, side="right") - 1
+    column = source + chunk_index * at_once - first[chunk_index]
+
+    def take_columns(x: np.ndarray) -> np.ndarray:
+        added_axes = (1,) * (x.ndim - 2)
+        index = column.reshape(*column.shape, *added_axes)
+        return np.take_along_axis(x, index, 1)
+
+    return dataclasses.replace(jax.tree.map(take_columns, joined), source=source)
 
 
 @pytree
 class BranchState:
-    """Branches in flight; what is not listed is that of `trunks.TrunkState`.
+    """Branches in flight. Fields not listed below mean the same as in `trunks.TrunkState`.
 
     Attributes:
-      cache: own keys and values per layer, [B M, K, A, H] each: the branches of a row beside each
-        other, as their queries are put to them, so that a step writes its slice in place.
-      forced: forced tokens at the start.
-      sampled: answer tokens sampled so far.
-      finished: closed by the tag or an end token.
-      source: branch whose text serves each cut.
+      cache: the branches' keys and values per layer, [B M, K, A, H] each. The branches of a row are
+        adjacent, in the order of their queries, so that a step writes its slice in place.
+      tokens: forced and sampled tokens.
+      context: tokens of the trunk that each branch reads (prompt included).
+      forced: number of forced tokens at the start.
+      sampled: number of answer tokens sampled so far.
+      finished: True if the closing tag or an end token closed the answer.
+      source: index of the branch whose text serves each cut.
       phi: budget embedding of the trunks.
     """
 
@@ -125,34 +142,44 @@ def open_branches(
     phi: Phi = None,
     wanted: Bool[Array, "B M"] | None = None,
 ) -> BranchState:
-    """Places a suffix at every cut.
+    """Starts a branch with its suffix at every cut.
 
-    A cut at or past the natural end keeps the model's own closing text and gets the natural suffix;
-    any other cut ends the thinking with the forced one.
+    If a trunk closed its thinking with the tag, a cut at or after the end of the thinking keeps the
+    model's closing text and gets the natural suffix. Every other cut closes the thinking with the
+    forced suffix.
 
     Args:
-      cuts: thinking tokens kept at each cut (larger than the thinking: all of it).
-      share: cuts that fall on the same place have one source: the others start ended and copy its
-        text at the end. False: each gets an answer of its own.
+      cuts: thinking tokens before each cut; a cut after the end of the thinking means its end.
+      share: if True, cuts at the same position have one source; the other branches start as ended
+        and copy the source's text at the end. If False, each cut gets a separate answer.
+      wanted: cuts to answer; None for all. The other branches start as ended.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])
     b, m = cuts.shape
     width = rules.suffix_length + answer_tokens
-    kept = jnp.minimum(cuts, trunks.thinking[:, None])
-    whole = (kept == trunks.thinking[:, None]) & (trunks.close == CLOSED_BY_TAG)[:, None]
-    pad = lambda ids: jnp.zeros(width, jnp.int32).at[: ids.shape[0]].set(ids)
-    own = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
-    source = distinct_cuts(cuts, trunks.thinking) if share else own
-    idle = source != own
+    ends = jnp.minimum(cuts, trunks.thinking[:, None])
+    at_end = ends == trunks.thinking[:, None]
+    is_natural = at_end & (trunks.close == CLOSED_BY_TAG)[:, None]
+
+    def pad(ids: Array) -> Array:
+        length = ids.shape[0]
+        return jnp.zeros(width, jnp.int32).at[:length].set(ids)
+
+    index = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), (b, m))
+    source = distinct_cuts(cuts, trunks.thinking) if share else index
+    is_idle = source != index
     zeros = jnp.zeros((b, m), jnp.int32)
     return BranchState(
         cache=kv_cache.empty(spec.config, rows=b * m, length=width, dtype=spec.dtype),
-        tokens=jnp.where(whole[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix)),
-        context=trunks.prompt_lengths[:, None] + jnp.where(whole, trunks.sampled[:, None], kept),
-        forced=jnp.where(whole, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
+        tokens=jnp.where(
+            is_natural[..., None], pad(rules.natural_suffix), pad(rules.forced_suffix)
+        ),
+        context=trunks.prompt_lengths[:, None]
+        + jnp.where(is_natural, trunks.sampled[:, None], ends),
+        forced=jnp.where(is_natural, rules.natural_suffix.shape[0], rules.forced_suffix.shape[0]),
         sampled=zeros,
         matched=zeros,
-        ended=idle if wanted is None else idle | ~wanted,
+        ended=is_idle if wanted is None else is_idle | ~wanted,
         broken=jnp.zeros((b, m), bool),
         finished=jnp.zeros((b, m), bool),
         logprobs=jnp.zeros((b, m, answer_tokens), jnp.float32),
@@ -170,34 +197,42 @@ def feed_branches(
     *,
     spec: DecodeSpec,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
-    """Runs token `at` of every branch against its trunk up to its cut and its own tokens.
+    """Runs token `at` of every branch against its trunk up to its cut and the branch's tokens.
 
     Returns:
-      Logits of token `at + 1` of the B M branches (fp32), and their own caches with token `at`.
+      Logits of token `at + 1` of the B M branches (fp32), and the branches' caches including token
+      `at`.
     """
     b, m, width = state.tokens.shape
-    sees_trunk = jnp.arange(trunk_cache[0].length) < state.context[:, :, None]
+    trunk_positions = jnp.arange(trunk_cache[0].length)
+    sees_trunk = trunk_positions < state.context[:, :, None]
     visible = jnp.where(state.ended, 1, state.context)
-    sees_own = jnp.broadcast_to(jnp.arange(width) <= at, (1, 1, width))
-    flat = lambda x: x.reshape(b * m, *x.shape[2:])
+    is_written = jnp.arange(width) <= at
+    sees_branch = jnp.broadcast_to(is_written, (1, 1, width))
+
+    def flatten(x: Array) -> Array:
+        return x.reshape(b * m, *x.shape[2:])
 
     def attend(
         caches: tuple[LayerCache, LayerCache], q: Array, k: Array, v: Array
     ) -> tuple[Array, LayerCache]:
-        def put(old: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, flat(new)[:, :, None], at, axis=2)
+        def write(old: Array, new: Array) -> Array:
+            new = flatten(new)[:, :, None]
+            return jax.lax.dynamic_update_slice_in_dim(old, new, at, axis=2)
 
-        trunk, own = caches
-        own = LayerCache(put(own.k, k), put(own.v, v))
+        trunk, branch = caches
+        branch = LayerCache(write(branch.k, k), write(branch.v, v))
         if spec.attention == "cudnn":
             over_trunk = partial_rows(q, trunk, visible, spec.mesh)
         else:
             over_trunk = attention.cached_attention(
                 q, trunk.k, trunk.v, sees_trunk, transposed=trunk.transposed
             )
-        over_own = attention.cached_attention(flat(q)[:, None], own.k, own.v, sees_own)
-        over_own = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_own)
-        return attention.merge([over_trunk, over_own], q.dtype), own
+        over_branch = attention.cached_attention(
+            flatten(q)[:, None], branch.k, branch.v, sees_branch
+        )
+        over_branch = jax.tree.map(lambda x: x.reshape(b, m, *x.shape[2:]), over_branch)
+        return attention.merge([over_trunk, over_branch], q.dtype), branch
 
     token = jax.lax.dynamic_index_in_dim(state.tokens, at, axis=2, keepdims=False)
     x, cache = run_blocks(
@@ -209,7 +244,8 @@ def feed_branches(
         spec=spec,
         conditioned=spec.condition(params, state.phi),
     )
-    return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
+    states = x.reshape(-1, x.shape[-1])
+    return output_logits(params, states, spec), cache
 
 
 def branch_step(
@@ -222,16 +258,19 @@ def branch_step(
     spec: DecodeSpec,
     first_cut: Int[Array, ""] | int = 0,
 ) -> BranchState:
-    """Feeds token `at` of every branch and samples token `at + 1` where the suffix is over.
+    """Feeds token `at` of every branch and samples token `at + 1` if it is after the suffix.
 
-    The random numbers of a branch are those of its cut, whose number is `first_cut` + its index.
+    The random numbers of a branch depend on the index of its cut, which is `first_cut` plus the
+    index of the branch.
     """
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
-    cut_keys = [
-        row_keys(draws.key, state.ids, state.sampled[:, j], first_cut + 1 + j) for j in range(m)
-    ]
-    drawn = draw_tokens(
+    cut_keys = []
+    for j in range(m):
+        position = state.sampled[:, j]
+        keys = row_keys(draws.key, state.ids, position, first_cut + 1 + j)
+        cut_keys.append(keys)
+    result = draw_tokens(
         jnp.stack(cut_keys, axis=1).reshape(b * m),
         logits,
         ~state.ended & (at + 1 >= state.forced),
@@ -243,16 +282,18 @@ def branch_step(
     )
     following = jax.lax.dynamic_index_in_dim(state.tokens, at + 1, axis=2, keepdims=False)
     tokens = jax.lax.dynamic_update_slice_in_dim(
-        state.tokens, jnp.where(drawn.live, drawn.token, following)[..., None], at + 1, axis=2
+        state.tokens, jnp.where(result.live, result.token, following)[..., None], at + 1, axis=2
     )
     capacity = state.logprobs.shape[2]
-    slot = jnp.where(drawn.live, state.sampled, capacity)[..., None] == jnp.arange(capacity)
+    # Ended branches write to an index out of range.
+    index = jnp.where(result.live, state.sampled, capacity)
+    is_written = index[..., None] == jnp.arange(capacity)
     return dataclasses.replace(
-        count_tokens(state, drawn, capacity),
+        count_tokens(state, result, capacity),
         cache=cache,
         tokens=tokens,
-        finished=state.finished | drawn.by_tag | drawn.by_eos,
-        logprobs=jnp.where(slot, drawn.logprob[..., None], state.logprobs),
+        finished=state.finished | result.by_tag | result.by_eos,
+        logprobs=jnp.where(is_written, result.logprob[..., None], state.logprobs),
     )
 
 
@@ -268,9 +309,9 @@ def decode_branches(
     spec: DecodeSpec,
     num_steps: int,
 ) -> BranchState:
-    """Steps `start` .. `start + num_steps - 1` of every branch; see `trunks.decode_trunks`.
+    """Runs steps `start` .. `start + num_steps - 1` of every branch (see `trunks.decode_trunks`).
 
-    The state is donated, the trunks' cache only read.
+    The state is donated; the trunks' cache is only read.
     """
 
     def advance(i: Array, state: BranchState) -> BranchState:
@@ -283,10 +324,11 @@ def decode_branches(
 
 
 def branches_of(state: BranchState) -> Branches:
-    """What was sampled; cuts that share a source get its text and counters."""
+    """Returns the sampled answers; cuts that share a source get the source's text and counters."""
 
     def share(x: Array) -> Array:
-        source = state.source.reshape(*state.source.shape, *(1,) * (x.ndim - 2))
+        added_axes = (1,) * (x.ndim - 2)
+        source = state.source.reshape(*state.source.shape, *added_axes)
         return jnp.take_along_axis(x, source, axis=1)
 
     return Branches(

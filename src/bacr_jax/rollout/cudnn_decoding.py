@@ -1,8 +1,10 @@
-"""Decoding attention that reads each row's own keys: cuDNN's fused kernel with a length per row.
+"""Decoding attention with cuDNN's fused kernel, which reads only the valid keys of each row.
 
-XLA's products read the caches' whole length for every row, ended ones too. cuDNN's kernel takes the
-number of keys of every row and stops there; scores never leave the chip. Query heads that share a
-key/value head are folded into the query axis, so that the cache, [B, K, S, H], is read in place.
+XLA's products read the full length of the caches for every row, also for rows that have ended.
+cuDNN's kernel takes the number of keys of every row and stops there, and the scores never leave the
+chip. Query heads that share a key/value head are folded into the query axis, so that the cache,
+[B, K, S, H], is read in place. `trunks` and `branches` call this module if `spec.attention` is
+"cudnn".
 """
 
 import functools
@@ -27,8 +29,13 @@ def _kernel(
     *,
     logsumexp: bool = False,
 ) -> Any:
-    """Attention [B, K, G, H] of a token of each row, with its log-sum-exp [B, K, G] if wanted."""
-    # JAX's public function takes [B, S, K, H] only, which would copy the cache at every token.
+    """Returns the attention output [B, K, G, H] of one token per row.
+
+    Args:
+      lengths: keys that each row's token may see.
+      logsumexp: also return the log-sum-exp of the scores, [B, K, G].
+    """
+    # JAX's public function only takes [B, S, K, H], which would copy the cache at every token.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     b, _, n, h = q.shape
@@ -53,7 +60,10 @@ def attend_rows(
     lengths: Int[Array, "B"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Float[Array, "B 1 N H"]:
-    """Attention of one token per row over the first keys of its own cache, its own among them."""
+    """Returns the attention output of one token per row over the first `lengths` keys of the row.
+
+    The keys include the key of the token itself.
+    """
     return _kernel(q, cache, lengths, mesh).reshape(q.shape)
 
 
@@ -63,7 +73,9 @@ def partial_rows(
     lengths: Int[Array, "B M"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Partial:
-    """Attention of a row's M branches over its trunk, each up to its own cut; one pass per branch.
+    """Returns the attention of a row's M branches over its trunk, each branch up to its cut.
+
+    The kernel runs once per branch.
 
     Args:
       lengths: keys that each branch may see, at least 1.
@@ -72,41 +84,54 @@ def partial_rows(
       The normalised output with the log-sum-exp as its maximum, to be merged with other segments.
     """
     b, m, n, h = q.shape
-    branch = lambda j: (q[:, j : j + 1], cache, lengths[:, j], mesh)
-    parts = [_kernel(*branch(j), logsumexp=True) for j in range(m)]
-    values = jnp.stack([out.reshape(b, n, h) for out, _ in parts], axis=1).astype(jnp.float32)
-    maximum = jnp.stack([total.reshape(b, n) for _, total in parts], axis=1)
+    outputs = []
+    logsumexps = []
+    for j in range(m):
+        query = q[:, j : j + 1]
+        output, logsumexp = _kernel(query, cache, lengths[:, j], mesh, logsumexp=True)
+        outputs.append(output)
+        logsumexps.append(logsumexp)
+    values = jnp.stack([output.reshape(b, n, h) for output in outputs], axis=1)
+    values = values.astype(jnp.float32)
+    maximum = jnp.stack([logsumexp.reshape(b, n) for logsumexp in logsumexps], axis=1)
     return Partial(values, maximum, jnp.ones_like(maximum))
 
 
 def check_kernel(spec: RolloutSpec, length: int) -> None:
-    """Compiles the attention of one layer, where the rollout asks for cuDNN's."""
+    """Compiles the attention of one layer if the rollout uses cuDNN's attention.
+
+    Args:
+      length: positions of the longest cache.
+
+    Raises:
+      UserError: cuDNN has no kernel for these shapes on this machine.
+    """
     if spec.attention != "cudnn":
         return
     tensor = 1 if spec.mesh is None else spec.mesh.shape["tensor"]
     heads = max(spec.config.num_kv_heads // tensor, 1)
     group = spec.config.num_heads // spec.config.num_kv_heads
-    _compile(spec.slots // spec.row_shards, heads, group, length, spec.config.head_dim, spec.dtype)
+    rows = spec.slots // spec.row_shards
+    _compile(rows, heads, group, length, spec.config.head_dim, spec.dtype)
 
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-
-    def array(*shape: int, dtype: Any = dtype) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    lengths = functools.partial(array, dtype=jnp.int32)
-    keys = array(rows, heads, length, head_dim)
+    """Compiles the attention of trunks and of one branch per row, once per combination of sizes."""
+    keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
-    q = array(rows, 1, heads * group, head_dim)
+    q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)
+    trunk_lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    branch_lengths = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
     try:
-        jax.jit(attend_rows).lower(q, cache, lengths(rows)).compile()
-        jax.jit(partial_rows).lower(q, cache, lengths(rows, 1)).compile()
-    # Whatever cuDNN, JAX's own checks or the compiler have to say.
+        jax.jit(attend_rows).lower(q, cache, trunk_lengths).compile()
+        jax.jit(partial_rows).lower(q, cache, branch_lengths).compile()
+    # Any exception, because cuDNN, JAX's checks and the compiler raise different types.
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise UserError(
             f"rollout.attention: cuDNN has no attention for {rows} rows of {length} keys, {heads} "
-            f"heads of {head_dim} and groups of {group} here ({said[0][:200]}); write "
+            f"heads of {head_dim} and groups of {group} here ({reason[:200]}); write "
             "rollout.attention=xla"
         ) from error

@@ -1,8 +1,8 @@
-"""One decoding step, shared by trunks and branches: tokens in, the next tokens out.
+"""The parts of a decoding step that trunks and branches share.
 
-`run_blocks` and `output_logits` run tokens through the model against whatever keys the caller shows
-them; `draw_tokens` samples from logits and asks what every token ends; `count_tokens` keeps the
-counters.
+`run_blocks` and `output_logits` run tokens through the model; the caller supplies the attention.
+`draw_tokens` samples tokens from logits and detects the tokens that end a row. `count_tokens`
+updates the counters of a state.
 """
 
 import dataclasses
@@ -23,24 +23,24 @@ from bacr_jax.rollout.sampling import Draws, sample_tokens
 from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import pytree
 
-# From what a layer reads (its caches), queries, keys and values to its output and its new cache.
+# Maps a layer's caches, queries, keys and values to the attention output and the new cache.
 AttendLayer = Callable[[Any, Array, Array, Array], tuple[Array, LayerCache]]
 
 _State = TypeVar("_State", bound=Any)
 
 
 @pytree
-class Drawn:
-    """One draw per row, and what it does to the row; `...` are the rows' axes.
+class StepResult:
+    """The sampled token of each row and its effect on the row; `...` are the rows' axes.
 
     Attributes:
-      token: drawn ids; they count where `live`.
-      logprob: of the token (nats).
-      live: rows that the token belongs to.
-      broken: rows that were to get a token, but whose logits are not finite.
+      token: sampled ids; valid where `live`.
+      logprob: log-probability of the token, in nats.
+      live: True if the token is part of the row.
+      broken: True if the row needed a token but its logits are not finite.
       matched: state of the closing tag's automaton after the token.
-      by_tag: rows whose tag it completes.
-      by_eos: other rows whose turn it ends.
+      by_tag: True if the token completes the closing tag.
+      by_eos: True if the token ends the turn and does not complete the tag.
     """
 
     token: Int[Array, "..."]
@@ -53,17 +53,20 @@ class Drawn:
 
 
 def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
-    """Inside jit: rows over data x fsdp; heads and logits over tensor where they divide."""
-    split = lambda leaf: parallel.constrain_rows(leaf, mesh)
+    """Constrains the sharding of a state, inside jit.
+
+    Rows are split over data x fsdp. Heads and logits are split over tensor if it divides them.
+    """
     phi = state.phi
     if phi is not None:
         phi = parallel.constrain_rows(phi, mesh, axis=phi.ndim - 2)
     cache = parallel.constrain_cache(state.cache, mesh)
-    own: dict[str, Any] = {"cache": cache, "phi": phi}
+    special: dict[str, Any] = {"cache": cache, "phi": phi}
     if hasattr(state, "logits"):
-        own["logits"] = parallel.constrain_logits(state.logits, mesh)
-    bare = dataclasses.replace(state, **dict.fromkeys(own, None))
-    return dataclasses.replace(jax.tree.map(split, bare), **own)
+        special["logits"] = parallel.constrain_logits(state.logits, mesh)
+    others = dataclasses.replace(state, **dict.fromkeys(special, None))
+    others = jax.tree.map(lambda leaf: parallel.constrain_rows(leaf, mesh), others)
+    return dataclasses.replace(others, **special)
 
 
 def run_blocks(
@@ -79,16 +82,17 @@ def run_blocks(
     """Runs tokens through all blocks.
 
     Args:
-      read: what `attend` is given of each layer, alike in shape.
+      attend: computes the attention of a layer.
+      read: first argument of `attend` for each layer; the shapes of all layers are equal.
 
     Returns:
-      The residual stream, and the cache of each layer as `attend` made it.
+      The residual stream, and the cache that `attend` returned for each layer.
     """
     x = params.embed[tokens]
     config = spec.config
     rotary = rotation(positions, config)
 
-    # The layers are alike: one is traced and lowered for all of them.
+    # jit, because all layers have equal shapes and are then traced and lowered once.
     @jax.jit
     def block(x: Array, layer: dict[str, Any]) -> tuple[Array, LayerCache]:
         attend_layer = functools.partial(attend, layer["read"])
@@ -117,8 +121,9 @@ def run_blocks(
 def output_logits(
     params: DecodeParams, x: Float[Array, "R D"], spec: DecodeSpec
 ) -> Float[Array, "R V"]:
-    """Final norm and output matrix: logits (fp32) of the token after each."""
-    x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps).astype(params.head.dtype)
+    """Applies the final norm and the output matrix; returns the next token's logits (fp32)."""
+    x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
+    x = x.astype(params.head.dtype)
     logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
     return parallel.constrain_logits(logits, spec.mesh)
 
@@ -132,34 +137,44 @@ def draw_tokens(
     draws: Draws,
     streams: Int[Array, "R"],
     mesh: parallel.AnyMesh | None = None,
-) -> Drawn:
-    """Draws a token for every row and follows its closing tag.
+) -> StepResult:
+    """Samples a token for every row and advances the automaton of its closing tag.
 
     Args:
+      keys: one PRNG key per row.
       logits: scores of each row's next token, fp32.
-      active: rows that are to get a token; R in all.
+      active: True for rows that need a token; has R entries in total.
+      matched: state of the closing tag's automaton of each row.
+      closing: automaton of the closing tag.
+      streams: stream of each row, which selects its temperature.
     """
-    rules, sampling = draws.rules, draws.sampling.for_rows(streams)
+    rules = draws.rules
+    sampling = draws.sampling.for_rows(streams)
     token, logprob = sample_tokens(
         keys, logits, sampling=sampling, allowed_tokens=rules.allowed_tokens, mesh=mesh
     )
-    token, logprob = token.reshape(active.shape), logprob.reshape(active.shape)
+    token = token.reshape(active.shape)
+    logprob = logprob.reshape(active.shape)
     broken = active & ~jnp.isfinite(logprob)
     live = active & ~broken
     matched = jnp.where(live, closing.next_state[matched, token], matched)
     by_tag = live & (matched == closing.accept)
     by_eos = live & ~by_tag & rules.eos[token]
-    return Drawn(token, logprob, live, broken, matched, by_tag, by_eos)
+    return StepResult(token, logprob, live, broken, matched, by_tag, by_eos)
 
 
-def count_tokens(state: _State, drawn: Drawn, limit: Int[Array, "..."] | int) -> _State:
-    """A state with a draw in its counters: a row ends by tag, turn, limit or broken logits."""
-    sampled = state.sampled + drawn.live
-    closed = drawn.by_tag | drawn.by_eos
+def count_tokens(state: _State, result: StepResult, limit: Int[Array, "..."] | int) -> _State:
+    """Updates a state's counters with the result of a step.
+
+    A row ends if the tag is complete, the turn has ended, the limit of sampled tokens is reached,
+    or its logits are not finite.
+    """
+    sampled = state.sampled + result.live
+    closed = result.by_tag | result.by_eos
     return dataclasses.replace(
         state,
         sampled=sampled,
-        matched=drawn.matched,
-        ended=state.ended | drawn.broken | closed | (sampled >= limit),
-        broken=state.broken | drawn.broken,
+        matched=result.matched,
+        ended=state.ended | result.broken | closed | (sampled >= limit),
+        broken=state.broken | result.broken,
     )

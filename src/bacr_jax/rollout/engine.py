@@ -1,4 +1,7 @@
-"""Slots, caches and answers on the device: the phases that `rollouts` puts in order."""
+"""The phases of a rollout on the device: prefill, decoding of trunks, and answers.
+
+`rollouts` calls these phases in order and decides which rows are in which slots.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,12 +17,12 @@ from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.cudnn_decoding import check_kernel
-from bacr_jax.rollout.rows import CompleteRows, Sampler
+from bacr_jax.rollout.rows import ResolvedRequest, Sampler
 from bacr_jax.rollout.sampling import Draws
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
 from bacr_jax.types import Branches, Prompts, Trunks
 
-# Prompts are prefilled at a multiple of this width.
+# Prompts are padded to a multiple of this number of tokens, so that few widths are compiled.
 _PROMPT_STEP = 128
 
 _free_slots = jax.jit(
@@ -37,11 +40,11 @@ _branches_of = jax.jit(branching.branches_of)
 
 @dataclass(frozen=True)
 class OpenBranches:
-    """Branches of some slots, and what they read.
+    """Branches of some slots, with the trunks and caches that they read.
 
     Attributes:
-      places: place of each slot among the trunks.
-      first_cut: number of the first cut, where the others are answered apart.
+      places: row of each slot in `trunks` and `state`.
+      first_cut: index of the first cut here, if a row's cuts are answered in several chunks.
     """
 
     trunk_cache: tuple[LayerCache, ...]
@@ -52,36 +55,45 @@ class OpenBranches:
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
-    """Widths that prompts are prefilled at, ascending."""
+    """Returns the widths to which prompts are padded for the prefill, ascending."""
     return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
 
 
 def distinct_prompts(
     prompts: Prompts, count: int
 ) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, "n"] | None]:
-    """Rows that hold the different prompts, and the place of every row's prompt among them.
+    """Finds the distinct prompts of a batch.
 
     Returns:
-      Indices of rows, repeated up to `count`; places, or None where there are more prompts.
+      (first, source): `first` has the index of a row for each distinct prompt, repeated up to
+      `count` entries. `source` has the position in `first` of each row's prompt, or is None if
+      there are more than `count` distinct prompts.
     """
     text = np.column_stack([prompts.lengths, prompts.tokens])
-    _, first, places = np.unique(text, axis=0, return_index=True, return_inverse=True)
+    _, first, source = np.unique(text, axis=0, return_index=True, return_inverse=True)
     if len(first) > count:
         return first, None
-    return np.resize(first, count), places.reshape(-1).astype(np.int32)
+    return np.resize(first, count), source.reshape(-1).astype(np.int32)
 
 
 class Engine:
-    """Compiled pieces around the state of the slots; every method is one phase of a rollout.
+    """Runs compiled functions on the state of the slots; every method is one phase of a rollout.
 
     Attributes:
-      lengths: lengths that the caches may have, ascending.
-      sizes: numbers of rows that are prefilled or answered at once, ascending.
+      prompts: prompts of all rows, on the host.
+      width: tokens per padded prompt.
+      lengths: possible lengths of the caches, ascending.
+      sizes: possible numbers of rows that are prefilled or answered together, ascending.
     """
 
     def __init__(self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: Sampler):
-        """Free slots; arguments as for `rollouts.generate`."""
-        spec, draws = sampler.spec, Draws(key, sampler.rules, sampler.sampling)
+        """Creates free slots; the arguments are as for `rollouts.generate`.
+
+        Raises:
+          UserError: the model has no gates or conditioning for `phi_of`, or cuDNN has no kernel.
+        """
+        spec = sampler.spec
+        draws = Draws(key, sampler.rules, sampler.sampling)
         if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
             raise UserError(
                 "rollout: phi_of is given, and the decode copy has no gates or the spec no "
@@ -95,7 +107,9 @@ class Engine:
         self.lengths = spec.cache_lengths(self.width)
         self.sizes = spec.batch_sizes()
         check_kernel(spec, self.lengths[-1])
-        self._params, self._phi_of, self._draws = params, sampler.phi_of, draws
+        self._params = params
+        self._phi_of = sampler.phi_of
+        self._draws = draws
         self._state = _free_slots(
             spec=spec.decode,
             slots=spec.slots,
@@ -106,67 +120,87 @@ class Engine:
         )
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
-        """Embeds each row's budget; zero, so that nothing is added, for a row without one."""
+        """Embeds each row's budget; zero for a row without a budget, so that nothing is added."""
         if self._phi_of is None:
             return None
         phi = self._phi_of(np.maximum(budgets, 0))
-        return phi if (budgets >= 0).all() else phi * (budgets >= 0)[:, None]
+        has_budget = budgets >= 0
+        if has_budget.all():
+            return phi
+        return phi * has_budget[:, None]
 
     @property
     def length(self) -> int:
-        """Positions of the caches now."""
+        """Returns the current number of positions of the caches."""
         return self._state.cache[0].length
 
     @property
     def answer_steps(self) -> tuple[int, int]:
-        """Steps of a whole answer, and of one chunk."""
+        """Returns the number of steps of an answer and of one chunk."""
         total = self._draws.rules.suffix_length + self.spec.answer_tokens - 1
         return total, min(self.spec.chunk, total)
 
     def fit_caches(self, positions: int) -> None:
-        """Makes the caches as long as the next chunk needs."""
-        length = smallest_holding(self.lengths, min(positions, self.lengths[-1]))
+        """Resizes the caches to the shortest length that has `positions` positions."""
+        longest = self.lengths[-1]
+        length = smallest_holding(self.lengths, min(positions, longest))
         if length != self.length:
             self._state = trunking.resize_caches(self._state, length)
 
     def prefill(
         self,
-        rows: CompleteRows,
+        rows: ResolvedRequest,
         entering: Int[np.ndarray, "n"],
         slots: Int[np.ndarray, "n"],
         *,
         together: bool = False,
     ) -> None:
-        """Prefills some rows into `slots`, and waits until they are there.
+        """Prefills some rows into `slots` and waits until the device has finished.
 
         Args:
-          together: these are all rows; they share prompts if `spec.shares_prompts`.
+          rows: all rows of the rollout.
+          entering: indices of the rows to prefill.
+          slots: slot of each entering row.
+          together: True if all rows enter at once; they then share prompts if
+            `spec.shares_prompts`.
         """
         widths = prompt_widths(self.width)
-        wide = np.asarray(widths)[np.searchsorted(widths, self.prompts.lengths[entering])]
-        for part in prefill_batches(wide, self.sizes):
-            pad = smallest_holding(self.sizes, len(part)) - len(part)
-            taken = np.concatenate([entering[part], np.repeat(entering[part][:1], pad)])
-            nowhere = np.full(pad, self.spec.slots)
-            where = np.concatenate([slots[part], nowhere]).astype(np.int32)
-            self._prefill(rows.take(taken), taken, where, together)
+        width_index = np.searchsorted(widths, self.prompts.lengths[entering])
+        padded = np.asarray(widths)[width_index]
+        for batch in prefill_batches(padded, self.sizes):
+            # Repeats of the first row fill the batch; their slot is out of range and is dropped.
+            num_repeats = smallest_holding(self.sizes, len(batch)) - len(batch)
+            repeats = np.repeat(entering[batch][:1], num_repeats)
+            indices = np.concatenate([entering[batch], repeats])
+            dropped = np.full(num_repeats, self.spec.slots)
+            targets = np.concatenate([slots[batch], dropped]).astype(np.int32)
+            self._prefill(rows.take(indices), indices, targets, together)
         jax.block_until_ready(self._state.ended)
 
     def _prefill(
         self,
-        rows: CompleteRows,
-        taken: Int[np.ndarray, "n"],
+        rows: ResolvedRequest,
+        indices: Int[np.ndarray, "n"],
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """See `prefill`: rows of a number that is compiled, their prompts and their slots."""
-        prompts = jax.tree.map(lambda x: x[taken], self.prompts)
-        width = smallest_holding(prompt_widths(self.width), int(prompts.lengths.max()))
+        """Prefills one batch whose number of rows is one of `sizes` (see `prefill`).
+
+        Args:
+          rows: only the rows of the batch.
+          indices: index of each row's prompt in `self.prompts`.
+        """
+        prompts = jax.tree.map(lambda x: x[indices], self.prompts)
+        longest = int(prompts.lengths.max())
+        width = smallest_holding(prompt_widths(self.width), longest)
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
-        phi, sources = self._phi(rows.budgets), None
-        distinct, distinct_phi = prompts, phi
+        phi = self._phi(rows.budgets)
+        sources = None
+        distinct = prompts
+        distinct_phi = phi
         if together and self.spec.shares_prompts:
-            first, sources = distinct_prompts(prompts, -(-len(slots) // self.spec.group_size))
+            num_groups = -(-len(slots) // self.spec.group_size)
+            first, sources = distinct_prompts(prompts, num_groups)
         if sources is not None:
             distinct = jax.tree.map(lambda x: x[first], prompts)
             distinct_phi = self._phi(rows.budgets[first])
@@ -185,7 +219,7 @@ class Engine:
         )
 
     def decode(self) -> None:
-        """One chunk of every slot."""
+        """Decodes one chunk of every slot."""
         self._state = trunking.decode_trunks(
             self._params, self._state, self._draws, spec=self.spec.decode, num_steps=self.spec.chunk
         )
@@ -193,17 +227,18 @@ class Engine:
     def status(
         self,
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
-        """Of each slot, on the host: has it ended, is it broken, how many tokens has it sampled."""
+        """Returns (ended, broken, number of sampled tokens) of each slot, on the host."""
         state = self._state
         return to_host((state.ended, state.broken, state.sampled))
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
-        """Prompt and sampled tokens of each slot, on the host."""
+        """Returns the prompt and sampled tokens of each slot, on the host."""
         return to_host(self._state.tokens)
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
-        """Thinking of the rows in `slots`, on the host."""
-        return jax.tree.map(lambda x: x[slots], to_host(_trunks_of(self._state)))
+        """Returns the trunks of the rows in `slots`, on the host."""
+        trunks = to_host(_trunks_of(self._state))
+        return jax.tree.map(lambda x: x[slots], trunks)
 
     def open_branches(
         self,
@@ -212,44 +247,51 @@ class Engine:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> OpenBranches:
-        """Suffixes at every cut of the rows in `slots`, or at those wanted.
+        """Starts a branch at every cut of the rows in `slots`.
 
         Args:
-          wanted: cuts with an answer of their own; None: all.
+          cuts: thinking tokens before each cut.
+          wanted: cuts that need an answer; None for all.
+          first_cut: index of the first of these cuts among all cuts of a row.
         """
-        spec, state = self.spec, self._state
-        # All cuts' first answers, then their second: the first one's random numbers do not depend
-        # on how many there are.
+        spec = self.spec
+        state = self._state
+        # The first answers of all cuts come before their second answers, so that the random numbers
+        # of the first answers do not depend on the number of answers.
         cuts = np.tile(cuts, spec.answers)
         size = smallest_holding(self.sizes, len(slots))
-        real = np.zeros((size, cuts.shape[1]), bool)
-        spread = np.zeros((size, cuts.shape[1]), np.int32)
         if size == spec.slots:
-            # All slots in their order: their caches are read where they are.
-            places, cache, phi = slots, state.cache, state.phi
-            trunks, ids = _trunks_of(state), state.ids
+            # All slots in their order, so that the caches are read in place.
+            places = slots
+            cache = state.cache
+            phi = state.phi
+            trunks = _trunks_of(state)
+            ids = state.ids
         else:
             places = np.arange(len(slots))
             index = np.zeros(size, np.int32)
             index[places] = slots
             cache, trunks, phi = _take_slots(state, index, mesh=spec.mesh)
             ids = jax.tree.map(lambda x: x[index], state.ids)
-        real[places], spread[places] = True if wanted is None else wanted, cuts
+        padded_wanted = np.zeros((size, cuts.shape[1]), bool)
+        padded_wanted[places] = True if wanted is None else wanted
+        padded_cuts = np.zeros((size, cuts.shape[1]), np.int32)
+        padded_cuts[places] = cuts
         opened = _open_branches(
             trunks,
-            spread,
+            padded_cuts,
             ids,
             self._draws.rules,
             spec=spec.decode,
             answer_tokens=spec.answer_tokens,
             share=spec.answers == 1,
             phi=phi,
-            wanted=real,
+            wanted=padded_wanted,
         )
         return OpenBranches(cache, trunks, opened, places, first_cut)
 
     def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
-        """One chunk of every branch, from step `start`; the branches given are used up."""
+        """Decodes one chunk of every branch from step `start`; the state of `opened` is donated."""
         state = branching.decode_branches(
             self._params,
             opened.trunk_cache,
@@ -263,13 +305,15 @@ class Engine:
         return dataclasses.replace(opened, state=state)
 
     def first_answers(self, opened: OpenBranches) -> list[Int[np.ndarray, "n"]]:
-        """Forced and sampled tokens so far at each slot's first cut, on the host."""
+        """Returns the forced and sampled tokens so far at each slot's first cut, on the host."""
         state = opened.state
-        tokens, forced, sampled = to_host((state.tokens, state.forced, state.sampled))
-        return [tokens[i, 0, : forced[i, 0] + sampled[i, 0]] for i in opened.places]
+        arrays = (state.tokens, state.forced, state.sampled)
+        tokens, forced, sampled = to_host(arrays)
+        lengths = forced[:, 0] + sampled[:, 0]
+        return [tokens[i, 0, : lengths[i]] for i in opened.places]
 
     def answers(self, opened: OpenBranches) -> Branches:
-        """Answers of the slots' branches, on the host; those at one cut stand side by side."""
+        """Returns the answers of the branches, on the host, with the answers of a cut adjacent."""
         branches: Branches = jax.tree.map(
             lambda x: x[opened.places], to_host(_branches_of(opened.state))
         )
@@ -279,7 +323,7 @@ class Engine:
         rows, count = branches.source.shape
 
         def by_cut(x: np.ndarray) -> np.ndarray:
-            split = x.reshape(rows, answers, count // answers, *x.shape[2:])
-            return split.swapaxes(1, 2).reshape(x.shape)
+            by_answer = x.reshape(rows, answers, count // answers, *x.shape[2:])
+            return by_answer.swapaxes(1, 2).reshape(x.shape)
 
         return dataclasses.replace(jax.tree.map(by_cut, branches), source=branches.source)

@@ -1,4 +1,8 @@
-"""Training rollouts by servers of vLLM: the learner's weights go out, rows come back."""
+"""Samples training rollouts with vLLM servers.
+
+The learner sends its weights to the servers after an update, and the servers return rows.
+`training/served.py` builds the fleet. This module does not start or stop servers.
+"""
 
 import asyncio
 import dataclasses
@@ -33,48 +37,53 @@ from bacr_jax.rollout.rows import Listeners, Rows, Sampler
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, together
 from bacr_jax.types import Params, Poll, Prompts
 
-# Seconds between two questions to a server that starts, and until one is given up.
-_BETWEEN, _STARTING = 2.0, 3600.0
-# Contexts that a server is asked about at once when it is checked.
+# Seconds between two connection attempts to a server that is starting.
+_START_INTERVAL = 2.0
+# Seconds after which a server that does not start is given up.
+_START_TIMEOUT = 3600.0
+# Concurrent requests to a server during a check.
 _CHECKS_AT_ONCE = 16
-# Statuses of a server that finds fault with the request: every other server would, too.
+# HTTP statuses for a wrong request, which every other server would refuse too.
 _WRONG_REQUEST = (400, 422)
-# From here on a status means that a server or what is in front of it does not work yet.
+# HTTP statuses from here on mean that the server, or a proxy before it, does not work yet.
 _SERVER_FAULT = 500
 
 
 class ServersLost(Preempted):
-    """No server is left: the run is saved, and the same command goes on with it."""
+    """All servers are lost. The run is saved, and the same command continues it."""
 
 
 @runtime_checkable
 class SampleTraces(Protocol):
-    """What samples the traces of training: the decoder of this package, or servers."""
+    """Samples the traces of training: this package's decoder or a fleet of servers."""
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Takes the learner's parameters, which a version names, for all rollouts to come."""
+        """Loads the learner's parameters of a version for all later rollouts."""
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
-        """As `rollouts.generate`, under these parameters."""
+        """Samples a rollout with the loaded parameters; arguments as of `rollouts.generate`."""
 
 
 @dataclass
 class Fleet:
-    """Servers that hold the policy of one version; stands where the decoder does.
+    """Servers that have loaded one version of the policy; used in place of the decoder.
 
-    A row that a server did not end is sampled again by another, under the same seed. A server that
-    is lost is asked again when the next weights go out.
+    If a server is lost, its unfinished rows are sampled again by another server with the same
+    seeds. The next push of weights tries lost servers again.
 
     Attributes:
-      write: writes parameters as a Hugging Face folder that does not exist yet.
-      folder: where such folders go, one for each version; the servers read it too.
-      probe: finds servers that sample with other weights than they were sent.
-      dtype: of the servers, and `bound`, how far off their log-probabilities may be.
-      lock: of the folder: another run of its name would take versions away.
-      held: version that the servers hold; None: not known.
-      alive: servers that can be asked.
+      asking: settings of remote sampling.
+      probe: supplies the contexts of the check for servers that sample with wrong weights.
+      write: writes parameters as a new Hugging Face folder.
+      folder: parent of these folders, one for each version; the servers read them too.
+      dtype: type of the servers' products, for the error message.
+      bound: largest accepted root mean square difference of log-probabilities, in nats.
+      say: prints a line.
+      lock: open lock file of the folder, because a second run would delete versions of this run.
+      version: version that the servers have loaded; None if unknown.
+      alive: servers that are not lost.
     """
 
     servers: Sequence[Server]
@@ -86,11 +95,13 @@ class Fleet:
     bound: float
     say: Callable[[str], None]
     lock: TextIO | None = None
-    held: int | None = None
+    version: int | None = None
     alive: list[Server] = field(default_factory=list)
+    # Thinking limits of the rows in flight on each server, summed, by its address.
     _load: dict[str, int] = field(default_factory=dict)
-    _known: set[str] = field(default_factory=set)
-    # Contexts of the next check, and their scores by the weights that were sent last.
+    # Addresses of servers whose settings were checked by `Server.connect`.
+    _connected: set[str] = field(default_factory=set)
+    # Contexts of the next check, and their scores with the weights of the last push.
     _contexts: list[Context] = field(default_factory=list)
     _scores: np.ndarray | None = None
     # Evidence that a server has kept older weights, by its address.
@@ -100,15 +111,16 @@ class Fleet:
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
         """See `SampleTraces`."""
-        return ask(prompts, rows, key, sampler, listeners, self._sampled)
+        return ask(prompts, rows, key, sampler, listeners, self._sample_row)
 
-    async def _sampled(self, asked: AskedRow) -> AnsweredRow:
-        """A row by the server with the least to do, and by another if that is lost."""
+    async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
+        """Samples a row with the least loaded server, and with another if that server is lost."""
         while True:
             if not self.alive:
                 raise ServersLost("rollout.urls: no server is left")
-            server = min(self.alive, key=lambda one: self._load.get(one.url, 0))
-            self._load[server.url] = self._load.get(server.url, 0) + asked.limit
+            server = min(self.alive, key=lambda server: self._load.get(server.url, 0))
+            load = self._load.get(server.url, 0)
+            self._load[server.url] = load + asked.limit
             complete = functools.partial(self._complete, server)
             try:
                 return await self.asking.row(asked, complete)
@@ -124,9 +136,11 @@ class Fleet:
     async def _complete(
         self, server: Server, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
     ) -> tuple[list[Any], list[float]]:
-        """Asks a server for tokens with their log-probabilities; arguments as of its `complete`.
+        """Requests tokens with log-probabilities; arguments as of `Server.complete`.
 
-        EngineError: the server is lost. UserError: the request itself is refused.
+        Raises:
+          EngineError: the server is lost.
+          UserError: the server refuses the request.
         """
         try:
             tokens, logprobs = await server.complete(call, sampling, part, xargs)
@@ -136,33 +150,35 @@ class Fleet:
             raise
         if tokens and not logprobs:
             raise EngineError(
-                f"{server.url}: gives no log-probabilities; start it with "
+                f"{server.url}: returns no log-probabilities; start it with "
                 "--logprobs-mode processed_logprobs"
             )
         check_logprobs(server.url, logprobs, len(tokens))
         return tokens, logprobs
 
     def _lose(self, server: Server, error: Exception) -> None:
+        """Marks a server as lost and prints a warning."""
         if server in self.alive:
             self.alive.remove(server)
-            rest = f"{len(self.alive)} of {len(self.servers)} go on"
-            self.say(f"WARNING, rollout.urls: {error}; {rest}")
+            remaining = f"{len(self.alive)} of {len(self.servers)} continue"
+            self.say(f"WARNING, rollout.urls: {error}; {remaining}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Sends weights to every server that has others, and looks whether it samples with them.
+        """Sends weights to the servers if they have another version, and checks their samples.
 
         Raises:
-          ServersLost: none is there.
-          UserError: a server samples with others, or the folder can't be written.
+          ServersLost: all servers are lost.
+          UserError: a server samples with wrong weights, or the folder can't be written.
         """
-        if self.held != version:
+        if self.version != version:
             self._send(params, version, poll)
         self._check(params, version, poll)
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
+        """Writes the weights to a folder, makes all servers load it and deletes older folders."""
         path = self.folder / f"version-{version}"
-        is_first_push = self.held is None and not self.alive
-        self.held = None
+        is_first_push = self.version is None and not self.alive
+        self.version = None
         self._write(params, path)
         if is_first_push:
             self._wait(path, poll)
@@ -171,12 +187,13 @@ class Fleet:
         asyncio.run(together(pushes, len(pushes), poll))
         if not self.alive:
             raise ServersLost("rollout.urls: no server took the weights")
-        self.held = version
+        self.version = version
         for old in set(self.folder.glob("version-*")) - {path}:
             shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, params: Params, path: Path) -> None:
-        # Nor is anything left of what a killed process was writing.
+        """Writes the weights to a folder; UserError if that fails."""
+        # Hidden folders are incomplete writes of a killed process.
         for old in (path, *self.folder.glob(".version-*")):
             shutil.rmtree(old, ignore_errors=True)
         try:
@@ -185,19 +202,23 @@ class Fleet:
             shutil.rmtree(path, ignore_errors=True)
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"rollout.weights_dir={self.folder}: can't hold the policy ({reason}); write a "
-                "folder with more room"
+                f"rollout.weights_dir={self.folder}: can't store the policy ({reason}); write a "
+                "folder with more space"
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
-        """Waits until all servers answer: those started with the run read its first folder.
+        """Waits until all servers respond, because servers may start with the run's first folder.
 
-        A server that refuses to be asked (a wrong key, say) is not waited for. A server that does
-        not answer is waited for `_STARTING` seconds; ServersLost: none answers until then.
+        A server that refuses the request (for example because of a wrong key) counts as started.
+        After `_START_TIMEOUT` seconds, the run continues with the servers that respond.
+
+        Raises:
+          ServersLost: no server responds within `_START_TIMEOUT` seconds.
         """
-        until, is_announced = time.monotonic() + _STARTING, False
+        deadline = time.monotonic() + _START_TIMEOUT
+        is_announced = False
         while True:
-            attempts = [self._absence(server) for server in self.servers]
+            attempts = [self._start_problem(server) for server in self.servers]
             reasons = asyncio.run(together(attempts, len(attempts), poll))
             missing = [reason for reason in reasons if reason is not None]
             if not missing:
@@ -205,14 +226,14 @@ class Fleet:
             if not is_announced:
                 self.say(f"waiting for servers of {path}: {'; '.join(missing)}")
                 is_announced = True
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 break
-            time.sleep(_BETWEEN)
+            time.sleep(_START_INTERVAL)
         if len(missing) == len(self.servers):
-            raise ServersLost(f"rollout.urls: not there after {_STARTING:g} s")
+            raise ServersLost(f"rollout.urls: no server responds after {_START_TIMEOUT:g} s")
 
-    async def _absence(self, server: Server) -> str | None:
-        """Returns why a server can't be asked yet; None: nothing is to be waited for."""
+    async def _start_problem(self, server: Server) -> str | None:
+        """Returns the reason to wait for a server, or None if it has started."""
         try:
             await server.find()
         except Refused as refused:
@@ -222,45 +243,55 @@ class Fleet:
         return None
 
     async def _push(self, server: Server, path: Path, version: int) -> None:
-        """Makes a server read the weights; a server that fails to read them is lost."""
+        """Makes a server load the weights; a server that fails to load them is lost."""
         try:
             await server.load(str(path.absolute()), str(version))
-            # Only now: one whose learner died while it read weights answers nothing before.
-            if server.url not in self._known:
+            # After the load, because a server whose previous learner died during a load responds
+            # to nothing else until it has loaded weights.
+            if server.url not in self._connected:
                 await server.connect()
-                self._known.add(server.url)
+                self._connected.add(server.url)
         except EngineError as error:
             self._lose(server, error)
 
     def _check(self, params: Params, version: int, poll: Poll) -> None:
-        """Compares log-probabilities of the servers' tokens with the learner's own.
+        """Compares the servers' log-probabilities of their tokens with the learner's.
 
-        UserError: a server samples with other weights, or its tokens can't be used.
+        Raises:
+          UserError: a server samples with wrong weights, or its tokens can't be used.
         """
         if not self._contexts:
-            self._contexts = self._drawn_contexts(version, poll)
+            self._contexts = self._draw_contexts(version, poll)
         ours = self.probe.score(params, self._contexts)
+        lengths = [1] * len(ours)
         servers = list(self.alive)
-        work = [self._continued(server, self._contexts, [1] * len(ours)) for server in servers]
+        work = [self._continue(server, self._contexts, lengths) for server in servers]
         replies = asyncio.run(together(work, len(work), poll))
         for server, reply in zip(servers, replies):
             if reply is not None:
-                tokens = np.array([ids[0] for ids, _ in reply])
-                theirs = np.array([logprobs[0] for _, logprobs in reply], float)
-                self._judge(server, tokens, theirs, ours)
-        self._contexts = self._drawn_contexts(version + 1, poll)
+                tokens = [ids[0] for ids, _ in reply]
+                theirs = [logprobs[0] for _, logprobs in reply]
+                self._judge(server, np.array(tokens), np.array(theirs, float), ours)
+        self._contexts = self._draw_contexts(version + 1, poll)
         self._scores = self.probe.score(params, self._contexts)
 
     def _judge(
         self, server: Server, tokens: np.ndarray, theirs: np.ndarray, ours: np.ndarray
     ) -> None:
-        """Refuses, by a UserError, a server that samples with other weights than it was sent."""
+        """Raises UserError if a server does not sample with the weights of the last push.
+
+        Args:
+          tokens: token that the server sampled after each context.
+          theirs: the server's log-probabilities of these tokens.
+          ours: the learner's log-probabilities of all tokens, [contexts, vocabulary].
+        """
         by_learner = picked(ours, tokens)
-        off = rms_difference(theirs, by_learner)
-        if not off <= self.bound:
+        difference = rms_difference(theirs, by_learner)
+        # Written with `not`, so that a NaN is refused too.
+        if not difference <= self.bound:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: "
-                f"log-probabilities of a fixed prompt differ by {off:.2g} (at most "
+                f"log-probabilities of a fixed prompt differ by {difference:.2g} (at most "
                 f"{self.bound:g}); start it again, with --logprobs-mode processed_logprobs and "
                 f"--dtype {self.dtype}"
             )
@@ -274,46 +305,58 @@ class Fleet:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: its "
                 "log-probabilities of fixed prompts are nearer to the weights before "
-                f"({rms_difference(theirs, before):.2g} off) than to these ({off:.2g} off); "
+                f"({rms_difference(theirs, before):.2g} off) than to these ({difference:.2g} off); "
                 "start it again (docs/serving.md)"
             )
 
-    def _drawn_contexts(self, version: int, poll: Poll) -> list[Context]:
-        """Returns contexts for the check of a version, continued by the first server that can."""
+    def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:
+        """Returns the contexts for the check of a version.
+
+        The first server that responds samples the responses in the contexts.
+
+        Raises:
+          ServersLost: all servers are lost.
+        """
         prompts = self.probe.draw(version)
-        lengths = [1 + place % DEPTH for place in range(len(prompts))]
+        lengths = [1 + index % DEPTH for index in range(len(prompts))]
         while self.alive:
             server = self.alive[0]
-            work = [self._continued(server, prompts, lengths)]
+            work = [self._continue(server, prompts, lengths)]
             (reply,) = asyncio.run(together(work, 1, poll))
             if reply is not None:
-                return [
-                    dataclasses.replace(prompt, response=tuple(ids))
-                    for prompt, (ids, _) in zip(prompts, reply)
-                ]
+                contexts = []
+                for prompt, (ids, _) in zip(prompts, reply):
+                    contexts.append(dataclasses.replace(prompt, response=tuple(ids)))
+                return contexts
         raise ServersLost("rollout.urls: no server is left")
 
-    async def _continued(
+    async def _continue(
         self, server: Server, contexts: Sequence[Context], lengths: Sequence[int]
     ) -> list[tuple[list[int], list[float]]] | None:
-        """Returns tokens and log-probabilities that a server draws after contexts.
-
-        None: the server is lost. UserError: its tokens are not those of a policy.
+        """Samples tokens after contexts with a server.
 
         Args:
-          lengths: number of tokens after each context.
+          lengths: number of tokens to sample after each context.
+
+        Returns:
+          Tokens and log-probabilities for each context, or None if the server is lost.
+
+        Raises:
+          UserError: the policy can't sample these tokens.
         """
 
-        async def one(place: int) -> tuple[list[int], list[float]]:
-            context, length = contexts[place], lengths[place]
-            call = Call((*context.prompt, *context.response), length, (), (), 0)
+        async def continue_one(index: int) -> tuple[list[int], list[float]]:
+            context = contexts[index]
+            length = lengths[index]
+            tokens_before = (*context.prompt, *context.response)
+            call = Call(tokens_before, length, (), (), 0)
             xargs = extras(context.budget, len(context.prompt))
-            sampling = Sampling(1.0, 1.0, place)
+            sampling = Sampling(1.0, 1.0, index)
             tokens, logprobs = await self._complete(server, call, sampling, 0, xargs)
             try:
                 check_tokens(self.asking.rules, tokens, length)
                 if len(tokens) < length:
-                    raise ValueError(f"{length} were asked for")
+                    raise ValueError(f"{length} were requested")
             except ValueError as error:
                 raise UserError(
                     f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
@@ -322,7 +365,7 @@ class Fleet:
             return tokens, logprobs
 
         try:
-            work = [one(place) for place in range(len(contexts))]
+            work = [continue_one(index) for index in range(len(contexts))]
             return await together(work, _CHECKS_AT_ONCE, None)
         except EngineError as error:
             self._lose(server, error)

@@ -1,6 +1,7 @@
-"""One call from prompts and budgets to trunks and branches, with slots refilled as rows end.
+"""Samples trunks and branches for prompts and budgets; slots are refilled as rows end.
 
-`precompile` runs every compiled form that such a call can need, once before the first one.
+Training, evaluation and scripts call `generate`. `precompile` runs every program that such a call
+can need once, before the first call.
 """
 
 import contextlib
@@ -22,7 +23,14 @@ from bacr_jax.parallel.processes import to_host
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout.engine import Engine
-from bacr_jax.rollout.rows import CompleteRows, Listeners, Rows, Sampler, checked, refuse_broken
+from bacr_jax.rollout.rows import (
+    Listeners,
+    ResolvedRequest,
+    Rows,
+    Sampler,
+    check_finite,
+    check_request,
+)
 from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_holding
 from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
@@ -32,14 +40,18 @@ class Rollout:
     """Result of `generate`, on the host, in the order of the prompts.
 
     Attributes:
-      branches: answers, one per cut; branch m A + a is the a-th of A answers at cut m.
-      counters: what it took:
-        row_steps: decoding steps of slots and answer lanes; tokens: sampled tokens (thinking and
-        distinct answers), one a step; wasted_share: 1 - tokens / row_steps; occupancy: steps of
-        slots (answers aside) that sampled a token, as a share; prefill_tokens; prefill_s,
-        decode_s, answer_s: wall seconds of each part; prefill_tokens_per_s, decode_tokens_per_s;
-        forced_share: rows cut at their budget; thinking_mean, thinking_max: tokens; excess_mean:
-        tokens above the budget (grace).
+      branches: answers; branch m A + a is answer a of the A answers at cut m.
+      counters: work and results, by name:
+        row_steps: decoding steps of slots and answer lanes.
+        tokens: sampled tokens of thinking and distinct answers; a row step samples at most one.
+        wasted_share: 1 - tokens / row_steps.
+        occupancy: share of the slots' thinking steps that sampled a token.
+        prefill_tokens: prompt tokens.
+        prefill_s, decode_s, answer_s: wall seconds of each phase.
+        prefill_tokens_per_s, decode_tokens_per_s: tokens per second of these phases.
+        forced_share: share of rows cut at their budget.
+        thinking_mean, thinking_max: thinking tokens per row.
+        excess_mean: mean thinking tokens above the budget (in the grace window).
     """
 
     trunks: Trunks
@@ -57,21 +69,22 @@ def generate(
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
-    Finished rows free their slots for waiting ones, longest budget first. What a row says depends
-    only on `key`, its row id and its own text. One rollout can serve several callers: with C keys
-    (and temperatures), each row says what it would say in a rollout under the key of its stream.
+    Finished rows free their slots for waiting rows, longest budget first. The text of a row depends
+    only on `key`, the row's id and its prompt and budget. One rollout can serve several callers:
+    with C keys (and temperatures), the text of a row is the same as in a rollout with only the key
+    of its stream.
 
     Args:
-      key: of this rollout, or of each of C streams.
+      key: PRNG key of this rollout, or one key for each of C streams.
 
     Raises:
-      UserError: a prompt, budget or cut that can't be honoured, or logits that are not finite; the
-        row is named.
+      UserError: a prompt, budget or cut can't be used, or logits are not finite. The message names
+        the row.
     """
-    whole = checked(prompts, rows, key, sampler)
+    request = check_request(prompts, rows, key, sampler)
     with phase_memory("prefill", slots=sampler.spec.slots):
         engine = Engine(params, prompts, key, sampler)
-    loop = Loop(engine, whole, listeners)
+    loop = Loop(engine, request, listeners)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -85,43 +98,48 @@ def generate(
 
 
 class Loop:
-    """The host's side of one call of `generate`.
+    """State of one call of `generate` on the host.
 
     Attributes:
       sampled: thinking tokens of each row so far.
-      ended: slots whose row has ended its thinking.
-      work: steps of slots and of answer lanes, and seconds of each part.
-      answered: (rows, their trunks, their branches), in the order in which they were answered.
+      ended: True for slots whose row has ended its thinking, and for free slots.
+      work: steps of slots and of answer lanes, and seconds of each phase.
+      answered: (row indices, trunks, branches) of each batch of answered rows, in order.
     """
 
-    def __init__(self, engine: Engine, rows: CompleteRows, listeners: Listeners):
-        """All rows wait."""
+    def __init__(self, engine: Engine, rows: ResolvedRequest, listeners: Listeners):
+        """Puts all rows in the queue."""
         spec = engine.spec
-        self.engine, self.rows, self.listeners = engine, rows, listeners
+        self.engine = engine
+        self.rows = rows
+        self.listeners = listeners
         self.scheduler = Scheduler(rows.limits, spec.slots, engine.sizes, spec.row_shards)
         self.sampled = np.zeros(len(rows.limits), np.int64)
         self.ended = np.ones(spec.slots, bool)
-        self.work: dict[str, Any] = dict.fromkeys(("slot_steps", "lane_steps"), 0)
+        self.work: dict[str, Any] = {"slot_steps": 0, "lane_steps": 0}
         self.answered: list[tuple[np.ndarray, Trunks, Branches]] = []
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds of a part to `work`."""
+        """Adds the wall seconds of a phase to `work`."""
         started = time.perf_counter()
         yield
-        self.work[name] = self.work.get(name, 0.0) + time.perf_counter() - started
+        seconds = self.work.get(name, 0.0)
+        self.work[name] = seconds + time.perf_counter() - started
 
     def fill_slots(self) -> None:
-        """Waiting rows go to free slots; the caches are made to hold every row's next chunk."""
-        engine, scheduler = self.engine, self.scheduler
+        """Moves waiting rows to free slots and sizes the caches for every row's next chunk."""
+        engine = self.engine
+        scheduler = self.scheduler
         entering, slots = scheduler.assign()
         self.ended[slots] = self.rows.limits[entering] <= 0
-        inside = scheduler.slot_row[scheduler.occupied]
+        occupied = scheduler.occupied
+        active_rows = scheduler.slot_row[occupied]
         positions = positions_needed(
-            engine.prompts.lengths[inside],
-            self.sampled[inside],
-            self.rows.limits[inside] + engine.spec.grace,
-            self.ended[scheduler.occupied],
+            engine.prompts.lengths[active_rows],
+            self.sampled[active_rows],
+            self.rows.limits[active_rows] + engine.spec.grace,
+            self.ended[occupied],
             engine.spec.chunk,
         )
         with phase_memory("prefill", **slot_sizes(engine), entering_rows=len(entering)):
@@ -131,9 +149,10 @@ class Loop:
                 engine.prefill(self.rows, entering, slots, together=together)
 
     def decode_trunks(self) -> None:
-        """One chunk of every slot, if any row is still thinking."""
-        engine, scheduler = self.engine, self.scheduler
-        occupied, slot_row = scheduler.occupied, scheduler.slot_row
+        """Decodes one chunk of every slot if any row is still thinking."""
+        engine = self.engine
+        occupied = self.scheduler.occupied
+        slot_row = self.scheduler.slot_row
         if not (occupied & ~self.ended).any():
             return
         with phase_memory("decode", **slot_sizes(engine)):
@@ -141,7 +160,7 @@ class Loop:
             ended, broken, sampled = engine.status()
         self.work["slot_steps"] += engine.spec.chunk * engine.spec.slots
         self.ended = ended.copy()
-        refuse_broken(slot_row[occupied & broken], self.rows.ids, "thinking")
+        check_finite(slot_row[occupied & broken], self.rows.ids, "thinking")
         if self.listeners.on_tokens is not None:
             self._report_tokens(self.listeners.on_tokens, sampled)
         self.sampled[slot_row[occupied]] = sampled[occupied]
@@ -154,44 +173,53 @@ class Loop:
     def _report_tokens(
         self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
     ) -> None:
-        """Hands the new tokens of every row to the caller."""
-        tokens, lengths = self.engine.tokens(), self.engine.prompts.lengths
+        """Passes the new tokens of every row to the callback."""
+        tokens = self.engine.tokens()
         for slot in np.flatnonzero(self.scheduler.occupied):
             row = int(self.scheduler.slot_row[slot])
-            start, stop = lengths[row] + self.sampled[row], lengths[row] + sampled[slot]
+            prompt_length = self.engine.prompts.lengths[row]
+            start = prompt_length + self.sampled[row]
+            stop = prompt_length + sampled[slot]
             if stop > start:
                 on_tokens(row, tokens[slot, start:stop])
 
     def answer_ended(self) -> bool:
-        """Rows that are ready are answered at every cut, and free their slots; are there any?"""
+        """Answers the rows that are ready at every cut and frees their slots.
+
+        Returns:
+          True if any row was ready.
+        """
         slots = self.scheduler.ready(self.ended)
         if not len(slots):
             return False
-        sizes = {"answered_rows": len(slots), "cuts": self.rows.cuts.shape[1]}
+        num_cuts = self.rows.cuts.shape[1]
+        sizes = {"answered_rows": len(slots), "cuts": num_cuts}
         with phase_memory("answers", **slot_sizes(self.engine), **sizes):
             trunks, branches = self.answer(slots)
         self.answered.append((self.scheduler.release(slots), trunks, branches))
         return True
 
     def answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
-        """Trunks and branches of the rows in `slots`, on the host."""
-        engine, inside = self.engine, self.scheduler.slot_row[slots]
-        cuts = self.rows.cuts[inside]
+        """Returns the trunks and branches of the rows in `slots`, on the host."""
+        engine = self.engine
+        indices = self.scheduler.slot_row[slots]
+        cuts = self.rows.cuts[indices]
         if cuts.shape[1] == 0:
-            return engine.trunks(slots), Branches.empty(len(slots), 0, width=1, sampled=1)
+            no_branches = Branches.empty(len(slots), 0, width=1, sampled=1)
+            return engine.trunks(slots), no_branches
         if engine.spec.own_cuts:
             thinking = np.asarray(engine.trunks(slots).thinking)
-            cuts = cuts_of_trace(cuts, thinking, self.rows.limits[inside])
+            cuts = cuts_of_trace(cuts, thinking, self.rows.limits[indices])
         at_once = engine.spec.cuts_at_once
         if at_once is None or cuts.shape[1] <= at_once:
             return self._answer_cuts(slots, cuts)
+
+        def answer_chunk(chunk: branching.Chunk) -> Branches:
+            return self._answer_cuts(slots, chunk.cuts, chunk.wanted, chunk.first)[1]
+
         trunks = engine.trunks(slots)
-        return trunks, branching.answer(
-            cuts,
-            np.asarray(trunks.thinking),
-            at_once,
-            lambda part: self._answer_cuts(slots, part.cuts, part.wanted, part.first)[1],
-        )
+        thinking = np.asarray(trunks.thinking)
+        return trunks, branching.answer(cuts, thinking, at_once, answer_chunk)
 
     def _answer_cuts(
         self,
@@ -200,9 +228,14 @@ class Loop:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> tuple[Trunks, Branches]:
-        """Trunks and the branches at these cuts, decoded together."""
-        engine, inside = self.engine, self.scheduler.slot_row[slots]
-        rows, on_answer = self.rows.take(inside), self.listeners.on_answer
+        """Decodes the branches at these cuts together; returns the trunks and the branches.
+
+        Args:
+          cuts, wanted, first_cut: as for `Engine.open_branches`.
+        """
+        engine = self.engine
+        on_answer = self.listeners.on_answer
+        indices = self.scheduler.slot_row[slots]
         opened = engine.open_branches(slots, cuts, wanted, first_cut)
         total, steps = engine.answer_steps
         start = 0
@@ -211,17 +244,19 @@ class Loop:
             start += steps
             self.work["lane_steps"] += steps * opened.state.sampled.size
             if on_answer is not None and first_cut == 0:
-                for row, tokens in zip(inside, engine.first_answers(opened)):
+                for row, tokens in zip(indices, engine.first_answers(opened)):
                     on_answer(int(row), tokens)
             self._poll()
         on_host = to_host((opened.trunks, opened.state.broken))
         trunks, broken = jax.tree.map(lambda x: x[opened.places], on_host)
-        refuse_broken(np.flatnonzero(broken.any(1)), rows.ids, "answer")
+        broken_rows = np.flatnonzero(broken.any(1))
+        check_finite(broken_rows, self.rows.ids[indices], "answer")
         return trunks, engine.answers(opened)
 
     def rollout(self) -> Rollout:
-        """Everything that was sampled, in the order of the prompts."""
-        order = np.argsort(np.concatenate([rows for rows, _, _ in self.answered]))
+        """Returns all trunks and branches in the order of the prompts, with the counters."""
+        rows = np.concatenate([rows for rows, _, _ in self.answered])
+        order = np.argsort(rows)
         parts = [(trunks, branches) for _, trunks, branches in self.answered]
         trunks, branches = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
         trunks = dataclasses.replace(trunks, budgets=self.rows.limits)
@@ -229,7 +264,7 @@ class Loop:
 
 
 def slot_sizes(engine: Engine) -> dict[str, int]:
-    """What the memory of a rollout goes with."""
+    """Returns the sizes that determine a rollout's memory, for out-of-memory advice."""
     return {
         "slots": engine.spec.slots,
         "positions": engine.length,
@@ -239,37 +274,43 @@ def slot_sizes(engine: Engine) -> dict[str, int]:
 
 
 def sampled_counters(trunks: Trunks, branches: Branches) -> dict[str, int | float]:
-    """The counters that say what was sampled."""
-    distinct = branches.source == np.arange(branches.source.shape[1])
+    """Returns the counters of `Rollout` that depend only on the samples."""
+    is_distinct = branches.source == np.arange(branches.source.shape[1])
+    answer_tokens = (branches.sampled * is_distinct).sum()
+    is_forced = trunks.close == CLOSED_BY_BUDGET
+    excess = np.maximum(trunks.thinking - trunks.budgets, 0)
     return {
-        "tokens": int(trunks.sampled.sum()) + int((branches.sampled * distinct).sum()),
-        "forced_share": float((trunks.close == CLOSED_BY_BUDGET).mean()),
+        "tokens": int(trunks.sampled.sum()) + int(answer_tokens),
+        "forced_share": float(is_forced.mean()),
         "thinking_mean": float(trunks.thinking.mean()),
         "thinking_max": int(trunks.thinking.max()),
-        "excess_mean": float(np.maximum(trunks.thinking - trunks.budgets, 0).mean()),
+        "excess_mean": float(excess.mean()),
     }
 
 
 def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
-    """See `Rollout`."""
-    found = sampled_counters(trunks, branches)
-    thinking, tokens = int(trunks.sampled.sum()), found["tokens"]
+    """Returns all counters of a rollout (see `Rollout`)."""
+    from_samples = sampled_counters(trunks, branches)
+    thinking = int(trunks.sampled.sum())
     prefill = int(trunks.prompt_lengths.sum())
     steps = work["slot_steps"] + work["lane_steps"]
-    share = lambda part, whole: part / whole if whole else 1.0
-    per_second = lambda amount, seconds: amount / seconds if seconds else 0.0
     return {
-        **found,
+        **from_samples,
         "row_steps": steps,
-        "occupancy": share(thinking, work["slot_steps"]),
-        "wasted_share": 1.0 - share(tokens, steps),
+        "occupancy": _ratio(thinking, work["slot_steps"], otherwise=1.0),
+        "wasted_share": 1.0 - _ratio(from_samples["tokens"], steps, otherwise=1.0),
         "prefill_tokens": prefill,
         "prefill_s": work["prefill_s"],
         "decode_s": work["decode_s"],
         "answer_s": work["answer_s"],
-        "prefill_tokens_per_s": per_second(prefill, work["prefill_s"]),
-        "decode_tokens_per_s": per_second(thinking, work["decode_s"]),
+        "prefill_tokens_per_s": _ratio(prefill, work["prefill_s"], otherwise=0.0),
+        "decode_tokens_per_s": _ratio(thinking, work["decode_s"], otherwise=0.0),
     }
+
+
+def _ratio(amount: int | float, total: int | float, *, otherwise: float) -> float:
+    """Returns amount / total, or `otherwise` if the total is 0."""
+    return amount / total if total else otherwise
 
 
 def precompile(
@@ -281,39 +322,42 @@ def precompile(
     rows: int | None = None,
     on_program: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Runs every compiled form that `generate` can need once, whatever lengths come up later.
+    """Runs every program that `generate` can need once, for all lengths that can occur later.
 
-    Prompts are prefilled at multiples of 128 tokens: of wide prompts, other multiples than that of
-    the first one are compiled when they come up.
+    Prompts are prefilled at multiples of 128 tokens. If prompts are wider than 128 tokens, only the
+    width of the first prompts is compiled here; other widths are compiled when they occur.
 
     Args:
       prompts: any prompts of the width that will be used.
-      sampler: of the calls to come; of its sampling only whether it truncates matters.
-      rows: rows of the calls to come; with no more than there are slots nothing is refilled.
-      on_program: called with (programs done, programs in all) before each and after the last;
-        raises to leave the rest.
+      num_cuts: cuts per row of the later calls.
+      sampler: settings of the later calls. Of its sampling settings, only the use of truncation
+        matters.
+      rows: rows of the later calls. Slots are only refilled if there are more rows than slots. None
+        compiles for any number of rows.
+      on_program: called with (finished programs, all programs) before each program and after the
+        last. It can raise an exception to skip the remaining programs.
     """
     engine = Engine(params, prompts, jax.random.key(0), sampler)
     refilled = rows is None or rows > sampler.spec.slots
     programs = _programs(engine, num_cuts, refilled=refilled, rows=rows)
-    say = on_program or (lambda done, total: None)
-    for done, program in enumerate(programs):
-        say(done, len(programs))
+    report = on_program or (lambda finished, total: None)
+    for finished, program in enumerate(programs):
+        report(finished, len(programs))
         program()
-    say(len(programs), len(programs))
+    report(len(programs), len(programs))
 
 
 def _programs(
     engine: Engine, num_cuts: int, *, refilled: bool, rows: int | None
 ) -> list[Callable[[], None]]:
-    """What runs each compiled form of an engine once, in their order."""
+    """Returns functions that each run one program of an engine, in the order to run them."""
 
     def prefill(length: int, count: int) -> None:
         engine.fit_caches(length)
         zeros = np.zeros(count, np.int64)
-        nothing = Rows(zeros, zeros[:, None]).complete(engine.spec)
+        request = Rows(zeros, zeros[:, None]).complete(engine.spec)
         with phase_memory("prefill", **slot_sizes(engine)):
-            engine.prefill(nothing, zeros, np.arange(count), together=not refilled)
+            engine.prefill(request, zeros, np.arange(count), together=not refilled)
 
     def decode(length: int) -> None:
         with phase_memory("decode", **slot_sizes(engine)):
@@ -321,18 +365,21 @@ def _programs(
             engine.decode()
 
     def answer(count: int) -> None:
-        together = min(num_cuts, engine.spec.cuts_at_once or num_cuts)
-        cuts = np.zeros((count, together), np.int32)
+        cuts_at_once = min(num_cuts, engine.spec.cuts_at_once or num_cuts)
+        cuts = np.zeros((count, cuts_at_once), np.int32)
         with phase_memory("answers", **slot_sizes(engine), answered_rows=count, cuts=num_cuts):
             opened = engine.open_branches(np.arange(count), cuts)
             engine.answers(engine.decode_branches(opened, 0))
 
-    counts = engine.sizes if refilled else [smallest_holding(engine.sizes, rows or 1)]
+    counts = engine.sizes
+    if not refilled:
+        counts = [smallest_holding(engine.sizes, rows or 1)]
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         programs += [functools.partial(prefill, length, count) for count in counts]
         programs.append(functools.partial(decode, length))
         programs += [functools.partial(answer, count) for count in counts if num_cuts]
-    # From any length to any other: which are left out goes with prompts and budgets.
-    lengths = itertools.chain(*itertools.permutations(engine.lengths, 2))
-    return [*programs, *(functools.partial(engine.fit_caches, length) for length in lengths)]
+    # From any length to any other, because prompts and budgets determine which changes occur.
+    for lengths in itertools.permutations(engine.lengths, 2):
+        programs += [functools.partial(engine.fit_caches, length) for length in lengths]
+    return programs

@@ -1,6 +1,7 @@
-"""What a rollout is asked for: rows, with what they are sampled, and who listens.
+"""The request of a rollout: rows, sampling settings and callbacks.
 
-Rows that can't be decoded are refused by name, before they reach the device or after.
+Callers of `rollouts.generate` build a request from these classes. Rows that can't be decoded raise
+an error that names the row, either before device work or when their logits are not finite.
 """
 
 import dataclasses
@@ -24,10 +25,10 @@ PhiOf = Callable[[jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Sampler:
-    """What stays the same from rollout to rollout.
+    """Settings that do not change from rollout to rollout.
 
     Attributes:
-      sampling: temperature and truncation; a temperature of each stream, where there are several.
+      sampling: temperature and truncation; one temperature per stream if there are several streams.
       phi_of: maps budgets [B] to the budget embedding; None for the plain model.
     """
 
@@ -39,16 +40,17 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is asked for in each row, on the host.
+    """Requested rows, on the host.
 
     Attributes:
       budgets: thinking tokens, 0..spec.max_thinking, or NO_BUDGET.
-      cuts: thinking tokens kept at each cut; M = 0 samples thinking only.
+      cuts: thinking tokens before each cut; M = 0 samples only thinking.
       ids: global row ids; 0..B-1 by default.
-      limits: most thinking tokens, spec.grace aside: by default the budget, and spec.max_thinking
-        without one. Where they differ `make_batch` needs the budgets as `told`.
-      streams: which of C keys and temperatures each row is drawn with, in 0..C-1; needed where
-        there are several.
+      limits: maximum thinking tokens, without spec.grace. The default is the budget, or
+        spec.max_thinking for NO_BUDGET. If limits and budgets differ, `make_batch` needs the
+        budgets as its argument `told`.
+      streams: index of the key and the temperature of each row, 0..C-1; required if there are
+        several keys.
     """
 
     budgets: Int[np.ndarray, "B"]
@@ -57,24 +59,35 @@ class Rows:
     limits: Int[np.ndarray, "B"] | None = None
     streams: Int[np.ndarray, "B"] | None = None
 
-    def complete(self, spec: RolloutSpec) -> "CompleteRows":
-        """The same with all defaults filled in, and as decoding counts."""
-
-        def whole(numbers: Any) -> Any:
-            bounds = np.iinfo(np.int32)
-            return np.clip(numbers, bounds.min, bounds.max).astype(np.int32)
-
-        budgets, cuts = whole(self.budgets), whole(self.cuts)
+    def complete(self, spec: RolloutSpec) -> "ResolvedRequest":
+        """Fills in all defaults and converts all columns to int32, clipped to its range."""
+        budgets = _to_int32(self.budgets)
         limits = self.limits
         if limits is None:
             limits = np.where(budgets == NO_BUDGET, spec.max_thinking, budgets)
-        ids = np.arange(len(budgets)) if self.ids is None else self.ids
-        streams = np.zeros(len(budgets)) if self.streams is None else self.streams
-        return CompleteRows(budgets, cuts, whole(ids), whole(limits), whole(streams))
+        ids = self.ids
+        if ids is None:
+            ids = np.arange(len(budgets))
+        streams = self.streams
+        if streams is None:
+            streams = np.zeros(len(budgets))
+        return ResolvedRequest(
+            budgets,
+            _to_int32(self.cuts),
+            _to_int32(ids),
+            _to_int32(limits),
+            _to_int32(streams),
+        )
+
+
+def _to_int32(numbers: Any) -> Any:
+    """Converts numbers to int32; numbers outside its range become its bounds."""
+    bounds = np.iinfo(np.int32)
+    return np.clip(numbers, bounds.min, bounds.max).astype(np.int32)
 
 
 @dataclass(frozen=True)
-class CompleteRows:
+class ResolvedRequest:
     """`Rows` without defaults."""
 
     budgets: Int[np.ndarray, "B"]
@@ -85,25 +98,27 @@ class CompleteRows:
 
     @property
     def row_ids(self) -> RowIds:
-        """What their random numbers depend on."""
-        ids: Any = self.ids, self.streams
-        return RowIds(*ids)
+        """Returns the ids and streams, on which the rows' random numbers depend."""
+        ids: Any = self.ids
+        streams: Any = self.streams
+        return RowIds(ids, streams)
 
-    def take(self, index: Int[np.ndarray, "n"]) -> "CompleteRows":
-        """Some of the rows."""
-        return CompleteRows(*(column[index] for column in vars(self).values()))
+    def take(self, index: Int[np.ndarray, "n"]) -> "ResolvedRequest":
+        """Returns the rows with the given indices."""
+        columns = vars(self).values()
+        return ResolvedRequest(*(column[index] for column in columns))
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """Callbacks of a rollout; None: no call.
+    """Callbacks of a rollout; None disables a callback.
 
     Attributes:
       poll: called between chunks, so that a caller can stop a long rollout by raising.
-      on_rows: called with the indices of rows that are done, their trunks and their branches.
-      on_tokens: called after every chunk with (index of a row, its new thinking tokens).
-      on_answer: called after every chunk of answers with (index of a row, forced and sampled tokens
-        of the answer at its first cut so far).
+      on_rows: called with the indices of finished rows, their trunks and their branches.
+      on_tokens: called after each chunk with (row index, new thinking tokens of the row).
+      on_answer: called after each chunk of answers with (row index, all forced and sampled tokens
+        so far of the answer at the row's first cut).
     """
 
     poll: Poll = None
@@ -112,34 +127,43 @@ class Listeners:
     on_answer: Callable[[int, np.ndarray], None] | None = None
 
 
-def checked(prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler) -> CompleteRows:
-    """Rows as they are decoded, grace window included; UserError: a row can't be."""
-    whole = rows.complete(sampler.spec)
-    _check_rows(prompts, whole, sampler)
+def check_request(
+    prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler
+) -> ResolvedRequest:
+    """Fills in the defaults of rows and adds the grace window to their cuts.
+
+    Raises:
+      UserError: a row, a key or the sampling settings can't be used.
+    """
+    request = rows.complete(sampler.spec)
+    _check_shapes(prompts, request, sampler)
+    _check_rows(prompts, request, sampler.spec)
     _check_streams(key, sampler.sampling, rows.streams)
-    cuts = with_grace(whole.cuts, whole.limits, sampler.spec.grace)
-    return dataclasses.replace(whole, cuts=cuts)
+    cuts = with_grace(request.cuts, request.limits, sampler.spec.grace)
+    return dataclasses.replace(request, cuts=cuts)
 
 
-def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
-    """Everything that would otherwise go wrong on the device, without a word."""
-    spec, budgets, cuts, ids = sampler.spec, rows.budgets, rows.cuts, rows.ids
-    limits, streams = rows.limits, rows.streams
-    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
-    known = sampler.rules.allowed_tokens.shape[0]
-    if known != spec.config.vocab_size:
+def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: Sampler) -> None:
+    """Raises UserError if the numbers of rows or token ids differ, or answers can't be split."""
+    spec = sampler.spec
+    num_ids = sampler.rules.allowed_tokens.shape[0]
+    if num_ids != spec.config.vocab_size:
         raise UserError(
-            f"rollout: rules know {known} token ids, the model has "
+            f"rollout: rules for {num_ids} token ids, the model has "
             f"{spec.config.vocab_size} rows of the embedding; build the rules with the model's "
             "vocab_size and a tokenizer that is no larger"
         )
-    if len({len(x) for x in (tokens, lengths, budgets, cuts, ids, limits, streams)}) > 1:
+    num_prompts = len(prompts.tokens)
+    num_lengths = len(prompts.lengths)
+    counts = {num_prompts, num_lengths}
+    counts.update(len(column) for column in vars(rows).values())
+    if len(counts) > 1:
         raise UserError(
-            f"rollout: {len(tokens)} prompts, {len(lengths)} lengths, {len(budgets)} budgets, "
-            f"{len(cuts)} rows of cuts, {len(ids)} row ids, {len(limits)} limits, {len(streams)} "
-            "streams; write one of each per row"
+            f"rollout: {num_prompts} prompts, {num_lengths} lengths, {len(rows.budgets)} budgets, "
+            f"{len(rows.cuts)} rows of cuts, {len(rows.ids)} row ids, {len(rows.limits)} limits, "
+            f"{len(rows.streams)} streams; write one of each per row"
         )
-    if not len(tokens):
+    if not num_prompts:
         raise UserError("rollout: no rows; write at least one")
     if spec.cuts_at_once is not None and spec.answers > 1:
         raise UserError(
@@ -147,62 +171,82 @@ def _check_rows(prompts: Prompts, rows: CompleteRows, sampler: Sampler) -> None:
             "write cuts_at_once=None, or answers=1"
         )
 
-    def refuse(bad: Any, say: Callable[[int], str]) -> None:
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise UserError(f"rollout row {ids[row]}: {say(row)}")
 
-    width, most = tokens.shape[1], spec.max_thinking
+def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> None:
+    """Raises UserError for numbers that would give wrong results on the device without an error."""
+    budgets = rows.budgets
+    cuts = rows.cuts
+    limits = rows.limits
+    tokens = np.asarray(prompts.tokens)
+    lengths = np.asarray(prompts.lengths)
+    width = tokens.shape[1]
+    longest = spec.max_thinking
+
+    def refuse(is_bad: Any, describe: Callable[[int], str]) -> None:
+        if is_bad.any():
+            row = int(np.argmax(is_bad))
+            raise UserError(f"rollout row {rows.ids[row]}: {describe(row)}")
+
     refuse(lengths < 1, lambda i: "empty prompt; write at least one token")
     refuse(
         lengths > width,
         lambda i: f"prompt of {lengths[i]} tokens, but prompts are {width} wide; shorten it",
     )
-    real = np.arange(width) < lengths[:, None]
-    wrong = real & ((tokens < 0) | (tokens >= spec.config.vocab_size))
+    in_prompt = np.arange(width) < lengths[:, None]
+    is_unknown = in_prompt & ((tokens < 0) | (tokens >= spec.config.vocab_size))
     refuse(
-        wrong.any(1),
+        is_unknown.any(1),
         lambda i: (
-            f"prompt token {tokens[i][wrong[i]][0]}, but the model has "
-            f"{spec.config.vocab_size} ids; write its own tokenizer's ids"
+            f"prompt token {tokens[i][is_unknown[i]][0]}, but the model has "
+            f"{spec.config.vocab_size} ids; write the ids of the model's tokenizer"
         ),
     )
     refuse(
-        ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > most),
-        lambda i: f"budget {budgets[i]}; write 0..{most} tokens (or NO_BUDGET)",
+        ((budgets < 0) & (budgets != NO_BUDGET)) | (budgets > longest),
+        lambda i: f"budget {budgets[i]}; write 0..{longest} tokens (or NO_BUDGET)",
     )
-    refuse((limits < 0) | (limits > most), lambda i: f"limit {limits[i]}; write 0..{most} tokens")
+    refuse(
+        (limits < 0) | (limits > longest),
+        lambda i: f"limit {limits[i]}; write 0..{longest} tokens",
+    )
     refuse((cuts < 0).any(1), lambda i: f"cut {cuts[i].min()}; write 0 or more tokens")
 
 
 def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
-    """Refuses keys and temperatures that do not fit the rows' streams."""
+    """Raises UserError if keys and temperatures do not match the rows' streams."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise UserError("rollout: found an old-style key; write jax.random.key(seed)")
-    keys = key.shape[0] if key.ndim else 1
-    if sampling.temperature.ndim and sampling.temperature.shape != (keys,):
+    num_keys = key.shape[0] if key.ndim else 1
+    if sampling.temperature.ndim and sampling.temperature.shape != (num_keys,):
         raise UserError(
-            f"rollout: {sampling.temperature.shape[0]} temperatures for {keys} keys; write one "
+            f"rollout: {sampling.temperature.shape[0]} temperatures for {num_keys} keys; write one "
             "for each, or a single one"
         )
     if key.ndim == 0:
         return
     if streams is None:
-        raise UserError(f"rollout: {keys} keys and no streams; say which key each row has")
-    if len(streams) and not 0 <= streams.min() <= streams.max() < keys:
         raise UserError(
-            f"rollout: streams from {streams.min()} to {streams.max()}; write 0..{keys - 1}, one "
-            f"of the {keys} keys"
+            f"rollout: {num_keys} keys and no streams; write the index of each row's key"
+        )
+    if len(streams) and not 0 <= streams.min() <= streams.max() < num_keys:
+        raise UserError(
+            f"rollout: streams from {streams.min()} to {streams.max()}; write 0..{num_keys - 1}, "
+            f"one of the {num_keys} keys"
         )
 
 
-def refuse_broken(rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], during: str) -> None:
-    """Stops for rows whose logits are not finite."""
-    if len(rows):
+def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], part: str) -> None:
+    """Raises UserError if there are rows whose logits are not finite.
+
+    Args:
+      broken_rows: indices into `ids`.
+      part: what was being decoded, "thinking" or "answer", for the message.
+    """
+    if len(broken_rows):
         raise UserError(
-            f"rollout row {ids[rows[0]]}: logits are not finite while decoding its {during} "
-            f"({len(rows)} such rows); the weights hold NaN or infinity, or bfloat16 overflows: "
-            "go back to an earlier checkpoint or write model.compute_dtype=float32"
+            f"rollout row {ids[broken_rows[0]]}: logits are not finite while decoding its {part} "
+            f"({len(broken_rows)} such rows); the weights hold NaN or infinity, or bfloat16 "
+            "overflows: go back to an earlier checkpoint or write model.compute_dtype=float32"
         )

@@ -1,4 +1,7 @@
-"""Drawing the next token, with the log-probability of the distribution it was drawn from."""
+"""Samples the next token and its log-probability under the sampling distribution.
+
+Trunks and branches call `sample_tokens` once per step. The vocabulary may be split over devices.
+"""
 
 import dataclasses
 import functools
@@ -16,115 +19,152 @@ from bacr_jax import parallel
 from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.types import pytree
 
-# Columns of a block; about the root of real vocabularies.
+# Columns of a block; about the square root of common vocabulary sizes.
 BLOCK = 256
-# Score of a token that can't be drawn.
+# Score of a token that can't be sampled.
 _DISALLOWED = -1e30
+
+# A number per row and column of the vocabulary; n columns are on this device.
+Columns = Num[Array, "R n"]
+# Scores (scaled logits) or masses of the columns, in fp32.
+Scores = Float[Array, "R V"]
+# A number per row.
+RowNumbers = Num[Array, "R"]
+RowFloats = Float[Array, "R"]
+# A token id, a block of ids or a count per row.
+TokenIds = Int[Array, "R"]
+# Two random numbers in [0, 1) per row.
+UniformPairs = Float[Array, "R 2"]
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class VocabPart:
-    """Columns of the vocabulary; arrays [R, n] hold those that are here.
+    """Reductions over the vocabulary, of which each device may hold a part of the columns.
 
     Attributes:
-      axis: mesh axis that the columns are split over, inside `jax.shard_map`; None: all are here.
+      axis: mesh axis over which the columns are split, inside `jax.shard_map`; None if every device
+        has all columns.
     """
 
     axis: str | None = None
 
-    def _over(self, combine: Callable[..., Array], x: Array) -> Array:
-        return x if self.axis is None else combine(x, self.axis)
+    def _combine(self, combine: Callable[..., Array], x: Array) -> Array:
+        """Combines the results of all devices with a collective such as `jax.lax.psum`."""
+        if self.axis is None:
+            return x
+        return combine(x, self.axis)
 
-    def sum(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
-        """Sum over the whole vocabulary."""
-        return self._over(jax.lax.psum, x.sum(-1))
+    def sum(self, x: Columns) -> RowNumbers:
+        """Returns the sum over the vocabulary."""
+        return self._combine(jax.lax.psum, x.sum(-1))
 
-    def max(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
-        """Largest of the whole vocabulary."""
-        return self._over(jax.lax.pmax, x.max(-1))
+    def max(self, x: Columns) -> RowNumbers:
+        """Returns the maximum over the vocabulary."""
+        return self._combine(jax.lax.pmax, x.max(-1))
 
-    def min(self, x: Num[Array, "R n"]) -> Num[Array, "R"]:
-        """Smallest of the whole vocabulary."""
-        return self._over(jax.lax.pmin, x.min(-1))
+    def min(self, x: Columns) -> RowNumbers:
+        """Returns the minimum over the vocabulary."""
+        return self._combine(jax.lax.pmin, x.min(-1))
 
-    def ids(self, x: Num[Array, "R n"]) -> Int[Array, "n"]:
-        """Token ids of the columns here."""
-        return jnp.arange(x.shape[-1], dtype=jnp.int32) + self._start(x)
+    def ids(self, x: Columns) -> Int[Array, "n"]:
+        """Returns the token ids of this device's columns."""
+        columns = jnp.arange(x.shape[-1], dtype=jnp.int32)
+        return columns + self._start(x)
 
-    def _start(self, x: Num[Array, "R n"]) -> Int[Array, ""] | int:
-        """Token id of the first column here."""
-        return 0 if self.axis is None else jax.lax.axis_index(self.axis) * x.shape[-1]
+    def _start(self, x: Columns) -> Int[Array, ""] | int:
+        """Returns the token id of this device's first column."""
+        if self.axis is None:
+            return 0
+        return jax.lax.axis_index(self.axis) * x.shape[-1]
 
-    def _blocks(self, x: Num[Array, "R n"]) -> tuple[Num[Array, "R m b"], Int[Array, ""] | int]:
-        """Columns in blocks of the whole vocabulary's ids, and the number of the first block."""
+    def _blocks(self, x: Columns) -> tuple[Num[Array, "R m b"], Int[Array, ""] | int]:
+        """Groups this device's columns by blocks of `BLOCK` token ids.
+
+        Returns:
+          The columns by block, with zeros for the columns of other devices, and the index of the
+          first block.
+        """
         rows, n = x.shape
         start = self._start(x)
         if self.axis is None or n % BLOCK == 0:
-            x = jnp.pad(x, ((0, 0), (0, -n % BLOCK)))
+            missing = -n % BLOCK
+            x = jnp.pad(x, ((0, 0), (0, missing)))
         else:
             # The first block may begin among another device's columns.
-            room = jnp.zeros((rows, -(-(n + BLOCK - 1) // BLOCK) * BLOCK), x.dtype)
-            x = jax.lax.dynamic_update_slice_in_dim(room, x, start % BLOCK, axis=1)
+            num_blocks = -(-(n + BLOCK - 1) // BLOCK)
+            blocks = jnp.zeros((rows, num_blocks * BLOCK), x.dtype)
+            x = jax.lax.dynamic_update_slice_in_dim(blocks, x, start % BLOCK, axis=1)
         return x.reshape(rows, -1, BLOCK), start // BLOCK
 
     def find(
         self,
-        x: Num[Array, "R n"],
-        block: Callable[[Num[Array, "R N"]], tuple[Int[Array, "R"], _Result]],
-        entry: Callable[[Num[Array, "R b"], _Result], Int[Array, "R"]],
-    ) -> tuple[Int[Array, "R"], _Result]:
-        """A token, by its block of ids and then within it.
+        x: Columns,
+        block: Callable[[Columns], tuple[TokenIds, _Result]],
+        entry: Callable[[Columns, _Result], TokenIds],
+    ) -> tuple[TokenIds, _Result]:
+        """Selects one token per row in two steps: first a block of ids, then an id in the block.
 
-        Blocks are the same however the vocabulary is split.
+        The blocks do not depend on how the vocabulary is split over devices.
 
         Args:
-          x: numbers per column, not negative.
-          block: from the sum of every block of the vocabulary to one of them, and what else its
-            caller keeps.
-          entry: from the numbers of that block, and what was kept, to one of them.
+          x: a number per column, not negative.
+          block: maps the sums of all blocks to the index of the selected block and a result for the
+            caller.
+          entry: maps the numbers of the selected block and that result to an index in the block.
 
         Returns:
-          Token ids, and what was kept.
+          Token ids, and the result of `block`.
         """
         blocks, first = self._blocks(x)
         count = blocks.shape[1]
         sums = blocks.sum(-1)
         if self.axis is not None:
-            whole = -(-x.shape[-1] * jax.lax.axis_size(self.axis) // BLOCK)
-            room = jnp.zeros((len(sums), whole + count), sums.dtype)
-            sums = jax.lax.dynamic_update_slice_in_dim(room, sums, first, axis=1)[:, :whole]
-        chosen, kept = block(self._over(jax.lax.psum, sums))
+            num_columns = x.shape[-1] * jax.lax.axis_size(self.axis)
+            num_blocks = -(-num_columns // BLOCK)
+            rows = len(sums)
+            all_sums = jnp.zeros((rows, num_blocks + count), sums.dtype)
+            all_sums = jax.lax.dynamic_update_slice_in_dim(all_sums, sums, first, axis=1)
+            sums = all_sums[:, :num_blocks]
+        sums = self._combine(jax.lax.psum, sums)
+        chosen, result = block(sums)
         local = chosen - first
         inside = jnp.clip(local, 0, count - 1)
         within = jnp.take_along_axis(blocks, inside[:, None, None], axis=1)[:, 0]
         if self.axis is not None:
-            here = (inside == local)[:, None]
-            within = jax.lax.psum(jnp.where(here, within, jnp.zeros_like(within)), self.axis)
-        return chosen * BLOCK + entry(within, kept), kept
+            is_local = (inside == local)[:, None]
+            within = jnp.where(is_local, within, jnp.zeros_like(within))
+            within = jax.lax.psum(within, self.axis)
+        return chosen * BLOCK + entry(within, result), result
 
-    def value(self, x: Num[Array, "R n"], ids: Int[Array, "R"]) -> Num[Array, "R"]:
-        """The numbers of some tokens, one a row."""
+    def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
+        """Returns the number of one token per row."""
         local = ids - self._start(x)
-        inside = jnp.clip(local, 0, x.shape[-1] - 1) if self.axis else local
-        found = jnp.take_along_axis(x, inside[:, None], axis=-1)[:, 0]
         if self.axis is None:
-            return found
-        return jax.lax.psum(jnp.where(inside == local, found, jnp.zeros_like(found)), self.axis)
+            values = jnp.take_along_axis(x, local[:, None], axis=-1)
+            return values[:, 0]
+        last = x.shape[-1] - 1
+        inside = jnp.clip(local, 0, last)
+        values = jnp.take_along_axis(x, inside[:, None], axis=-1)[:, 0]
+        # Only the device that has the token's column contributes to the sum.
+        values = jnp.where(inside == local, values, jnp.zeros_like(values))
+        return jax.lax.psum(values, self.axis)
 
-    def nth(self, flags: Bool[Array, "R n"], count: Int[Array, "R"]) -> Int[Array, "R"]:
-        """Token id of the `count`-th column that is marked, from 1."""
+    def nth(self, flags: Bool[Array, "R n"], count: TokenIds) -> TokenIds:
+        """Returns the token id of the `count`-th flagged column; `count` starts at 1."""
 
         def block(sums: Array) -> tuple[Array, Array]:
             total = jnp.cumsum(sums, axis=-1)
             chosen = jnp.argmax(total >= count[:, None], axis=-1)
-            at = chosen[:, None]
-            before = jnp.take_along_axis(total, at, 1) - jnp.take_along_axis(sums, at, 1)
+            index = chosen[:, None]
+            total_of_chosen = jnp.take_along_axis(total, index, 1)
+            before = total_of_chosen - jnp.take_along_axis(sums, index, 1)
             return chosen, before[:, 0]
 
         def entry(within: Array, before: Array) -> Array:
-            return jnp.argmax(jnp.cumsum(within, axis=-1) >= (count - before)[:, None], axis=-1)
+            total = jnp.cumsum(within, axis=-1)
+            return jnp.argmax(total >= (count - before)[:, None], axis=-1)
 
         return self.find(flags.astype(jnp.int32), block, entry)[0]
 
@@ -134,14 +174,16 @@ WHOLE = VocabPart()
 
 @pytree
 class SamplingParams:
-    """How tokens are drawn; `sampling_params` makes it from numbers.
+    """Temperature and truncation of the sampling distribution.
+
+    `sampling_params` builds it from numbers.
 
     Attributes:
       temperature: divides the logits; 0 takes the most likely token. One number, or one for each
-        of C streams that are drawn together (`for_rows` gives every row its own).
-      top_p: nucleus mass, 1 keeps everything.
-      truncated: top-p is applied; static, since finding its border costs time on large
-        vocabularies.
+        of C streams that are sampled together (`for_rows` expands it to one per row).
+      top_p: nucleus mass; 1 keeps all tokens.
+      truncated: True if top-p is applied. Static, because the search for the nucleus costs time on
+        large vocabularies.
     """
 
     temperature: Float[Array, "*rows"]
@@ -149,103 +191,122 @@ class SamplingParams:
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """The same with the temperature of each row's stream; itself where there is one for all."""
+        """Expands the temperatures of streams to rows; a single temperature stays a single one."""
         if self.temperature.ndim == 0:
             return self
         return dataclasses.replace(self, temperature=self.temperature[streams])
 
 
 def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) -> SamplingParams:
-    """A `SamplingParams` from Python numbers, truncated where they cut anything off."""
+    """Builds a `SamplingParams` from Python numbers; truncates if top_p is below 1."""
     return SamplingParams(
-        jnp.asarray(temperature, jnp.float32), jnp.float32(top_p), truncated=top_p < 1
+        temperature=jnp.asarray(temperature, jnp.float32),
+        top_p=jnp.float32(top_p),
+        truncated=top_p < 1,
     )
 
 
 def _order(x: Num[Array, "..."]) -> Int[Array, "..."]:
-    """Integers in the order of finite fp32 numbers; its own inverse but for the types."""
-    bits = x if x.dtype == jnp.int32 else jax.lax.bitcast_convert_type(x, jnp.int32)
+    """Maps finite fp32 numbers to int32 in the same order, and such int32 back to fp32 bits."""
+    bits = x
+    if x.dtype != jnp.int32:
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def lowest_kept(
-    scores: Float[Array, "R V"],
-    mass: Float[Array, "R V"],
+    scores: Scores,
+    mass: Scores,
     sampling: SamplingParams,
     part: VocabPart,
-) -> Float[Array, "R"]:
-    """The lowest score inside the nucleus.
+) -> RowFloats:
+    """Returns the lowest score inside the nucleus.
 
-    A score s is inside when the tokens above it have less than top_p of the mass. That grows as s
-    falls, so that the border is found by halving the range of fp32 numbers: 32 sums over the
-    vocabulary, where sorting it takes about three times as long on a GPU.
+    A score s is inside if the tokens above s have less than top_p of the mass. This mass grows as s
+    falls, so a bisection of the fp32 numbers finds the lowest score with 32 sums over the
+    vocabulary. Sorting the vocabulary takes about three times as long on a GPU.
+
+    Args:
+      mass: normalised probability of each token.
     """
-    float_of = lambda order: jax.lax.bitcast_convert_type(_order(order), jnp.float32)
 
-    def halve(_: Array, border: tuple[Array, Array]) -> tuple[Array, Array]:
-        outside, inside = border
+    def to_float(order: Array) -> Array:
+        return jax.lax.bitcast_convert_type(_order(order), jnp.float32)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        outside, inside = bounds
         middle = (outside & inside) + ((outside ^ inside) >> 1)
-        above = scores > float_of(middle)[:, None]
-        fits = part.sum(jnp.where(above, mass, 0.0)) < sampling.top_p
+        is_above = scores > to_float(middle)[:, None]
+        mass_above = part.sum(jnp.where(is_above, mass, 0.0))
+        fits = mass_above < sampling.top_p
         return jnp.where(fits, outside, middle), jnp.where(fits, middle, inside)
 
     top = _order(part.max(scores))
-    bottom = jnp.minimum(top, _order(jnp.float32(_DISALLOWED)) - 1)
-    return float_of(jax.lax.fori_loop(0, 32, halve, (bottom, top))[1])
+    below_disallowed = _order(jnp.float32(_DISALLOWED)) - 1
+    bottom = jnp.minimum(top, below_disallowed)
+    _, lowest = jax.lax.fori_loop(0, 32, halve, (bottom, top))
+    return to_float(lowest)
 
 
-def truncate(
-    scores: Float[Array, "R V"], sampling: SamplingParams, part: VocabPart = WHOLE
-) -> Float[Array, "R V"]:
-    """Pushes tokens outside the nucleus to the bottom.
+def truncate(scores: Scores, sampling: SamplingParams, part: VocabPart = WHOLE) -> Scores:
+    """Sets the scores of tokens outside the nucleus to `_DISALLOWED`.
 
-    The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
-    the most likely one. Ties at the border are broken by token id.
+    The nucleus is the smallest set of most likely tokens whose mass reaches top_p. It always
+    contains the most likely token. Of tokens with equal scores at the border, those with lower ids
+    are inside.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
     mass = mass / part.sum(mass)[:, None]
     lowest = lowest_kept(scores, mass, sampling, part)
-    above, tied = scores > lowest[:, None], scores == lowest[:, None]
-    before = part.sum(jnp.where(above, mass, 0.0))
-    each = part.max(jnp.where(tied, mass, 0.0))
-    ties = part.sum(tied.astype(jnp.int32))
-    room = jnp.clip(jnp.ceil((sampling.top_p - before) / each), 1, ties)
-    last = part.nth(tied, room.astype(jnp.int32))
-    kept = above | (tied & (part.ids(scores) <= last[:, None]))
-    return jnp.where(kept, scores, _DISALLOWED)
+    is_above = scores > lowest[:, None]
+    is_tied = scores == lowest[:, None]
+    mass_above = part.sum(jnp.where(is_above, mass, 0.0))
+    mass_of_tie = part.max(jnp.where(is_tied, mass, 0.0))
+    num_ties = part.sum(is_tied.astype(jnp.int32))
+    missing_mass = sampling.top_p - mass_above
+    num_inside = jnp.clip(jnp.ceil(missing_mass / mass_of_tie), 1, num_ties)
+    last = part.nth(is_tied, num_inside.astype(jnp.int32))
+    is_first = part.ids(scores) <= last[:, None]
+    in_nucleus = is_above | (is_tied & is_first)
+    return jnp.where(in_nucleus, scores, _DISALLOWED)
 
 
-def first_reaching(
-    mass: Float[Array, "R n"], share: Float[Array, "R"]
-) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """Inverse of the cumulative mass: the first index where it exceeds share x total.
+def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenIds, RowFloats]:
+    """Inverts the cumulative mass: returns the first index where it exceeds share * total.
 
-    An index without mass is never returned, whatever the rounding of the sums.
+    The rounding of the sums can't lead to an index without mass.
 
     Returns:
       Indices, and the total mass.
     """
     total = jnp.cumsum(mass, axis=-1)
     positive = mass > 0
-    reached = positive & (total > share[:, None] * total[:, -1:])
-    # The product can round up to the total: then the last index with mass is meant.
-    last = mass.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)
-    index = jnp.where(reached.any(-1), jnp.argmax(reached, axis=-1), last)
+    threshold = share[:, None] * total[:, -1:]
+    reached = positive & (total > threshold)
+    # If the product rounds up to the total, no index exceeds it: use the last index with mass.
+    from_end = jnp.argmax(positive[:, ::-1], axis=-1)
+    last = mass.shape[-1] - 1 - from_end
+    is_reached = reached.any(-1)
+    index = jnp.where(is_reached, jnp.argmax(reached, axis=-1), last)
     return index.astype(jnp.int32), total[:, -1]
 
 
 def categorical(
-    shares: Float[Array, "R 2"], scores: Float[Array, "R V"], part: VocabPart = WHOLE
-) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """A draw from softmax(scores) and its log-probability, with two random numbers per row.
+    shares: UniformPairs, scores: Scores, part: VocabPart = WHOLE
+) -> tuple[TokenIds, RowFloats]:
+    """Samples from softmax(scores) with two random numbers per row.
 
-    Gumbel noise needs a random number per vocabulary entry, which costs more than the head itself.
-    Here the vocabulary is cut into blocks: the first number chooses the block by its mass, the
-    second the entry within it. Each sees a short sum only, so that fp32 resolves rare entries too.
+    Gumbel noise needs a random number per vocabulary entry, which costs more than the output head.
+    Here the vocabulary is split into blocks. The first number selects a block by its mass and the
+    second selects an entry of the block. Both sums are short, so fp32 also resolves rare entries.
 
     Args:
-      scores: fp32; entries at least some 100 below the largest have no mass.
+      shares: random numbers, uniform in [0, 1).
+      scores: fp32; entries about 100 or more below the largest have no mass.
+
+    Returns:
+      Token ids and their log-probabilities.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
@@ -254,35 +315,47 @@ def categorical(
         lambda sums: first_reaching(sums, shares[:, 0]),
         lambda within, _: first_reaching(within, shares[:, 1])[0],
     )
-    return token, (part.value(scores, token) - top) - jnp.log(total)
+    score = part.value(scores, token)
+    logprob = (score - top) - jnp.log(total)
+    return token, logprob
 
 
 def _sample(
-    shares: Float[Array, "R 2"],
-    logits: Float[Array, "R V"],
+    shares: UniformPairs,
+    logits: Scores,
     allowed_tokens: Bool[Array, "V"],
     sampling: SamplingParams,
     part: VocabPart,
-) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """See `sample_tokens`; logits and allowed tokens are those of a part of the vocabulary."""
+) -> tuple[TokenIds, RowFloats]:
+    """Samples tokens from logits and allowed tokens of a part of the vocabulary.
+
+    Args:
+      shares: random numbers, uniform in [0, 1).
+
+    Returns:
+      Token ids and log-probabilities (see `sample_tokens`).
+    """
     greedy = sampling.temperature == 0
     divisor = jnp.where(greedy, 1.0, sampling.temperature)
     if divisor.ndim:
         divisor = divisor[:, None]
-    scaled = jnp.where(allowed_tokens, logits / divisor, _DISALLOWED)
-    # A maximum may lose a NaN, on CPUs and over several devices; a sum does not.
-    healthy = jnp.isfinite(part.sum(scaled))
+    scaled = logits / divisor
+    scaled = jnp.where(allowed_tokens, scaled, _DISALLOWED)
+    # A sum, because a maximum can lose a NaN on CPUs and over several devices.
+    is_finite = jnp.isfinite(part.sum(scaled))
     if sampling.truncated:
         scaled = truncate(scaled, sampling, part)
     random, logprob = categorical(shares, scaled, part)
-    # The first of the largest; two plain reductions are several times faster than argmax on CPUs.
-    last = jnp.iinfo(jnp.int32).max
+    # First of the largest scores. Two reductions are several times faster than argmax on CPUs.
+    no_token = jnp.iinfo(jnp.int32).max
     at_top = scaled == part.max(scaled)[:, None]
-    best = part.min(jnp.where(at_top, part.ids(scaled), last))
-    # A row of NaN has no largest: any token does, it will not count.
-    best = jnp.where(best == last, 0, best)
+    candidates = jnp.where(at_top, part.ids(scaled), no_token)
+    best = part.min(candidates)
+    # A row of NaN has no largest score. Token 0 is used, which the caller ignores.
+    best = jnp.where(best == no_token, 0, best)
     token = jnp.where(greedy, best, random)
-    return token, jnp.where(healthy, jnp.where(greedy, 0.0, logprob), jnp.nan)
+    logprob = jnp.where(greedy, 0.0, logprob)
+    return token, jnp.where(is_finite, logprob, jnp.nan)
 
 
 def sample_tokens(
@@ -293,16 +366,16 @@ def sample_tokens(
     allowed_tokens: Bool[Array, "V"],
     mesh: parallel.AnyMesh | None = None,
 ) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """One token per row.
+    """Samples one token per row.
 
     Args:
-      keys: one PRNG key per row; a row's draw depends on nothing else of the batch.
-      mesh: devices that the logits are spread over; where the vocabulary is split over `tensor`
-        (`parallel.splits_vocab`), every device looks at its own part.
+      keys: one PRNG key per row; a row's token depends on its key and logits only.
+      mesh: devices that the logits are spread over. If the vocabulary is split over `tensor`
+        (`parallel.splits_vocab`), every device reads only its part of the logits.
 
     Returns:
-      Token ids and their log-probability (nats) under the distribution drawn from, which for
-      temperature 0 is certain (0). Logits that are not finite give a log-probability of NaN.
+      Token ids and their log-probabilities (nats) under the sampling distribution. At temperature 0
+      the log-probability is 0. Logits that are not finite give a log-probability of NaN.
     """
     chex.assert_rank([logits, allowed_tokens], [2, 1])
     shares = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
@@ -310,23 +383,23 @@ def sample_tokens(
         return _sample(shares, logits, allowed_tokens, sampling, WHOLE)
     rows, tensor = parallel.logits_sharding(mesh, logits.shape[-1]).spec
     sample = functools.partial(_sample, part=VocabPart(tensor))
-    over = jax.sharding.PartitionSpec
-    of_sampling = jax.tree.map(lambda x: over(rows) if x.ndim else over(), sampling)
+    split = jax.sharding.PartitionSpec
+    sampling_specs = jax.tree.map(lambda x: split(rows) if x.ndim else split(), sampling)
     return jax.shard_map(
         sample,
         mesh=mesh,
-        in_specs=(over(rows), over(rows, tensor), over(tensor), of_sampling),
-        out_specs=(over(rows), over(rows)),
+        in_specs=(split(rows), split(rows, tensor), split(tensor), sampling_specs),
+        out_specs=(split(rows), split(rows)),
     )(shares, logits, allowed_tokens, sampling)
 
 
 @pytree
 class RowIds:
-    """What a row's random numbers depend on, apart from the key and the position.
+    """Ids on which a row's random numbers depend, in addition to the key and the position.
 
     Attributes:
       row: global row ids; -1 in a free slot.
-      stream: which of several keys and temperatures a row is drawn with.
+      stream: index of the row's key and temperature, if there are several.
     """
 
     row: Int[Array, "R"]
@@ -335,10 +408,10 @@ class RowIds:
 
 @pytree
 class Draws:
-    """What the tokens of a rollout are drawn with.
+    """Key, decode rules and sampling settings of a rollout.
 
     Attributes:
-      key: of the rollout (already folded with run and step), or of each of C streams.
+      key: PRNG key of the rollout (already folded with run and step), or one for each of C streams.
     """
 
     key: Array
@@ -347,14 +420,22 @@ class Draws:
 
 
 def row_keys(key: Array, ids: RowIds, position: Int[Array, "R"], origin: Array | int) -> Array:
-    """A key for each (row id, position): a row's text depends on no other row, slot or device.
+    """Returns a key for each (row id, position).
+
+    The key does not depend on other rows, on the slot or on the device, so neither does a row's
+    text.
 
     Args:
-      key: of all rows, or of each of C streams.
+      key: one key for all rows, or one for each of C streams.
+      position: index of the sampled token in the trunk or branch.
       origin: 0 for trunks, 1 + cut for branches.
     """
-    one = lambda key, row, at: jax.random.fold_in(jax.random.fold_in(key, row), at)
+
+    def fold(key: Array, row: Array, position: Array) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, row), position)
+
     if key.ndim == 0:
-        return jax.vmap(one, (None, 0, 0))(jax.random.fold_in(key, origin), ids.row, position)
+        shared_key = jax.random.fold_in(key, origin)
+        return jax.vmap(fold, (None, 0, 0))(shared_key, ids.row, position)
     by_stream = jax.vmap(jax.random.fold_in, (0, None))(key, origin)
-    return jax.vmap(one)(by_stream[ids.stream], ids.row, position)
+    return jax.vmap(fold)(by_stream[ids.stream], ids.row, position)

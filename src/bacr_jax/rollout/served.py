@@ -1,4 +1,8 @@
-"""Rows that servers elsewhere sample: thinking, then an answer at every cut, call by call."""
+"""Samples rows with remote servers: the thinking, then an answer at every cut, call by call.
+
+Evaluation and `fleet` (training rollouts) call `ask`. This module does not open connections: the
+caller supplies the function that sends a request to a server.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -7,7 +11,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
 from bacr_client import Answering, BudgetRules, Call, Sampling, Thinking
 from bacr_client.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
@@ -16,7 +19,7 @@ from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout.rollouts import Rollout, sampled_counters
-from bacr_jax.rollout.rows import CompleteRows, Listeners, Rows, Sampler, checked
+from bacr_jax.rollout.rows import Listeners, ResolvedRequest, Rows, Sampler, check_request
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
     CLOSED_BY_EOS,
@@ -29,23 +32,24 @@ from bacr_jax.types import (
 )
 
 _T = TypeVar("_T")
-# Asks a server: (call, sampling, part, extras) -> token ids and their log-probabilities.
+# Sends a request to a server: (call, sampling, part, extras) -> (token ids, log-probabilities).
 Complete = Callable[
     [Call, Sampling, int, Mapping[str, Any]], Awaitable[tuple[list[Any], list[float]]]
 ]
 _CLOSE = {BY_BUDGET: CLOSED_BY_BUDGET, BY_TAG: CLOSED_BY_TAG, BY_END_OF_TURN: CLOSED_BY_EOS}
-# Seconds between two calls of `poll`.
-_PATIENCE = 0.5
+# Maximum seconds between two calls of `poll`.
+_POLL_INTERVAL = 0.5
 
 
 @dataclass(frozen=True)
 class AskedRow:
-    """What is asked for in a row.
+    """A row to sample.
 
     Attributes:
-      budget: that the policy is told; None: none.
-      limit: most thinking tokens.
-      cuts: thinking tokens kept at each cut.
+      budget: budget that the policy reads, in thinking tokens; None if it reads no budget.
+      limit: maximum thinking tokens.
+      cuts: thinking tokens before each cut.
+      sampling: temperature, top-p and the seed of the row.
     """
 
     prompt: Sequence[int]
@@ -57,26 +61,26 @@ class AskedRow:
 
 @dataclass(frozen=True)
 class AnsweredRow:
-    """A row that has ended.
+    """A row that a server has sampled.
 
     Attributes:
-      kept: thinking tokens, without those of the tag that closed it.
-      answers: at each cut, one after the other where there are several.
-      source: place of the answer that serves each place.
+      num_thinking: thinking tokens, without the tokens of the closing tag.
+      answers: answers in the order of the cuts; several answers of a cut are adjacent.
+      source: for each answer, the index of the answer whose text it shares.
     """
 
     thinking: Thinking
-    kept: int
+    num_thinking: int
     answers: list[Answering]
     source: list[int]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How rows are asked for; the fields of `RolloutSpec` by the same names.
+    """Settings of remote sampling; `answers` and `own_cuts` mean the same as in `RolloutSpec`.
 
     Attributes:
-      without_tag: from the tokens of a thinking that its tag closed to how many are not the tag's.
+      without_tag: returns how many tokens of a thinking closed by its tag are before the tag.
     """
 
     rules: BudgetRules
@@ -85,30 +89,50 @@ class Asking:
     own_cuts: bool = False
 
     async def row(self, asked: AskedRow, complete: Complete) -> AnsweredRow:
-        """Thinks, and answers at each cut; cuts at the same place share their answer, if it is one.
+        """Samples the thinking, then one answer per distinct cut.
 
-        ValueError: a server answers with what can't be.
+        Cuts at the same position share an answer if `answers` is 1.
+
+        Raises:
+          ValueError: a server returns tokens that the request does not allow.
         """
         thinking = Thinking(self.rules, asked.prompt, asked.limit)
-        told = extras(asked.budget, len(asked.prompt))
-        await thinking.finish(lambda call: complete(call, asked.sampling, 0, told))
-        kept = self.without_tag(thinking.tokens) if thinking.by_tag else len(thinking.kept)
+        xargs = extras(asked.budget, len(asked.prompt))
+        await thinking.finish(lambda call: complete(call, asked.sampling, 0, xargs))
+        num_thinking = len(thinking.kept)
+        if thinking.by_tag:
+            num_thinking = self.without_tag(thinking.tokens)
+        ends = self._ends(asked, num_thinking)
+        source = list(range(len(ends)))
+        if self.answers == 1:
+            source = [ends.index(end) for end in ends]
+        answers = dict[int, Answering]()
+        for index in sorted(set(source)):
+            if ends[index] == num_thinking:
+                answer = thinking.answering()
+            else:
+                answer = thinking.answering_at(ends[index])
+            answers[index] = answer
+            await answer.finish(lambda call: complete(call, asked.sampling, len(answers), xargs))
+        return AnsweredRow(thinking, num_thinking, [answers[index] for index in source], source)
+
+    def _ends(self, asked: AskedRow, num_thinking: int) -> list[int]:
+        """Returns the thinking tokens before each answer, with the answers of a cut adjacent."""
         cuts = asked.cuts
         if self.own_cuts:
-            given = (np.array([x]) for x in (asked.cuts, kept, asked.limit))
-            cuts = cuts_of_trace(*given)[0].tolist()
-        ends = [min(cut, kept) for cut in cuts for _ in range(self.answers)]
-        source = [ends.index(end) if self.answers == 1 else at for at, end in enumerate(ends)]
-        made = dict[int, Answering]()
-        for at in sorted(set(source)):
-            whole = ends[at] == kept
-            made[at] = thinking.answering() if whole else thinking.answering_at(ends[at])
-            await made[at].finish(lambda call: complete(call, asked.sampling, len(made), told))
-        return AnsweredRow(thinking, kept, [made[at] for at in source], source)
+            thinking = np.array([num_thinking])
+            limit = np.array([asked.limit])
+            moved = cuts_of_trace(np.array([cuts]), thinking, limit)
+            cuts = moved[0].tolist()
+        ends = []
+        for cut in cuts:
+            end = min(cut, num_thinking)
+            ends += [end] * self.answers
+        return ends
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
-    """How many tokens of a thinking that its tag closed are not the tag's, in a prompt format."""
+    """Returns a function for `Asking.without_tag`, for the closing tag of a prompt format."""
     table = compile_stop_string(
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
@@ -123,47 +147,69 @@ def ask(
     listeners: Listeners,
     answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
-    """A rollout whose rows servers sample, `spec.slots` at once; arguments as of `generate`.
+    """Runs a rollout whose rows are sampled by servers, `spec.slots` rows at once.
 
     Args:
-      answered: has a row sampled; what it raises ends the rollout.
+      prompts, rows, key, sampler, listeners: as for `rollouts.generate`.
+      answered: samples a row; an exception that it raises ends the rollout.
     """
-    spec, whole = sampler.spec, checked(prompts, rows, key, sampler)
-    width = sampler.rules.suffix_length + spec.answer_tokens
-    shapes = {"sampled": spec.max_sampled, "width": prompts.tokens.shape[1] + spec.max_sampled}
-    of_answers = {"sampled": spec.answer_tokens, "width": width}
+    spec = sampler.spec
+    request = check_request(prompts, rows, key, sampler)
+    prompt_width = prompts.tokens.shape[1]
+    suffix_length = sampler.rules.suffix_length
 
-    def ended(rows: dict[int, AnsweredRow]) -> None:
+    def to_trunks(rows: Sequence[AnsweredRow]) -> Trunks:
+        return as_trunks(rows, width=prompt_width + spec.max_sampled, sampled=spec.max_sampled)
+
+    def to_branches(rows: Sequence[AnsweredRow]) -> Branches:
+        width = suffix_length + spec.answer_tokens
+        return as_branches(rows, width=width, sampled=spec.answer_tokens)
+
+    def report(rows: dict[int, AnsweredRow]) -> None:
         if listeners.on_rows is not None:
-            some = [*rows.values()]
-            parts = as_trunks(some, **shapes), as_branches(some, **of_answers)
-            listeners.on_rows(np.array([*rows]), *parts)
+            ended = list(rows.values())
+            indices = np.array(list(rows))
+            listeners.on_rows(indices, to_trunks(ended), to_branches(ended))
 
-    work = [answered(asked) for asked in asked_rows(prompts, whole, key, sampler)]
-    found = asyncio.run(together(work, spec.slots, listeners.poll, ended))
-    trunks, branches = as_trunks(found, **shapes), as_branches(found, **of_answers)
+    work = [answered(asked) for asked in asked_rows(prompts, request, key, sampler)]
+    answered_rows = asyncio.run(together(work, spec.slots, listeners.poll, report))
+    trunks = to_trunks(answered_rows)
+    branches = to_branches(answered_rows)
     return Rollout(trunks, branches, sampled_counters(trunks, branches))
 
 
 def asked_rows(
-    prompts: Prompts, rows: CompleteRows, key: jax.Array, sampler: Sampler
+    prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: Sampler
 ) -> list[AskedRow]:
-    """Rows as servers are asked for them; a row's seed is that of its stream's key and its id."""
-    words = np.asarray(jax.random.key_data(key)).reshape(-1, *jax.random.key_data(key).shape[-1:])
-    # Of a number in float32 the digits that it was written with.
-    warmth = np.asarray(sampler.sampling.temperature, float).reshape(-1).round(6)
+    """Converts the rows of a rollout to rows for servers.
+
+    The seed of a row depends on the key of its stream and its id.
+    """
+    key_data = jax.random.key_data(key)
+    words_per_key = key_data.shape[-1]
+    keys = np.asarray(key_data).reshape(-1, words_per_key)
+    # Rounded, because float32 temperatures such as 0.6 have more digits as Python numbers.
+    temperatures = np.asarray(sampler.sampling.temperature, float).reshape(-1).round(6)
     top_p = round(float(sampler.sampling.top_p), 6)
-    found = []
-    for place, stream in enumerate(rows.streams.tolist()):
-        seeds = [*words[stream].tolist(), int(rows.ids[place])]
-        seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
-        temperature = float(warmth[stream if len(warmth) > 1 else 0])
-        drawn = Sampling(temperature, top_p, seed) if temperature else Sampling()
-        prompt = np.asarray(prompts.tokens[place])[: int(prompts.lengths[place])].tolist()
-        budget, limit = int(rows.budgets[place]), int(rows.limits[place])
-        told = None if budget == NO_BUDGET else budget
-        found.append(AskedRow(prompt, told, limit, rows.cuts[place].tolist(), drawn))
-    return found
+    asked = []
+    for index, stream in enumerate(rows.streams.tolist()):
+        entropy = [*keys[stream].tolist(), int(rows.ids[index])]
+        state = np.random.SeedSequence(entropy).generate_state(1)
+        seed = int(state[0])
+        is_shared = len(temperatures) == 1
+        temperature = float(temperatures[0 if is_shared else stream])
+        sampling = Sampling(temperature, top_p, seed) if temperature else Sampling()
+        length = int(prompts.lengths[index])
+        budget = int(rows.budgets[index])
+        row = AskedRow(
+            prompt=np.asarray(prompts.tokens[index])[:length].tolist(),
+            budget=None if budget == NO_BUDGET else budget,
+            limit=int(rows.limits[index]),
+            cuts=rows.cuts[index].tolist(),
+            sampling=sampling,
+        )
+        asked.append(row)
+    return asked
 
 
 async def together(
@@ -172,30 +218,30 @@ async def together(
     poll: Poll,
     on_rows: Callable[[dict[int, _T]], None] | None = None,
 ) -> list[_T]:
-    """Awaits coroutines, at most `at_once` in flight, and returns their results in their order.
+    """Awaits coroutines, at most `at_once` in flight, and returns their results in order.
 
-    The first exception cancels all of them, also an exception that `poll` raises.
+    The first exception cancels all coroutines, also an exception that `poll` raises.
 
     Args:
-      poll: called about twice a second.
-      on_rows: called with the results that have arrived, by their places.
+      poll: called at least twice a second.
+      on_rows: called with the new results by the index of their coroutine.
     """
-    gate = asyncio.Semaphore(at_once)
+    semaphore = asyncio.Semaphore(at_once)
 
-    async def admitted(row: Coroutine[Any, Any, _T]) -> _T:
-        async with gate:
+    async def run_one(row: Coroutine[Any, Any, _T]) -> _T:
+        async with semaphore:
             return await row
 
-    tasks = [asyncio.ensure_future(admitted(row)) for row in rows]
-    place = {task: number for number, task in enumerate(tasks)}
+    tasks = [asyncio.ensure_future(run_one(row)) for row in rows]
+    index_of = {task: index for index, task in enumerate(tasks)}
     pending = set(tasks)
     try:
         while pending:
             done, pending = await asyncio.wait(
-                pending, timeout=_PATIENCE, return_when=asyncio.FIRST_EXCEPTION
+                pending, timeout=_POLL_INTERVAL, return_when=asyncio.FIRST_EXCEPTION
             )
             if done and on_rows is not None:
-                on_rows({place[task]: task.result() for task in done})
+                on_rows({index_of[task]: task.result() for task in done})
             if poll is not None:
                 poll()
         return [task.result() for task in tasks]
@@ -207,52 +253,61 @@ async def together(
             row.close()
 
 
-def _padded(rows: Sequence[Sequence[Any]], width: int, kind: Any = np.int32) -> np.ndarray:
-    """Rows of numbers with zeros after them."""
-    found = np.zeros((len(rows), width), kind)
+def _pad_rows(rows: Sequence[Sequence[Any]], width: int, dtype: Any = np.int32) -> np.ndarray:
+    """Returns rows of numbers as an array [rows, width], padded with zeros at the end."""
+    padded = np.zeros((len(rows), width), dtype)
     for row, numbers in enumerate(rows):
-        found[row, : len(numbers)] = numbers
-    return found
-
-
-def _numbers(values: Sequence[int]) -> Int[np.ndarray, "n"]:
-    return np.array(values, np.int32)
+        padded[row, : len(numbers)] = numbers
+    return padded
 
 
 def as_trunks(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Trunks:
-    """Thinking as rollouts give it.
+    """Converts the thinking of rows to `Trunks`.
 
     Args:
-      width: of the tokens.
-      sampled: of the log-probabilities.
+      width: width of the tokens (prompt and thinking).
+      sampled: width of the log-probabilities.
     """
     thoughts = [row.thinking for row in rows]
-    arrays: dict[str, Any] = {
-        "tokens": _padded([(*thought.prompt, *thought.tokens) for thought in thoughts], width),
-        "prompt_lengths": _numbers([len(thought.prompt) for thought in thoughts]),
-        "sampled": _numbers([len(thought.tokens) for thought in thoughts]),
-        "thinking": _numbers([row.kept for row in rows]),
-        "close": _numbers([_CLOSE[thought.closed_by] for thought in thoughts]),
-        "budgets": _numbers([thought.limit for thought in thoughts]),
-        "logprobs": _padded([thought.logprobs for thought in thoughts], sampled, np.float32),
+    columns: dict[str, list[int]] = {
+        "prompt_lengths": [len(thought.prompt) for thought in thoughts],
+        "sampled": [len(thought.tokens) for thought in thoughts],
+        "thinking": [row.num_thinking for row in rows],
+        "close": [_CLOSE[thought.closed_by] for thought in thoughts],
+        "budgets": [thought.limit for thought in thoughts],
     }
+    arrays: dict[str, Any] = {
+        "tokens": _pad_rows([(*thought.prompt, *thought.tokens) for thought in thoughts], width),
+        "logprobs": _pad_rows([thought.logprobs for thought in thoughts], sampled, np.float32),
+    }
+    arrays |= {name: np.array(values, np.int32) for name, values in columns.items()}
     return Trunks(**arrays)
 
 
 def as_branches(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Branches:
-    """Answers as rollouts give them: [rows, cuts]; arguments as in `as_trunks`."""
+    """Converts the answers of rows to `Branches` with axes [rows, cuts].
+
+    Args:
+      width: width of the tokens (suffix and answer).
+      sampled: width of the log-probabilities.
+    """
     flat = [answer for row in rows for answer in row.answers]
     shape = (len(rows), len(rows[0].answers))
-    table = lambda values, kind: np.array(values, kind).reshape(shape)
-    tokens = _padded([(*answer.forced, *answer.tokens) for answer in flat], width)
-    logprobs = _padded([answer.logprobs for answer in flat], sampled, np.float32)
+    texts = [(*answer.forced, *answer.tokens) for answer in flat]
+    tokens = _pad_rows(texts, width)
+    logprobs = _pad_rows([answer.logprobs for answer in flat], sampled, np.float32)
+    columns: dict[str, list[int]] = {
+        "context": [len(answer.prompt) - len(answer.forced) for answer in flat],
+        "forced": [len(answer.forced) for answer in flat],
+        "sampled": [len(answer.tokens) for answer in flat],
+        "source": [index for row in rows for index in row.source],
+    }
+    finished = np.array([answer.finished for answer in flat], bool)
     arrays: dict[str, Any] = {
         "tokens": tokens.reshape(*shape, width),
-        "context": table([len(answer.prompt) - len(answer.forced) for answer in flat], np.int32),
-        "forced": table([len(answer.forced) for answer in flat], np.int32),
-        "sampled": table([len(answer.tokens) for answer in flat], np.int32),
-        "finished": table([answer.finished for answer in flat], bool),
-        "source": _numbers([place for row in rows for place in row.source]).reshape(shape),
+        "finished": finished.reshape(shape),
         "logprobs": logprobs.reshape(*shape, sampled),
     }
+    for name, values in columns.items():
+        arrays[name] = np.array(values, np.int32).reshape(shape)
     return Branches(**arrays)

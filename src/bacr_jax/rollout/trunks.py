@@ -1,17 +1,18 @@
-"""Trunks: thinking tokens sampled under a budget that holds to the token.
+"""Decodes trunks: prompts and the thinking sampled under an exact token budget.
 
-The pure core is `prefill_prompts` and `insert_rows` (prompts enter free slots of a state) and
-`decode_trunks` (a fixed number of steps of every slot). One step of a row samples a token from the
-logits it holds, asks three questions (did the closing tag complete, did the turn end, is the budget
-spent) and feeds the token into the cache, which gives the next logits.
+`prefill_prompts` and `insert_rows` put prompts into free slots of a state. `decode_trunks` runs a
+fixed number of steps of every slot. One step samples a token of each row from the row's logits,
+checks whether the closing tag is complete, the turn has ended or the budget is used up, and feeds
+the token into the cache, which gives the next logits. `engine` calls this module.
 
-A row's cache always holds every token of its trunk, the last one included, so branches can hang off
-any cut. Caches are only as long as the longest row in flight needs: `resize_caches` makes them
-longer or shorter, and whatever a step reads, it reads whole.
+A row's cache always contains every token of its trunk, including the last token, so branches can
+start at any cut. Every step reads the full length of the caches. They are therefore only as long as
+the longest row in flight needs, and `resize_caches` changes their length.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -30,18 +31,20 @@ from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Promp
 
 @pytree
 class TrunkState:
-    """Slots with rows in flight; a free slot is a row that has ended.
+    """Slots with rows in flight; a free slot is marked as ended.
 
     Attributes:
-      cache: keys and values per layer; index == position.
+      cache: keys and values per layer; the index along the cache is the position.
       logits: scores of each row's next token, fp32.
+      tokens: prompt tokens, then sampled tokens.
+      sampled: number of sampled tokens.
       budgets: tokens after which a row is cut.
-      matched: state of the closing-tag automaton.
-      tag_start: sampled-token index where the tag match now alive began.
-      close: how the row ended (meaningful once `ended`).
-      ended: no token will be sampled any more.
-      broken: ended because its logits were not finite.
-      logprobs: of each sampled token under the sampling distribution.
+      matched: state of the closing tag's automaton.
+      tag_start: index of the sampled token in which the current match of the closing tag began.
+      close: how the row ended; valid if `ended`.
+      ended: True if no more tokens will be sampled.
+      broken: True if the row ended because its logits were not finite.
+      logprobs: log-probability of each sampled token under the sampling distribution.
       phi: budget embedding per row (or per layer and row); None without conditioning.
     """
 
@@ -63,11 +66,11 @@ class TrunkState:
 
 @pytree
 class Prefilled:
-    """Prompts that went through the model.
+    """Result of the prefill of prompts.
 
     Attributes:
       logits: scores of each row's first thinking token, fp32.
-      phi: budget embedding they were prefilled with.
+      phi: budget embedding of each row.
     """
 
     cache: tuple[LayerCache, ...]
@@ -78,7 +81,14 @@ class Prefilled:
 def free_slots(
     *, spec: DecodeSpec, slots: int, prompt_width: int, max_new: int, length: int, phi: Phi = None
 ) -> TrunkState:
-    """A state without any row; of `phi` the shape alone is read."""
+    """Creates a state without rows.
+
+    Args:
+      prompt_width: tokens per padded prompt.
+      max_new: maximum sampled tokens of a row.
+      length: positions of the caches.
+      phi: budget embeddings with the shape of the state's; the values are not used.
+    """
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
         cache=kv_cache.empty(
@@ -110,10 +120,10 @@ def prefill_prompts(
 ) -> Prefilled:
     """Runs prompts through the model."""
     chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
-    b, p = prompts.tokens.shape
+    rows, width = prompts.tokens.shape
     mask = None
     if spec.conditioning is not None and spec.conditioning.positions == "response":
-        mask = jnp.zeros((b, p), bool)
+        mask = jnp.zeros((rows, width), bool)
 
     def attend(_: None, q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
         out = attention.causal_attention(
@@ -121,7 +131,7 @@ def prefill_prompts(
         )
         return out, kv_cache.make(k, v, transposed=spec.transposes_keys)
 
-    positions = jnp.broadcast_to(jnp.arange(p), (b, p))
+    positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
     none = [None] * len(params.layers)
     x, cache = run_blocks(
         params,
@@ -132,8 +142,10 @@ def prefill_prompts(
         spec=spec,
         conditioned=spec.condition(params, phi, mask),
     )
-    last = jnp.take_along_axis(x, (prompts.lengths - 1)[:, None, None], axis=1)
-    return shard_rows(Prefilled(cache, output_logits(params, last[:, 0], spec), phi), spec.mesh)
+    last = (prompts.lengths - 1)[:, None, None]
+    last_states = jnp.take_along_axis(x, last, axis=1)[:, 0]
+    logits = output_logits(params, last_states, spec)
+    return shard_rows(Prefilled(cache, logits, phi), spec.mesh)
 
 
 def insert_rows(
@@ -150,25 +162,33 @@ def insert_rows(
     """Puts prefilled rows into slots.
 
     Args:
-      state: slots; those named here are overwritten.
-      slots: where each row goes; one past the last drops the row.
-      sources: prefilled prompt of each row; by default there is one for each.
+      state: slots; the slots of the new rows are overwritten.
+      budgets: tokens after which each row is cut.
+      slots: slot of each row; the index after the last slot drops the row.
+      sources: index of each row's prompt in `prefilled`; None if each row has a prefilled prompt.
     """
     chex.assert_equal_shape([budgets, ids.row, slots])
-    put = lambda old, new: old.at[slots].set(jnp.asarray(new, old.dtype), mode="drop")
-    widen = lambda x, like: jnp.pad(x, ((0, 0), (0, like.shape[1] - x.shape[1])))
-    put_layer = lambda old, new: kv_cache.put_rows(old, new, slots)
+
+    def put(old: Array, new: Any) -> Array:
+        new = jnp.asarray(new, old.dtype)
+        return old.at[slots].set(new, mode="drop")
+
+    def put_layer(old: LayerCache, new: LayerCache) -> LayerCache:
+        return kv_cache.put_rows(old, new, slots)
+
     if sources is not None:
-        own = lambda x: x[sources]
-        cache, logits = jax.tree.map(own, (prefilled.cache, prefilled.logits))
+        cache, logits = jax.tree.map(lambda x: x[sources], (prefilled.cache, prefilled.logits))
         prefilled = dataclasses.replace(prefilled, cache=cache, logits=logits)
+    free_columns = state.tokens.shape[1] - prompts.tokens.shape[1]
     phi = state.phi
     if phi is not None:
-        phi = put(phi, prefilled.phi) if phi.ndim == 2 else jax.vmap(put)(phi, prefilled.phi)
+        # With an embedding per layer, the rows are the second axis.
+        put_phi = put if phi.ndim == 2 else jax.vmap(put)
+        phi = put_phi(phi, prefilled.phi)
     filled = TrunkState(
         cache=tuple(map(put_layer, state.cache, prefilled.cache)),
         logits=put(state.logits, prefilled.logits),
-        tokens=put(state.tokens, widen(prompts.tokens, state.tokens)),
+        tokens=put(state.tokens, jnp.pad(prompts.tokens, ((0, 0), (0, free_columns)))),
         prompt_lengths=put(state.prompt_lengths, prompts.lengths),
         sampled=put(state.sampled, 0),
         budgets=put(state.budgets, budgets),
@@ -197,12 +217,12 @@ def feed_tokens(
     """Runs one token per row through the model against its cache.
 
     Args:
-      positions: where each token stands; inside the cache for rows whose result matters.
+      positions: position of each token; inside the cache for live rows.
       cache: keys and values of earlier positions; extended in place.
-      live: rows whose result matters; all by default. The others' keys need not be read.
+      live: rows whose result is used; all by default. The keys of other rows need not be read.
 
     Returns:
-      Logits of the next token (fp32) and the cache with this token in it.
+      Logits of the next token (fp32), and the cache including this token.
     """
     length = cache[0].length
     visible = jnp.arange(length) <= positions[:, None]
@@ -214,9 +234,12 @@ def feed_tokens(
         written = kv_cache.write(cache, k, v, positions)
         if spec.attention == "cudnn":
             return attend_rows(q, written, lengths, spec.mesh), written
-        keys, values, transposed = written.k, written.v, written.transposed
+        keys = written.k
+        values = written.v
+        transposed = written.transposed
         if spec.product_dtype is not None:
-            # 1.4 times as fast on two CPU cores. Its last bits differ, as those of the products do.
+            # 1.4 times as fast on two CPU cores. The last bits differ from `cached_attention`, as
+            # the last bits of the products do in this type.
             out = attention.token_attention(q, keys, values, visible, transposed=transposed)
             return out, written
         partial = attention.cached_attention(
@@ -233,21 +256,22 @@ def feed_tokens(
         spec=spec,
         conditioned=spec.condition(params, phi),
     )
-    return output_logits(params, x.reshape(-1, x.shape[-1]), spec), cache
+    states = x.reshape(-1, x.shape[-1])
+    return output_logits(params, states, spec), cache
 
 
 def trunk_step(
     params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec
 ) -> TrunkState:
-    """Samples one token for every live row and feeds it; ended rows only keep the shapes.
+    """Samples one token for every live row and feeds it; ended rows do not change.
 
-    The budget rule: a row that has sampled b tokens without completing the closing tag is cut there
-    (CLOSED_BY_BUDGET, thinking == b). A tag that completes, at the b-th token too, closes it. With
-    a grace window of g tokens the cut comes at the first line break from the b-th token on, and at
-    b + g at the latest; a budget of 0 has no grace.
+    A row that has sampled b tokens without completing the closing tag is cut after them
+    (CLOSED_BY_BUDGET, thinking == b). A tag that is complete, also at the b-th token, closes the
+    row (CLOSED_BY_TAG). With a grace window of g tokens, the row is cut at the first line break
+    from the b-th token on, and at b + g at the latest. A budget of 0 has no grace window.
     """
     rules = draws.rules
-    drawn = draw_tokens(
+    result = draw_tokens(
         row_keys(draws.key, state.ids, state.sampled, 0),
         state.logits,
         ~state.ended,
@@ -257,28 +281,36 @@ def trunk_step(
         state.ids.stream,
         spec.mesh,
     )
-    opens = rules.think_close.opens[state.matched, drawn.token]
-    at = state.prompt_lengths + state.sampled
-    rows = jnp.arange(at.shape[0])
-    place = lambda index: jnp.where(drawn.live, index, jnp.int32(state.tokens.shape[1]))
-    tokens = state.tokens.at[rows, place(at)].set(drawn.token, mode="drop")
-    logprobs = state.logprobs.at[rows, place(state.sampled)].set(drawn.logprob, mode="drop")
-    # What an ended row feeds lands behind its last token, where no query looks.
+    opens = rules.think_close.opens[state.matched, result.token]
+    positions = state.prompt_lengths + state.sampled
+    rows = jnp.arange(positions.shape[0])
+
+    def drop_ended(index: Array) -> Array:
+        # Writes out of range are dropped.
+        out_of_range = jnp.int32(state.tokens.shape[1])
+        return jnp.where(result.live, index, out_of_range)
+
+    tokens = state.tokens.at[rows, drop_ended(positions)].set(result.token, mode="drop")
+    logprobs = state.logprobs.at[rows, drop_ended(state.sampled)].set(result.logprob, mode="drop")
+    # The token of an ended row is written after its last token, where no query attends.
     logits, cache = feed_tokens(
-        params, drawn.token, at, state.cache, spec=spec, phi=state.phi, live=drawn.live
+        params, result.token, positions, state.cache, spec=spec, phi=state.phi, live=result.live
     )
-    natural = jnp.where(drawn.by_eos, CLOSED_BY_EOS, state.close)
+    natural = jnp.where(result.by_eos, CLOSED_BY_EOS, state.close)
     limits = state.budgets
     if spec.grace:
-        limits = limits + jnp.where(rules.line_breaks[drawn.token], 0, spec.grace)
+        is_line_break = rules.line_breaks[result.token]
+        limits = limits + jnp.where(is_line_break, 0, spec.grace)
+    counted = count_tokens(state, result, limits)
+    starts_tag = (result.live & opens) | result.by_eos
     return dataclasses.replace(
-        count_tokens(state, drawn, limits),
+        counted,
         cache=cache,
         logits=logits,
         tokens=tokens,
         logprobs=logprobs,
-        tag_start=jnp.where((drawn.live & opens) | drawn.by_eos, state.sampled, state.tag_start),
-        close=jnp.where(drawn.by_tag, CLOSED_BY_TAG, natural),
+        tag_start=jnp.where(starts_tag, state.sampled, state.tag_start),
+        close=jnp.where(result.by_tag, CLOSED_BY_TAG, natural),
     )
 
 
@@ -286,7 +318,10 @@ def trunk_step(
 def decode_trunks(
     params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec, num_steps: int
 ) -> TrunkState:
-    """Steps of every row; a trip count known at compile time never waits for the host."""
+    """Runs `num_steps` steps of every row.
+
+    The number of steps is static, so that the loop never waits for the host. The state is donated.
+    """
 
     def advance(_: Array, state: TrunkState) -> TrunkState:
         state = trunk_step(params, state, draws, spec=spec)
@@ -296,9 +331,9 @@ def decode_trunks(
 
 
 def resize_caches(state: TrunkState, length: int) -> TrunkState:
-    """The same rows with caches of another length; the old caches are freed layer by layer.
+    """Changes the length of the caches and frees the old caches layer by layer.
 
-    Not to be called inside jit, where all layers would be held twice.
+    Do not call it inside jit, where the old and new caches of all layers would exist at once.
     """
     resized = []
     for layer in state.cache:
@@ -314,23 +349,24 @@ _resize = jax.jit(kv_cache.resize, static_argnums=1)
 def take_slots(
     state: TrunkState, slots: Int[Array, "F"], *, mesh: parallel.AnyMesh | None = None
 ) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
-    """Copies of some slots: caches, trunks and budget embeddings (what `branches` needs)."""
-    pick = lambda x: x[slots]
-    cache = parallel.constrain_cache(jax.tree.map(pick, state.cache), mesh)
+    """Copies the caches, trunks and budget embeddings of some slots, for their branches."""
+    cache = jax.tree.map(lambda x: x[slots], state.cache)
+    cache = parallel.constrain_cache(cache, mesh)
     phi = state.phi
     if phi is not None:
         phi = jnp.take(phi, slots, axis=phi.ndim - 2)
-    return cache, jax.tree.map(pick, trunks_of(state)), phi
+    trunks = jax.tree.map(lambda x: x[slots], trunks_of(state))
+    return cache, trunks, phi
 
 
 def trunks_of(state: TrunkState) -> Trunks:
-    """What was sampled; lengths derived from counters, never from token values."""
-    forced = state.close == CLOSED_BY_BUDGET
+    """Returns the sampled trunks; lengths come from counters, not from token values."""
+    is_forced = state.close == CLOSED_BY_BUDGET
     return Trunks(
         tokens=state.tokens,
         prompt_lengths=state.prompt_lengths,
         sampled=state.sampled,
-        thinking=jnp.where(forced, state.sampled, state.tag_start),
+        thinking=jnp.where(is_forced, state.sampled, state.tag_start),
         close=state.close,
         budgets=state.budgets,
         logprobs=state.logprobs,
