@@ -16,6 +16,13 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
+# One score of each problem per column.
+Scores = Float[np.ndarray, "n s"]
+# One number of each problem.
+Shares = Float[np.ndarray, "n"]
+# Lower and upper end of each column's interval.
+Ends = Float[np.ndarray, "s 2"]
+
 # With this many, the ends of an interval vary by about 2 % of its width between seeds.
 RESAMPLES = 10_000
 # Resamples that are drawn at a time, which bounds the memory.
@@ -45,7 +52,7 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
     return min(low, rate), max(high, rate)
 
 
-def paired_difference_interval(differences: Float[np.ndarray, "n"]) -> tuple[float, float]:
+def paired_difference_interval(differences: Shares) -> tuple[float, float]:
     """Returns the 95 % interval, in [-1, 1], of a difference of accuracies on the same problems.
 
     It is the normal interval of the mean of the differences d_i after adding two imaginary
@@ -62,7 +69,7 @@ def paired_difference_interval(differences: Float[np.ndarray, "n"]) -> tuple[flo
 
 
 def resampled_means(
-    scores: Float[np.ndarray, "n s"], *, seed: int = 0, resamples: int = RESAMPLES
+    scores: Scores, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Float[np.ndarray, "r s"]:
     """Returns the mean of each column over n problems drawn with replacement, for each resample.
 
@@ -70,7 +77,8 @@ def resampled_means(
     """
     n = len(scores)
     draws = _cached_draws if n <= _MAX_CACHED_PROBLEMS else _draws
-    return np.concatenate([counts @ scores / n for counts in draws(n, seed, resamples)])
+    means = [counts @ scores / n for counts in draws(n, seed, resamples)]
+    return np.concatenate(means)
 
 
 def _draws(n: int, seed: int, resamples: int) -> Iterator[Int[np.ndarray, "r n"]]:
@@ -89,7 +97,7 @@ def _cached_draws(n: int, seed: int, resamples: int) -> list[Int[np.ndarray, "r 
     return list(_draws(n, seed, resamples))
 
 
-def bootstrap_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "s 2"]:
+def bootstrap_intervals(scores: Scores) -> Ends:
     """Returns 95 % percentile intervals of the means over problems, for each column.
 
     If all problems have the same score, the interval has no width.
@@ -98,7 +106,7 @@ def bootstrap_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "
     return np.quantile(means, _ENDS, axis=0).T
 
 
-def rate_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "s 2"]:
+def rate_intervals(scores: Scores) -> Ends:
     """Returns 95 % intervals of rates in [0, 1], for each column.
 
     They are `bootstrap_intervals`. For a column in which all problems have the same rate, they are
@@ -107,14 +115,13 @@ def rate_intervals(scores: Float[np.ndarray, "n s"]) -> Float[np.ndarray, "s 2"]
     """
     ends = bootstrap_intervals(scores)
     n = len(scores)
-    for column in np.flatnonzero(np.ptp(scores, axis=0) == 0.0):
+    equal_columns = np.ptp(scores, axis=0) == 0.0
+    for column in np.flatnonzero(equal_columns):
         ends[column] = wilson_interval(float(scores[0, column]) * n, n)
     return np.clip(ends, 0.0, 1.0)
 
 
-def ratio_interval(
-    part: Float[np.ndarray, "n"], total: Float[np.ndarray, "n"]
-) -> tuple[float, float]:
+def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
     """Returns the 95 % bootstrap interval of mean(part) / mean(total), a share within a share.
 
     Resamples in which mean(total) is 0 are left out. If all problems with a positive `total` have
@@ -134,9 +141,7 @@ def ratio_interval(
     return max(float(low), 0.0), min(float(high), 1.0)
 
 
-def difference_intervals(
-    one: Float[np.ndarray, "n s"], other: Float[np.ndarray, "n s"]
-) -> Float[np.ndarray, "s 2"]:
+def difference_intervals(one: Scores, other: Scores) -> Ends:
     """Returns 95 % intervals of mean(one) - mean(other) on the same problems, for each column.
 
     They are the paired bootstrap. If all problems have the same difference, resampling gives no
@@ -144,6 +149,7 @@ def difference_intervals(
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     ends = bootstrap_intervals(differences)
-    for column in np.flatnonzero(np.ptp(differences, axis=0) == 0.0):
+    equal_columns = np.ptp(differences, axis=0) == 0.0
+    for column in np.flatnonzero(equal_columns):
         ends[column] = paired_difference_interval(differences[:, column])
     return ends

@@ -15,10 +15,15 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, r
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET, Poll
 
+# Verdicts, or scores in [0, 1], of each problem's samples.
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
+# Number of each sample's answer.
+Clusters = Int[np.ndarray, "n samples"]
+# One estimate of each problem.
+Estimates = Float[np.ndarray, "n"]
 
 
-def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
+def pass_at_k(correct: Verdicts, k: int) -> Estimates:
     """Estimates the probability that at least one of k samples is correct, for each problem.
 
     The estimate is unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
@@ -91,9 +96,7 @@ def _ways_to_lose_or_tie(
     return ways[:, rest]
 
 
-def majority_at_k(
-    answers: Int[np.ndarray, "n samples"], correct: Verdicts, k: int
-) -> Float[np.ndarray, "n"]:
+def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
     """Estimates the probability that the most frequent answer of k samples is correct, per problem.
 
     The estimate is unbiased: it is the exact mean over all subsets of k samples. A tie is broken by
@@ -158,7 +161,7 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 
 def answer_clusters(
     answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any, poll: Poll = None
-) -> Int[np.ndarray, "n samples"]:
+) -> Clusters:
     """Numbers the answers of each problem so that equal answers have equal numbers.
 
     Correct answers equal the reference, so all of them are one cluster. Two wrong answers are equal
@@ -221,7 +224,7 @@ def _number_cluster(
             numbered[answer] = cluster
 
 
-def _number_equal_texts(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:
+def _number_equal_texts(answers: Sequence[Sequence[str | None]]) -> Clusters:
     """Numbers answers by their texts, without regard to white space; -1 for no answer."""
     rows = []
     for row in answers:

@@ -108,7 +108,7 @@ def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
     return np.sort(np.random.default_rng([seed, 7]).choice(problems, size, replace=False))
 
 
-def told_budgets(config: EvalConfig) -> list[int]:
+def evaluated_budgets(config: EvalConfig) -> list[int]:
     """Returns the budgets to evaluate; NO_BUDGET is last if config.no_budget is set."""
     return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
 
@@ -121,7 +121,7 @@ def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) ->
         several.
       greedy: False leaves out the greedy settings.
     """
-    budgets = told_budgets(config)
+    budgets = evaluated_budgets(config)
     samples = samples_of(config, spec)
     settings = []
     if greedy:
@@ -207,27 +207,31 @@ def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
     """Collects the samples of a setting, which are in the order of problems."""
     heads = samples[:: setting.samples]
 
-    def table(values: Sequence[Any], kind: type) -> np.ndarray:
+    def table(field: str, kind: type) -> np.ndarray:
+        values = [getattr(sample, field) for sample in samples]
         return np.array(values, kind).reshape(len(heads), setting.samples)
 
     answers = [sample.extracted for sample in samples]
-    kind = bool if all(isinstance(sample.correct, bool) for sample in samples) else float
+    starts = range(0, len(answers), setting.samples)
+    all_verdicts = all(isinstance(sample.correct, bool) for sample in samples)
+    kind = bool if all_verdicts else float
+    path_counts = collections.Counter(sample.path for sample in samples)
     return Graded(
         budget=setting.budget,
         ids=[sample.id for sample in heads],
         levels=np.array([sample.level for sample in heads], np.int64),
         subjects=[sample.subject for sample in heads],
-        correct=table([sample.correct for sample in samples], kind),
-        strict=table([sample.strict for sample in samples], kind),
-        thinking=table([sample.thinking_tokens for sample in samples], np.int64),
-        total=table([sample.total_tokens for sample in samples], np.int64),
-        forced_tokens=table([sample.forced_tokens for sample in samples], np.int64),
-        answered=table([sample.answer_tokens for sample in samples], np.int64),
-        finished=table([sample.finished for sample in samples], bool),
-        forced=table([sample.closed_by == "budget" for sample in samples], bool),
-        timed_out=table([sample.timed_out for sample in samples], bool),
-        answers=[answers[i : i + setting.samples] for i in range(0, len(answers), setting.samples)],
-        paths=dict(sorted(collections.Counter(sample.path for sample in samples).items())),
+        correct=table("correct", kind),
+        strict=table("strict", kind),
+        thinking=table("thinking_tokens", np.int64),
+        total=table("total_tokens", np.int64),
+        forced_tokens=table("forced_tokens", np.int64),
+        answered=table("answer_tokens", np.int64),
+        finished=table("finished", bool),
+        forced=table("closed_by", object) == "budget",
+        timed_out=table("timed_out", bool),
+        answers=[answers[start : start + setting.samples] for start in starts],
+        paths=dict(sorted(path_counts.items())),
     )
 
 
