@@ -39,9 +39,11 @@ def _sample_with(server: Server, asking: Asking) -> Callable[..., Rollout]:
     async def answer_row(row: AskedRow) -> AnsweredRow:
         return await asking.row(row, server.complete)
 
-    def sample(params: None, *arguments: Any) -> Rollout:
+    def sample(
+        params: None, prompts: Any, rows: Any, key: Any, sampler: Any, listeners: Any
+    ) -> Rollout:
         try:
-            return ask(*arguments, answered=answer_row)
+            return ask(prompts, rows, key, sampler, listeners, answered=answer_row)
         except (EngineError, ValueError) as error:
             raise UserError(
                 f"{error}; all finished answers are stored, and the same command continues"
