@@ -245,11 +245,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 
 
 def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks one question and prints its answers while they are decoded.
-
-    Args:
-      say: prints a text.
-    """
+    """Asks one question and prints its answers while they are decoded."""
     console = Console()
     settings = dataclasses.asdict(asking)
     budgets = settings.pop("budgets")
@@ -348,7 +344,6 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
 
     Args:
       asking: settings of the first question; commands change them.
-      say: prints a text.
     """
     # readline gives `input` a history and editing. Some Pythons lack it.
     with contextlib.suppress(ImportError):
@@ -424,7 +419,7 @@ def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> 
     """Asks every line of the standard input that is not empty.
 
     Raises:
-      UserError: a line can't be used, or there is no question.
+      UserError: a line can't be used, or the input has no question.
     """
     num_questions = 0
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -163,8 +163,14 @@ def _token_counts(graded: Graded) -> Float[np.ndarray, "n 2"]:
 def _anytime_differences(pairs: _PairsByBudget) -> dict[str, Any]:
     """Returns differences of the mean and of the area over the positive budgets."""
     budgets = sorted(budget for budget in pairs if budget > 0)
+    my_rates = []
+    their_rates = []
+    for budget in budgets:
+        one, other = pairs[budget]
+        my_rates.append(one.correct.mean(1))
+        their_rates.append(other.correct.mean(1))
     weights = anytime_weights(budgets).T
-    mine = np.column_stack([pairs[budget][0].correct.mean(1) for budget in budgets]) @ weights
-    theirs = np.column_stack([pairs[budget][1].correct.mean(1) for budget in budgets]) @ weights
+    mine = np.column_stack(my_rates) @ weights
+    theirs = np.column_stack(their_rates) @ weights
     ends = difference_intervals(mine, theirs)
     return {**measured(_OVER_BUDGETS, mine - theirs, ends), "budgets": budgets}

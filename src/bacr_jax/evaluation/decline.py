@@ -65,9 +65,13 @@ def _declines_at(
 ) -> Iterator[Decline]:
     """Yields what declined at one budget."""
     problems = int(before["problems"])
-    if accuracy_declined(before["accuracy"], after["accuracy"], problems):
-        yield Decline(mode, budget, ACCURACY, before["accuracy"], after["accuracy"])
-    if "closed_rate" not in before or "closed_rate" not in after:
+    accuracy_before = before["accuracy"]
+    accuracy_after = after["accuracy"]
+    if accuracy_declined(accuracy_before, accuracy_after, problems):
+        yield Decline(mode, budget, ACCURACY, accuracy_before, accuracy_after)
+    closed_before = before.get("closed_rate")
+    closed_after = after.get("closed_rate")
+    if closed_before is None or closed_after is None:
         return
-    if closed_answers_declined(before["closed_rate"], after["closed_rate"], problems):
-        yield Decline(mode, budget, CLOSED, before["closed_rate"], after["closed_rate"])
+    if closed_answers_declined(closed_before, closed_after, problems):
+        yield Decline(mode, budget, CLOSED, closed_before, closed_after)

@@ -299,34 +299,41 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     return results
 
 
-def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
+# Samples by set and setting.
+SamplesBySet = dict[str, dict[EvalSetting, list[Sample]]]
+
+
+def read_samples(path: Path) -> SamplesBySet:
     """Reads the samples of a finished evaluation by set and setting, without their texts.
 
     Raises:
       UserError: the evaluation is missing, unfinished or damaged.
     """
     settings = read_settings(path)
-    if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
+    files = (path / RESULTS, path / SAMPLES)
+    if not all(file.exists() for file in files):
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
     try:
         expected_counts = _expected_counts(settings)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder") from None
+    samples_path = path / SAMPLES
     by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in expected_counts}
-    with (path / SAMPLES).open("rb") as file:
+    with samples_path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            sample = _read_sample(line, None, f"{path / SAMPLES}, line {number}")
+            sample = _read_sample(line, None, f"{samples_path}, line {number}")
             by_key.setdefault(sample.key[:4], []).append(sample)
-    samples_by_set: dict[str, dict[EvalSetting, list[Sample]]] = {}
+    samples_by_set: SamplesBySet = {}
     for key, samples in by_key.items():
         name, mode, budget, cut = key
         expected = expected_counts.get(key, 0)
         if len(samples) != expected:
             raise UserError(
-                f"{path / SAMPLES}: holds {len(samples)} answers of {name}, {mode}, budget "
+                f"{samples_path}: holds {len(samples)} answers of {name}, {mode}, budget "
                 f"{budget}, not {expected}; run its command again first"
             )
-        setting = EvalSetting(mode, budget, len({sample.sample for sample in samples}), cut)
+        sample_numbers = {sample.sample for sample in samples}
+        setting = EvalSetting(mode, budget, len(sample_numbers), cut)
         samples_by_set.setdefault(name, {})[setting] = samples
     return samples_by_set
 

@@ -44,8 +44,10 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
     """
     rate = successes / trials
     z2 = Z95**2
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z95 / (1 + z2 / trials) * np.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
+    denominator = 1 + z2 / trials
+    centre = (rate + z2 / (2 * trials)) / denominator
+    variance = rate * (1 - rate) / trials + z2 / (4 * trials**2)
+    half = Z95 / denominator * np.sqrt(variance)
     low = max(float(centre - half), 0.0)
     high = min(float(centre + half), 1.0)
     # At rates 0 and 1 one end equals the rate, except for rounding.
@@ -63,7 +65,8 @@ def paired_difference_interval(differences: Shares) -> tuple[float, float]:
     """
     count = len(differences) + 2
     mean = float(differences.sum()) / count
-    variance = (float((differences**2).sum()) + 1.0) / count - mean**2
+    squares = float((differences**2).sum()) + 1.0
+    variance = squares / count - mean**2
     half = Z95 * math.sqrt(variance / count)
     return max(mean - half, -1.0), min(mean + half, 1.0)
 
@@ -86,9 +89,13 @@ def _draws(n: int, seed: int, resamples: int) -> Iterator[Int[np.ndarray, "r n"]
     rng = np.random.default_rng([seed, 9])
     for start in range(0, resamples, _BLOCK):
         rows = min(_BLOCK, resamples - start)
-        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
-        yield counts.astype(np.min_scalar_type(counts.max()))
+        problems = rng.integers(0, n, (rows, n))
+        # Every row has its own range of numbers, so that one bincount serves all rows.
+        offsets = n * np.arange(rows)[:, None]
+        numbers = (problems + offsets).ravel()
+        counts = np.bincount(numbers, minlength=rows * n).reshape(rows, n)
+        smallest_type = np.min_scalar_type(counts.max())
+        yield counts.astype(smallest_type)
 
 
 @functools.lru_cache(maxsize=16)
@@ -134,10 +141,13 @@ def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
     positive = total > 0
     ratios = part[positive] / total[positive]
     if np.ptp(ratios) == 0.0:
-        return wilson_interval(float(ratios[0]) * len(ratios), len(ratios))
-    means = resampled_means(np.column_stack([part, total]))
-    means = means[means[:, 1] > 0]
-    low, high = np.quantile(means[:, 0] / means[:, 1], _ENDS)
+        count = len(ratios)
+        return wilson_interval(float(ratios[0]) * count, count)
+    scores = np.column_stack([part, total])
+    part_means, total_means = resampled_means(scores).T
+    positive = total_means > 0
+    ratios = part_means[positive] / total_means[positive]
+    low, high = np.quantile(ratios, _ENDS)
     return max(float(low), 0.0), min(float(high), 1.0)
 
 

@@ -117,7 +117,10 @@ class Work:
 
     def batches(self) -> list[folder.SampleBatch]:
         """Returns all batches of the evaluation in the order of sampling."""
-        ids = {name: self.sets[name].set.take(index).ids for name, index in self.chosen.items()}
+        ids = {}
+        for name, index in self.chosen.items():
+            problems = self.sets[name].set.take(index)
+            ids[name] = problems.ids
         batch_rows = self.settings["decoding"]["batch_rows"]
         return folder.sample_batches(ids, self.eval_settings, batch_rows)
 

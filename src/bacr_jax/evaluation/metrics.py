@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -44,9 +45,13 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     subsets = math.comb(samples, k)
     if correct.dtype != bool:
-        best = np.array([math.comb(i, k - 1) / subsets for i in range(samples)])
-        return np.sort(correct, axis=1) @ best
-    none_correct = [math.comb(samples - int(count), k) / subsets for count in correct.sum(1)]
+        weights = [math.comb(i, k - 1) / subsets for i in range(samples)]
+        scores = np.sort(correct, axis=1)
+        return scores @ np.array(weights)
+    none_correct = []
+    for num_correct in correct.sum(1):
+        wrong = samples - int(num_correct)
+        none_correct.append(math.comb(wrong, k) / subsets)
     return 1.0 - np.array(none_correct, np.float64)
 
 
@@ -148,14 +153,18 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
     Raises:
       ValueError: the budgets do not rise, or are empty or below 1.
     """
-    rising = all(low < high for low, high in zip(budgets, budgets[1:]))
+    rising = all(low < high for low, high in itertools.pairwise(budgets))
     if not budgets or budgets[0] < 1 or not rising:
         raise ValueError(f"budgets: found {list(budgets)}; write rising numbers from 1 on")
-    mean = np.full(len(budgets), 1.0 / len(budgets))
-    if len(budgets) == 1:
+    count = len(budgets)
+    mean = np.full(count, 1.0 / count)
+    if count == 1:
         return np.stack([mean, mean])
-    gaps = np.diff(np.log2(np.asarray(budgets, np.float64)))
-    area = (np.append(gaps, 0.0) + np.append(0.0, gaps)) / (2.0 * gaps.sum())
+    positions = np.log2(np.asarray(budgets, np.float64))
+    gaps = np.diff(positions)
+    gap_after = np.append(gaps, 0.0)
+    gap_before = np.append(0.0, gaps)
+    area = (gap_after + gap_before) / (2.0 * gaps.sum())
     return np.stack([mean, area])
 
 

@@ -63,7 +63,7 @@ def write_config(path: Path, config: Config) -> None:
     """Writes a run's config atomically, with a digest in its first line.
 
     Raises:
-      UserError: there is no disk space or no permission.
+      UserError: disk space or the permission is missing.
     """
     text = config_io.to_yaml(config)
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")

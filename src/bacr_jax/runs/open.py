@@ -65,7 +65,7 @@ def trained_style(config: Config) -> PromptFormat:
 
 
 def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
-    """Checks that a tokenizer and its chat template are those of a run's training.
+    """Checks that a run was trained with this tokenizer and this chat template.
 
     Args:
       step: step of the checkpoint, which contains their digests.

@@ -1,6 +1,6 @@
 """Records the config, questions, prompts, software and devices of a checkpoint, and compares them.
 
-A resumed run compares its inputs with those of its checkpoint before it continues.
+A resumed run compares its inputs with its checkpoint's inputs before it continues.
 """
 
 import hashlib
