@@ -18,7 +18,7 @@ from bacr_jax.config.cli import quieten_orbax
 from bacr_jax.config.derived import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
-from bacr_jax.generate import Asking, budgets_of, open_session
+from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
 # A budget: tokens, None for no budget, or the name of a level.
@@ -83,7 +83,7 @@ class Policy:
         if top_p is None:
             top_p = default_top_p
         budgets = self._budgets(budget)
-        Asking(budgets, temperature, top_p, seed).check("")
+        AskOptions(budgets, temperature, top_p, seed).check("")
         if samples > 1 and temperature == 0:
             raise UserError(
                 f"samples={samples}: temperature 0 gives the same answer each time; write "

@@ -66,7 +66,7 @@ _MIN_COLUMN_WIDTH = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Asking:
+class AskOptions:
     """Settings of the next answer.
 
     Attributes:
@@ -140,7 +140,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.overrides = [word for word in arguments.words if word not in questions]
     if questions and not arguments.question.strip():
         raise UserError("question: found an empty text; write a question")
-    Asking((), arguments.temperature, arguments.top_p, arguments.seed).check()
+    AskOptions((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments
 
 
@@ -244,10 +244,12 @@ def stopping() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, previous_handler)
 
 
-def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
+def answer(
+    session: "Session", question: str, options: AskOptions, say: Callable[[str], Any]
+) -> None:
     """Asks one question and prints its answers while they are decoded."""
     console = Console()
-    settings = dataclasses.asdict(asking)
+    settings = dataclasses.asdict(options)
     budgets = settings.pop("budgets")
     with stopping() as poll:
         ask = functools.partial(session.ask, [question], budgets, **settings, poll=poll)
@@ -337,13 +339,13 @@ class _Stream:
         self._num_printed = max(self._num_printed, len(thinking))
 
 
-def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
+def converse(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
     """Reads questions and commands from the terminal until the input ends.
 
     An input that can't be used is answered by one line.
 
     Args:
-      asking: settings of the first question; commands change them.
+      options: settings of the first question; commands change them.
     """
     # readline gives `input` a history and editing. Some Pythons lack it.
     with contextlib.suppress(ImportError):
@@ -360,12 +362,12 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
             continue
         try:
             if line.startswith("/"):
-                asking = _changed(session, asking, line)
-                say(f"{_settings_line(asking)}\n")
+                options = _changed(session, options, line)
+                say(f"{_settings_line(options)}\n")
             elif line:
                 check_text(line, "question")
                 started = time.perf_counter()
-                answer(session, line, asking, say)
+                answer(session, line, options, say)
                 say(f"{time.perf_counter() - started:.1f} s\n")
         except Stopped:
             say("\n[stopped]\n")
@@ -375,7 +377,7 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
             failure(f"{error}; write fewer or smaller numbers after /budget")
 
 
-def _changed(session: "Session", asking: Asking, line: str) -> Asking:
+def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
     """Returns the settings after a command such as `/budget 8,64`.
 
     Raises:
@@ -384,19 +386,19 @@ def _changed(session: "Session", asking: Asking, line: str) -> Asking:
     name, _, value = line[1:].partition(" ")
     value = value.strip()
     if name == "help":
-        return asking
+        return options
     if name == "budget":
-        return dataclasses.replace(asking, budgets=budgets_of(session, value, "/budget"))
+        return dataclasses.replace(options, budgets=budgets_of(session, value, "/budget"))
     if name == "seed":
         number = whole_number(value, most=2**32 - 1)
         if number is None:
             raise UserError(f"/seed {value}: write a number from 0 to 4294967295")
-        return dataclasses.replace(asking, seed=number)
+        return dataclasses.replace(options, seed=number)
     if name not in ("temperature", "top-p"):
         raise UserError(f"/{name}: is not a command; write a question, or {COMMANDS}")
     try:
         setting: dict[str, Any] = {name.replace("-", "_"): float(value)}
-        changed = dataclasses.replace(asking, **setting)
+        changed = dataclasses.replace(options, **setting)
     except ValueError:
         raise UserError(f"/{name} {value}: write a number") from None
     if name == "temperature" and changed.temperature == 0:
@@ -406,16 +408,16 @@ def _changed(session: "Session", asking: Asking, line: str) -> Asking:
     return changed
 
 
-def _settings_line(asking: Asking) -> str:
+def _settings_line(options: AskOptions) -> str:
     """Returns the settings in one line, and the commands in a second line."""
-    budgets = ",".join(NONE if budget is None else str(budget) for budget in asking.budgets)
+    budgets = ",".join(NONE if budget is None else str(budget) for budget in options.budgets)
     return (
-        f"budget {budgets}, temperature {asking.temperature:g}, top-p {asking.top_p:g}, "
-        f"seed {asking.seed}\n{COMMANDS}"
+        f"budget {budgets}, temperature {options.temperature:g}, top-p {options.top_p:g}, "
+        f"seed {options.seed}\n{COMMANDS}"
     )
 
 
-def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
+def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
     """Asks every line of the standard input that is not empty.
 
     Raises:
@@ -434,7 +436,7 @@ def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> 
         num_questions += 1
         say(f"=== {question} ===\n")
         try:
-            answer(session, question, asking, say)
+            answer(session, question, options, say)
         except UserError as error:
             raise UserError(f"standard input, line {number}: {error}") from None
     if not num_questions:
@@ -453,18 +455,18 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
         arguments.overrides,
         download=arguments.download,
     )
-    asking = Asking(
+    options = AskOptions(
         budgets_of(session, arguments.budget, "--budget"),
         arguments.temperature,
         arguments.top_p,
         arguments.seed,
     )
     if arguments.question is not None:
-        answer(session, arguments.question, asking, say)
+        answer(session, arguments.question, options, say)
     elif sys.stdin.isatty():
-        converse(session, asking, say)
+        converse(session, options, say)
     else:
-        from_pipe(session, asking, say)
+        from_pipe(session, options, say)
 
 
 @entry_point

@@ -22,7 +22,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (
     CLOSE_NAMES,
     GREEDY,
-    Drawing,
+    EvalSampling,
     Part,
     Sample,
     dense_settings,
@@ -77,7 +77,7 @@ class Decoder:
     sample: Callable[..., Rollout] | None = None
 
     def traces(
-        self, prompts: Sequence[Prompts], parts: Sequence[Part], drawing: Drawing
+        self, prompts: Sequence[Prompts], parts: Sequence[Part], sampling: EvalSampling
     ) -> list[tuple[Trunks, Branches]]:
         """Samples the thinking of each row up to its budget, and an answer at each cut.
 
@@ -115,12 +115,12 @@ class Decoder:
         padding = [first_settings[-1]] * (num_streams - len(parts))
         streams = [*first_settings, *padding]
         # Modulo 2^32, because fold_in takes no negative numbers.
-        keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
+        keys = [jax.random.fold_in(sampling.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
-        config = drawing.config
+        config = sampling.config
         sampler = Sampler(
             dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
-            drawing.environment.rules,
+            sampling.environment.rules,
             sampling_params(
                 [0.0 if is_greedy else config.temperature for is_greedy in greedy],
                 1.0 if all(greedy) else config.top_p,
@@ -134,7 +134,7 @@ class Decoder:
             rows,
             jnp.stack(keys),
             sampler,
-            Listeners(drawing.poll, lambda rows, *_: drawing.on_rows(len(rows))),
+            Listeners(sampling.poll, lambda rows, *_: sampling.on_rows(len(rows))),
         )
         arrays = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum(rows_of_parts)
@@ -249,7 +249,7 @@ def draw_samples(
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     parts: Sequence[Part],
-    drawing: Drawing,
+    sampling: EvalSampling,
     *,
     name: str,
 ) -> list[list[Sample]]:
@@ -264,7 +264,7 @@ def draw_samples(
       For each part, one sample per row and setting: all settings of the first row, then of the next
       row.
     """
-    environment = drawing.environment
+    environment = sampling.environment
     problems = [chosen[rows // settings[0].samples] for rows, settings in parts]
     prompts = []
     for (_, settings), indices in zip(parts, problems):
@@ -272,18 +272,18 @@ def draw_samples(
         part_prompts = questions.at(indices, np.full_like(indices, budget))
         prompts.append(
             with_declared_budget(
-                part_prompts, environment.tokenizer, environment.style, drawing.config, budget
+                part_prompts, environment.tokenizer, environment.style, sampling.config, budget
             )
         )
-    traces = decoder.traces(prompts, parts, drawing)
+    traces = decoder.traces(prompts, parts, sampling)
     return [
-        _graded_samples(drawing, questions, indices, part, trunks, branches, name=name)
+        _graded_samples(sampling, questions, indices, part, trunks, branches, name=name)
         for part, indices, (trunks, branches) in zip(parts, problems, traces)
     ]
 
 
 def _graded_samples(
-    drawing: Drawing,
+    sampling: EvalSampling,
     questions: Questions,
     problems: Int[np.ndarray, "rows"],
     part: Part,
@@ -297,7 +297,7 @@ def _graded_samples(
     Args:
       problems: index in `questions` of each row.
     """
-    environment = drawing.environment
+    environment = sampling.environment
     data = questions.set
     rows, settings = part
     texts: list[str] = []
@@ -332,7 +332,7 @@ def _graded_samples(
         [for_grader(text, environment.style) for text in texts],
         [record["gold"] for record in records],
         mode=LENIENT,
-        poll=drawing.poll,
+        poll=sampling.poll,
         questions=asked,
     )
     samples = []
@@ -422,12 +422,12 @@ def evaluate_set(
         if on_progress is not None:
             on_progress(done, total)
 
-    drawing = Drawing(environment, key, config, poll, count)
+    sampling = EvalSampling(environment, key, config, poll, count)
     results = {}
     # All parts of a call need the same number of cuts.
     for _, same_length in itertools.groupby(settings, key=len):
         parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in same_length]
-        samples = draw_samples(decoder, questions, chosen, parts, drawing, name=questions.set.name)
+        samples = draw_samples(decoder, questions, chosen, parts, sampling, name=questions.set.name)
         for (_, cuts), part_samples in zip(parts, samples):
             for lane, setting in enumerate(cuts):
                 results[setting] = graded(part_samples[lane :: len(cuts)], setting)

@@ -27,7 +27,7 @@ from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
 from bacr_jax.evaluation.samples import (
     SAMPLED,
-    Drawing,
+    EvalSampling,
     EvalSetting,
     Graded,
     Sample,
@@ -426,7 +426,7 @@ def _draw_missing(
                 work.sets[name],
                 work.chosen[name],
                 [(batch.rows, batch.settings) for batch in together],
-                Drawing(environment, key, work.config.eval, poll, on_rows),
+                EvalSampling(environment, key, work.config.eval, poll, on_rows),
                 name=name,
             )
             for batch, samples in zip(together, samples_of_batches, strict=True):

@@ -269,7 +269,7 @@ Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
 
 
 @dataclass(frozen=True)
-class Drawing:
+class EvalSampling:
     """Settings of sampling that all rows of an evaluation share.
 
     Attributes:

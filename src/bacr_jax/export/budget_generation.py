@@ -159,7 +159,7 @@ class Rows:
       phase: THINKING, FORCED, ANSWERING or DONE.
       sampled: sampled tokens of the present phase.
       matched: state of the automaton that looks for the closing tag.
-      place: forced tokens so far.
+      num_forced: forced tokens so far.
       suffix: row of `Rules.suffixes` that is forced.
     """
 
@@ -170,7 +170,7 @@ class Rows:
         self.phase = torch.where(limits > 0, THINKING, FORCED)
         self.sampled = zeros
         self.matched = zeros
-        self.place = zeros
+        self.num_forced = zeros
         self.suffix = zeros
 
     def take(self, drawn, pad):
@@ -199,11 +199,11 @@ class Rows:
         cut = thinking & ~closed & ~ended & (sampled >= self.limits + grace)
         # A row that ended its turn is forced in the same step, because its token is replaced.
         forcing = (phase == FORCED) | ended
-        place = self.place.clamp(max=rules.suffixes.shape[1] - 1)
-        token = torch.where(forcing, rules.suffixes[self.suffix, place], drawn)
+        position = self.num_forced.clamp(max=rules.suffixes.shape[1] - 1)
+        token = torch.where(forcing, rules.suffixes[self.suffix, position], drawn)
         token = torch.where(phase == DONE, pad, token)
-        self.place = self.place + forcing
-        forced = forcing & (self.place >= rules.lengths[self.suffix])
+        self.num_forced = self.num_forced + forcing
+        forced = forcing & (self.num_forced >= rules.lengths[self.suffix])
         self.suffix = torch.where(closed, 1, self.suffix)
         answer_closed = (answer_state == last_answer_state) | rules.ends[drawn]
         finished = answering & (answer_closed | (sampled >= rules.answer_tokens))
