@@ -35,8 +35,8 @@ class History:
         """Returns the present content of the files, for JSON.
 
         The few records of eval.jsonl and changes.jsonl are stored completely, metrics as their
-        number and a digest. The metrics are on the disk when this returns, because a checkpoint
-        must not be older than its metrics.
+        number and a digest. The metrics are on the disk when this returns, because they must reach
+        it before the checkpoint that contains their digest.
 
         Args:
           evaluations: all records of eval.jsonl.

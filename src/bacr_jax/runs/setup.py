@@ -322,6 +322,7 @@ class Policy:
 def _decode_params(
     params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, product_dtype: Any
 ) -> DecodeParams:
+    """Converts parameters to the layout of decoding, as one program."""
     shards = 1 if mesh is None else mesh.shape["tensor"]
     types = {"dtype": dtype, "product_dtype": product_dtype}
     copy = kv_cache.decode_params(params, conditioned=conditioned, shards=shards, **types)
@@ -330,6 +331,7 @@ def _decode_params(
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | None) -> jax.Array:
+    """Computes phi of each budget on the devices of a mesh, as one program."""
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
