@@ -88,7 +88,7 @@ def read_budgets(budget, rows, levels=None):
 
 def numbers_in(text):
     """Returns the numbers in a text such as `3 7-9`: 3, 7, 8 and 9."""
-    result = []
+    result: list[int] = []
     for part in text.split():
         low, _, high = part.partition("-")
         result += range(int(low), int(high or low) + 1)
