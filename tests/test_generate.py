@@ -160,7 +160,7 @@ def test_without_a_question_it_asks_again_and_again_and_compiles_once(
         ("/temperature nan", "error: /temperature nan: write 0"),
         ("/top-p 0.5", "error: /top-p 0.5: is not read, since /temperature 0"),
         ("/seed -1", "error: /seed -1: write a number from 0"),
-        ("/exit", "error: /exit: is no command; write a question, or /budget"),
+        ("/exit", "error: /exit: is not a command; write a question, or /budget"),
         ("!!", "error: question 0: the tokenizer has no tokens for"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_pipe_is_read_line_by_line(monkeypatch, capsys, model, question):
     assert code == 2 and error.startswith("error: standard input, line 2: question 0: the")
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     code, out, error = ask(capsys, model, "--budget", "4")
-    assert (code, out) == (2, "") and "question: found none; write one behind the options" in error
+    assert (code, out) == (2, "") and "question: found none; write one after the options" in error
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])

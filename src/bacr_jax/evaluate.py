@@ -1,4 +1,7 @@
-"""`bacr evaluate --run DIR | --model HFDIR`: accuracy by thinking budget."""
+"""Command `bacr evaluate --run DIR | --model HFDIR`: accuracy by thinking budget.
+
+This module reads the command line; `evaluation.job` does the work.
+"""
 
 import argparse
 import dataclasses
@@ -35,12 +38,13 @@ DESCRIPTION = (
     "continues an evaluation that was interrupted."
 )
 EPILOG = (
-    "Keys that say how questions are read and answered can be overridden, such as "
-    "data.question_column=problem or rollout.answer_tokens=256, and keys of speed, such as "
-    "model.product_dtype=bfloat16 (docs/evaluation.md); with --model also "
-    "conditioning.told=words, which tells the budget in the prompt."
+    "Config keys of reading and answering questions can be overridden, such as "
+    "data.question_column=problem or rollout.answer_tokens=256, and so can keys of speed, such as "
+    "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, conditioning.told=words can "
+    "be written too; it puts the budget into the prompt."
 )
-# What may be overridden: the policy stays as it was trained.
+# Keys that can be overridden, or their beginnings. All other keys belong to the policy, which is
+# evaluated as it was trained.
 OVERRIDABLE = (
     "budget.cap",
     "budget.grace",
@@ -62,10 +66,14 @@ OVERRIDABLE = (
     "rollout.refill",
     "rollout.windows",
 )
-# How the budget is told, which nobody but the command says of an untouched model.
-TOLD = ("conditioning.told", "conditioning.words")
-TEMPERATURE, TOP_P, SLOTS = 0.6, 0.95, 64
-# Options that are whole numbers: least and most.
+# Keys of how a policy receives the budget. A model folder does not contain them, so the command
+# line may.
+BUDGET_INPUT_KEYS = ("conditioning.told", "conditioning.words")
+# Defaults of the options.
+TEMPERATURE = 0.6
+TOP_P = 0.95
+SLOTS = 64
+# Smallest and largest value of each integer option.
 _RANGES = {
     "samples": (0, 100_000),
     "size": (1, 2**31 - 1),
@@ -76,49 +84,13 @@ _RANGES = {
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, its numbers checked."""
+    """Reads the command line; raises UserError if an option or override can't be used."""
     parser = Parser(prog="bacr evaluate", description=DESCRIPTION, epilog=EPILOG)
-    add = parser.add_argument
     add_saved_policy(parser)
-    _add_asked(parser)
-    add("--size", type=int, metavar="N", help="a fixed random subset of N problems per set")
-    add(
-        "--train",
-        metavar="NAME:PATH",
-        help="training set: also gives the accuracy without its near-duplicates; a run's own by "
-        "default",
-    )
-    add("--split", choices=("test", "train"), default="test", help="part of the set")
-    add("--seed", type=int, help="of subset and samples; a run's own by default, else 0")
-    add(
-        "--slots",
-        type=int,
-        default=SLOTS,
-        help=f"rows decoded together, of all GPUs; {SLOTS} by default",
-    )
-    add("--name", help="what tables call the policy; by default the folder's name")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="RUN/evaluation/step-000100 (of step 100) or runs/evaluation-NAME",
-    )
-    add(
-        "--compare",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="evaluated run, or folder of an evaluation; repeatable; the difference is paired",
-    )
-    add(
-        "--label-difficulty",
-        type=Path,
-        metavar="OUT.jsonl",
-        help="write each problem's avg@k, for data.groups=solve_rate",
-    )
+    _add_sampling_options(parser)
+    _add_job_options(parser)
     add_engine(parser)
-    add("overrides", nargs="*", metavar="key.sub=value")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
     arguments = parser.parse_intermixed_args(argv)
     check_saved_policy(arguments)
     for faults in (_faults_of_numbers, engine_faults, _faults_of_files, _faults_of_overrides):
@@ -127,84 +99,162 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _add_asked(parser: argparse.ArgumentParser) -> None:
-    """Arguments that say what is asked: sets, budgets, and how answers are drawn."""
+def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for sets, budgets, and sampling."""
     add = parser.add_argument
     add(
         "--data",
         action="append",
         default=[],
         metavar="NAME[:PATH]",
-        help="set, repeatable; a run's own data.eval by default",
+        help="evaluation set, repeatable; by default the run's data.eval",
     )
     add(
         "--budgets",
         metavar="N,N",
-        help="thinking budgets: numbers, 0 (answer at once), the names of budget.levels, or "
-        f"{NONE} (the policy is told none); a run's own eval.budgets by default",
+        help="thinking budgets: numbers, 0 (answer at once), names of budget.levels, or "
+        f"{NONE} (no budget in the input); by default the run's eval.budgets",
     )
     add(
         "--every",
         type=int,
         metavar="N",
-        help="also the dense curve: one trace told the largest budget, its answer forced at every "
-        "multiple of N tokens",
+        help="also measure the dense curve: one trace with the largest budget, whose answer is "
+        "forced at every multiple of N tokens",
     )
-    add("--samples", type=int, default=0, metavar="N", help="per problem; 0, the default: greedy")
-    add("--temperature", type=float, help=f"of the samples; {TEMPERATURE} by default")
-    add("--top-p", type=float, help=f"nucleus of the samples; {TOP_P} by default")
-    add("--greedy", action="store_true", help="the greedy answer too, beside the samples")
+    add(
+        "--samples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="samples per problem; 0 (default) evaluates the greedy answer",
+    )
+    add(
+        "--temperature",
+        type=float,
+        help=f"temperature of the samples; {TEMPERATURE} by default",
+    )
+    add("--top-p", type=float, help=f"top-p of the samples; {TOP_P} by default")
+    add(
+        "--greedy",
+        action="store_true",
+        help="evaluate the greedy answer in addition to the samples",
+    )
     add(
         "--self-consistency",
         type=int,
         metavar="K",
-        help="maj@K at equal total tokens: also draws samples at 1/K of every budget",
+        help="measure maj@K at equal total tokens; draws samples at 1/K of every budget too",
     )
 
 
-def _faults_of_numbers(a: argparse.Namespace) -> Iterator[str]:
-    """What can be said against the options without looking at any file."""
-    if a.model is not None and not a.data:
-        yield "--data: none given; write a set such as gsm8k:PATH"
-    if a.model is not None and not a.budgets:
-        yield "--budgets: none given; write 512,1024"
-    if len(set(a.data)) < len(a.data):
+def _add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for problems, speed, output, and comparisons."""
+    add = parser.add_argument
+    add(
+        "--size",
+        type=int,
+        metavar="N",
+        help="evaluate a fixed random subset of N problems per set",
+    )
+    add(
+        "--train",
+        metavar="NAME:PATH",
+        help="training set; accuracy is also measured without its near-duplicates; by default the "
+        "run's training set",
+    )
+    add("--split", choices=("test", "train"), default="test", help="part of the set")
+    add(
+        "--seed",
+        type=int,
+        help="seed of subset and samples; by default the run's, or 0 for a model",
+    )
+    add(
+        "--slots",
+        type=int,
+        default=SLOTS,
+        help=f"rows decoded together on all GPUs; {SLOTS} by default",
+    )
+    add("--name", help="name of the policy in tables; by default the folder's name")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output folder; by default RUN/evaluation/step-000100 (for step 100) or "
+        "runs/evaluation-NAME",
+    )
+    add(
+        "--compare",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="evaluated run, or folder of an evaluation, repeatable; differences are paired by "
+        "problem",
+    )
+    add(
+        "--label-difficulty",
+        type=Path,
+        metavar="OUT.jsonl",
+        help="write each problem's avg@k, for data.groups=solve_rate",
+    )
+
+
+def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yields errors in the options that need no file."""
+    data = arguments.data
+    samples = arguments.samples
+    if arguments.model is not None and not data:
+        yield "--data: is missing; write a set such as gsm8k:PATH"
+    if arguments.model is not None and not arguments.budgets:
+        yield "--budgets: is missing; write 512,1024"
+    if len(set(data)) < len(data):
         yield "--data: holds a set twice; write each once"
-    option = lambda name: f"--{name.replace('_', '-')} {shown(getattr(a, name))}"
     for name, (least, most) in _RANGES.items():
-        if getattr(a, name) is not None and getattr(a, name) < least:
-            yield f"{option(name)}: write {least} or more"
-        if getattr(a, name) is not None and getattr(a, name) > most:
-            yield f"{option(name)}: write at most {most}"
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        if value < least:
+            yield f"{_option(name)} {shown(value)}: write {least} or more"
+        if value > most:
+            yield f"{_option(name)} {shown(value)}: write at most {most}"
     for name in ("temperature", "top_p"):
-        if getattr(a, name) is not None and not a.samples:
+        value = getattr(arguments, name)
+        if value is not None and not samples:
             yield (
-                f"{option(name)}: is not read, since --samples 0 is greedy; write --samples 1 or "
-                f"more, or leave {option(name).split()[0]} out"
+                f"{_option(name)} {shown(value)}: is not read, since --samples 0 is greedy; write "
+                f"--samples 1 or more, or leave {_option(name)} out"
             )
-    if a.self_consistency is not None and a.samples < a.self_consistency:
+    votes = arguments.self_consistency
+    if votes is not None and samples < votes:
         yield (
-            f"{option('self_consistency')}: needs as many samples, found --samples {a.samples}; "
-            f"write --samples {a.self_consistency} or more"
+            f"--self-consistency {votes}: needs as many samples, found --samples {samples}; "
+            f"write --samples {votes} or more"
         )
 
 
-def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
-    if a.train == "ledger":
+def _option(name: str) -> str:
+    """Returns an option's name on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yields errors in the options that name sets and files."""
+    if arguments.train == "ledger":
         yield (
-            "--train ledger: its test problems are made to differ from its training problems; "
+            "--train ledger: its test problems differ from its training problems by construction; "
             "leave it out"
         )
-    labels = a.label_difficulty
+    labels = arguments.label_difficulty
     if labels is None:
         return
-    if not a.samples:
+    if not arguments.samples:
         yield f"--label-difficulty {labels}: avg@k needs samples; write --samples 8"
     if not labels.absolute().parent.is_dir():
         yield f"--label-difficulty {labels}: its folder does not exist; make it first"
     if labels.is_dir():
         yield f"--label-difficulty {labels}: is a folder; write the name of a file"
-    # The file is written at the end of hours of work: whether it can be is asked at their start.
+    # The file is written after hours of work, so its folder is tested before.
     try:
         with tempfile.TemporaryFile(dir=labels.absolute().parent):
             pass
@@ -219,54 +269,63 @@ def _faults_of_files(a: argparse.Namespace) -> Iterator[str]:
             yield f"--label-difficulty {labels}: holds something else than labels; write another"
 
 
-def _faults_of_overrides(a: argparse.Namespace) -> Iterator[str]:
-    for text in a.overrides:
+def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yields errors in the overrides of keys that belong to the policy."""
+    for text in arguments.overrides:
         key = text.partition("=")[0]
-        if a.model is not None and (key in TOLD or key == "method" and _opens_with_budget(text)):
-            # A folder does not say that its policy does, or was exported by somebody else.
+        if key.startswith(OVERRIDABLE) or key not in config_io.schema():
             continue
-        if not key.startswith(OVERRIDABLE) and key in config_io.schema():
-            near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
-            yield (
-                f"{key}: an evaluation leaves the policy as it is; only keys such as "
-                f"{near[0]} can be overridden"
-            )
+        # A model folder may lack how its policy receives the budget.
+        if arguments.model is not None and _describes_budget_input(text):
+            continue
+        near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
+        yield (
+            f"{key}: an evaluation leaves the policy as it is; only keys such as "
+            f"{near[0]} can be overridden"
+        )
 
 
-def _opens_with_budget(override: str) -> bool:
-    """Whether responses under the method that an override names open with a budget."""
+def _describes_budget_input(override: str) -> bool:
+    """True for a key of the budget's input, or a method whose responses begin with a budget."""
     from bacr_jax.methods.registry import declares_budget
 
-    return declares_budget(config_io.override(Config(), [override]))
+    key = override.partition("=")[0]
+    if key in BUDGET_INPUT_KEYS:
+        return True
+    return key == "method" and declares_budget(config_io.override(Config(), [override]))
 
 
 def settle(arguments: argparse.Namespace, trained: Config) -> Config:
-    """The config of the evaluation: how the policy was trained, with the options over it."""
+    """Returns the config of the evaluation: the policy's config with the options applied.
+
+    Args:
+      trained: config of the policy's training.
+
+    Raises:
+      UserError: an option or an override can't be used with this policy.
+    """
     from bacr_jax.methods.registry import declares_budget
 
     config = config_io.override(trained, arguments.overrides)
     formats = [text for text in arguments.overrides if text.startswith("data.prompt_format=")]
     if formats and declares_budget(config):
         raise UserError(
-            f"{formats[0]}: SelfBudgeter's responses open with a budget, which needs its own "
+            f"{formats[0]}: SelfBudgeter's responses begin with a budget, which needs its own "
             "format; leave it out"
         )
-    budgets, no_budget = config.eval.budgets, config.eval.no_budget
-    if (text := arguments.budgets) is not None:
-        told = read_budgets(text, option="--budgets", levels=config.budget.levels)
-        if len(set(told)) != len(told):
-            raise UserError(f"--budgets {text}: holds a budget twice; write each once")
-        budgets, no_budget = tuple(sorted(b for b in told if b is not None)), None in told
+    budgets, no_budget = _budgets(arguments, config)
     sets = tuple(arguments.data) or config.data.eval
-    asked = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
-    # A set that somebody names is wanted, whatever the run did without.
-    missing = config.data.eval_missing if asked or not arguments.data else "refuse"
-    # What is trained on chooses prompt format and grader; a bare model takes them from the set.
+    eval_missing = config.data.eval_missing
+    overridden = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
+    if arguments.data and not overridden:
+        # Sets on the command line must exist, also if the run left missing sets out.
+        eval_missing = "refuse"
+    # The training set chooses prompt format and grader. For a model, the evaluation set does.
     train = config.data.train if arguments.run is not None else sets[0]
     config = dataclasses.replace(
         config,
         seed=config.seed if arguments.seed is None else arguments.seed,
-        data=dataclasses.replace(config.data, train=train, eval=sets, eval_missing=missing),
+        data=dataclasses.replace(config.data, train=train, eval=sets, eval_missing=eval_missing),
         rollout=dataclasses.replace(config.rollout, slots=arguments.slots),
         eval=EvalConfig(
             every=None,
@@ -284,32 +343,54 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     return config
 
 
-def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
-    """Where near-duplicates are looked for, if anywhere (docs/evaluation.md).
+def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, ...], bool]:
+    """Returns the rising budgets of the evaluation, and whether it also has no budget."""
+    if arguments.budgets is None:
+        return config.eval.budgets, config.eval.no_budget
+    budgets = read_budgets(arguments.budgets, option="--budgets", levels=config.budget.levels)
+    if len(set(budgets)) != len(budgets):
+        raise UserError(f"--budgets {arguments.budgets}: holds a budget twice; write each once")
+    numbers = [budget for budget in budgets if budget is not None]
+    return tuple(sorted(numbers)), None in budgets
 
-    And a line to be said where the run's own can't be read, no reason to evaluate nothing.
+
+def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
+    """Loads the training questions whose near-duplicates are marked (docs/evaluation.md).
+
+    Returns:
+      The questions, or None to mark none. Then a line to print if the run's training set can't be
+      read, which does not stop the evaluation; otherwise "".
+
+    Raises:
+      UserError: --train can't be read.
     """
     from bacr_jax.prompts.environment import load_training_texts
     from bacr_jax.questions.loaders import is_made
 
     if arguments.train is not None:
         return load_training_texts(arguments.train, config), ""
-    own = config.data.train
-    if arguments.run is None or is_made(own) or arguments.split == "train":
+    run_set = config.data.train
+    if arguments.run is None or is_made(run_set) or arguments.split == "train":
         return None, ""
     try:
-        return load_training_texts(own, config), ""
+        return load_training_texts(run_set, config), ""
     except UserError as error:
-        return None, f"near-duplicates of training questions were not looked for: {error}"
+        return None, f"near-duplicates of training questions were not searched: {error}"
 
 
 def evaluate(
     arguments: argparse.Namespace, poll: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """Everything that the command line asks for; returns what results.json holds.
+    """Runs the evaluation of a command line, and writes its tables.
 
     Args:
-      poll: called regularly; raises to leave, after which the same arguments continue.
+      poll: called regularly; it may raise to stop, after which the same arguments continue.
+
+    Returns:
+      The content of results.json.
+
+    Raises:
+      UserError: an input can't be used.
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import (
@@ -335,8 +416,9 @@ def evaluate(
     config = with_prompt_date(config, recorded=date or recorded_prompt_date(out))
     processes.check_platform()
     keep_freed_memory()
-    saved, kept = saved.under(config), keep_programs(config.output.compile_cache)
-    train, missing = training_set(arguments, config)
+    saved = saved.under(config)
+    compile_cache = keep_programs(config.output.compile_cache)
+    train, training_set_line = training_set(arguments, config)
     work = job.prepare(
         saved,
         greedy=arguments.greedy or not arguments.samples,
@@ -350,9 +432,14 @@ def evaluate(
     )
     with Progress() as progress, open_evaluation(out, work.settings):
         progress.say(f"evaluating {work.name}; everything goes to {out}")
-        used = () if work.url is not None else (job.arithmetic_line(config),)
-        taken = step_lines(saved.chosen) if saved.chosen is not None else ()
-        for line in (*taken, kept.line, *used, *left_out, *filter(None, [missing])):
+        lines = list(step_lines(saved.chosen)) if saved.chosen is not None else []
+        lines.append(compile_cache.line)
+        if work.url is None:
+            lines.append(job.arithmetic_line(config))
+        lines += left_out
+        if training_set_line:
+            lines.append(training_set_line)
+        for line in lines:
             progress.say(line)
         results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):
@@ -362,10 +449,10 @@ def evaluate(
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Entry point: 0 when evaluated, 2 when the input can't be used, 75 when a signal came."""
+    """Runs the command line; returns 0 if done, 2 for unusable input, 75 after a signal."""
     quieten_orbax()
     arguments = parse(argv)
-    # Imports JAX, which --help does not need.
+    # Imported here, because it imports JAX, which --help does not need.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     try:
@@ -375,7 +462,7 @@ def main(argv: Sequence[str] | None) -> int:
         print(f"{signal}: stopped; the same command continues", file=sys.stderr)
         return EXIT_CODE
     except OutOfMemory as error:
-        # Slots are part of what the samples depend on, so that the folder is another one.
+        # Samples depend on the slots, so fewer slots need another folder.
         fewer = max(arguments.slots // 2, 1)
         return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
     except KeyboardInterrupt:

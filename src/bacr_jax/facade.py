@@ -1,7 +1,6 @@
-"""What notebooks and scripts need most, in few names: `load` and `Policy`; `train` is beside it.
+"""Loads policies for notebooks and scripts: `load` and `Policy`, next to `bacr_jax.train`.
 
-Nothing here decides anything: every call is one or two calls of public functions, which stay what
-they are.
+Every function calls one or two public functions of other modules and contains no rules.
 
     import bacr_jax
 
@@ -19,24 +18,24 @@ from bacr_jax.config.cli import quieten_orbax
 from bacr_jax.config.derived import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
-from bacr_jax.generate import Asking, budgets_of, open_session
+from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
-# A budget as it may be written: tokens, None, or the name of a level.
+# A budget: tokens, None for no budget, or the name of a level.
 Budget = int | str | None
 
 
 class Policy:
-    """A policy that was read once; programs that a call compiled serve the next calls.
+    """A policy whose weights and compiled programs serve any number of calls.
 
     Attributes:
-      folder: where it was read from.
-      step: of its checkpoint; None for a Hugging Face folder.
-      config: the settings it is asked with.
+      folder: the run, or the Hugging Face folder.
+      step: step of the checkpoint; None for a Hugging Face folder.
+      config: settings of prompts and answers.
     """
 
     def __init__(self, session: Session):
-        """Use `load`."""
+        """Wraps a session; use `load`."""
         self._session = session
         self.folder: Path = session.saved.folder
         self.step: int | None = session.saved.step
@@ -55,26 +54,36 @@ class Policy:
         top_p: float | None = None,
         seed: int = 0,
     ) -> list[Answer]:
-        """Answers to every question at every budget.
+        """Answers every question at every budget.
 
         Args:
-          budget: thinking tokens, one or several: numbers, names of `budget.levels`, or None (the
-            policy is told none and thinks up to budget.cap tokens).
-          temperature: 0: the most likely tokens. By default 0 for one sample, and for several
-            that of the policy's own evaluations (`eval.temperature`).
-          top_p: nucleus; by default `eval.top_p` where the temperature is left out too, else 1.
-          seed: of sampled answers; equal calls give equal answers.
+          budget: thinking tokens, one or several: numbers, names of `budget.levels`, or None for
+            no budget, with thinking up to budget.cap tokens.
+          samples: answers per question and budget.
+          temperature: 0 takes the most likely tokens. The default is 0 for one sample, and
+            `eval.temperature` for several.
+          top_p: the default is `eval.top_p` if `eval.temperature` is used, else 1.
+          seed: seed of sampled answers; equal calls return equal answers.
 
         Returns:
-          Question by question, budget by budget, sample by sample.
+          Answers question by question, budget by budget, sample by sample.
+
+        Raises:
+          UserError: an argument can't be used.
         """
         if samples < 1:
             raise UserError(f"samples={samples}: write 1 or more")
-        own = self.config.eval if temperature is None and samples > 1 else None
-        temperature = (own.temperature if own else 0.0) if temperature is None else temperature
-        top_p = (own.top_p if own else 1.0) if top_p is None else top_p
+        default_temperature = 0.0
+        default_top_p = 1.0
+        if temperature is None and samples > 1:
+            default_temperature = self.config.eval.temperature
+            default_top_p = self.config.eval.top_p
+        if temperature is None:
+            temperature = default_temperature
+        if top_p is None:
+            top_p = default_top_p
         budgets = self._budgets(budget)
-        Asking(budgets, temperature, top_p, seed).check("")
+        AskOptions(budgets, temperature, top_p, seed).check("")
         if samples > 1 and temperature == 0:
             raise UserError(
                 f"samples={samples}: temperature 0 gives the same answer each time; write "
@@ -95,36 +104,43 @@ class Policy:
         responses: str | Sequence[str | Sequence[int]],
         budget: Budget,
     ) -> list[ResponseScore]:
-        """How likely the policy finds given responses at a budget, token by token.
+        """Computes the log-probability of each token of given responses at a budget.
 
         Args:
-          responses: what follows the prompt of each question: a text, or ids such as those of
-            `Answer.tokens`. With one question, one text.
+          responses: response to each question, as a text or as ids such as `Answer.tokens`. One
+            text is a response to one question.
+
+        Raises:
+          UserError: an argument can't be used.
         """
-        (told,) = self._budgets(budget)
+        (budget_number,) = self._budgets(budget)
         return self._session.score(
             [questions] if isinstance(questions, str) else list(questions),
             [responses] if isinstance(responses, str) else list(responses),
-            told,
+            budget_number,
         )
 
     def _budgets(self, budget: Budget | Sequence[Budget]) -> tuple[int | None, ...]:
+        """Returns one or several budgets as numbers of tokens; None for no budget."""
         if isinstance(budget, str) or not isinstance(budget, Iterable):
             budget = [budget]
-        words = (NONE if one is None else str(one) for one in budget)
+        words = [NONE if item is None else str(item) for item in budget]
         return budgets_of(self._session, ",".join(words), "budget")
 
 
 def load(
     folder: str | Path, *, step: int | str | None = None, overrides: Sequence[str] = ()
 ) -> Policy:
-    """The policy of a run, or of a Hugging Face folder.
+    """Loads the policy of a run, or of a Hugging Face folder.
 
     Args:
-      folder: a run folder (it holds config.yaml) or a Hugging Face folder (config.json).
-      step: checkpoint of a run: a number, "best" or "newest"; by default the best, or the newest if
+      folder: a run folder (with config.yaml) or a Hugging Face folder (with config.json).
+      step: checkpoint of a run: a number, "best" or "newest"; None for the best, or the newest if
         no evaluation chose one.
-      overrides: `key.sub=value` for how questions are read and answered.
+      overrides: config keys of reading and answering questions, as `key.sub=value`.
+
+    Raises:
+      UserError: the folder contains no policy, or an argument can't be used.
     """
     quieten_orbax()
     path = Path(folder).expanduser()

@@ -1,8 +1,12 @@
-"""`bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks."""
+"""Command `bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks a policy.
+
+`bacr_jax.load` opens its policies with the same functions. `evaluation.ask` samples the answers.
+"""
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import re
 import signal
@@ -42,30 +46,34 @@ if TYPE_CHECKING:
     from bacr_jax.prompts.formats import PromptFormat
 
 DESCRIPTION = (
-    "Asks a policy questions under one or several thinking budgets. What it says is written while "
-    "it is decoded; several budgets stand side by side where the terminal is wide enough. Without "
-    "a question it asks for them, one after the other; from a pipe it reads one per line."
+    "Asks a policy questions at one or several thinking budgets. Answers are printed while they "
+    "are decoded; several budgets are printed in columns if the terminal is wide enough. Without "
+    "a question, questions are read from the terminal, or from a pipe one per line."
 )
 EPILOG = (
-    "Settings can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
-    "conditioning.told=words, which tells the budget in the prompt."
+    "Config keys can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
+    "conditioning.told=words, which puts the budget into the prompt."
 )
 COMMANDS = (
     "/budget 8,64   /temperature 0.6   /top-p 0.95   /seed 1   /help; Ctrl-C stops an answer, "
     "Ctrl-D ends"
 )
-# A word that sets a key and is no question: x=5 is one, budget.cap=9 is none.
+# A word that overrides a key, such as budget.cap=9. Other words, such as x=5, are questions.
 _OVERRIDE = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+=.*", re.DOTALL)
-# Columns narrower than this are no text to read; answers then stand below each other.
-_NARROWEST = 24
+# Smallest width of a column in characters. On a narrower terminal, answers are printed one below
+# the other.
+_MIN_COLUMN_WIDTH = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Asking:
-    """How the next question is asked.
+class AskOptions:
+    """Settings of the next answer.
 
     Attributes:
-      budgets: thinking tokens; None: the policy is told none.
+      budgets: thinking tokens of each answer; None for no budget.
+      temperature: 0 takes the most likely tokens.
+      top_p: share of probability from which tokens are sampled.
+      seed: seed of a sampled answer.
     """
 
     budgets: tuple[int | None, ...]
@@ -74,7 +82,11 @@ class Asking:
     seed: int = 0
 
     def check(self, dash: str = "--") -> None:
-        """Refuses what no answer can be drawn with."""
+        """Raises UserError if a setting can't be used.
+
+        Args:
+          dash: characters before an option's name in errors.
+        """
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
                 f"{dash}temperature {self.temperature}: write 0 (the most likely tokens) or a "
@@ -92,7 +104,7 @@ class Asking:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, its numbers checked; `question` is None where none was given."""
+    """Reads and checks the command line; `question` is None if it has no question."""
     parser = Parser(prog="bacr generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
@@ -100,13 +112,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--budget",
         metavar="N,N",
         required=True,
-        help="thinking tokens, one number or several: 0 (answer at once), a name of budget.levels, "
-        f"or {NONE} (the policy is told none)",
+        help="thinking tokens, one or several: numbers, 0 (answer at once), names of "
+        f"budget.levels, or {NONE} (no budget in the input)",
     )
-    add("--temperature", type=float, default=0.0, help="0, the default: the most likely tokens")
-    add("--top-p", type=float, default=1.0, help="nucleus of a sampled answer")
-    add("--seed", type=int, default=0, help="of a sampled answer")
-    add("words", nargs="*", metavar="question | key.sub=value", help="the question, and settings")
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="temperature of a sampled answer; 0 (default) takes the most likely tokens",
+    )
+    add("--top-p", type=float, default=1.0, help="top-p of a sampled answer; 1 by default")
+    add("--seed", type=int, default=0, help="seed of a sampled answer; 0 by default")
+    add(
+        "words",
+        nargs="*",
+        metavar="question | key.sub=value",
+        help="the question, and overrides of config keys",
+    )
     arguments = parser.parse_intermixed_args(argv)
     check_saved_policy(arguments)
     questions = [word for word in arguments.words if not _OVERRIDE.fullmatch(word)]
@@ -118,20 +140,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.overrides = [word for word in arguments.words if word not in questions]
     if questions and not arguments.question.strip():
         raise UserError("question: found an empty text; write a question")
-    Asking((), arguments.temperature, arguments.top_p, arguments.seed).check()
+    AskOptions((), arguments.temperature, arguments.top_p, arguments.seed).check()
     return arguments
 
 
 def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
-    """The format that the policy was trained with, or one that suits a bare model."""
+    """Returns the prompt format of a run's training, or a format for a plain model.
+
+    Args:
+      is_run: False for a Hugging Face folder.
+      overrides: overrides of the command line.
+    """
     from bacr_jax.methods.registry import declares_budget
     from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
 
     declares = declares_budget(config)
-    own = config.data.prompt_format == "auto" and not declares
-    told = any(key.startswith("data.train=") for key in overrides)
-    # Nobody says what a Hugging Face folder was trained on.
-    if not is_run and own and not told:
+    is_automatic = config.data.prompt_format == "auto" and not declares
+    train_is_overridden = any(text.startswith("data.train=") for text in overrides)
+    # The automatic format depends on the training set, which a Hugging Face folder does not name.
+    if is_automatic and not is_run and not train_is_overridden:
         return with_texts(FORMATS["think_answer"], config)
     return format_for(config, declares_budget=declares)
 
@@ -144,7 +171,18 @@ def open_session(
     *,
     download: bool = False,
 ) -> "Session":
-    """Opens a policy on disk; standard error gets a line with the step of a run and why."""
+    """Opens a policy on disk, and prints the chosen step of a run on standard error.
+
+    Args:
+      run: folder of a run; None to open `model`.
+      model: folder or name of a Hugging Face model.
+      step: a step, "best" or "newest"; None for the best, or the newest without a best.
+      overrides: config keys as `key.sub=value`.
+      download: True to download a model that is not on this machine.
+
+    Raises:
+      UserError: the policy or an override can't be used.
+    """
     from bacr_jax.runs.open import open_policy
 
     saved = open_policy(run, model, step, download=download)
@@ -156,8 +194,9 @@ def open_session(
     from bacr_jax.report.chosen_step import step_lines
 
     processes.check_platform()
-    if (kept := keep_programs(config.output.compile_cache)).refused:
-        print(kept.line, file=sys.stderr)
+    compile_cache = keep_programs(config.output.compile_cache)
+    if compile_cache.refused:
+        print(compile_cache.line, file=sys.stderr)
     saved = saved.under(config)
     style = saved.style or prompt_format(config, is_run=run is not None, overrides=overrides)
     session = Session(saved, style)
@@ -168,63 +207,76 @@ def open_session(
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:
-    """Budgets as somebody wrote them, with the names of the policy's levels."""
+    """Reads budgets such as "8,low,none"; names are levels of the policy.
+
+    Args:
+      option: option of the text, for errors.
+    """
     levels = session.saved.config.budget.levels
     return tuple(read_budgets(text, option=option, levels=levels))
 
 
 class Stopped(Exception):
-    """Ctrl-C during an answer."""
+    """The user pressed Ctrl-C during an answer."""
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], None]]:
-    """Within it Ctrl-C is noted, for the `poll` that is yielded; a second one ends the program.
+    """Yields a `poll` that raises `Stopped` after Ctrl-C; a second Ctrl-C ends the program.
 
-    The program under way is finished, so that nothing on the device is left half-made.
+    A running device program is finished first, so that no state on the device is incomplete.
     """
-    noted: list[int] = []
+    signals: list[int] = []
 
-    def note(number: int, frame: types.FrameType | None) -> None:
-        if noted:
+    def on_interrupt(number: int, frame: types.FrameType | None) -> None:
+        if signals:
             raise KeyboardInterrupt
-        noted.append(number)
+        signals.append(number)
 
     def poll() -> None:
-        if noted:
+        if signals:
             raise Stopped
 
-    before = signal.signal(signal.SIGINT, note)
+    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield poll
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
-def answer(session: "Session", question: str, asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks one question and writes what comes, while it comes."""
-    settings = dataclasses.asdict(asking)
+def answer(
+    session: "Session", question: str, options: AskOptions, say: Callable[[str], Any]
+) -> None:
+    """Asks one question and prints its answers while they are decoded."""
+    console = Console()
+    settings = dataclasses.asdict(options)
     budgets = settings.pop("budgets")
     with stopping() as poll:
-        ask: Callable[..., list[Answer]] = lambda watch: session.ask(
-            [question], budgets, **settings, watch=watch, poll=poll
-        )
-        console, alone = Console(), len(budgets) == 1
-        if not alone and LiveColumns.fit(console, budgets):
+        ask = functools.partial(session.ask, [question], budgets, **settings, poll=poll)
+        if len(budgets) == 1:
+            (single,) = ask(watch=_Stream(say))
+            say(_answer_text(single))
+        elif LiveColumns.fit(console, budgets):
             with LiveColumns(console, budgets) as columns:
-                columns.show(ask(columns.watch))
-            return
-        for found in ask(_Stream(say) if alone else None):
-            if not alone:
-                say(f"--- {_budget_name(found.budget)} ---\n{found.thinking}")
-            say(f"\n{found.answer}\n[{_counts(found)}]\n")
+                columns.show(ask(watch=columns.watch))
+        else:
+            for result in ask(watch=None):
+                say(f"--- {_budget_name(result.budget)} ---\n{result.thinking}")
+                say(_answer_text(result))
+
+
+def _answer_text(answer: "Answer") -> str:
+    """Returns the answer after its thinking, and its numbers of tokens."""
+    return f"\n{answer.answer}\n[{_counts(answer)}]\n"
 
 
 def _budget_name(budget: int | None) -> str:
+    """Returns the title of an answer at a budget."""
     return "no budget" if budget is None else f"budget {budget}"
 
 
 def _counts(answer: "Answer") -> str:
+    """Returns an answer's numbers of tokens."""
     return (
         f"{answer.thinking_tokens} thinking tokens, {answer.forced_tokens} forced, "
         f"{answer.answer_tokens} answer"
@@ -232,54 +284,70 @@ def _counts(answer: "Answer") -> str:
 
 
 class LiveColumns(Live):
-    """Budgets side by side on a terminal, filled while their tokens come; a context manager."""
+    """A terminal's columns of answers at several budgets, updated while tokens are decoded.
+
+    It is a context manager.
+    """
 
     def __init__(self, console: Console, budgets: Sequence[int | None]):
+        """Shows empty columns with the budgets as titles."""
+        # Title, thinking, answer, and numbers of tokens of each column.
         self._columns = [(_budget_name(budget), "", "", "") for budget in budgets]
-        # Redrawn when something came: a thread of its own would draw while JAX computes.
+        # Without automatic refresh, whose thread would draw while JAX computes.
         super().__init__(self._table(), console=console, auto_refresh=False)
 
     @staticmethod
     def fit(console: Console, budgets: Sequence[int | None]) -> bool:
-        """Whether so many columns can be read on this terminal."""
-        return console.is_terminal and console.width >= _NARROWEST * len(budgets)
+        """True if the terminal is wide enough for a column per budget."""
+        return console.is_terminal and console.width >= _MIN_COLUMN_WIDTH * len(budgets)
 
     def watch(self, row: int, thinking: str, answer: str) -> None:
-        """Takes the texts of a row so far; see `ask.Session`."""
-        self._columns[row] = (self._columns[row][0], thinking, answer, "")
+        """Shows the texts of a row so far; a `watch` of `ask.Session`."""
+        title, *_ = self._columns[row]
+        self._columns[row] = (title, thinking, answer, "")
         self.update(self._table(), refresh=True)
 
     def show(self, answers: "Sequence[Answer]") -> None:
-        """Puts the finished answers into their columns."""
+        """Shows the finished answers."""
         self._columns = [
-            (_budget_name(one.budget), one.thinking, one.answer, _counts(one)) for one in answers
+            (_budget_name(answer.budget), answer.thinking, answer.answer, _counts(answer))
+            for answer in answers
         ]
         self.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
+        """Returns the table of all columns."""
         table = Table(box=None, expand=True, pad_edge=False, padding=(0, 2, 0, 0))
-        names, *texts = zip(*self._columns)
-        for name in names:
-            table.add_column(Text(name, style="bold"), ratio=1, overflow="fold")
+        titles, *texts = zip(*self._columns)
+        for title in titles:
+            table.add_column(Text(title, style="bold"), ratio=1, overflow="fold")
         for row, style in zip(texts, ("dim", "", "italic")):
             table.add_row(*(Text(text, style=style) for text in row))
         return table
 
 
 class _Stream:
-    """Writes the thinking of the only row while it comes."""
+    """Prints the new thinking of a single row; a `watch` of `ask.Session`."""
 
     def __init__(self, say: Callable[[str], Any]):
-        self._say, self._shown = say, 0
+        self._say = say
+        self._num_printed = 0
 
     def __call__(self, row: int, thinking: str, answer: str) -> None:
-        self._say(thinking[self._shown :])
-        self._shown = max(self._shown, len(thinking))
+        """Prints the part of the thinking that was not printed yet."""
+        self._say(thinking[self._num_printed :])
+        self._num_printed = max(self._num_printed, len(thinking))
 
 
-def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks for questions until the input ends; what can't be used costs a line."""
-    # Keeps a history and lets the line be edited; not every Python has it.
+def converse(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
+    """Reads questions and commands from the terminal until the input ends.
+
+    An input that can't be used is answered by one line.
+
+    Args:
+      options: settings of the first question; commands change them.
+    """
+    # readline gives `input` a history and editing. Some Pythons lack it.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     say(f"{session.saved.name}; a question, or {COMMANDS}\n")
@@ -294,12 +362,12 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
             continue
         try:
             if line.startswith("/"):
-                asking = _changed(session, asking, line)
-                say(f"{_said(asking)}\n")
+                options = _changed(session, options, line)
+                say(f"{_settings_line(options)}\n")
             elif line:
                 check_text(line, "question")
                 started = time.perf_counter()
-                answer(session, line, asking, say)
+                answer(session, line, options, say)
                 say(f"{time.perf_counter() - started:.1f} s\n")
         except Stopped:
             say("\n[stopped]\n")
@@ -309,83 +377,101 @@ def converse(session: "Session", asking: Asking, say: Callable[[str], Any]) -> N
             failure(f"{error}; write fewer or smaller numbers after /budget")
 
 
-def _changed(session: "Session", asking: Asking, line: str) -> Asking:
-    """What a line such as `/budget 8,64` makes of the settings."""
+def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
+    """Returns the settings after a command such as `/budget 8,64`.
+
+    Raises:
+      UserError: the command or its value is invalid.
+    """
     name, _, value = line[1:].partition(" ")
     value = value.strip()
     if name == "help":
-        return asking
+        return options
     if name == "budget":
-        return dataclasses.replace(asking, budgets=budgets_of(session, value, "/budget"))
+        return dataclasses.replace(options, budgets=budgets_of(session, value, "/budget"))
     if name == "seed":
         number = whole_number(value, most=2**32 - 1)
         if number is None:
             raise UserError(f"/seed {value}: write a number from 0 to 4294967295")
-        return dataclasses.replace(asking, seed=number)
+        return dataclasses.replace(options, seed=number)
     if name not in ("temperature", "top-p"):
-        raise UserError(f"/{name}: is no command; write a question, or {COMMANDS}")
+        raise UserError(f"/{name}: is not a command; write a question, or {COMMANDS}")
     try:
         setting: dict[str, Any] = {name.replace("-", "_"): float(value)}
-        changed = dataclasses.replace(asking, **setting)
+        changed = dataclasses.replace(options, **setting)
     except ValueError:
         raise UserError(f"/{name} {value}: write a number") from None
     if name == "temperature" and changed.temperature == 0:
-        # The most likely tokens know no nucleus.
+        # top-p has no effect on the most likely tokens, and `check` would refuse it.
         changed = dataclasses.replace(changed, top_p=1.0)
     changed.check("/")
     return changed
 
 
-def _said(asking: Asking) -> str:
-    """The settings in one line, and how they are changed."""
-    budgets = ",".join(NONE if budget is None else str(budget) for budget in asking.budgets)
+def _settings_line(options: AskOptions) -> str:
+    """Returns the settings in one line, and the commands in a second line."""
+    budgets = ",".join(NONE if budget is None else str(budget) for budget in options.budgets)
     return (
-        f"budget {budgets}, temperature {asking.temperature:g}, top-p {asking.top_p:g}, "
-        f"seed {asking.seed}\n{COMMANDS}"
+        f"budget {budgets}, temperature {options.temperature:g}, top-p {options.top_p:g}, "
+        f"seed {options.seed}\n{COMMANDS}"
     )
 
 
-def from_pipe(session: "Session", asking: Asking, say: Callable[[str], Any]) -> None:
-    """Asks every line of the standard input that is not empty."""
-    asked = 0
+def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
+    """Asks every line of the standard input that is not empty.
+
+    Raises:
+      UserError: a line can't be used, or the input has no question.
+    """
+    num_questions = 0
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # In the C locale bytes that are no UTF-8 pass as halves of surrogate pairs, in others they
-        # would raise.
+        # Bytes that are not UTF-8 become half surrogate pairs, as in the C locale. In other locales
+        # they would raise an exception here instead of the error of `check_text`.
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(sys.stdin, 1):
         question = line.strip()
         check_text(question, f"standard input, line {number}")
         if not question:
             continue
-        asked += 1
+        num_questions += 1
         say(f"=== {question} ===\n")
         try:
-            answer(session, question, asking, say)
+            answer(session, question, options, say)
         except UserError as error:
             raise UserError(f"standard input, line {number}: {error}") from None
-    if not asked:
+    if not num_questions:
         raise UserError(
-            "question: found none; write one behind the options, or one per line on the standard "
+            "question: found none; write one after the options, or one per line on the standard "
             "input"
         )
 
 
 def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
-    """Opens the policy and answers: one question, those that are typed, or those of a pipe."""
-    a = arguments
-    session = open_session(a.run, a.model, a.step, a.overrides, download=a.download)
-    asking = Asking(budgets_of(session, a.budget, "--budget"), a.temperature, a.top_p, a.seed)
-    if a.question is not None:
-        answer(session, a.question, asking, say)
+    """Opens the policy and answers the question of the command line, a terminal, or a pipe."""
+    session = open_session(
+        arguments.run,
+        arguments.model,
+        arguments.step,
+        arguments.overrides,
+        download=arguments.download,
+    )
+    options = AskOptions(
+        budgets_of(session, arguments.budget, "--budget"),
+        arguments.temperature,
+        arguments.top_p,
+        arguments.seed,
+    )
+    if arguments.question is not None:
+        answer(session, arguments.question, options, say)
     elif sys.stdin.isatty():
-        converse(session, asking, say)
+        converse(session, options, say)
     else:
-        from_pipe(session, asking, say)
+        from_pipe(session, options, say)
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Entry point: 0 when answered, 2 with one line on stderr when the input can't be used."""
+    """Runs the command line; returns 0 if answered, 2 with one line for unusable input."""
     quieten_orbax()
 
     def say(text: str) -> None:

@@ -110,7 +110,7 @@ class TestResume:
         typed = ({**record, name: value} for name, value in WRONGLY_TYPED.items())
         for wrong in ([1], {**record, "score": 1}, fewer, *typed):
             (half / SAMPLES).write_text(json.dumps(wrong) + "\n")
-            with pytest.raises(UserError, match=r"line 1: is no sample; write another --out"):
+            with pytest.raises(UserError, match=r"line 1: is not a sample; write another --out"):
                 resumed(half)
 
     def test_texts_are_kept_on_the_disk_alone(self, tmp_path):
@@ -214,7 +214,7 @@ class TestFinished:
             with pytest.raises(UserError, match=f"samples.jsonl: holds {says}"):
                 read_samples(half)
         (half / SAMPLES).write_text("".join([*lines, "{}\n"]))
-        with pytest.raises(UserError, match="line 5: is no sample"):
+        with pytest.raises(UserError, match="line 5: is not a sample"):
             read_samples(half)
 
     def test_answers_of_a_dense_curve_are_counted_cut_by_cut(self, half):

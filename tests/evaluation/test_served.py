@@ -115,7 +115,7 @@ def test_an_engine_that_dies_leaves_what_is_done_and_the_command_goes_on(
     monkeypatch.setattr(http_json, "BACK_OFF", (0.01,))
     with Served(key, dies_after=20) as server:
         line = refusal(capsys, folder, out, "--url", server.url)
-    assert "left in the middle of an answer; what is done is kept, the same command goes on" in line
+    assert "left in the middle of an answer; all finished answers are stored, " in line
     done = samples(out)
     assert 0 < len(done) < 24
     with Served(key) as server:
@@ -207,7 +207,7 @@ def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):
 
     policy_folder.save_policy(path, params, config=export_world.LEDGER, tokenizer=ledger_tokens)
     line = refusal(capsys, path, tmp_path / "out", "--url", "http://a", budgets="4")
-    assert "does not say how its thinking is held; write a folder of bacr export" in line
+    assert "does not describe how its thinking ends; write a folder of bacr export" in line
 
 
 def test_an_engine_samples_what_its_folder_writes(folder, tmp_path, capsys):

@@ -76,7 +76,7 @@ def test_long_values_and_many_differences_stay_one_line():
 def test_what_one_process_can_not_use_all_hear(monkeypatch):
     monkeypatch.setattr(
         "bacr_jax.parallel.processes.texts_of_all",
-        lambda text: ['{"host": "far", "told": {}, "refused": "data.dir=x: is gone"}', text],
+        lambda text: ['{"host": "far", "facts": {}, "error": "data.dir=x: is gone"}', text],
     )
     with pytest.raises(UserError, match=r"^process 0 on far: data\.dir=x: is gone$"):
         agreement.refuse_others({})

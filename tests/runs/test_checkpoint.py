@@ -144,7 +144,7 @@ def test_a_save_that_can_not_be_read_is_told_at_once_and_the_one_before_stays(
     checkpoints = Checkpoints(tmp_path, keep=keep)
     for step in (1, 2, 3):
         checkpoints.save(step, state(step), {"step": step})
-    said = rf"{tmp_path}/3: was saved, but can't be read \(.*goes on from step 2"
+    said = rf"{tmp_path}/3: was saved, but can't be read \(.*continues from step 2"
     with pytest.raises(UserError, match=said):
         while True:
             checkpoints.confirm()
@@ -239,7 +239,7 @@ def test_any_damage_is_told_in_one_line_or_does_no_harm(tmp_path):
                 told += 1
                 assert str(error).isprintable()
                 assert f"{tmp_path}/whole/7: damaged" in str(error)
-                assert "take it away, and the same command goes on from step 3" in str(error)
+                assert "remove it, and the same command continues from step 3" in str(error)
             else:
                 # A file that nothing is read from; or, where it makes a checkpoint one, the older.
                 assert meta == {"step": at}
@@ -343,8 +343,8 @@ def test_a_disk_without_room_is_one_line_and_the_last_checkpoint_stays(tmp_path)
         [sys.executable, "-c", FULL, str(tmp_path / "c")], capture_output=True, text=True
     )
     assert found.stdout == (
-        f"{tmp_path}/c: can't be written (File too large); make room or rights, and the same "
-        "command goes on from the last checkpoint\n"
+        f"{tmp_path}/c: can't be written (File too large); free disk space or correct "
+        "the permissions, and the same command continues from the last checkpoint\n"
     ), found.stderr
     assert found.stderr == ""
     again = Checkpoints(tmp_path / "c", keep=1)

@@ -162,7 +162,7 @@ sys.stdin.read()
 
 class TestResuming:
     def test_how_to_deal_with_a_run_that_is_there(self, tmp_path):
-        with pytest.raises(UserError, match="holds no run to go on with"):
+        with pytest.raises(UserError, match="holds no run to continue"):
             open_run(tmp_path / "run", Config(), resume="required")
         assert not (tmp_path / "run").exists()
         open_run(tmp_path / "run", Config(), resume="never").__exit__(None, None, None)

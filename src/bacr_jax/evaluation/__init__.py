@@ -1,1 +1,1 @@
-"""Accuracy by budget, with its uncertainty."""
+"""Evaluates policies: accuracy by thinking budget, with confidence intervals."""

@@ -1,4 +1,7 @@
-"""A policy that stays on its device: what it answers at budgets, how likely it finds texts."""
+"""Keeps a policy on its device, samples its answers at budgets, and scores given responses.
+
+`bacr generate` and `bacr_jax.load` use it. It grades nothing.
+"""
 
 import collections
 import dataclasses
@@ -30,18 +33,28 @@ from bacr_jax.prompts.environment import make_rules
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
 from bacr_jax.prompts.told import budget_words, told_prompts
-from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import (
+    Listeners,
+    Rollout,
+    RolloutSpec,
+    Rows,
+    Sampler,
+    generate,
+    sampling_params,
+)
 from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
-# Row, its thinking so far, its answer so far (with what was forced before it).
+# Called with a row, the text of its thinking so far, and the text of its answer so far with the
+# forced tokens before it.
 Watch = Callable[[int, str, str], Any]
 
-# Prompts and budgets are rounded up to a power of two from here on, so that the next question finds
-# its programs compiled.
-_SMALLEST = 32
-# With so few rows a cache that holds the longest from the start reads little and compiles once.
+# Smallest power of two to which widths of prompts and budgets are rounded up, so that the next
+# question needs no new compilation.
+_SMALLEST_WIDTH = 32
+# Up to this number of rows the cache has its full length from the start: it is small, and decoding
+# needs only one compiled program.
 _FEW_ROWS = 16
 # Responses that are scored in one pass.
 _ROWS_OF_A_PASS = 16
@@ -49,18 +62,20 @@ _ROWS_OF_A_PASS = 16
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy said to a question at a budget.
+    """A policy's answer to a question at a budget.
 
     Attributes:
-      budget: thinking tokens that it was told; None: none.
+      budget: thinking tokens that the policy received; None if it received no budget.
       sample: number of the answer, from 0.
-      thinking_tokens: its length, without a closing tag.
+      thinking: text of the thinking.
+      thinking_tokens: length of the thinking, without a closing tag.
       forced_tokens: tokens put between thinking and answer.
-      answer_tokens: sampled answer, its closing tag included.
-      answer: text of the answer, without what closes it.
-      closed_by: what ended the thinking: tag, budget or end of turn.
-      finished: the answer was closed before rollout.answer_tokens.
-      tokens: ids of everything after the prompt: thinking with its closing tag, forced, answer.
+      answer_tokens: sampled answer with its closing tag.
+      answer: text of the answer, without its closing tag.
+      closed_by: cause of the end of thinking: tag, budget or end of turn.
+      finished: True if the answer was closed before rollout.answer_tokens.
+      tokens: ids of everything after the prompt: thinking with its closing tag, forced tokens,
+        answer.
     """
 
     question: str
@@ -78,11 +93,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class ResponseScore:
-    """A response that somebody else may have written, and its log-probabilities.
+    """The log-probabilities of a response, which need not come from the policy.
 
     Attributes:
-      logprobs: log-probability of each token given the prompt and the tokens before it, nats. A
-        token that is never sampled has one of about -1e30.
+      budget: thinking tokens that the policy received; None if it received no budget.
+      texts: text of each token.
+      logprobs: log-probability of each token given the prompt and the tokens before it, in nats.
+        For a token that is never sampled it is about -1e30.
     """
 
     question: str
@@ -93,16 +110,17 @@ class ResponseScore:
 
     @property
     def total(self) -> float:
-        """Log-probability of the whole response, nats."""
+        """Returns the log-probability of the complete response in nats."""
         return sum(self.logprobs)
 
 
 class Session:
-    """A policy that was read once and answers question after question."""
+    """A policy whose weights are read once and which answers any number of questions."""
 
     def __init__(self, saved: SavedPolicy, style: PromptFormat):
-        """Reads the tokenizer; weights are read with the first question."""
-        self.saved, self.style = saved, style
+        """Reads the tokenizer; the weights are read with the first question."""
+        self.saved = saved
+        self.style = style
         self.tokenizer = saved.tokenizer()
         check_grace(saved.config, self.tokenizer)
         self.vocab_size = setup.vocabulary_rows(saved.config, len(self.tokenizer))
@@ -120,169 +138,220 @@ class Session:
         watch: Watch | None = None,
         poll: Poll = None,
     ) -> list[Answer]:
-        """Decodes all answers together.
+        """Samples all answers in one rollout.
 
         Args:
-          budgets: thinking tokens; None: the policy is told none and thinks up to budget.cap
-            tokens.
-          watch: called after every chunk for each row that went on, with its texts so far.
+          budgets: thinking tokens; None for no budget, with thinking up to budget.cap tokens.
+          samples: answers per question and budget.
+          watch: called after every chunk for each row with new tokens, with its texts so far.
+          poll: called regularly; it may raise to stop.
 
         Returns:
           Answers question by question, budget by budget, sample by sample.
+
+        Raises:
+          UserError: a prompt or a budget is too long.
         """
-        most = cap(self.saved.config)
-        limits = np.array([most if budget is None else budget for budget in budgets], np.int32)
-        prompts, shape = self.prompts(questions, budgets), (len(questions), len(budgets), samples)
-        longest = self._longest(prompts, budgets, limits)
-        question, budget, sample = (axis.ravel() for axis in np.indices(shape))
-        rows = budget * len(questions) + question
-        limit = limits[budget]
-        prompts, decoder = prompts.take(rows), self._decoder
-        # Sizes that other questions will have too.
-        slots = min(1 << (len(rows) - 1).bit_length(), decoder.spec.slots)
-        sizes: dict[str, Any] = {"max_thinking": rounded_up(longest), "slots": slots}
-        if slots <= _FEW_ROWS:
-            sizes |= {"windows": 1, "refill": 1.0}
+        limit_without_budget = cap(self.saved.config)
+        limits = np.array(
+            [limit_without_budget if budget is None else budget for budget in budgets], np.int32
+        )
+        prompts = self.prompts(questions, budgets)
+        largest = self._largest_budget(prompts, budgets, limits)
+        shape = (len(questions), len(budgets), samples)
+        # Question, budget and sample of each row.
+        q_index, b_index, s_index = (axis.ravel() for axis in np.indices(shape))
+        prompts = prompts.take(b_index * len(questions) + q_index)
+        row_limits = limits[b_index]
+        rows = Rows(_as_numbers(budgets)[b_index], row_limits[:, None], limits=row_limits)
+        decoder = self._decoder
+        sampler = Sampler(
+            self._spec_for(len(row_limits), largest),
+            self.rules,
+            sampling_params(temperature, top_p),
+            decoder.phi_of,
+        )
         rollout = generate(
             decoder.params,
             prompts.padded(rounded_up(prompts.tokens.shape[1])),
-            Rows(_told(budgets)[budget], limit[:, None], limits=limit),
+            rows,
             jax.random.key(seed),
-            Sampler(
-                dataclasses.replace(decoder.spec, **sizes),
-                self.rules,
-                sampling_params(temperature, top_p),
-                decoder.phi_of,
-            ),
-            Listeners(poll) if watch is None else _live(self.tokenizer, watch, poll),
+            sampler,
+            Listeners(poll) if watch is None else _watching(self.tokenizer, watch, poll),
         )
         return [
             self._answer(rollout, row, questions[q], budgets[b], int(s))
-            for row, (q, b, s) in enumerate(zip(question, budget, sample))
+            for row, (q, b, s) in enumerate(zip(q_index, b_index, s_index))
         ]
 
+    def _spec_for(self, num_rows: int, largest_budget: int) -> RolloutSpec:
+        """Returns rollout shapes that other questions will share, so that programs are reused."""
+        spec = self._decoder.spec
+        slots = min(1 << (num_rows - 1).bit_length(), spec.slots)
+        spec = dataclasses.replace(spec, max_thinking=rounded_up(largest_budget), slots=slots)
+        if slots <= _FEW_ROWS:
+            spec = dataclasses.replace(spec, windows=1, refill=1.0)
+        return spec
+
     def prompts(self, questions: Sequence[str], budgets: Sequence[int | None]) -> Prompts:
-        """The prompts of all questions at the first budget, then those at the second, and so on."""
-        config, style = self.saved.config, self.style
-        most = config.data.max_prompt_tokens
-        prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=most)
+        """Encodes the prompts of all questions at the first budget, then at the second, and so on.
+
+        Raises:
+          UserError: a prompt has more than data.max_prompt_tokens tokens.
+        """
+        config = self.saved.config
+        style = self.style
+        max_tokens = config.data.max_prompt_tokens
+        prompts, dropped = encode_prompts(self.tokenizer, questions, style, max_tokens=max_tokens)
         words = budget_words(config, style)
-        told = _told(budgets)
+        numbers = _as_numbers(budgets)
         if words and not len(dropped):
-            waiting, dropped = told_prompts(
+            budget_prompts, dropped = told_prompts(
                 self.tokenizer,
                 questions,
                 style,
                 words,
-                largest=int(told.max(initial=0)),
-                max_tokens=most,
+                largest=int(numbers.max(initial=0)),
+                max_tokens=max_tokens,
             )
         if len(dropped):
             raise UserError(
-                f"question {dropped[0]}: its prompt has more than data.max_prompt_tokens={most} "
-                "tokens; write a shorter question or a larger number"
+                f"question {dropped[0]}: its prompt has more than "
+                f"data.max_prompt_tokens={max_tokens} tokens; write a shorter question or a larger "
+                "number"
             )
-        if not words:
-            given = tuple(budget for budget in budgets if budget is not None)
-            how = self.tokenizer, style, dataclasses.replace(config.eval, budgets=given)
-            return stacked([with_declared_budget(prompts, *how, b) for b in told.tolist()])
-        index = np.tile(np.arange(len(questions)), len(budgets))
-        return waiting.at(index, np.repeat(told, len(questions)), prompts.take(index))
+        if words:
+            index = np.tile(np.arange(len(questions)), len(budgets))
+            row_budgets = np.repeat(numbers, len(questions))
+            return budget_prompts.at(index, row_budgets, prompts.take(index))
+        present_budgets = tuple(budget for budget in budgets if budget is not None)
+        eval_config = dataclasses.replace(config.eval, budgets=present_budgets)
+        return stacked(
+            [
+                with_declared_budget(prompts, self.tokenizer, style, eval_config, number)
+                for number in numbers.tolist()
+            ]
+        )
 
-    def _longest(
+    def _largest_budget(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
-        """The largest budget, which the model's positions must hold behind the prompts."""
-        config, longest = self.saved.config, max(int(limits.max()), 1)
+        """Returns the largest limit; raises UserError if the model's positions can't contain it."""
+        config = self.saved.config
+        largest = max(int(limits.max()), 1)
         positions = setup.model_shape(config, self.vocab_size).max_positions
         free = positions - int(np.max(prompts.lengths)) - config.rollout.answer_tokens
         free -= config.budget.grace
-        if longest > free:
-            written = ",".join("none" if budget is None else str(budget) for budget in budgets)
+        if largest > free:
+            names = ",".join("none" if budget is None else str(budget) for budget in budgets)
             raise UserError(
-                f"--budget {written}: the model's {positions} positions leave {free} for thinking; "
+                f"--budget {names}: the model's {positions} positions leave {free} for thinking; "
                 "write a smaller budget" + (", or budget.cap" if None in budgets else "")
             )
-        return longest
+        return largest
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
+        """Returns the policy on its device; `ask` replaces its thinking width."""
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
     def _answer(
         self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
     ) -> Answer:
-        trunks, branches = rollout.trunks, rollout.branches
-        forced, answered = int(branches.forced[row, 0]), int(branches.sampled[row, 0])
-        thinking = trunks.tokens[row, trunks.prompt_lengths[row] :][: trunks.sampled[row]].tolist()
-        after = branches.tokens[row, 0, : forced + answered].tolist()
+        """Reads the answer of one row."""
+        trunks = rollout.trunks
+        branches = rollout.branches
+        forced = int(branches.forced[row, 0])
+        answered = int(branches.sampled[row, 0])
+        start = trunks.prompt_lengths[row]
+        thinking_ids = trunks.tokens[row, start:][: trunks.sampled[row]].tolist()
+        answer_ids = branches.tokens[row, 0, : forced + answered].tolist()
         return Answer(
             question=question,
             budget=budget,
             sample=sample,
-            thinking=decode_ids(self.tokenizer, thinking),
+            thinking=decode_ids(self.tokenizer, thinking_ids),
             thinking_tokens=int(trunks.thinking[row]),
             forced_tokens=forced,
             answer_tokens=answered,
             answer=answer_text(
                 self.tokenizer,
-                after[forced:],
+                answer_ids[forced:],
                 opened=self.style.answer_open,
                 closed=self.style.answer_close,
             ),
             closed_by=CLOSE_NAMES[int(trunks.close[row])],
             finished=bool(branches.finished[row, 0]),
-            tokens=(*thinking, *after),
+            tokens=(*thinking_ids, *answer_ids),
         )
 
     def score(
         self, questions: Sequence[str], responses: Sequence[str | Sequence[int]], budget: int | None
     ) -> list[ResponseScore]:
-        """How likely the policy finds responses, texts or ids, each behind its prompt."""
+        """Computes the log-probabilities of responses, each after its question's prompt.
+
+        Args:
+          responses: one text or sequence of token ids per question.
+
+        Raises:
+          UserError: a response is empty, too long, or not in the vocabulary.
+        """
         if len(questions) != len(responses):
             raise UserError(
                 f"logprobs: found {len(questions)} questions and {len(responses)} responses; write "
                 "one response per question"
             )
         prompts = self.prompts(questions, [budget])
-        ids = [self._ids(row, response) for row, response in enumerate(responses)]
-        lengths = np.asarray(prompts.lengths)
-        whole = lengths + np.array([len(row) for row in ids], np.int32)
+        responses_ids = [self._response_ids(row, text) for row, text in enumerate(responses)]
+        starts = np.asarray(prompts.lengths)
+        ends = starts + np.array([len(ids) for ids in responses_ids], np.int32)
         spec, params = self._scoring
         positions = spec.model.max_positions
-        if whole.max() > positions:
-            row = int(whole.argmax())
+        if ends.max() > positions:
+            row = int(ends.argmax())
             raise UserError(
-                f"response {row}: with its prompt it has {whole[row]} tokens, and the model "
+                f"response {row}: with its prompt it has {ends[row]} tokens, and the model "
                 f"{positions} positions; write a shorter one"
             )
-        tokens = np.zeros((len(ids), rounded_up(int(whole.max()))), np.int32)
-        for row, response in enumerate(ids):
-            tokens[row, : lengths[row]] = prompts.tokens[row, : lengths[row]]
-            tokens[row, lengths[row] : whole[row]] = response
-        told = np.repeat(_told([budget]), _ROWS_OF_A_PASS)
+        tokens = np.zeros((len(responses), rounded_up(int(ends.max()))), np.int32)
+        for row, ids in enumerate(responses_ids):
+            tokens[row, : starts[row]] = prompts.tokens[row, : starts[row]]
+            tokens[row, starts[row] : ends[row]] = ids
+        budget_numbers = np.repeat(_as_numbers([budget]), _ROWS_OF_A_PASS)
 
-        def of_rows(index: Int[np.ndarray, "n"]) -> jax.Array:
-            given = tokens[index], lengths[index], whole[index], told
-            return response_logprobs(params, *given, self.rules.allowed_tokens, spec=spec)
+        def score_rows(index: Int[np.ndarray, "n"]) -> jax.Array:
+            return response_logprobs(
+                params,
+                tokens[index],
+                starts[index],
+                ends[index],
+                budget_numbers,
+                self.rules.allowed_tokens,
+                spec=spec,
+            )
 
-        found = in_portions(of_rows, np.arange(len(ids)), _ROWS_OF_A_PASS)
-        spans = [found[row, lengths[row] : whole[row]].tolist() for row in range(len(ids))]
-        return [
-            ResponseScore(question, budget, tuple(row), self._texts(row), tuple(span))
-            for question, row, span in zip(questions, ids, spans)
-        ]
+        logprobs = in_portions(score_rows, np.arange(len(responses)), _ROWS_OF_A_PASS)
+        scores = []
+        for row, (question, ids) in enumerate(zip(questions, responses_ids)):
+            row_logprobs = logprobs[row, starts[row] : ends[row]].tolist()
+            scores.append(
+                ResponseScore(
+                    question, budget, tuple(ids), self._token_texts(ids), tuple(row_logprobs)
+                )
+            )
+        return scores
 
     @functools.cached_property
     def _scoring(self) -> tuple[LearnerSpec, Any]:
-        """Settings, and weights laid out for whole sequences."""
+        """Returns the settings of a pass over complete sequences, and the weights for it."""
         config = self.saved.config
         learner = setup.make_policy(config, load_method(config), self.vocab_size).learner
-        # One pass without a gradient keeps nothing that could be recomputed.
+        # remat saves memory only for gradients, and this pass has none.
         spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         return spec, jax.tree.map(jnp.asarray, self.saved.params())
 
-    def _ids(self, row: int, response: str | Sequence[int]) -> list[int]:
+    def _response_ids(self, row: int, response: str | Sequence[int]) -> list[int]:
+        """Returns a response's token ids; raises UserError if they are empty or invalid."""
         if isinstance(response, str):
             try:
                 ids = encode_text(self.tokenizer, response).tolist()
@@ -295,44 +364,52 @@ class Session:
             ids = [int(token) for token in response]
         if not ids:
             raise UserError(f"response {row}: found no token; write a text or ids")
-        wrong = [token for token in ids if not 0 <= token < self.vocab_size]
-        if wrong:
-            raise UserError(
-                f"response {row}: found the token {wrong[0]}, but the model has "
-                f"{self.vocab_size} ids; write its own tokenizer's"
-            )
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise UserError(
+                    f"response {row}: found the token {token}, but the model has "
+                    f"{self.vocab_size} ids; write ids of the model's tokenizer"
+                )
         return ids
 
-    def _texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def _token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Decodes each token separately; padding ids of the embedding have no text."""
         size = len(self.tokenizer)
         return tuple(decode_ids(self.tokenizer, [i]) if i < size else "" for i in ids)
 
 
-def _told(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
+def _as_numbers(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
+    """Returns budgets as an array, with NO_BUDGET for None."""
     return np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
 
 
 def rounded_up(number: int) -> int:
-    """The power of two that holds a number, 32 or more."""
-    return max(1 << (number - 1).bit_length(), _SMALLEST)
+    """Returns the smallest power of two that is at least the number and at least 32."""
+    return max(1 << (number - 1).bit_length(), _SMALLEST_WIDTH)
 
 
-def _live(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
-    """Tells the texts of rows while they come; a character waits until all its tokens are there."""
-    thoughts: dict[int, list[int]] = collections.defaultdict(list)
-    said: dict[int, list[str]] = {}
+def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
+    """Returns callbacks that pass the texts of rows to `watch` while they are sampled.
 
-    def tell(row: int, answer: Sequence[int]) -> None:
-        parts = thoughts[row], answer
-        texts = [decode_ids(tokenizer, ids).rstrip("\N{REPLACEMENT CHARACTER}") for ids in parts]
-        if said.get(row) != texts:
-            said[row] = texts
+    A character is passed on only when all its tokens were sampled.
+    """
+    thinking: dict[int, list[int]] = collections.defaultdict(list)
+    last_texts: dict[int, tuple[str, str]] = {}
+
+    def decode(ids: Sequence[int]) -> str:
+        return decode_ids(tokenizer, ids).rstrip("\N{REPLACEMENT CHARACTER}")
+
+    def report(row: int, answer: Sequence[int]) -> None:
+        texts = (decode(thinking[row]), decode(answer))
+        if last_texts.get(row) != texts:
+            last_texts[row] = texts
             watch(row, *texts)
 
-    def thought(row: int, tokens: np.ndarray) -> None:
-        thoughts[row] += tokens.tolist()
-        tell(row, [])
+    def on_thinking(row: int, tokens: np.ndarray) -> None:
+        thinking[row] += tokens.tolist()
+        report(row, [])
 
-    return Listeners(
-        poll, on_tokens=thought, on_answer=lambda row, tokens: tell(row, tokens.tolist())
-    )
+    def on_answer(row: int, tokens: np.ndarray) -> None:
+        report(row, tokens.tolist())
+
+    return Listeners(poll, on_tokens=on_thinking, on_answer=on_answer)

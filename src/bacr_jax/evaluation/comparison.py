@@ -1,23 +1,30 @@
-"""Two policies on the same problems: differences, paired problem by problem."""
+"""Compares two evaluations on the same problems by differences paired problem by problem.
+
+`bacr evaluate --compare` uses it. It reads no files and draws no answers.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_intervals
 from bacr_jax.evaluation.metrics import anytime_weights
 from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
 
+# Graded samples by set and setting.
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
-# What differences and their intervals are called.
-_VERDICTS = ("difference", "ci95"), ("strict_difference", "strict_ci95")
+# The two evaluations' samples by budget.
+_PairsByBudget = Mapping[int, tuple[Graded, Graded]]
+# Names of differences and of their intervals in results.json.
+_VERDICTS = (("difference", "ci95"), ("strict_difference", "strict_ci95"))
 _TOKENS = (
     ("thinking_tokens_difference", "thinking_ci95"),
     ("total_tokens_difference", "total_ci95"),
 )
-_OVER_BUDGETS = ("mean_difference", "mean_ci95"), ("area_difference", "area_ci95")
+_OVER_BUDGETS = (("mean_difference", "mean_ci95"), ("area_difference", "area_ci95"))
 
 
 def check_comparable(
@@ -28,46 +35,113 @@ def check_comparable(
     *,
     grader: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuses evaluations that share no problems or no setting.
+    """Checks that two evaluations share graders, problems, and at least one setting.
 
     Args:
-      mine: the `sets` of this evaluation's settings.
-      theirs: the settings of the other one.
+      mine: `sets` in the settings of this evaluation.
+      theirs: settings of the other evaluation.
+      modes: budgets of this evaluation by decoding.
+      where: the other evaluation's folder as the user wrote it.
+      grader: file and digest of this evaluation's verifier; None or empty for the built-in rules.
+
+    Raises:
+      UserError: the evaluations can't be compared.
     """
     other_grader = theirs.get("grader")
     if (other_grader or {}).get("digest") != (grader or {}).get("digest"):
-        spelled = lambda found: found["file"] if found else "the built-in rules"
         raise UserError(
-            f"--compare {where}: was graded by {spelled(other_grader)}, and this one by "
-            f"{spelled(grader)}, or by another version of the file; grade both alike"
+            f"--compare {where}: was graded by {_grader_name(other_grader)}, and this one by "
+            f"{_grader_name(grader)}, or by another version of the file; grade both alike"
         )
-    common = [name for name in mine if name in theirs["sets"]]
+    _check_sets(mine, theirs["sets"], where)
+    other_cells = theirs["decoding"]["cells"]
+    for mode, budgets in modes.items():
+        if set(budgets) & set(other_cells.get(mode, [])):
+            return
+    cells = "; ".join(f"{mode} {budgets}" for mode, budgets in other_cells.items())
+    raise UserError(
+        f"--compare {where}: has no decoding and budget in common with this one (found "
+        f"{cells}); evaluate both with the same --budgets and --samples"
+    )
+
+
+def _grader_name(grader: Mapping[str, str] | None) -> str:
+    """Returns a verifier's file, or a name for the built-in rules."""
+    return grader["file"] if grader else "the built-in rules"
+
+
+def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
+    """Raises UserError unless two evaluations have a common set, with equal problems in each."""
+    common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
-            f"--compare {where}: has the sets {', '.join(theirs['sets'])}, not "
+            f"--compare {where}: has the sets {', '.join(theirs)}, not "
             f"{', '.join(mine)}; evaluate both on the same --data"
         )
     for name in common:
-        if mine[name]["questions"] != theirs["sets"][name].get("questions"):
+        if mine[name]["questions"] != theirs[name].get("questions"):
             raise UserError(
                 f"--compare {where}: has other problems of {name} "
-                f"({theirs['sets'][name]['problems']} there, {mine[name]['problems']} here); "
+                f"({theirs[name]['problems']} there, {mine[name]['problems']} here); "
                 "evaluate both with the same --data, --split, --size and --seed"
             )
-    other = theirs["decoding"]["cells"]
-    if not any(set(budgets) & set(other.get(mode, [])) for mode, budgets in modes.items()):
-        there = "; ".join(f"{mode} {budgets}" for mode, budgets in other.items())
-        raise UserError(
-            f"--compare {where}: has no decoding and budget in common with this one (found "
-            f"{there}); evaluate both with the same --budgets and --samples"
-        )
 
 
-def _entry(one: Graded, other: Graded) -> dict[str, Any]:
-    verdicts = lambda of: np.column_stack([of.correct.mean(1), of.strict.mean(1)])
-    mine, theirs = verdicts(one), verdicts(other)
-    used = lambda of: np.column_stack([of.thinking.mean(1), of.total.mean(1)])
-    tokens = used(one) - used(other)
+def compare(one: Results, other: Results) -> dict[str, Any]:
+    """Computes differences one - other with 95 % intervals of the paired bootstrap over problems.
+
+    Sets and settings that only one evaluation has are left out. So are traces that were cut early.
+
+    Returns:
+      By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
+    """
+    differences: dict[str, Any] = {}
+    for name in one:
+        pairs_by_mode = _pairs(name, one[name], other.get(name, {}))
+        if not pairs_by_mode:
+            continue
+        by_budget: dict[str, Any] = {}
+        anytime: dict[str, Any] = {}
+        for mode, pairs in pairs_by_mode.items():
+            by_budget[mode] = {
+                budget_key(budget): _differences(mine, theirs)
+                for budget, (mine, theirs) in pairs.items()
+            }
+            if any(budget > 0 for budget in pairs):
+                anytime[mode] = _anytime_differences(pairs)
+        differences[name] = {"by_budget": by_budget, "anytime": anytime}
+    return differences
+
+
+def _pairs(
+    name: str, one: Mapping[EvalSetting, Graded], other: Mapping[EvalSetting, Graded]
+) -> dict[str, dict[int, tuple[Graded, Graded]]]:
+    """Returns both evaluations' samples of a set by mode and common budget.
+
+    Raises:
+      UserError: the problems of a common setting differ.
+    """
+    by_cell = {
+        (setting.mode, setting.budget): cell
+        for setting, cell in other.items()
+        if setting.cut is None
+    }
+    pairs: dict[str, dict[int, tuple[Graded, Graded]]] = {}
+    for setting, mine in one.items():
+        theirs = by_cell.get((setting.mode, setting.budget))
+        if setting.cut is not None or theirs is None:
+            continue
+        if mine.ids != theirs.ids:
+            raise UserError(f"{name}: the two evaluations are of other problems")
+        pairs.setdefault(setting.mode, {})[setting.budget] = (mine, theirs)
+    return pairs
+
+
+def _differences(one: Graded, other: Graded) -> dict[str, Any]:
+    """Returns accuracies of both evaluations, and differences of accuracy and tokens."""
+    mine = _accuracies(one)
+    theirs = _accuracies(other)
+    tokens = _token_counts(one) - _token_counts(other)
     return {
         "accuracy": number(one.correct.mean()),
         "other_accuracy": number(other.correct.mean()),
@@ -76,42 +150,27 @@ def _entry(one: Graded, other: Graded) -> dict[str, Any]:
     }
 
 
-def _anytime(pairs: Mapping[int, tuple[Graded, Graded]]) -> dict[str, Any]:
+def _accuracies(graded: Graded) -> Float[np.ndarray, "n 2"]:
+    """Returns lenient and strict accuracy of each problem."""
+    return np.column_stack([graded.correct.mean(1), graded.strict.mean(1)])
+
+
+def _token_counts(graded: Graded) -> Float[np.ndarray, "n 2"]:
+    """Returns mean thinking tokens and mean total tokens of each problem."""
+    return np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
+
+
+def _anytime_differences(pairs: _PairsByBudget) -> dict[str, Any]:
+    """Returns differences of the mean and of the area over the positive budgets."""
     budgets = sorted(budget for budget in pairs if budget > 0)
-    rates = lambda of: np.column_stack([pairs[budget][of].correct.mean(1) for budget in budgets])
-    mine, theirs = (rates(of) @ anytime_weights(budgets).T for of in (0, 1))
+    my_rates = []
+    their_rates = []
+    for budget in budgets:
+        one, other = pairs[budget]
+        my_rates.append(one.correct.mean(1))
+        their_rates.append(other.correct.mean(1))
+    weights = anytime_weights(budgets).T
+    mine = np.column_stack(my_rates) @ weights
+    theirs = np.column_stack(their_rates) @ weights
     ends = difference_intervals(mine, theirs)
     return {**measured(_OVER_BUDGETS, mine - theirs, ends), "budgets": budgets}
-
-
-def compare(one: Results, other: Results) -> dict[str, Any]:
-    """Differences one - other, with 95 % intervals of the paired bootstrap over problems.
-
-    Sets and settings that only one has are left out, and so are traces that were cut early.
-
-    Returns:
-      By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
-    """
-    differences: dict[str, Any] = {}
-    for name in one:
-        theirs = {(s.mode, s.budget): b for s, b in other.get(name, {}).items() if s.cut is None}
-        pairs: dict[str, dict[int, tuple[Graded, Graded]]] = {}
-        for setting, a in one[name].items():
-            b = theirs.get((setting.mode, setting.budget))
-            if setting.cut is None and b is not None:
-                if a.ids != b.ids:
-                    raise UserError(f"{name}: the two evaluations are of other problems")
-                pairs.setdefault(setting.mode, {})[setting.budget] = a, b
-        if pairs:
-            differences[name] = {
-                "by_budget": {
-                    mode: {budget_key(budget): _entry(*both) for budget, both in of_mode.items()}
-                    for mode, of_mode in pairs.items()
-                },
-                "anytime": {
-                    mode: _anytime(of_mode)
-                    for mode, of_mode in pairs.items()
-                    if any(budget > 0 for budget in of_mode)
-                },
-            }
-    return differences

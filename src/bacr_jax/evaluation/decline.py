@@ -35,7 +35,7 @@ class Decline(NamedTuple):
 
 
 def accuracy_declined(before: float, after: float, problems: int) -> bool:
-    """True if `after` is below the 95 % Wilson interval of `before` over so many problems."""
+    """True if `after` is below the 95 % Wilson interval of `before` for this number of problems."""
     lowest, _ = wilson_interval(before * problems, problems)
     return after < lowest
 
@@ -46,27 +46,32 @@ def closed_answers_declined(before: float, after: float, problems: int) -> bool:
 
 
 def declines(before: Summary, after: Summary) -> Iterator[Decline]:
-    """Yields what is worse after training, in the order of `after`.
+    """Yields each accuracy and share of closed answers that declined, in the order of `after`.
 
     Args:
       before: accuracy by decoding and budget before training.
-      after: the same after training. Budgets that `before` lacks, or for which it does not have the
-        number of problems, are left out.
+      after: the same after training. A budget is left out if `before` lacks it or lacks its number
+        of problems.
     """
     for mode, budgets in after.items():
         for budget, entry in budgets.items():
             start = before.get(mode, {}).get(budget)
             if start is not None and "problems" in start:
-                yield from _declines_of(mode, budget, start, entry)
+                yield from _declines_at(mode, budget, start, entry)
 
 
-def _declines_of(
+def _declines_at(
     mode: str, budget: str, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[Decline]:
+    """Yields what declined at one budget."""
     problems = int(before["problems"])
-    if accuracy_declined(before["accuracy"], after["accuracy"], problems):
-        yield Decline(mode, budget, ACCURACY, before["accuracy"], after["accuracy"])
-    if "closed_rate" not in before or "closed_rate" not in after:
+    accuracy_before = before["accuracy"]
+    accuracy_after = after["accuracy"]
+    if accuracy_declined(accuracy_before, accuracy_after, problems):
+        yield Decline(mode, budget, ACCURACY, accuracy_before, accuracy_after)
+    closed_before = before.get("closed_rate")
+    closed_after = after.get("closed_rate")
+    if closed_before is None or closed_after is None:
         return
-    if closed_answers_declined(before["closed_rate"], after["closed_rate"], problems):
-        yield Decline(mode, budget, CLOSED, before["closed_rate"], after["closed_rate"])
+    if closed_answers_declined(closed_before, closed_after, problems):
+        yield Decline(mode, budget, CLOSED, closed_before, closed_after)

@@ -1,4 +1,8 @@
-"""Drawing and grading answers at a budget: the one place where a policy is evaluated."""
+"""Samples and grades a policy's answers at budgets.
+
+`evaluate_set` is the evaluation between training steps. `bacr evaluate` calls `draw_samples` batch
+by batch (evaluation/job.py), and `ask` and `served` use the decoder alone.
+"""
 
 import dataclasses
 import itertools
@@ -18,7 +22,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (
     CLOSE_NAMES,
     GREEDY,
-    Drawing,
+    EvalSampling,
     Part,
     Sample,
     dense_settings,
@@ -47,18 +51,23 @@ from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts, Trunks
 
-# Fields of a `Sample` that are those of its verdict.
-_OF_THE_GRADER = ("extracted", "correct", "strict", "path", "timed_out")
+# Fields of a `Sample` that are copied from its verdict.
+_VERDICT_FIELDS = ("extracted", "correct", "strict", "path", "timed_out")
+# Parameters that stay in float32: the budget module, and adapters until they are merged.
+_ADAPTER_NAMES = ("adapter", "adapter_scale")
+_FLOAT32_NAMES = ("budget", *_ADAPTER_NAMES)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A policy ready to answer.
+    """A policy that is ready to sample answers.
 
     Attributes:
-      spec: rollout shapes; its thinking width holds every budget asked for.
-      cap: most thinking tokens of a row that is told no budget.
-      sample: what stands in for `rollout.generate` where the policy answers elsewhere.
+      params: weights in the layout of decoding.
+      spec: rollout shapes; its thinking width holds every evaluated budget.
+      phi_of: maps budgets to budget embeddings; None if the policy has no budget embedding.
+      cap: largest number of thinking tokens of a row without a budget.
+      sample: replaces `rollout.generate` if a server samples; None otherwise.
     """
 
     params: DecodeParams
@@ -68,59 +77,78 @@ class Decoder:
     sample: Callable[..., Rollout] | None = None
 
     def traces(
-        self, prompts: Sequence[Prompts], parts: Sequence[Part], drawing: Drawing
+        self, prompts: Sequence[Prompts], parts: Sequence[Part], sampling: EvalSampling
     ) -> list[tuple[Trunks, Branches]]:
-        """Thinking up to the budget, and an answer at each cut, for each row; on the host.
+        """Samples the thinking of each row up to its budget, and an answer at each cut.
 
-        All parts in one call: their rows share slots, the largest budgets first.
+        All parts are sampled in one call, whose rows share slots. The largest budgets start first.
+
+        Args:
+          prompts: prompts of each part's rows.
+
+        Returns:
+          For each part, the arrays of its rows on the host.
         """
-        first = [settings[0] for _, settings in parts]
-        counts = [len(rows) for rows, _ in parts]
-        limits = [self.cap if s.budget == NO_BUDGET else s.budget for s in first]
-        cuts = [
-            [limit if s.cut is None else s.cut for s in settings]
-            for (_, settings), limit in zip(parts, limits)
-        ]
-        each = lambda numbers: np.repeat(np.asarray(numbers, np.int32), counts, 0)
-        # Programs depend on how many streams there are: a few numbers serve all evaluations.
-        streams = [*first, *[first[-1]] * (2 ** (len(first) - 1).bit_length() - len(first))]
-        # Keys take numbers from 0 on.
-        keys = [jax.random.fold_in(drawing.key, setting.budget % 2**32) for setting in streams]
+        first_settings = [settings[0] for _, settings in parts]
+        rows_of_parts = [len(rows) for rows, _ in parts]
+        limits = []
+        cuts = []
+        for _, settings in parts:
+            budget = settings[0].budget
+            limit = self.cap if budget == NO_BUDGET else budget
+            limits.append(limit)
+            cuts.append([limit if setting.cut is None else setting.cut for setting in settings])
+
+        def for_each_row(values: Sequence[Any]) -> np.ndarray:
+            return np.repeat(np.asarray(values, np.int32), rows_of_parts, 0)
+
+        rows = Rows(
+            for_each_row([setting.budget for setting in first_settings]),
+            for_each_row(cuts),
+            ids=np.concatenate([rows for rows, _ in parts]),
+            limits=for_each_row(limits),
+            streams=for_each_row(range(len(parts))),
+        )
+        # The number of streams is part of the compiled program. Rounding it up to a power of two
+        # lets few programs serve all evaluations.
+        num_streams = 2 ** (len(parts) - 1).bit_length()
+        padding = [first_settings[-1]] * (num_streams - len(parts))
+        streams = [*first_settings, *padding]
+        # Modulo 2^32, because fold_in takes no negative numbers.
+        keys = [jax.random.fold_in(sampling.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
-        config = drawing.config
-        rollout = (self.sample or generate)(
+        config = sampling.config
+        sampler = Sampler(
+            dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
+            sampling.environment.rules,
+            sampling_params(
+                [0.0 if is_greedy else config.temperature for is_greedy in greedy],
+                1.0 if all(greedy) else config.top_p,
+            ),
+            self.phi_of,
+        )
+        sample = self.sample or generate
+        rollout = sample(
             self.params,
             stacked(prompts),
-            Rows(
-                each([setting.budget for setting in first]),
-                each(cuts),
-                ids=np.concatenate([rows for rows, _ in parts]),
-                limits=each(limits),
-                streams=each(range(len(parts))),
-            ),
+            rows,
             jnp.stack(keys),
-            Sampler(
-                dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
-                drawing.environment.rules,
-                sampling_params(
-                    [0.0 if most_likely else config.temperature for most_likely in greedy],
-                    1.0 if all(greedy) else config.top_p,
-                ),
-                self.phi_of,
-            ),
-            Listeners(drawing.poll, lambda rows, *_: drawing.on_rows(len(rows))),
+            sampler,
+            Listeners(sampling.poll, lambda rows, *_: sampling.on_rows(len(rows))),
         )
-        drawn = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
-        ends = np.cumsum([0, *counts])
-        pick = lambda start, stop: jax.tree.map(lambda x: x[start:stop], drawn)
-        return [pick(start, stop) for start, stop in zip(ends, ends[1:])]
+        arrays = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
+        ends = np.cumsum(rows_of_parts)
+        return [
+            jax.tree.map(lambda array, rows=slice(end - count, end): array[rows], arrays)
+            for end, count in zip(ends, rows_of_parts)
+        ]
 
 
 def stacked(prompts: Sequence[Prompts]) -> Prompts:
-    """Prompts one after the other, padded to the widest."""
+    """Concatenates prompts, padded to the widest."""
     width = max(part.tokens.shape[1] for part in prompts)
-    wide = [part.padded(width) for part in prompts]
-    return jax.tree.map(lambda *x: np.concatenate(x), *wide)
+    padded = [part.padded(width) for part in prompts]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *padded)
 
 
 def open_decoder(
@@ -131,11 +159,15 @@ def open_decoder(
     slots: int | None = None,
     num_devices: int = 1,
 ) -> Decoder:
-    """A saved policy on its devices, in its compute type.
+    """Puts a saved policy on its devices, in its compute type.
 
     Args:
-      slots: rows decoded together, on all devices; None: as many as in the policy's own
-        evaluations. The next number that all of them can share evenly is taken.
+      max_thinking: largest number of thinking tokens of a row.
+      slots: rows decoded together on all devices; None for the number of the policy's evaluations.
+        It is rounded up to a multiple of the number of row shards.
+
+    Raises:
+      UserError: the budget module is missing, or the embedding's shape contradicts the config.
     """
     policy = policy_of(saved.config, vocab_size, num_devices)
     params = saved.params()
@@ -146,26 +178,27 @@ def open_decoder(
     if params["embed"].shape != (shape.vocab_size, shape.hidden_size):
         raise UserError(
             f"{saved.folder}: its embedding has shape {params['embed'].shape}, but its config "
-            f"says {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
+            f"specifies {(shape.vocab_size, shape.hidden_size)}; write model.path=FOLDER"
         )
     module = {"budget": params["budget"]} if conditioned else {}
-    # Cast before they go to the device, which then never holds them in float32; adapters are
-    # merged in it.
+    adapter = {name: params[name] for name in _ADAPTER_NAMES if name in params}
+    body = {name: leaf for name, leaf in params.items() if name not in _FLOAT32_NAMES}
+    # Cast on the host, so that the device never holds the weights in float32. Adapters are merged
+    # in float32.
     dtype = policy.learner.dtype
-    beside = ("budget", "adapter", "adapter_scale")
-    adapter = {name: params[name] for name in beside[1:] if name in params}
-    body = {name: leaf for name, leaf in params.items() if name not in beside}
-    body = jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), body)
-    decode = policy.decode_params(policy.place({**body, **adapter, **module}))
+    body = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), body)
+    decode_params = policy.decode_params(policy.place({**body, **adapter, **module}))
     shards = policy.evaluation.row_shards
-    slots = -(-(slots or policy.evaluation.slots) // shards) * shards
-    spec = dataclasses.replace(policy.evaluation, max_thinking=max_thinking, slots=slots)
+    slots_of_shard = -(-(slots or policy.evaluation.slots) // shards)
+    spec = dataclasses.replace(
+        policy.evaluation, max_thinking=max_thinking, slots=slots_of_shard * shards
+    )
     module = policy.place(jax.tree.map(jnp.asarray, module))
-    return Decoder(decode, spec, policy.phi_of(module), cap(saved.config))
+    return Decoder(decode_params, spec, policy.phi_of(module), cap(saved.config))
 
 
 def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
-    """The policy on so many devices, which only decode."""
+    """Returns the policy of a config, on a mesh for decoding only if there are several devices."""
     mesh = None
     if num_devices > 1:
         mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
@@ -175,7 +208,10 @@ def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy
 def declaration(
     tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Int[np.ndarray, "n"]:
-    """What follows the prompt of a policy that opens with a budget, if it is given that budget."""
+    """Returns the tokens of a budget that responses begin with, to append them to the prompt.
+
+    Empty if the format has no budget tag, or if the policy declares the budget itself.
+    """
     if not style.budget_close or config.budget_tag == "declared":
         return np.zeros(0, np.int32)
     return encode_text(tokenizer, f"{budget}{style.budget_close}")
@@ -184,17 +220,23 @@ def declaration(
 def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Prompts with the budget in them, if there is one and the format has a place for it."""
-    declared = lambda b: declaration(tokenizer, style, config, b)
-    if budget == NO_BUDGET or not len(given := declared(budget)):
+    """Appends the `declaration` of a budget to prompts; NO_BUDGET changes nothing."""
+    if budget == NO_BUDGET:
         return prompts
-    # All budgets of the config in one width, so that nothing is compiled for each.
-    longest = max(len(declared(b)) for b in (*config.budgets, budget))
-    return with_ids(prompts, given).padded(prompts.tokens.shape[1] + longest)
+    declared = declaration(tokenizer, style, config, budget)
+    if not len(declared):
+        return prompts
+    # The same width for all budgets of the config, so that one compiled program serves all.
+    longest = max(len(declaration(tokenizer, style, config, b)) for b in (*config.budgets, budget))
+    return with_ids(prompts, declared).padded(prompts.tokens.shape[1] + longest)
 
 
 def check_grace(config: Config, tokenizer: Any) -> None:
-    """A grace window ends at line breaks, which some text must hold."""
+    """Checks that tokens contain line breaks if there is a grace window, which ends at them.
+
+    Raises:
+      UserError: no token contains a line break.
+    """
     if config.budget.grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
             f"budget.grace={config.budget.grace}: the tokenizer has no line break at which "
@@ -207,107 +249,140 @@ def draw_samples(
     questions: Questions,
     chosen: Int[np.ndarray, "n"],
     parts: Sequence[Part],
-    drawing: Drawing,
+    sampling: EvalSampling,
     *,
     name: str,
 ) -> list[list[Sample]]:
-    """Answers and grades rows of several settings, decoded together.
+    """Samples and grades answers of several parts, decoded together.
 
     Args:
-      parts: with as many settings in each.
+      chosen: indices of the evaluated questions in `questions`.
+      parts: rows and settings; all parts have the same number of settings.
+      name: name of the set in the samples.
 
     Returns:
-      For every part a sample per row and setting: those of the first row in the order of the
-      settings, then the next row's.
+      For each part, one sample per row and setting: all settings of the first row, then of the next
+      row.
     """
-    environment = drawing.environment
-    places = [chosen[rows // settings[0].samples] for rows, settings in parts]
+    environment = sampling.environment
+    problems = [chosen[rows // settings[0].samples] for rows, settings in parts]
     prompts = []
-    for (_, (setting, *_)), asked in zip(parts, places):
-        told = questions.at(asked, np.full_like(asked, setting.budget))
-        how = environment.tokenizer, environment.style, drawing.config, setting.budget
-        prompts.append(with_declared_budget(told, *how))
-    drawn = decoder.traces(prompts, parts, drawing)
+    for (_, settings), indices in zip(parts, problems):
+        budget = settings[0].budget
+        part_prompts = questions.at(indices, np.full_like(indices, budget))
+        prompts.append(
+            with_declared_budget(
+                part_prompts, environment.tokenizer, environment.style, sampling.config, budget
+            )
+        )
+    traces = decoder.traces(prompts, parts, sampling)
     return [
-        _samples(drawing, questions, asked, part, *traces, name=name)
-        for part, asked, traces in zip(parts, places, drawn)
+        _graded_samples(sampling, questions, indices, part, trunks, branches, name=name)
+        for part, indices, (trunks, branches) in zip(parts, problems, traces)
     ]
 
 
-def _samples(
-    drawing: Drawing,
+def _graded_samples(
+    sampling: EvalSampling,
     questions: Questions,
-    places: Int[np.ndarray, "rows"],
+    problems: Int[np.ndarray, "rows"],
     part: Part,
     trunks: Trunks,
     branches: Branches,
     *,
     name: str,
 ) -> list[Sample]:
-    """Traces of a part, whose questions stand at `places`, graded; see `draw_samples`."""
-    environment, (rows, settings), data = drawing.environment, part, questions.set
-    setting = settings[0]
-    cells = [(i, j) for i in range(len(rows)) for j in range(len(settings))]
-    # A cut at the budget is the end of the trace.
-    early = [None if s.cut == s.budget else s.cut for s in settings]
-    read = [_read_cut(environment.tokenizer, trunks, branches, i, j, early[j]) for i, j in cells]
-    references = [data.answers[places[i]] for i, _ in cells]
-    texts = [thinking + answer for thinking, answer, _ in read]
+    """Grades the traces of a part; see `draw_samples`.
+
+    Args:
+      problems: index in `questions` of each row.
+    """
+    environment = sampling.environment
+    data = questions.set
+    rows, settings = part
+    texts: list[str] = []
+    asked: list[str] = []
+    records: list[dict[str, Any]] = []
+    for row, problem in enumerate(problems):
+        for lane, setting in enumerate(settings):
+            # A cut at the budget is the end of the trace.
+            early_cut = None if setting.cut == setting.budget else setting.cut
+            thinking, answer, counts = _read_cut(
+                environment.tokenizer, trunks, branches, row, lane, early_cut
+            )
+            texts.append(thinking + answer)
+            asked.append(data.questions[problem])
+            records.append(
+                {
+                    "set": name,
+                    "id": data.ids[problem],
+                    "mode": setting.mode,
+                    "budget": setting.budget,
+                    "cut": setting.cut,
+                    "sample": int(rows[row] % setting.samples),
+                    "level": int(data.levels[problem]),
+                    "subject": data.subjects[problem],
+                    # The thinking is stored only once for each trace.
+                    "text": answer if early_cut is not None else thinking + answer,
+                    "gold": data.answers[problem],
+                    **counts,
+                }
+            )
     verdicts = environment.graded_like(questions).grader.grade(
         [for_grader(text, environment.style) for text in texts],
-        references,
+        [record["gold"] for record in records],
         mode=LENIENT,
-        poll=drawing.poll,
-        questions=[data.questions[places[i]] for i, _ in cells],
+        poll=sampling.poll,
+        questions=asked,
     )
-    return [
-        Sample(
-            set=name,
-            id=data.ids[places[i]],
-            mode=setting.mode,
-            budget=setting.budget,
-            cut=settings[j].cut,
-            sample=int(rows[i] % setting.samples),
-            level=int(data.levels[places[i]]),
-            subject=data.subjects[places[i]],
-            # The thinking once for each trace.
-            text=texts[n] if early[j] is None else read[n][1],
-            gold=references[n],
-            **{field: getattr(verdicts[n], field) for field in _OF_THE_GRADER},
-            **read[n][2],
-        )
-        for n, (i, j) in enumerate(cells)
-    ]
+    samples = []
+    for record, verdict in zip(records, verdicts):
+        verdict_fields = {field: getattr(verdict, field) for field in _VERDICT_FIELDS}
+        samples.append(Sample(**record, **verdict_fields))
+    return samples
 
 
 def for_grader(text: str, style: PromptFormat) -> str:
-    """The text with the tag that ends thinking for the grader, whatever the format's own is."""
+    """Replaces the format's closing tag of the thinking by </think>, which graders expect."""
     return text.replace(style.think_close, "</think>", 1) if style.think_close else text
 
 
 def _read_cut(
     tokenizer: Any, trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
 ) -> tuple[str, str, dict[str, Any]]:
-    """Thinking up to a cut, what follows it, and the fields of a `Sample` that count tokens."""
-    thinking, sampled = int(trunks.thinking[row]), int(trunks.sampled[row])
-    # Where it ended by then all of it, its closing tag too.
-    kept = sampled if cut is None or cut >= thinking else cut
-    early = kept < sampled
-    forced, answered = int(branches.forced[row, lane]), int(branches.sampled[row, lane])
-    thought = trunks.tokens[row, int(trunks.prompt_lengths[row]) :][:kept].tolist()
-    answer = branches.tokens[row, lane, : forced + answered].tolist()
-    before, whole = decode_ids(tokenizer, thought), decode_ids(tokenizer, thought + answer)
+    """Reads one answer of a trace.
+
+    Args:
+      lane: index of the answer among the row's cuts.
+      cut: thinking tokens before the answer; None for the complete thinking.
+
+    Returns:
+      Thinking up to the cut, the text after it, and the fields of a `Sample` that count tokens.
+    """
+    thinking = int(trunks.thinking[row])
+    sampled = int(trunks.sampled[row])
+    # Thinking that ended before the cut is complete, including its closing tag.
+    used = sampled if cut is None or cut >= thinking else cut
+    early = used < sampled
+    forced = int(branches.forced[row, lane])
+    answered = int(branches.sampled[row, lane])
+    start = int(trunks.prompt_lengths[row])
+    thinking_ids = trunks.tokens[row, start:][:used].tolist()
+    answer_ids = branches.tokens[row, lane, : forced + answered].tolist()
+    thinking_text = decode_ids(tokenizer, thinking_ids)
+    text = decode_ids(tokenizer, thinking_ids + answer_ids)
     # A character can begin in the thinking and end in the answer.
-    before = before if whole.startswith(before) else ""
+    if not text.startswith(thinking_text):
+        thinking_text = ""
     counts = {
-        "thinking_tokens": kept if early else thinking,
+        "thinking_tokens": used if early else thinking,
         "forced_tokens": forced,
         "answer_tokens": answered,
-        "total_tokens": kept + forced + answered,
+        "total_tokens": used + forced + answered,
         "closed_by": CLOSE_NAMES[CLOSED_BY_BUDGET if early else int(trunks.close[row])],
         "finished": bool(branches.finished[row, lane]),
     }
-    return before, whole[len(before) :], counts
+    return thinking_text, text[len(thinking_text) :], counts
 
 
 def evaluate_set(
@@ -322,17 +397,24 @@ def evaluate_set(
     on_progress: Callable[[int, int], None] | None = None,
     poll: Poll = None,
 ) -> dict[str, Any]:
-    """A policy on one set at several budgets, in one go: what training does between its steps.
+    """Evaluates a policy on one set at all budgets, between training steps.
 
-    Forced termination at each budget, the same for every method.
+    Thinking is cut at each budget, for every method in the same way.
 
     Args:
-      spec: the set of data.eval, where `config.samples` is not one number.
+      seed: seed of the subset of `config.size` questions.
+      spec: the set of data.eval, which decides the number of samples if `config.samples` has
+        several.
+      on_progress: called with the numbers of decoded rows and of all rows.
+
+    Returns:
+      The numbers of the set (`summarise`).
     """
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config, spec)]
     settings += dense_settings(config, spec)
-    total, done = len(chosen) * sum(together[0].samples for together in settings), 0
+    total = len(chosen) * sum(together[0].samples for together in settings)
+    done = 0
 
     def count(rows: int) -> None:
         nonlocal done
@@ -340,14 +422,14 @@ def evaluate_set(
         if on_progress is not None:
             on_progress(done, total)
 
-    drawing = Drawing(environment, key, config, poll, count)
+    sampling = EvalSampling(environment, key, config, poll, count)
     results = {}
-    # As many cuts in every part of a call.
-    for _, alike in itertools.groupby(settings, key=len):
-        parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in alike]
-        samples = draw_samples(decoder, questions, chosen, parts, drawing, name=questions.set.name)
-        for (_, cuts), drawn in zip(parts, samples):
-            for place, setting in enumerate(cuts):
-                results[setting] = graded(drawn[place :: len(cuts)], setting)
+    # All parts of a call need the same number of cuts.
+    for _, same_length in itertools.groupby(settings, key=len):
+        parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in same_length]
+        samples = draw_samples(decoder, questions, chosen, parts, sampling, name=questions.set.name)
+        for (_, cuts), part_samples in zip(parts, samples):
+            for lane, setting in enumerate(cuts):
+                results[setting] = graded(part_samples[lane :: len(cuts)], setting)
     grader = environment.graded_like(questions).grader
     return summarise(results, grader, problems=questions.set.take(chosen), poll=poll)

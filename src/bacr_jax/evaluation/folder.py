@@ -1,4 +1,8 @@
-"""The folder of an evaluation: its samples are its state, and what survives a kill."""
+"""Reads and writes the folder of an evaluation.
+
+samples.jsonl is the state of an evaluation: after a kill, the same command continues behind its
+last complete batch. `job` writes the folder; reports and comparisons read it.
+"""
 
 import contextlib
 import dataclasses
@@ -28,20 +32,25 @@ from bacr_jax.runs.folder import (
     usable,
 )
 
-SETTINGS, SAMPLES, RESULTS = "evaluation.json", "samples.jsonl", "results.json"
-# What people read.
-MARKDOWN, LATEX = "results.md", "results.tex"
+SETTINGS = "evaluation.json"
+SAMPLES = "samples.jsonl"
+RESULTS = "results.json"
+# Tables of the results for people.
+MARKDOWN = "results.md"
+LATEX = "results.tex"
 # Section of the settings: digests of the tokenizer and of its chat template.
 PROMPT_FINGERPRINTS = "prompt_fingerprints"
-_MOST_NAMED = 4
+# Largest number of different settings that an error lists.
+_MAX_LISTED = 4
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Rows that are drawn and written together.
+    """Rows that are sampled and written together.
 
     Attributes:
-      settings, rows: a `Part`; a row is problem x samples + sample.
+      set: name of the evaluation set.
+      settings, rows: a `Part`; a row's number is problem x samples + sample.
       keys: `Sample.key` of each row in each setting, row by row.
     """
 
@@ -54,72 +63,98 @@ class SampleBatch:
 def sample_batches(
     ids: Mapping[str, Sequence[str]], settings: Sequence[Sequence[EvalSetting]], most: int
 ) -> list[SampleBatch]:
-    """Every batch of an evaluation, of at most `most` rows, in the order of drawing."""
-    work = []
+    """Returns all batches of an evaluation in the order of sampling.
+
+    Args:
+      ids: ids of the evaluated problems by set.
+      settings: settings that the same traces serve, together.
+      most: largest number of rows of a batch.
+    """
+    batches = []
     for name, problems in ids.items():
         for together in settings:
             first = together[0]
-            count = len(problems) * first.samples
-            for start in range(0, count, most):
-                rows = range(start, min(start + most, count))
-                keys = [
-                    (name, first.mode, first.budget, setting.cut, problems[place], sample)
-                    for place, sample in (divmod(row, first.samples) for row in rows)
-                    for setting in together
-                ]
-                work.append(SampleBatch(name, together, np.array(rows), keys))
-    return work
+            num_rows = len(problems) * first.samples
+            for start in range(0, num_rows, most):
+                rows = range(start, min(start + most, num_rows))
+                keys: list[SampleKey] = []
+                for row in rows:
+                    problem, sample = divmod(row, first.samples)
+                    keys += [
+                        (name, first.mode, first.budget, setting.cut, problems[problem], sample)
+                        for setting in together
+                    ]
+                batches.append(SampleBatch(name, together, np.array(rows), keys))
+    return batches
 
 
 def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[SampleBatch]]:
-    """Batches that are decoded together: of one set, with as many cuts each, `most` rows or one."""
+    """Yields consecutive batches that are decoded together.
+
+    They belong to one set, have the same number of cuts, and have at most `most` rows together. A
+    batch with more rows is decoded by itself.
+    """
     together: list[SampleBatch] = []
-    alike = lambda batch: (batch.set, len(batch.settings))
+    num_rows = 0
     for batch in batches:
-        rows = sum(len(other.rows) for other in (*together, batch))
-        if together and (alike(batch) != alike(together[0]) or rows > most):
-            yield together
-            together = []
+        if together:
+            fits = num_rows + len(batch.rows) <= most
+            if not fits or _shape(batch) != _shape(together[0]):
+                yield together
+                together = []
+                num_rows = 0
         together.append(batch)
+        num_rows += len(batch.rows)
     if together:
         yield together
 
 
-def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
-    """The batches that are there as a whole; what follows them is cut off.
+def _shape(batch: SampleBatch) -> tuple[str, int]:
+    """Returns what batches of one call have in common: the set and the number of cuts."""
+    return batch.set, len(batch.settings)
 
-    Texts are left out, since they are many and no number needs them.
+
+def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
+    """Reads the complete batches of samples.jsonl, and truncates the file after them.
+
+    Samples are returned without their texts, which need memory and which no number depends on.
+
+    Args:
+      work: all batches of the evaluation.
+
+    Raises:
+      UserError: a line is not the expected sample, or the file can't be written.
     """
     path = folder / SAMPLES
     if not path.exists():
         return []
     done: list[list[Sample]] = []
-    whole = 0
+    complete_size = 0
     with path.open("rb") as file:
         lines = enumerate(iter(file.readline, b""), 1)
         for batch in work:
             samples = [
-                _read(line, key, f"{path}, line {number}")
+                _read_sample(line, key, f"{path}, line {number}")
                 for key, (number, line) in zip(batch.keys, lines)
                 if line.endswith(b"\n")
             ]
             if len(samples) < len(batch.keys):
                 break
             done.append(samples)
-            whole = file.tell()
+            complete_size = file.tell()
     try:
-        if path.stat().st_size > whole:
-            os.truncate(path, whole)
+        if path.stat().st_size > complete_size:
+            os.truncate(path, complete_size)
     except OSError as error:
         raise documents.cannot_write(path, error) from None
     return done
 
 
 def append(folder: Path, samples: Sequence[Sample]) -> None:
-    """Adds a batch, on the disk before this returns."""
+    """Appends a batch to samples.jsonl, and returns when it is on the disk."""
     path = folder / SAMPLES
     lines = (json.dumps(dataclasses.asdict(sample), ensure_ascii=False) for sample in samples)
-    # Half a surrogate pair can come out of a tokenizer and can't be written.
+    # A tokenizer can decode half a surrogate pair, which UTF-8 can't encode.
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     try:
         with path.open("ab") as file:
@@ -130,17 +165,28 @@ def append(folder: Path, samples: Sequence[Sample]) -> None:
         raise documents.cannot_write(path, error) from None
 
 
-# What the fields of a sample hold; a score may be a whole number.
-_KINDS = {**typing.get_type_hints(Sample), **dict.fromkeys(("correct", "strict"), int | float)}
+# Types of a sample's fields in JSON, where a score can be an integer.
+_FIELD_TYPES = {
+    **typing.get_type_hints(Sample),
+    "correct": int | float,
+    "strict": int | float,
+}
 
 
-def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
+def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
+    """Reads a line of samples.jsonl without its text; raises UserError if it is damaged.
+
+    Args:
+      key: the expected key; None for any.
+      where: file and line for the error.
+    """
     try:
         sample = Sample(**{**documents.parse_json(line), "text": ""})
-        if not all(isinstance(getattr(sample, name), kind) for name, kind in _KINDS.items()):
-            raise TypeError
+        for name, field_type in _FIELD_TYPES.items():
+            if not isinstance(getattr(sample, name), field_type):
+                raise TypeError
     except (ValueError, TypeError):
-        raise UserError(f"{where}: is no sample; write another --out") from None
+        raise UserError(f"{where}: is not a sample; write another --out") from None
     if key is not None and sample.key != key:
         raise UserError(
             f"{where}: found the sample {sample.key}, expected {key}; write another --out"
@@ -150,18 +196,22 @@ def _read(line: bytes, key: SampleKey | None, where: str) -> Sample:
 
 @contextlib.contextmanager
 def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Makes the folder of an evaluation, or opens the one that the same settings made before.
+    """Creates the folder of an evaluation, or opens a folder with the same settings.
 
-    It is locked against other processes until it is left. A new folder in which nothing was
-    evaluated disappears when a UserError leaves it.
+    The folder is locked against other processes inside the context. If a UserError leaves the
+    context and nothing was evaluated, a new folder is removed.
+
+    Raises:
+      UserError: the folder contains something else, is in use, or can't be written.
     """
     where = f"--out {path}"
     with usable(where):
-        _refuse_unless_ours(path, settings, where)
+        _check_same_settings(path, settings, where)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
     with lock:
-        _refuse_unless_ours(path, settings, where)
+        # Another process may have written the settings before this one had the lock.
+        _check_same_settings(path, settings, where)
         drop_left_over(path)
         is_new = not (path / SETTINGS).exists()
         if is_new:
@@ -169,47 +219,49 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
         try:
             yield
         except UserError:
-            if is_new and {p.name for p in path.iterdir()} <= {SETTINGS, LOCK}:
+            if is_new and {file.name for file in path.iterdir()} <= {SETTINGS, LOCK}:
                 for name in (SETTINGS, LOCK):
                     (path / name).unlink(missing_ok=True)
                 path.rmdir()
             raise
 
 
-def _refuse_unless_ours(path: Path, settings: dict[str, Any], where: str) -> None:
+def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> None:
+    """Raises UserError if a folder contains something else than an evaluation of these settings."""
     if not is_begun(path, where, SETTINGS, "evaluation"):
         return
-    recorded = read_settings(path)
-    present = json.loads(json.dumps(settings))
-    if PROMPT_FINGERPRINTS not in recorded:
-        # The folder was made by a version that kept none.
-        present.pop(PROMPT_FINGERPRINTS, None)
-    there = flatten_dict(recorded, sep=".")
-    now = flatten_dict(present, sep=".")
-    differing = [
-        f"{name} ({there.get(name)} there, {now.get(name)} now)"
-        for name in {**now, **there}
-        if there.get(name) != now.get(name)
+    recorded_sections = read_settings(path)
+    # Through JSON, which turns tuples into lists as in the recorded settings.
+    present_sections = json.loads(json.dumps(settings))
+    if PROMPT_FINGERPRINTS not in recorded_sections:
+        # Folders of earlier versions have no fingerprints.
+        present_sections.pop(PROMPT_FINGERPRINTS, None)
+    recorded = flatten_dict(recorded_sections, sep=".")
+    present = flatten_dict(present_sections, sep=".")
+    differences = [
+        f"{name} ({recorded.get(name)} there, {present.get(name)} now)"
+        for name in {**present, **recorded}
+        if recorded.get(name) != present.get(name)
     ]
-    if differing:
+    if differences:
         advice = "another --out"
-        other_step = there.get("policy.step")
-        if other_step not in (None, now.get("policy.step")):
+        other_step = recorded.get("policy.step")
+        if other_step not in (None, present.get("policy.step")):
             advice = f"--step {other_step}, or {advice}"
         raise UserError(
             f"{where}: holds another evaluation, which differs in "
-            f"{first_of(differing, _MOST_NAMED)}; write {advice}"
+            f"{first_of(differences, _MAX_LISTED)}; write {advice}"
         )
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of an evaluation."""
+    """Reads the settings of an evaluation; raises UserError if they are missing or damaged."""
     try:
         settings = documents.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
             f"{path}: holds no evaluation; make one with bacr evaluate, or write "
-            "the folder that its --out named"
+            "the folder of its --out"
         ) from None
     if not isinstance(settings, dict):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder")
@@ -217,9 +269,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_prompt_date(path: Path) -> str:
-    """Returns the date that the prompts of an unfinished or finished evaluation write.
+    """Returns the date in the prompts of an unfinished or finished evaluation.
 
-    Empty if they write none, or if the folder holds no evaluation.
+    Empty if the prompts have no date, or if the folder contains no evaluation.
     """
     if not (path / SETTINGS).is_file():
         return ""
@@ -229,57 +281,83 @@ def recorded_prompt_date(path: Path) -> str:
 
 
 def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
-    """The results of a finished evaluation; `names`: sets that it must have."""
+    """Reads the results of a finished evaluation.
+
+    Args:
+      names: sets that the results must contain.
+
+    Raises:
+      UserError: results.json is missing or damaged.
+    """
     try:
         results = documents.read_object(path / RESULTS)
-        if not all("by_budget" in results["sets"][name] for name in (*results["sets"], *names)):
-            raise ValueError
+        for name in (*results["sets"], *names):
+            if "by_budget" not in results["sets"][name]:
+                raise ValueError
     except (AttributeError, KeyError, OSError, TypeError, ValueError):
         raise UserError(f"{path / RESULTS}: is damaged; run its evaluation again") from None
     return results
 
 
-def read_samples(path: Path) -> dict[str, dict[EvalSetting, list[Sample]]]:
-    """Samples of a finished evaluation by set and setting, without their texts."""
+# Samples by set and setting.
+SamplesBySet = dict[str, dict[EvalSetting, list[Sample]]]
+
+
+def read_samples(path: Path) -> SamplesBySet:
+    """Reads the samples of a finished evaluation by set and setting, without their texts.
+
+    Raises:
+      UserError: the evaluation is missing, unfinished or damaged.
+    """
     settings = read_settings(path)
-    if not (path / RESULTS).exists() or not (path / SAMPLES).exists():
+    files = (path / RESULTS, path / SAMPLES)
+    if not all(file.exists() for file in files):
         raise UserError(f"{path}: holds an unfinished evaluation; run its command again first")
     try:
-        rows = _rows(settings)
+        expected_counts = _expected_counts(settings)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path / SETTINGS}: is damaged; write another folder") from None
-    by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in rows}
-    with (path / SAMPLES).open("rb") as file:
+    samples_path = path / SAMPLES
+    by_key: dict[tuple[Any, ...], list[Sample]] = {key: [] for key in expected_counts}
+    with samples_path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            sample = _read(line, None, f"{path / SAMPLES}, line {number}")
+            sample = _read_sample(line, None, f"{samples_path}, line {number}")
             by_key.setdefault(sample.key[:4], []).append(sample)
-    drawn: dict[str, dict[EvalSetting, list[Sample]]] = {}
-    for (name, mode, budget, cut), of in by_key.items():
-        if len(of) != (expected := rows.get((name, mode, budget, cut), 0)):
+    samples_by_set: SamplesBySet = {}
+    for key, samples in by_key.items():
+        name, mode, budget, cut = key
+        expected = expected_counts.get(key, 0)
+        if len(samples) != expected:
             raise UserError(
-                f"{path / SAMPLES}: holds {len(of)} answers of {name}, {mode}, budget {budget}, "
-                f"not {expected}; run its command again first"
+                f"{samples_path}: holds {len(samples)} answers of {name}, {mode}, budget "
+                f"{budget}, not {expected}; run its command again first"
             )
-        setting = EvalSetting(mode, budget, len({sample.sample for sample in of}), cut)
-        drawn.setdefault(name, {})[setting] = of
-    return drawn
+        sample_numbers = {sample.sample for sample in samples}
+        setting = EvalSetting(mode, budget, len(sample_numbers), cut)
+        samples_by_set.setdefault(name, {})[setting] = samples
+    return samples_by_set
 
 
-def _rows(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
-    """How many answers an evaluation has when it is finished: by set, mode, budget and cut."""
+def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
+    """Returns the number of answers of a finished evaluation by set, mode, budget and cut."""
     decoding = settings["decoding"]
-    every, largest = decoding.get("every"), max(decoding["budgets"], default=0)
-    return {
-        (name, mode, budget, cut): of["problems"] * (1 if mode == GREEDY else decoding["samples"])
-        for name, of in settings["sets"].items()
-        for mode, budgets in decoding["cells"].items()
-        for budget in budgets
-        for cut in (None, *(dense_cuts(largest, every) if every and budget == largest else ()))
-    }
+    every = decoding.get("every")
+    largest = max(decoding["budgets"], default=0)
+    counts: dict[tuple[Any, ...], int] = {}
+    for name, problem_set in settings["sets"].items():
+        for mode, budgets in decoding["cells"].items():
+            samples = 1 if mode == GREEDY else decoding["samples"]
+            for budget in budgets:
+                cuts: list[int | None] = [None]
+                if every and budget == largest:
+                    cuts += dense_cuts(largest, every)
+                for cut in cuts:
+                    counts[name, mode, budget, cut] = problem_set["problems"] * samples
+    return counts
 
 
 def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
-    """Where an evaluation goes unless --out says otherwise."""
+    """Returns the folder of an evaluation without --out, from its run and step or its model."""
     if run is not None and step is not None:
         return RunPaths(run).evaluation_of(step)
     assert model is not None
@@ -287,33 +365,38 @@ def default_folder(run: Path | None, step: int | None, model: Path | None) -> Pa
 
 
 def finished_evaluations(run: Path) -> list[Path]:
-    """The results of the evaluations that were made of a run's checkpoints afterwards."""
+    """Returns the files of results of `bacr evaluate` for a run's checkpoints."""
     return sorted(RunPaths(run).later_evaluations.glob(f"*/{RESULTS}"))
 
 
 def find_evaluation(folder: Path) -> Path:
-    """Returns an evaluation to compare with: the folder itself, or one of the run in it.
+    """Returns the folder of an evaluation to compare with.
 
-    That is the evaluation of the run's best checkpoint, or of the last one that was evaluated if no
-    checkpoint was chosen as the best. UserError: there is none, or the best was not evaluated.
+    It is `folder` if that is an evaluation. If it is a run, it is the evaluation of the run's best
+    checkpoint, or of the last evaluated checkpoint if no checkpoint was chosen as the best.
+
+    Raises:
+      UserError: the folder has no evaluation, or the best checkpoint was not evaluated.
     """
     if (folder / SETTINGS).is_file():
         return folder
-    if best := _evaluation_of_best(folder):
+    best = _evaluation_of_best(folder)
+    if best is not None:
         return best
-    made = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
-    if not made:
+    evaluations = sorted(RunPaths(folder).later_evaluations.glob(f"step-*/{SETTINGS}"))
+    if not evaluations:
         raise UserError(
             f"--compare {folder}: holds no evaluation; run bacr evaluate for it "
             "first, with the same sets and budgets"
         )
-    return made[-1].parent
+    return evaluations[-1].parent
 
 
 def _evaluation_of_best(run: Path) -> Path | None:
-    """Returns the evaluation of a run's best checkpoint; None if commands take another one.
+    """Returns the evaluation of a run's best checkpoint; None if no checkpoint was chosen as best.
 
-    UserError: only other checkpoints were evaluated, which are not compared in its place.
+    Raises:
+      UserError: only other checkpoints were evaluated, which do not replace the best.
     """
     paths = RunPaths(run)
     evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))
@@ -325,7 +408,7 @@ def _evaluation_of_best(run: Path) -> Path | None:
     evaluation = paths.evaluation_of(chosen.step)
     if evaluation / SETTINGS not in evaluations:
         raise UserError(
-            f"--compare {run}: step {chosen.step} is its best and was not evaluated; run python -m "
-            f"bacr_jax.evaluate for it first, or write {evaluations[-1].parent}"
+            f"--compare {run}: step {chosen.step} is its best and was not evaluated; run bacr "
+            f"evaluate for it first, or write {evaluations[-1].parent}"
         )
     return evaluation

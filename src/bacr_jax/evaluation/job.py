@@ -1,4 +1,8 @@
-"""An evaluation from prepared settings to results: what `bacr evaluate` does."""
+"""Prepares an evaluation and runs it: questions, checks, samples, results.
+
+`bacr evaluate` calls `prepare` and `run`. `decoder` samples, `summary` computes the numbers, and
+`folder` reads and writes the files.
+"""
 
 import dataclasses
 import hashlib
@@ -23,16 +27,16 @@ from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
 from bacr_jax.evaluation.samples import (
     SAMPLED,
-    Drawing,
+    EvalSampling,
     EvalSetting,
     Graded,
     Sample,
     budget_key,
     dense_settings,
     eval_settings,
+    evaluated_budgets,
     graded,
     subset,
-    told_budgets,
 )
 from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
@@ -49,15 +53,18 @@ from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Phase, Progress
 from bacr_jax.types import Poll
 
-# What the paper's groups are called, from the easiest on.
+# Solve rates of the paper's difficulty groups, from the easiest group on.
 GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25")
 
 
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
-    """Writes each problem's avg@k, the share of its k samples that are right; counts `GROUPS`.
+    """Writes each problem's avg@k, the share of its k samples that are correct.
 
-    The paper names pass@8, which is 0 or 1 for a single problem and can't be cut at .25, .5 and
-    .75; the mean of the samples can.
+    The paper specifies pass@8. For a single problem it is 0 or 1, which can't be divided at .25, .5
+    and .75; the mean of the samples can.
+
+    Returns:
+      The number of problems in each of `GROUPS`.
     """
     rates = graded.correct.mean(1)
     lines = [
@@ -69,22 +76,25 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
 
-# Rows of a batch for each row decoded together: more keep slots busier, fewer lose less to a kill.
+# Rows of a batch, divided by slots. More keep the slots busier; fewer lose less work to a kill.
 _WAVES = 4
-# The same for batches of several budgets and decodings that are decoded in one call.
+# Rows of all batches that are decoded in one call, divided by slots.
 _WAVES_OF_A_CALL = 16
 
 
 @dataclass(frozen=True)
 class Work:
-    """An evaluation that was checked and not started.
+    """A checked evaluation that has not started.
 
     Attributes:
-      chosen: places of the problems evaluated, by set.
-      eval_settings: decodings and budgets, those together that the same traces serve.
+      name: name of the policy in tables.
+      sets: questions and prompts by set.
+      chosen: indices of the evaluated problems by set.
+      eval_settings: decodings and budgets; settings that the same traces serve are in one list.
       compared: folders of other evaluations by their names.
-      labels: where to write measured difficulty; None: nowhere.
-      settings: what the samples depend on.
+      labels: file for measured difficulty; None to write none.
+      settings: everything that the samples depend on, for evaluation.json.
+      style: prompt format.
       url: address of the server that decodes; None if this package decodes.
     """
 
@@ -102,24 +112,30 @@ class Work:
 
     @property
     def config(self) -> Config:
-        """Settings of the evaluation."""
+        """Returns the config of the evaluation."""
         return self.saved.config
 
     def batches(self) -> list[folder.SampleBatch]:
-        """Everything to be drawn, in order."""
-        ids = {name: self.sets[name].set.take(at).ids for name, at in self.chosen.items()}
-        most = self.settings["decoding"]["batch_rows"]
-        return folder.sample_batches(ids, self.eval_settings, most)
+        """Returns all batches of the evaluation in the order of sampling."""
+        ids = {}
+        for name, index in self.chosen.items():
+            problems = self.sets[name].set.take(index)
+            ids[name] = problems.ids
+        batch_rows = self.settings["decoding"]["batch_rows"]
+        return folder.sample_batches(ids, self.eval_settings, batch_rows)
 
 
 def _digest(value: Any) -> str:
+    """Returns 12 hexadecimal digits of the SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _describe(questions: Questions, places: np.ndarray) -> dict[str, Any]:
-    """What makes the problems of a set these and no others."""
-    data, prompts = questions.set.take(places), questions.prompts.take(places)
-    tokens, lengths = np.asarray(prompts.tokens), np.asarray(prompts.lengths)
+def _describe(questions: Questions, chosen: np.ndarray) -> dict[str, Any]:
+    """Returns the number of evaluated problems, and digests of problems and prompts."""
+    data = questions.set.take(chosen)
+    prompts = questions.prompts.take(chosen)
+    tokens = np.asarray(prompts.tokens)
+    lengths = np.asarray(prompts.lengths)
     rows = [row[:length].tolist() for row, length in zip(tokens, lengths)]
     return {
         "problems": len(data),
@@ -136,7 +152,15 @@ def _decoding(
     modes: Mapping[str, list[int]],
     url: str | None,
 ) -> dict[str, Any]:
-    """What samples depend on beside policy and problems; what is not asked for has no entry."""
+    """Returns everything that samples depend on except the policy and the problems.
+
+    Options that are not in use have no entry.
+
+    Args:
+      problems: number of problems of the largest set.
+      modes: budgets by decoding.
+      url: address of the server; None if this package decodes.
+    """
     rows = problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
     decoding: dict[str, Any] = {
@@ -154,7 +178,7 @@ def _decoding(
         "attention": config.model.attention,
     }
     decode_attention = config.rollout.attention
-    asked = {
+    options = {
         "every": config.eval.dense,
         "cap": cap(config) if config.eval.no_budget else None,
         "closing_text": config.data.closing_text,
@@ -166,26 +190,34 @@ def _decoding(
         "product_dtype": config.model.product_dtype,
         "decode_attention": None if decode_attention == "auto" else decode_attention,
     }
-    return decoding | {name: value for name, value in asked.items() if value is not None}
+    return decoding | {name: value for name, value in options.items() if value is not None}
 
 
 def arithmetic_line(config: Config) -> str:
     """Describes the types and kernels that an evaluation computes with."""
-    model, decode = config.model, config.rollout.attention
+    model = config.model
     products = model.product_dtype or model.compute_dtype
     return (
         f"computes in {model.compute_dtype}, products with weight matrices in {products}; "
-        f"attention of prompts {model.attention}, of decoded tokens {decode}"
+        f"attention of prompts {model.attention}, of decoded tokens {config.rollout.attention}"
     )
 
 
 def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
-    """Settings that only serve votes at equal total tokens."""
+    """Returns the settings at smaller budgets that only serve votes at equal total tokens.
+
+    Args:
+      self_consistency: k of the votes; None for no votes.
+
+    Raises:
+      UserError: a budget is less than k tokens.
+    """
     if self_consistency is None:
         return []
-    budgets, samples = [b for b in config.eval.budgets if b], samples_of(config.eval, "")
-    if not budgets or budgets[0] < self_consistency:
-        least = budgets[0] if budgets else 0
+    budgets = [budget for budget in config.eval.budgets if budget]
+    samples = samples_of(config.eval, "")
+    least = budgets[0] if budgets else 0
+    if least < self_consistency:
         advice = f"at most {least}, or larger budgets" if least > 1 else "larger budgets"
         raise UserError(
             f"--self-consistency {self_consistency}: leaves no token for each sample at budget "
@@ -195,16 +227,19 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
     return [EvalSetting(SAMPLED, budget, samples) for budget in sorted(needed)]
 
 
-def _asked(config: Config) -> str:
-    """The option that asks for the longest thinking."""
+def _largest_option(config: Config) -> str:
+    """Returns the options that set the longest thinking, for an error."""
     largest = largest_evaluated(config)
-    unlimited = config.eval.no_budget and largest not in config.eval.budgets
-    return f"--budgets none, budget.cap={largest}" if unlimited else f"--budgets {largest}"
+    if config.eval.no_budget and largest not in config.eval.budgets:
+        return f"--budgets none, budget.cap={largest}"
+    return f"--budgets {largest}"
 
 
 def _check_labels(config: Config, labels: Path | None) -> None:
-    """Measured difficulty is that of one set at one budget."""
-    if labels is not None and (len(config.data.eval) > 1 or len(told_budgets(config.eval)) > 1):
+    """Raises UserError if difficulty is measured on several sets or at several budgets."""
+    if labels is None:
+        return
+    if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
         raise UserError(
             f"--label-difficulty {labels}: takes one set and one budget; write one --data and one "
             "number in --budgets"
@@ -212,30 +247,74 @@ def _check_labels(config: Config, labels: Path | None) -> None:
 
 
 def _positions(config: Config, tokenizer: Any) -> int:
-    """Positions that the model was made for; the largest budget is less."""
+    """Returns the model's number of positions; raises UserError if a budget needs more."""
     rows = setup.vocabulary_rows(config, len(tokenizer))
     positions = setup.model_shape(config, rows).max_positions
     largest = largest_evaluated(config) + config.budget.grace
     if largest >= positions:
-        raise UserError(f"{_asked(config)}: the model has {positions} positions; write fewer")
+        raise UserError(
+            f"{_largest_option(config)}: the model has {positions} positions; write fewer"
+        )
     return positions
 
 
 def _check_length(
-    config: Config, tokenizer: Any, style: PromptFormat, most: int, sets: dict[str, Questions]
+    config: Config, tokenizer: Any, style: PromptFormat, positions: int, sets: dict[str, Questions]
 ) -> None:
-    """The longest row fits the `most` positions that the model was made for."""
-    largest, answers = largest_evaluated(config), config.rollout.answer_tokens
-    told = len(declaration(tokenizer, style, config.eval, largest))
+    """Raises UserError if the longest row of a set needs more than the model's positions."""
+    largest = largest_evaluated(config)
+    answers = config.rollout.answer_tokens
+    declared = len(declaration(tokenizer, style, config.eval, largest))
     for name, questions in sets.items():
-        prompt = questions.longest + told
-        free = most - prompt - answers - config.budget.grace
+        prompt = questions.longest + declared
+        free = positions - prompt - answers - config.budget.grace
         if largest > free:
             advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
             raise UserError(
-                f"{_asked(config)}: with prompts of {prompt} tokens in {name} and answers of "
-                f"{answers} the model's {most} positions are too few; {advice}"
+                f"{_largest_option(config)}: with prompts of {prompt} tokens in {name} and answers "
+                f"of {answers} the model's {positions} positions are too few; {advice}"
             )
+
+
+def _grader_settings(config: Config) -> dict[str, str]:
+    """Returns file and digest of the user's verifier; empty for the built-in rules."""
+    if config.grader is None:
+        return {}
+    return {"file": config.grader, "digest": load_verifier(config.grader).digest}
+
+
+def _check_compared(
+    others: Mapping[str, Path],
+    name: str,
+    described: Mapping[str, Any],
+    modes: Mapping[str, list[int]],
+    grader: Mapping[str, str],
+) -> dict[str, Path]:
+    """Checks that other evaluations can be compared with this one.
+
+    Args:
+      others: folders of evaluations by the folders that the user wrote.
+      name: name of this evaluation's policy.
+      described: `sets` in this evaluation's settings.
+      modes: budgets by decoding.
+      grader: file and digest of this evaluation's verifier; empty for the built-in rules.
+
+    Returns:
+      The folders by the names of their policies. A policy whose name is taken has its folder's.
+
+    Raises:
+      UserError: an evaluation can't be read or compared.
+    """
+    compared: dict[str, Path] = {}
+    for where, path in others.items():
+        folder.read_samples(path)
+        settings = folder.read_settings(path)
+        comparison.check_comparable(described, settings, modes, where, grader=grader)
+        other_name = str(folder.read_results(path, settings["sets"]).get("name", path))
+        if other_name == name or other_name in compared:
+            other_name = str(path)
+        compared[other_name] = path
+    return compared
 
 
 def prepare(
@@ -250,11 +329,17 @@ def prepare(
     name: str | None = None,
     url: str | None = None,
 ) -> Work:
-    """Reads questions and checks that everything fits together, before any device work.
+    """Reads questions and checks all settings before any device work.
 
     Args:
-      self_consistency: k of votes at equal total tokens.
-      train: near-duplicates of its questions are counted apart; None: none are looked for.
+      greedy: True to evaluate greedy answers, also if there are samples.
+      self_consistency: k of votes at equal total tokens; None for no votes.
+      train: training questions whose near-duplicates are marked; None to search for none.
+      compare: folders of runs or evaluations to compare with.
+      labels, name, url: see `Work`; None of `name` is the folder's name.
+
+    Raises:
+      UserError: an input can't be used.
     """
     config = saved.config
     if url is not None:
@@ -268,27 +353,35 @@ def prepare(
     others = {str(path): folder.find_evaluation(path) for path in compare}
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
-    most = _positions(config, tokenizer)
+    positions = _positions(config, tokenizer)
     style = saved.style or format_for(config, declares_budget=declares_budget(config))
     sets = load_sets(config, tokenizer, split=split, train=train, style=style)
-    _check_length(config, tokenizer, style, most, sets)
-    take = lambda questions: subset(len(questions), config.eval.size, config.seed)
-    chosen = {name: take(questions) for name, questions in sets.items()}
-    modes = {s.mode: [t.budget for t in settings if t.mode == s.mode] for s in settings}
-    described = {name: _describe(sets[name], places) for name, places in chosen.items()}
-    # A verifier of one's own; nothing for the built-in rules.
-    grader: dict[str, str] = {}
-    if config.grader is not None:
-        grader = {"file": config.grader, "digest": load_verifier(config.grader).digest}
-    name, compared = name or saved.name, dict[str, Path]()
-    for where, path in others.items():
-        folder.read_samples(path)
-        there = folder.read_settings(path)
-        comparison.check_comparable(described, there, modes, where, grader=grader)
-        called = str(folder.read_results(path, there["sets"]).get("name", path))
-        # By its folder where the name is taken.
-        compared[str(path) if called in (name, *compared) else called] = path
-    decoding = _decoding(config, style, settings, max(map(len, chosen.values())), modes, url)
+    _check_length(config, tokenizer, style, positions, sets)
+    chosen = {}
+    described = {}
+    for set_name, questions in sets.items():
+        indices = subset(len(questions), config.eval.size, config.seed)
+        chosen[set_name] = indices
+        described[set_name] = _describe(questions, indices)
+    modes: dict[str, list[int]] = {}
+    for setting in settings:
+        modes.setdefault(setting.mode, []).append(setting.budget)
+    grader = _grader_settings(config)
+    name = name or saved.name
+    compared = _check_compared(others, name, described, modes, grader)
+    most_problems = max(map(len, chosen.values()))
+    fingerprints = {
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": template_fingerprint(tokenizer, style),
+    }
+    all_settings: dict[str, Any] = {
+        "policy": saved.identity,
+        "sets": described,
+        "decoding": _decoding(config, style, settings, most_problems, modes, url),
+        folder.PROMPT_FINGERPRINTS: fingerprints,
+    }
+    if grader:
+        all_settings["grader"] = grader
     return Work(
         name=name,
         saved=saved,
@@ -298,16 +391,7 @@ def prepare(
         eval_settings=[[setting] for setting in settings] + dense,
         compared=compared,
         labels=labels,
-        settings={
-            "policy": saved.identity,
-            "sets": described,
-            "decoding": decoding,
-            folder.PROMPT_FINGERPRINTS: {
-                "tokenizer": tokenizer_fingerprint(tokenizer),
-                "template": template_fingerprint(tokenizer, style),
-            },
-        }
-        | ({"grader": grader} if grader else {}),
+        settings=all_settings,
         style=style,
         url=url,
     )
@@ -322,27 +406,30 @@ def _draw_missing(
     done: list[list[Sample]],
     poll: Poll,
 ) -> None:
-    """Draws the batches that are not in the folder yet, and adds them to it and to `done`."""
+    """Samples the batches that the folder lacks, and appends them to the folder and to `done`."""
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
-    total, finished = sum(len(batch.keys) for batch in planned), sum(map(len, done))
+    total = sum(len(batch.keys) for batch in planned)
+    finished = sum(map(len, done))
     if finished:
         progress.say(f"continuing after {finished} of {total} answers")
     slots = work.settings["decoding"]["slots"]
     source = open_source(work.url, work.saved, environment, slots=slots, say=progress.say)
     with source as decoder, progress.phase("evaluation", total) as phase:
-        # A server keeps its slots busy by itself, and may go away at any moment.
+        # With a server, every batch is a call: a server keeps its slots busy by itself, and it can
+        # fail at any time.
         most = 0 if work.url is not None else _WAVES_OF_A_CALL * slots
         for together in folder.in_one_call(planned[len(done) :], most):
-            name, on_rows = together[0].set, _counter(phase, finished, together[0])
-            drawn = draw_samples(
+            name = together[0].set
+            on_rows = _row_counter(phase, finished, together[0])
+            samples_of_batches = draw_samples(
                 decoder,
                 work.sets[name],
                 work.chosen[name],
                 [(batch.rows, batch.settings) for batch in together],
-                Drawing(environment, key, work.config.eval, poll, on_rows),
+                EvalSampling(environment, key, work.config.eval, poll, on_rows),
                 name=name,
             )
-            for batch, samples in zip(together, drawn, strict=True):
+            for batch, samples in zip(together, samples_of_batches, strict=True):
                 folder.append(out, samples)
                 done.append([dataclasses.replace(sample, text="") for sample in samples])
                 finished += len(samples)
@@ -355,8 +442,15 @@ def _draw_missing(
                 )
 
 
-def _counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
-    """Shows rows of a call as they are decoded; they are graded and written at its end."""
+def _row_counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
+    """Returns a callback that shows the rows of a call as they are decoded.
+
+    The rows are graded and written at the end of the call.
+
+    Args:
+      finished: answers before the call.
+      batch: first batch of the call.
+    """
 
     def count(rows: int) -> None:
         nonlocal finished
@@ -367,11 +461,14 @@ def _counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable
 
 
 def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
-    """Draws what is missing and computes every number from the samples; what results.json holds.
+    """Samples the missing answers and computes every number from all samples.
 
     Args:
-      out: folder, opened for `work.settings`; gets samples.jsonl and results.json.
-      poll: called regularly; it may raise, and what was drawn by then stays.
+      out: folder, opened for `work.settings`, in which samples.jsonl and results.json are written.
+      poll: called regularly; it may raise, and all complete batches stay in the folder.
+
+    Returns:
+      The content of results.json.
     """
     planned = work.batches()
     done = folder.resume(out, planned)
@@ -383,51 +480,66 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
         if len(done) < len(planned):
             environment.check_verifier()
             _draw_missing(work, environment, out, progress, planned, done, poll)
-        drawn: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
-        for batch, samples in zip(planned, done, strict=True):
-            for place, setting in enumerate(batch.settings):
-                of_setting = samples[place :: len(batch.settings)]
-                drawn[batch.set].setdefault(setting, []).extend(of_setting)
-        own = graded_sets(drawn)
-        # Of this process; samples.jsonl and `paths` in results.json have them all.
+        graded_by_set = graded_sets(_by_setting(work, planned, done))
+        # Only failures in this process; `paths` in results.json counts all.
         for line in failures(environment.grader, {}):
             progress.say(line)
-        results: dict[str, Any] = {
-            "name": work.name,
-            "settings": work.settings,
-            "sets": {},
-            "comparisons": {},
-        }
-        told = told_budgets(work.config.eval)
+        numbers_by_set = {}
+        budgets = evaluated_budgets(work.config.eval)
         for name, questions in work.sets.items():
             grader = environment.graded_like(questions).grader
             problems = questions.set.take(work.chosen[name])
-            numbers = summarise(own[name], grader, budgets=told, problems=problems, poll=poll)
-            results["sets"][name] = {**numbers, "note": questions.set.note}
+            numbers = summarise(
+                graded_by_set[name], grader, budgets=budgets, problems=problems, poll=poll
+            )
+            numbers_by_set[name] = {**numbers, "note": questions.set.note}
     finally:
         environment.close()
-    for name, path in work.compared.items():
-        differences = comparison.compare(own, graded_sets(folder.read_samples(path)))
-        theirs = folder.read_results(path)["sets"]
-        for spec, difference in differences.items():
-            # The other policy's own numbers, for tables and pictures.
-            difference["other"] = theirs[spec]["by_budget"]
-        results["comparisons"][name] = differences
+    results: dict[str, Any] = {
+        "name": work.name,
+        "settings": work.settings,
+        "sets": numbers_by_set,
+        "comparisons": {
+            name: _compare_with(path, graded_by_set) for name, path in work.compared.items()
+        },
+    }
     write_json(out / folder.RESULTS, results)
     if work.labels is not None:
-        (of_set,) = own.values()
-        (setting,) = [s for s in of_set if s.mode == SAMPLED and s.cut is None]
+        (graded_settings,) = graded_by_set.values()
+        (setting,) = [s for s in graded_settings if s.mode == SAMPLED and s.cut is None]
         progress.say(f"difficulty labels in {work.labels}")
-        for group, count in write_labels(work.labels, of_set[setting]).items():
+        for group, count in write_labels(work.labels, graded_settings[setting]).items():
             progress.say(f"solve rate {group}: {count} problems")
     return results
 
 
+def _by_setting(
+    work: Work, planned: Sequence[folder.SampleBatch], done: Sequence[Sequence[Sample]]
+) -> dict[str, dict[EvalSetting, list[Sample]]]:
+    """Returns the samples of all batches by set and setting."""
+    by_set: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
+    for batch, samples in zip(planned, done, strict=True):
+        num_settings = len(batch.settings)
+        for lane, setting in enumerate(batch.settings):
+            by_set[batch.set].setdefault(setting, []).extend(samples[lane::num_settings])
+    return by_set
+
+
+def _compare_with(path: Path, graded_by_set: comparison.Results) -> dict[str, Any]:
+    """Returns the differences from another evaluation, and the other evaluation's numbers."""
+    differences = comparison.compare(graded_by_set, graded_sets(folder.read_samples(path)))
+    other_sets = folder.read_results(path)["sets"]
+    for name, difference in differences.items():
+        # For tables and pictures.
+        difference["other"] = other_sets[name]["by_budget"]
+    return differences
+
+
 def graded_sets(
-    drawn: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
+    samples_by_set: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
 ) -> dict[str, dict[EvalSetting, Graded]]:
-    """Samples by set and setting, as arrays."""
+    """Converts samples by set and setting to arrays."""
     return {
-        name: {setting: graded(samples, setting) for setting, samples in of_set.items()}
-        for name, of_set in drawn.items()
+        name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
+        for name, by_setting in samples_by_set.items()
     }

@@ -1,6 +1,10 @@
-"""Estimates from graded samples: pass@k, maj@k, and accuracy over a range of budgets."""
+"""Estimates from graded samples: pass@k, maj@k, accuracy over budgets, completion, adherence.
+
+`summary` calls these functions for every setting of an evaluation; they read no files.
+"""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,158 +16,230 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, r
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET, Poll
 
+# Verdicts, or scores in [0, 1], of each problem's samples.
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
+# Number of each sample's answer.
+Clusters = Int[np.ndarray, "n samples"]
+# One estimate of each problem.
+Estimates = Float[np.ndarray, "n"]
 
 
-def pass_at_k(correct: Verdicts, k: int) -> Float[np.ndarray, "n"]:
-    """Probability that at least one of k samples is correct, for each problem.
+def pass_at_k(correct: Verdicts, k: int) -> Estimates:
+    """Estimates the probability that at least one of k samples is correct, for each problem.
 
-    Unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
+    The estimate is unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
 
         1 - C(s - c, k) / C(s, k)
 
-    Of scores in [0, 1] it is the expected best score of k samples, which is the same for scores
-    that are all 0 or 1: with the scores x_1 <= ... <= x_s,
+    For scores in [0, 1] it is the expected best score of k samples: with x_1 <= ... <= x_s,
 
         sum_i x_i C(i - 1, k - 1) / C(s, k)
+
+    Both formulas agree if all scores are 0 or 1.
+
+    Raises:
+      ValueError: k is not in [1, s].
     """
     samples = correct.shape[1]
     if not 1 <= k <= samples:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     subsets = math.comb(samples, k)
     if correct.dtype != bool:
-        best = np.array([math.comb(i, k - 1) / subsets for i in range(samples)])
-        return np.sort(correct, axis=1) @ best
-    none = [math.comb(samples - int(c), k) / subsets for c in correct.sum(1)]
-    return 1.0 - np.array(none, np.float64)
+        weights = [math.comb(i, k - 1) / subsets for i in range(samples)]
+        scores = np.sort(correct, axis=1)
+        return scores @ np.array(weights)
+    none_correct = []
+    for num_correct in correct.sum(1):
+        wrong = samples - int(num_correct)
+        none_correct.append(math.comb(wrong, k) / subsets)
+    return 1.0 - np.array(none_correct, np.float64)
 
 
 @functools.lru_cache(maxsize=65536)
-def _wins_at_k(own: int, others: tuple[int, ...], blank: int, k: int) -> float:
-    """Probability that an answer which `own` samples give wins the vote of k, drawn without return.
+def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) -> float:
+    """Returns the probability that an answer wins a vote of k samples drawn without replacement.
 
-    For every number v of its votes, and every other answer in turn, `ways[t, d]` counts the ways to
-    draw d of the other samples such that no answer has more than v, and t have v; of a tie of t + 1
-    it wins that share.
-    """
-    share = 0.0
-    for v in range(1, min(own, k) + 1):
-        rest, tied = k - v, min(sum(c >= v for c in others), k // v - 1)
-        ways = np.zeros((tied + 1, rest + 1))
-        for d in range(min(blank, rest) + 1):
-            ways[0, d] = math.comb(blank, d)
-        for count in others:
-            new = np.zeros_like(ways)
-            for j in range(min(count, v, rest) + 1):
-                drawn = math.comb(count, j) * ways[:, : rest + 1 - j]
-                if j < v:
-                    new[:, j:] += drawn
-                else:
-                    new[1:, j:] += drawn[:-1]
-            ways = new
-        won = float((ways[:, rest] / np.arange(1, tied + 2)).sum())
-        share += math.comb(own, v) * won
-    return share / math.comb(own + sum(others) + blank, k)
-
-
-def majority_at_k(
-    answers: Int[np.ndarray, "n samples"], correct: Verdicts, k: int
-) -> Float[np.ndarray, "n"]:
-    """Probability that the most frequent answer of k samples is correct, for each problem.
-
-    Unbiased: the mean over all subsets of k of the samples, counted and not drawn. A tie is broken
-    by chance, so that it counts with the share of right answers among those tied. Samples without
-    an answer have no vote; a subset without any is wrong.
-
-    Of scores in [0, 1] it is the expected score of the most frequent answer: an answer that got
-    several scores has their mean.
+    An answer that ties with t others counts with the share 1 / (t + 1).
 
     Args:
-      answers: number of the answer each sample gives, equal answers having equal numbers (within a
-        problem); -1 for no answer.
+      votes: samples that give the answer.
+      others: samples of every other answer.
+      blank: samples without an answer.
+      k: samples that vote.
+    """
+    share = 0.0
+    for drawn_votes in range(1, min(votes, k) + 1):
+        ways = _ways_to_lose_or_tie(others, blank, drawn_votes, k)
+        wins = float((ways / np.arange(1, len(ways) + 1)).sum())
+        share += math.comb(votes, drawn_votes) * wins
+    return share / math.comb(votes + sum(others) + blank, k)
+
+
+def _ways_to_lose_or_tie(
+    others: tuple[int, ...], blank: int, votes: int, k: int
+) -> Float[np.ndarray, "n"]:
+    """Counts the draws of k - `votes` other samples in which no other answer has more than `votes`.
+
+    Returns:
+      Entry t is the number of draws in which exactly t other answers have `votes`.
+    """
+    rest = k - votes
+    max_tied = min(sum(count >= votes for count in others), k // votes - 1)
+    # ways[t, d]: draws of d samples among the answers so far, t of which have `votes`.
+    ways = np.zeros((max_tied + 1, rest + 1))
+    for num_drawn in range(min(blank, rest) + 1):
+        ways[0, num_drawn] = math.comb(blank, num_drawn)
+    for count in others:
+        extended = np.zeros_like(ways)
+        for num_drawn in range(min(count, votes, rest) + 1):
+            draws = math.comb(count, num_drawn) * ways[:, : rest + 1 - num_drawn]
+            if num_drawn < votes:
+                extended[:, num_drawn:] += draws
+            else:
+                extended[1:, num_drawn:] += draws[:-1]
+        ways = extended
+    return ways[:, rest]
+
+
+def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
+    """Estimates the probability that the most frequent answer of k samples is correct, per problem.
+
+    The estimate is unbiased: it is the exact mean over all subsets of k samples. A tie is broken by
+    chance, so it counts with the share of correct answers among the tied answers. Samples without
+    an answer have no vote. A subset without an answer is wrong.
+
+    For scores in [0, 1] it is the expected score of the most frequent answer. An answer with
+    different scores has their mean.
+
+    Args:
+      answers: number of each sample's answer. Equal answers of a problem have equal numbers; -1
+        marks no answer.
       correct: verdicts or scores.
+
+    Raises:
+      ValueError: k is not in [1, samples].
     """
     samples = answers.shape[1]
     if not 1 <= k <= samples:
         raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
     shares = np.zeros(len(answers))
-    for place, (row, verdicts) in enumerate(zip(answers, correct)):
-        given, counts = np.unique(row[row >= 0], return_counts=True)
+    for problem, (row, verdicts) in enumerate(zip(answers, correct)):
+        distinct_answers, counts = np.unique(row[row >= 0], return_counts=True)
         votes = counts.tolist()
-        for index, answer in enumerate(given):
-            # In an order in which problems whose votes fall alike are found again.
+        blank = samples - sum(votes)
+        for index, answer in enumerate(distinct_answers):
+            score = float(verdicts[row == answer].mean())
+            if not score:
+                continue
+            # Sorted, because problems with the same votes then share an entry of the cache.
             others = tuple(sorted(votes[:index] + votes[index + 1 :]))
-            if score := float(verdicts[row == answer].mean()):
-                blank = samples - sum(votes)
-                shares[place] += score * _wins_at_k(votes[index], others, blank, k)
+            shares[problem] += score * _win_probability(votes[index], others, blank, k)
     return shares
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
-    """Weight of the accuracy at each budget in two numbers that sum up a range of budgets.
+    """Returns the weight of each budget's accuracy in two summaries over budgets: mean and area.
 
-    The mean is plain. The area is the mean height of the curve of accuracy against log2(budget), by
-    trapezoids: every doubling of the budget counts alike, however the budgets are spaced.
+    The mean weights all budgets equally. The area is the mean height of the curve of accuracy
+    against log2(budget), by the trapezoidal rule. Every doubling of the budget has the same weight
+    in it, independently of the spacing of budgets.
+
+    Args:
+      budgets: rising budgets in tokens, from 1 on.
 
     Returns:
-      Rows mean and area, each summing to 1.
+      Row 0 has the weights of the mean, row 1 of the area. Each row sums to 1.
+
+    Raises:
+      ValueError: the budgets do not rise, or are empty or below 1.
     """
-    if not budgets or budgets[0] < 1 or any(b <= a for a, b in zip(budgets, budgets[1:])):
+    rising = all(low < high for low, high in itertools.pairwise(budgets))
+    if not budgets or budgets[0] < 1 or not rising:
         raise ValueError(f"budgets: found {list(budgets)}; write rising numbers from 1 on")
-    mean = np.full(len(budgets), 1.0 / len(budgets))
-    if len(budgets) == 1:
+    count = len(budgets)
+    mean = np.full(count, 1.0 / count)
+    if count == 1:
         return np.stack([mean, mean])
-    gaps = np.diff(np.log2(np.asarray(budgets, np.float64)))
-    area = (np.append(gaps, 0.0) + np.append(0.0, gaps)) / (2.0 * gaps.sum())
+    positions = np.log2(np.asarray(budgets, np.float64))
+    gaps = np.diff(positions)
+    gap_after = np.append(gaps, 0.0)
+    gap_before = np.append(0.0, gaps)
+    area = (gap_after + gap_before) / (2.0 * gaps.sum())
     return np.stack([mean, area])
 
 
 def answer_clusters(
     answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any, poll: Poll = None
-) -> Int[np.ndarray, "n samples"]:
-    """Numbers equal answers equally, within each problem.
+) -> Clusters:
+    """Numbers the answers of each problem so that equal answers have equal numbers.
 
-    Right answers equal the reference and so one another. Wrong answers are equal when the grader,
-    in its strict mode, takes one for the other. Each joins the first cluster whose first answer it
-    equals: the clusters of all pairs where equality is transitive, as it nearly always is (28 % is
-    28 and 0.28). A verifier of one's own may not be asked that: under scores, answers are equal
-    when they are written alike, blanks aside.
+    Correct answers equal the reference, so all of them are one cluster. Two wrong answers are equal
+    if the grader accepts one with the other as its reference, in strict mode. A wrong answer joins
+    the first cluster whose first answer it equals. These are the clusters of all pairs wherever
+    equality is transitive, which is nearly always (an exception: 28 % equals 28 and 0.28).
+
+    Scores that are not booleans come from a user's verifier, which may not support such
+    comparisons. Then answers are equal if their texts are equal except for white space.
+
+    Args:
+      answers: extracted answers, problems by samples; None for no answer.
+      correct: verdicts or scores.
+      grader: compares wrong answers.
 
     Returns:
-      0 for right answers, 1, 2, ... for wrong ones in the order of their first appearance, -1 for
-      no answer. Under scores, 0, 1, 2, ... for all of them.
+      For verdicts: 0 for correct answers, 1, 2, ... for clusters of wrong answers in the order of
+      first appearance. For scores: 0, 1, 2, ... for all answers. -1 for no answer.
     """
     if correct.dtype != bool:
-        return _written_alike(answers)
-    left = [
-        list(dict.fromkeys(a for a, c in zip(row, right) if a is not None and not c))
-        for row, right in zip(answers, correct)
-    ]
-    numbers: list[dict[str | None, int]] = [{None: -1} for _ in left]
+        return _number_equal_texts(answers)
+    # Distinct wrong answers of each problem that have no number yet.
+    remaining: list[list[str]] = []
+    for row, verdicts in zip(answers, correct):
+        wrong = [answer for answer, right in zip(row, verdicts) if answer is not None and not right]
+        remaining.append(list(dict.fromkeys(wrong)))
+    numbers: list[dict[str | None, int]] = [{None: -1} for _ in remaining]
     cluster = 0
-    while any(left):
+    while any(remaining):
         cluster += 1
-        # All problems in one call, which the grader's workers share.
-        pairs = [(known, rest[0], a) for known, rest in zip(numbers, left) for a in rest[1:]]
-        texts = [f"<answer>{answer}</answer>" for *_, answer in pairs]
-        verdicts = grader.grade(texts, [first for _, first, _ in pairs], mode="strict", poll=poll)
-        for known, rest in zip(numbers, left):
-            known |= dict.fromkeys(rest[:1], cluster)
-        for (known, _, answer), verdict in zip(pairs, verdicts):
-            if verdict.correct:
-                known[answer] = cluster
-        left = [[a for a in rest if a not in known] for known, rest in zip(numbers, left)]
-    rows = zip(answers, correct, numbers)
-    found = [[0 if c else known[a] for a, c in zip(row, right)] for row, right, known in rows]
-    return np.array(found).reshape(correct.shape)
+        _number_cluster(cluster, numbers, remaining, grader, poll)
+        remaining = [
+            [answer for answer in rest if answer not in numbered]
+            for numbered, rest in zip(numbers, remaining)
+        ]
+    clusters = [
+        [0 if right else numbered[answer] for answer, right in zip(row, verdicts)]
+        for row, verdicts, numbered in zip(answers, correct, numbers)
+    ]
+    return np.array(clusters).reshape(correct.shape)
 
 
-def _written_alike(answers: Sequence[Sequence[str | None]]) -> Int[np.ndarray, "n samples"]:
+def _number_cluster(
+    cluster: int,
+    numbers: Sequence[dict[str | None, int]],
+    remaining: Sequence[Sequence[str]],
+    grader: Any,
+    poll: Poll,
+) -> None:
+    """Numbers each problem's first remaining answer, and the remaining answers equal to it."""
+    pairs = [(numbered, rest[0], a) for numbered, rest in zip(numbers, remaining) for a in rest[1:]]
+    # One call for all problems, because the grader's workers share its work.
+    texts = [f"<answer>{answer}</answer>" for *_, answer in pairs]
+    references = [first for _, first, _ in pairs]
+    verdicts = grader.grade(texts, references, mode="strict", poll=poll)
+    for numbered, rest in zip(numbers, remaining):
+        numbered |= dict.fromkeys(rest[:1], cluster)
+    for (numbered, _, answer), verdict in zip(pairs, verdicts):
+        if verdict.correct:
+            numbered[answer] = cluster
+
+
+def _number_equal_texts(answers: Sequence[Sequence[str | None]]) -> Clusters:
+    """Numbers answers by their texts, without regard to white space; -1 for no answer."""
     rows = []
     for row in answers:
         texts = [None if text is None else " ".join(text.split()) for text in row]
-        names: dict[str | None, int] = {None: -1}
-        rows.append([names.setdefault(text, len(names) - 1) for text in texts])
+        numbers: dict[str | None, int] = {None: -1}
+        rows.append([numbers.setdefault(text, len(numbers) - 1) for text in texts])
     return np.array(rows, np.int64)
 
 
@@ -173,22 +249,24 @@ _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 def _accuracy_if(
     name: str, correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
 ) -> dict[str, Any]:
-    """Mean score among some answers, with its interval; None where there are none of them."""
-    mean, ends = None, None
-    if chosen.any():
-        mean = number(correct[chosen].mean())
-        ends = interval(ratio_interval(np.where(chosen, correct, 0.0).mean(1), chosen.mean(1)))
-    return {f"accuracy_if_{name}": mean, f"if_{name}_ci95": ends}
+    """Returns the mean score of the chosen answers and its interval; None if none are chosen."""
+    mean_key = f"accuracy_if_{name}"
+    interval_key = f"if_{name}_ci95"
+    if not chosen.any():
+        return {mean_key: None, interval_key: None}
+    chosen_scores = np.where(chosen, correct, 0.0).mean(1)
+    ends = ratio_interval(chosen_scores, chosen.mean(1))
+    return {mean_key: number(correct[chosen].mean()), interval_key: interval(ends)}
 
 
 def completion(graded: Graded) -> dict[str, Any]:
-    """How many traces and answers came to an end, and accuracy among these traces and the others.
+    """Returns the shares of thinking and answers that ended by themselves, and accuracy by ending.
 
-    docs/evaluation.md says what each number is, as of `adherence`.
+    docs/evaluation.md defines each number of this function and of `adherence`.
     """
     complete = ~graded.forced
     rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
-    names = ("completion_rate", "completion_ci95"), ("closed_rate", "closed_ci95")
+    names = (("completion_rate", "completion_ci95"), ("closed_rate", "closed_ci95"))
     return {
         **measured(names, rates, rate_intervals(rates)),
         **_accuracy_if("complete", graded.correct, complete),
@@ -197,7 +275,7 @@ def completion(graded: Graded) -> dict[str, Any]:
 
 
 def adherence(graded: Graded) -> dict[str, Any]:
-    """Thinking tokens used against those requested, which a grace window lets them exceed."""
+    """Compares the thinking tokens used with the budget, which a grace window may exceed."""
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
     excess = np.zeros_like(used) if requested is None else np.maximum(used - requested, 0)

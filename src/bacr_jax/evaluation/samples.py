@@ -1,8 +1,8 @@
-"""What an evaluation is made of: its settings, its problems, and one record per answer.
+"""Defines the settings and problems of an evaluation, and its record of each answer.
 
 An evaluation is a list of settings (a decoding and a budget). The rows of a setting, problem by
-problem and sample by sample, are drawn in batches whose composition is fixed beforehand, so that an
-evaluation that was interrupted and continued gives what an uninterrupted one gives.
+problem and sample by sample, are drawn in batches whose composition is fixed beforehand. Therefore
+an evaluation that was interrupted and continued has the same results as an uninterrupted one.
 """
 
 import collections
@@ -21,7 +21,7 @@ from bacr_jax.prompts.environment import Environment
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 
 GREEDY, SAMPLED = "greedy", "sampled"
-# What results call an evaluation without a budget.
+# Name of the budget of an evaluation without one, in results.
 UNLIMITED = "none"
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
 
@@ -31,11 +31,14 @@ SampleKey = tuple[str, str, int, int | None, str, int]
 
 @dataclass(frozen=True)
 class EvalSetting:
-    """Answers that are averaged together.
+    """A decoding and a budget, whose answers are averaged together.
 
     Attributes:
-      cut: thinking tokens kept of traces that were told the budget; None: they end by themselves or
-        at the budget.
+      mode: `GREEDY` or `SAMPLED`.
+      budget: thinking tokens that the policy receives; NO_BUDGET for none.
+      samples: answers per problem.
+      cut: thinking tokens after which the answer of a trace is forced early; None if the thinking
+        ends by itself or at the budget.
     """
 
     mode: str
@@ -49,19 +52,25 @@ class Sample:
     """One answer to one problem, with its verdicts.
 
     Attributes:
-      budget: thinking tokens allowed, which the policy is told.
+      set: name of the evaluation set.
+      id: the problem's id.
+      mode, budget, cut: see `EvalSetting`.
       sample: number of the answer, 0 .. samples - 1.
-      level: of the problem, 1 .. 5; 0: unknown.
-      text: everything after the prompt: thinking, forced suffix, answer; without the thinking where
-        it was cut early, since the trace as a whole has it.
+      level: difficulty of the problem, 1 .. 5; 0 if unknown.
+      text: everything after the prompt: thinking, forced suffix, answer. For an early cut it lacks
+        the thinking, which is stored with the complete trace.
+      extracted: the answer that the grader read; None if there is none.
+      gold: reference answer.
       correct: lenient verdict, or score.
-      strict: strict verdict, the one that rewards use; the same score.
-      path: what decided the verdict.
+      strict: strict verdict, which rewards use, or the same score.
+      path: grading rule that decided the verdict.
       thinking_tokens: sampled thinking, without a closing tag.
       forced_tokens: tokens put between thinking and answer.
-      answer_tokens: sampled answer, its closing tag included.
-      total_tokens: everything after the prompt: the three, and the closing tag of the thinking.
-      closed_by: what ended the thinking, of `CLOSE_NAMES`; "budget": it was forced.
+      answer_tokens: sampled answer with its closing tag.
+      total_tokens: everything after the prompt: the sum of the three, and the thinking's closing
+        tag.
+      closed_by: cause of the end of thinking, one of `CLOSE_NAMES`; "budget" if it was forced.
+      finished: True if the answer was closed.
     """
 
     set: str
@@ -88,71 +97,88 @@ class Sample:
 
     @property
     def key(self) -> SampleKey:
-        """What the sample answers."""
+        """Returns what distinguishes the sample from all others of its evaluation."""
         return self.set, self.mode, self.budget, self.cut, self.id, self.sample
 
 
 def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
-    """Places of the problems evaluated: all, or a fixed random subset in their order."""
+    """Returns rising indices of the problems to evaluate: all, or a random subset fixed by seed."""
     if size is None or size >= problems:
         return np.arange(problems)
     return np.sort(np.random.default_rng([seed, 7]).choice(problems, size, replace=False))
 
 
-def told_budgets(config: EvalConfig) -> list[int]:
-    """Budgets the policy is told, one after the other; NO_BUDGET last if it is also told none."""
+def evaluated_budgets(config: EvalConfig) -> list[int]:
+    """Returns the budgets to evaluate; NO_BUDGET is last if config.no_budget is set."""
     return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
 
 
 def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) -> list[EvalSetting]:
-    """Settings in the order in which they are evaluated: greedy ones first, budgets rising.
+    """Returns settings in the order of evaluation: greedy before sampled, budgets rising.
 
     Args:
-      spec: the set of data.eval that is asked, where `config.samples` is not one number.
+      spec: the set of data.eval, which decides the number of samples if `config.samples` has
+        several.
+      greedy: False leaves out the greedy settings.
     """
-    budgets, samples = told_budgets(config), samples_of(config, spec)
-    settings = [EvalSetting(GREEDY, budget, 1) for budget in budgets] if greedy else []
+    budgets = evaluated_budgets(config)
+    samples = samples_of(config, spec)
+    settings = []
+    if greedy:
+        settings += [EvalSetting(GREEDY, budget, 1) for budget in budgets]
     if samples:
         settings += [EvalSetting(SAMPLED, budget, samples) for budget in budgets]
     return settings
 
 
 def budget_key(budget: int) -> str:
-    """What results call a budget."""
+    """Returns a budget's key in results: its number, or `UNLIMITED`."""
     return UNLIMITED if budget == NO_BUDGET else str(budget)
 
 
 def dense_cuts(budget: int, every: int) -> list[int]:
-    """Multiples of `every` below the budget, and the budget."""
+    """Returns the multiples of `every` below the budget, and the budget, in tokens."""
     return [*range(every, budget, every), budget]
 
 
 def dense_settings(
     config: EvalConfig, spec: str = "", *, greedy: bool = True
 ) -> list[list[EvalSetting]]:
-    """Settings of the dense curve, those that one trace serves together; none without one."""
+    """Returns the settings of the dense curve; empty if config.dense is None.
+
+    Returns:
+      For each decoding, the settings at all cuts of the same traces, whose budget is the largest.
+    """
     if config.dense is None:
         return []
     largest = max(config.budgets)
-    told = [s for s in eval_settings(config, spec, greedy=greedy) if s.budget == largest]
     cuts = dense_cuts(largest, config.dense)
-    return [[dataclasses.replace(setting, cut=cut) for cut in cuts] for setting in told]
+    return [
+        [dataclasses.replace(setting, cut=cut) for cut in cuts]
+        for setting in eval_settings(config, spec, greedy=greedy)
+        if setting.budget == largest
+    ]
 
 
-# Beyond these digits, sums depend on the order in which a machine takes them.
+# Decimal digits of reported numbers. Further digits depend on the order of summation.
 _DIGITS = 10
 
 
 @dataclass(frozen=True)
 class Graded:
-    """The samples of a setting, problems by samples.
+    """The samples of a setting as arrays, problems by samples.
 
     Attributes:
-      budget: thinking tokens that the policy was told; NO_BUDGET: none.
-      correct: lenient verdicts; scores in [0, 1] where a verifier of one's own gave them.
+      budget: thinking tokens that the policy received; NO_BUDGET for none.
+      correct: lenient verdicts, or scores in [0, 1] from a user's verifier.
+      strict: strict verdicts, or the same scores.
+      thinking: thinking tokens.
       total: thinking, forced and answer tokens.
-      forced: the budget ended the thinking.
-      paths: how many verdicts each path decided.
+      answered: answer tokens.
+      forced: True if the budget ended the thinking.
+      finished: True if the answer was closed.
+      answers: extracted answers; None for no answer.
+      paths: number of verdicts by the grading rule that decided them.
     """
 
     budget: int
@@ -173,45 +199,49 @@ class Graded:
 
     @property
     def samples(self) -> int:
-        """Answers per problem."""
+        """Returns the number of answers per problem."""
         return self.correct.shape[1]
 
 
 def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
-    """Collects the samples of a setting, given problem by problem."""
+    """Collects the samples of a setting, which are in the order of problems."""
     heads = samples[:: setting.samples]
 
-    def table(values: Sequence[Any], kind: type) -> np.ndarray:
+    def table(field: str, kind: type) -> np.ndarray:
+        values = [getattr(sample, field) for sample in samples]
         return np.array(values, kind).reshape(len(heads), setting.samples)
 
     answers = [sample.extracted for sample in samples]
-    kind = bool if all(isinstance(sample.correct, bool) for sample in samples) else float
+    starts = range(0, len(answers), setting.samples)
+    all_verdicts = all(isinstance(sample.correct, bool) for sample in samples)
+    kind = bool if all_verdicts else float
+    path_counts = collections.Counter(sample.path for sample in samples)
     return Graded(
         budget=setting.budget,
         ids=[sample.id for sample in heads],
         levels=np.array([sample.level for sample in heads], np.int64),
         subjects=[sample.subject for sample in heads],
-        correct=table([sample.correct for sample in samples], kind),
-        strict=table([sample.strict for sample in samples], kind),
-        thinking=table([sample.thinking_tokens for sample in samples], np.int64),
-        total=table([sample.total_tokens for sample in samples], np.int64),
-        forced_tokens=table([sample.forced_tokens for sample in samples], np.int64),
-        answered=table([sample.answer_tokens for sample in samples], np.int64),
-        finished=table([sample.finished for sample in samples], bool),
-        forced=table([sample.closed_by == "budget" for sample in samples], bool),
-        timed_out=table([sample.timed_out for sample in samples], bool),
-        answers=[answers[i : i + setting.samples] for i in range(0, len(answers), setting.samples)],
-        paths=dict(sorted(collections.Counter(sample.path for sample in samples).items())),
+        correct=table("correct", kind),
+        strict=table("strict", kind),
+        thinking=table("thinking_tokens", np.int64),
+        total=table("total_tokens", np.int64),
+        forced_tokens=table("forced_tokens", np.int64),
+        answered=table("answer_tokens", np.int64),
+        finished=table("finished", bool),
+        forced=table("closed_by", object) == "budget",
+        timed_out=table("timed_out", bool),
+        answers=[answers[start : start + setting.samples] for start in starts],
+        paths=dict(sorted(path_counts.items())),
     )
 
 
 def number(value: Any) -> float:
-    """A number for a report: the same on every run of the same samples."""
+    """Rounds a number of a report, so that every run on the same samples writes the same digits."""
     return round(float(value), _DIGITS)
 
 
 def interval(ends: Iterable[float]) -> list[float]:
-    """Two of them."""
+    """Rounds the two ends of an interval for a report."""
     return [number(end) for end in ends]
 
 
@@ -220,25 +250,34 @@ def measured(
     scores: Float[np.ndarray, "n s"],
     ends: Float[np.ndarray, "s 2"],
 ) -> dict[str, Any]:
-    """Means over problems and their intervals, by the names of both for each column of scores."""
-    found: dict[str, Any] = {}
-    for (mean, its_interval), value, pair in zip(names, scores.mean(0), ends, strict=True):
-        found |= {mean: number(value), its_interval: interval(pair)}
-    return found
+    """Returns the mean over problems and the interval of each column of scores.
+
+    Args:
+      names: for each column, the keys of its mean and of its interval.
+      ends: ends of each column's interval.
+    """
+    entries: dict[str, Any] = {}
+    for (mean_key, interval_key), value, pair in zip(names, scores.mean(0), ends, strict=True):
+        entries[mean_key] = number(value)
+        entries[interval_key] = interval(pair)
+    return entries
 
 
-# Row numbers, and what is asked of their traces: one decoding and budget; with several settings the
-# traces are cut at several places.
+# Numbers of rows (problem x samples + sample), and their settings. All settings of a part have the
+# same decoding and budget; several settings differ in the cut.
 Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """How an evaluation's answers are drawn, whatever is asked.
+class EvalSampling:
+    """Settings of sampling that all rows of an evaluation share.
 
     Attributes:
-      key: of the evaluation; what a row says depends on it, its number and its budget.
-      config: temperature and nucleus of sampled answers, and what a budget tag holds.
+      environment: prompts, decoding rules and graders.
+      key: PRNG key of the evaluation. A row's tokens depend on the key, its number and its budget.
+      config: temperature and top-p of sampled answers, and the content of a budget tag.
+      poll: called regularly; it may raise to stop.
+      on_rows: called with the number of rows that were decoded since the last call.
     """
 
     environment: Environment

@@ -63,15 +63,16 @@ def make_candidate(
     if set_name is None or accuracy is None:
         return Candidate(record["step"], None)
     mode = scoring_mode(record["anytime"][set_name])
-    end = {mode: record["sets"][set_name][mode]}
-    start = {mode: before.get(set_name, {}).get(mode, {})}
-    changes = [
-        WorstBudget(budget, start[mode][budget]["accuracy"], entry["accuracy"])
-        for budget, entry in end[mode].items()
-        if budget in start[mode]
-    ]
+    entries = record["sets"][set_name][mode]
+    entries_before = before.get(set_name, {}).get(mode, {})
+    changes = []
+    for budget, entry in entries.items():
+        if budget in entries_before:
+            accuracy_before = entries_before[budget]["accuracy"]
+            changes.append(WorstBudget(budget, accuracy_before, entry["accuracy"]))
     worst = max(changes, key=lambda change: change.loss, default=None)
-    return Candidate(record["step"], accuracy, worst, tuple(declines(start, end)))
+    declined = tuple(declines({mode: entries_before}, {mode: entries}))
+    return Candidate(record["step"], accuracy, worst, declined)
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:

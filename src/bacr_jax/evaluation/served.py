@@ -1,9 +1,11 @@
-"""Answers that a server of vLLM samples for an evaluation; token ids are exchanged over HTTP."""
+"""Lets a vLLM server sample the answers of an evaluation; token ids are exchanged over HTTP.
+
+`job` opens a source of answers here: the server with --url, else this package's decoder.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -23,33 +25,44 @@ from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, without_
 from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
 
 _OTHER_FORMAT = (
-    "data.prompt_format: an engine samples what {} was trained to write; leave prompt format and "
-    "closing text as they are"
+    "data.prompt_format: an engine samples in the format that {} was trained with; leave prompt "
+    "format and closing text as they are"
 )
 
 
-def _sampled_by(server: Server, asking: Asking) -> Callable[..., Rollout]:
-    """What samples behind a server; its answers are others than those here, always the same."""
+def _sample_with(server: Server, asking: Asking) -> Callable[..., Rollout]:
+    """Returns a replacement of `rollout.generate` that lets a server sample.
 
-    async def answered(asked: AskedRow) -> AnsweredRow:
-        return await asking.row(asked, server.complete)
+    The server's answers are the same every time, but differ from this package's answers.
+    """
 
-    def sample(params: None, *asked: Any) -> Rollout:
+    async def answer_row(row: AskedRow) -> AnsweredRow:
+        return await asking.row(row, server.complete)
+
+    def sample(
+        params: None, prompts: Any, rows: Any, key: Any, sampler: Any, listeners: Any
+    ) -> Rollout:
         try:
-            return functools.partial(ask, answered=answered)(*asked)
+            return ask(prompts, rows, key, sampler, listeners, answered=answer_row)
         except (EngineError, ValueError) as error:
-            raise UserError(f"{error}; what is done is kept, the same command goes on") from None
+            raise UserError(
+                f"{error}; all finished answers are stored, and the same command continues"
+            ) from None
 
     return sample
 
 
 def check_served(saved: SavedPolicy) -> None:
-    """The folder says itself how it is asked, which is what its server goes by."""
+    """Checks that an exported folder describes its thinking, which its server reads.
+
+    Raises:
+      UserError: it is a run, was not exported by this package, or was edited.
+    """
     check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
         raise UserError(
-            f"--engine vllm: {saved.folder} does not say how its thinking is held; write a folder "
-            "of bacr export"
+            f"--engine vllm: {saved.folder} does not describe how its thinking ends; write a "
+            "folder of bacr export"
         )
     if saved.style is None:
         raise UserError(_OTHER_FORMAT.format(saved.folder))
@@ -61,17 +74,17 @@ def open_served(
 ) -> Iterator[Decoder]:
     """Opens a decoder whose rows the server at `url` samples.
 
-    UserError: the server can't be used, or serves another folder.
+    Raises:
+      UserError: the server can't be used, serves another folder, or has too few tokens per row.
     """
     config = saved.config
     largest = largest_evaluated(config)
     section = describe(config, environment.tokenizer, environment.style, environment.vocab_size)
-    folders_own = read_thinking(saved.folder) or {}
-    if section["never_sampled"] != folders_own.get("never_sampled"):
+    section_of_folder = read_thinking(saved.folder) or {}
+    if section["never_sampled"] != section_of_folder.get("never_sampled"):
         raise UserError(_OTHER_FORMAT.format(saved.folder))
-    key = weights_fingerprint(saved.folder)
     rules = read_rules(section, environment.vocab_size)
-    server = Server(url, folder=key)
+    server = Server(url, folder=weights_fingerprint(saved.folder))
     try:
         asyncio.run(server.connect())
     except EngineError as error:
@@ -87,7 +100,7 @@ def open_served(
     no_params = cast(Any, None)
     spec = dataclasses.replace(policy.evaluation, max_thinking=largest, slots=slots)
     asking = Asking(rules, without_tag(environment))
-    yield Decoder(no_params, spec, None, rules.cap, _sampled_by(server, asking))
+    yield Decoder(no_params, spec, None, rules.cap, _sample_with(server, asking))
 
 
 def open_source(
@@ -98,11 +111,16 @@ def open_source(
     slots: int,
     say: Callable[[str], None],
 ) -> AbstractContextManager[Decoder]:
-    """Opens the server at `url` as a decoder, or this package's decoder if `url` is None."""
+    """Opens the server at `url` as a decoder, or this package's decoder if `url` is None.
+
+    Args:
+      slots: rows decoded together on all devices.
+      say: prints a line about the devices if there are several.
+    """
     if url is not None:
         return open_served(url, saved, environment, slots=slots)
     devices = jax.device_count()
-    opened = open_decoder(
+    decoder = open_decoder(
         saved,
         environment.vocab_size,
         max_thinking=largest_evaluated(saved.config),
@@ -110,7 +128,7 @@ def open_source(
         num_devices=devices,
     )
     if devices > 1:
-        shared = devices // opened.spec.row_shards
-        copy = f", {shared} of which share a copy of the policy" if shared > 1 else ""
-        say(f"{opened.spec.slots} rows at a time on {devices} devices{copy}")
-    return contextlib.nullcontext(opened)
+        sharing = devices // decoder.spec.row_shards
+        copies = f", {sharing} of which share a copy of the policy" if sharing > 1 else ""
+        say(f"{decoder.spec.slots} rows at a time on {devices} devices{copies}")
+    return contextlib.nullcontext(decoder)

@@ -1,4 +1,7 @@
-"""From graded samples to the numbers of a report, with their intervals."""
+"""Computes the numbers of a report and their intervals from graded samples.
+
+`job` writes them to results.json, and `decoder.evaluate_set` returns them to the training loop.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,52 +30,58 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.types import Poll
 
-# {mode: curve}, as `dense_curve` gives it.
+# A `dense_curve` by mode.
 Dense = dict[str, dict[str, Any]]
-# {mode: {budget: entry}}; what tables and pictures read.
+# An `entry_of` by mode and budget, which tables and pictures read.
 Summary = dict[str, dict[str, dict[str, Any]]]
-# What means and their intervals are called.
-_VERDICTS = ("accuracy", "ci95"), ("strict_accuracy", "strict_ci95")
-_TOKENS = ("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95")
-_OVER_BUDGETS = ("mean", "mean_ci95"), ("area", "area_ci95")
+# Names of means and of their intervals in results.json.
+_ACCURACY = ("accuracy", "ci95")
+_VERDICTS = (_ACCURACY, ("strict_accuracy", "strict_ci95"))
+_TOKENS = (("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95"))
+_OVER_BUDGETS = (("mean", "mean_ci95"), ("area", "area_ci95"))
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
-    """The numbers of the same traces at every cut, named as docs/metrics.md says (`dense`).
+    """Returns the numbers of the same traces at every cut (`dense` in docs/metrics.md).
 
     Args:
-      by_cut: their samples by thinking tokens kept; the largest is the budget that was told.
+      by_cut: samples by the cut in thinking tokens; the largest cut is the budget of the traces.
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
-    column = lambda name: [getattr(cell, name).mean(1) for cell in cells]
     # One set of resamples serves all cuts of the same problems.
-    correct = np.column_stack(column("correct"))
-    over = correct @ anytime_weights(cuts).T
-    ends = rate_intervals(np.concatenate([correct, over], axis=1))
-    tokens = np.column_stack([*column("thinking"), *column("total")])
-    token_ends, count = bootstrap_intervals(tokens), len(cuts)
+    correct = np.column_stack([cell.correct.mean(1) for cell in cells])
+    over_cuts = correct @ anytime_weights(cuts).T
+    ends = rate_intervals(np.concatenate([correct, over_cuts], axis=1))
+    thinking = [cell.thinking.mean(1) for cell in cells]
+    total = [cell.total.mean(1) for cell in cells]
+    tokens = np.column_stack([*thinking, *total])
+    token_ends = bootstrap_intervals(tokens)
     curve = {}
     for i, (cut, cell) in enumerate(zip(cuts, cells)):
-        both = [i, count + i]
+        token_columns = [i, len(cuts) + i]
         curve[str(cut)] = {
-            **measured(_VERDICTS[:1], correct[:, [i]], ends[[i]]),
+            **measured([_ACCURACY], correct[:, [i]], ends[[i]]),
             "strict_accuracy": number(cell.strict.mean()),
-            **measured(_TOKENS, tokens[:, both], token_ends[both]),
+            **measured(_TOKENS, tokens[:, token_columns], token_ends[token_columns]),
             "completion_rate": number((~cell.forced).mean()),
-            **_plain(cell),
+            **_unbounded_numbers(cell),
         }
-    return {"told": cuts[-1], "curve": curve, **measured(_OVER_BUDGETS, over, ends[count:])}
+    return {
+        "told": cuts[-1],
+        "curve": curve,
+        **measured(_OVER_BUDGETS, over_cuts, ends[len(cuts) :]),
+    }
 
 
 def numbers_of_samples(samples: int) -> list[int]:
-    """The k for which pass@k and maj@k are given: powers of two, and all samples."""
+    """Returns the k for which pass@k and maj@k are reported: powers of two, and all samples."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return powers if powers[-1] == samples else [*powers, samples]
 
 
-def _plain(graded: Graded) -> dict[str, Any]:
-    """Numbers of a setting without intervals."""
+def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
+    """Returns the numbers of a setting that have no interval."""
     return {
         "mean_forced_tokens": number(graded.forced_tokens.mean()),
         "mean_answer_tokens": number(graded.answered.mean()),
@@ -83,11 +92,11 @@ def _plain(graded: Graded) -> dict[str, Any]:
 
 
 def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
-    """Accuracy and tokens of some of the problems."""
+    """Returns accuracy and tokens of some of the problems."""
     correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),
-        **measured(_VERDICTS[:1], correct, rate_intervals(correct)),
+        **measured([_ACCURACY], correct, rate_intervals(correct)),
         "mean_thinking_tokens": number(graded.thinking[keep].mean()),
         "mean_total_tokens": number(graded.total[keep].mean()),
         "forced_share": number(graded.forced[keep].mean()),
@@ -95,13 +104,19 @@ def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
 
 
 def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str, Any]:
-    """`_slice` of the problems of each label that is known."""
-    known = [label for label in np.unique(labels).tolist() if label != unknown]
-    return {str(label): _slice(graded, labels == label) for label in known}
+    """Returns `_slice` of the problems of each label except the one that means unknown."""
+    slices = {}
+    for label in np.unique(labels).tolist():
+        if label != unknown:
+            slices[str(label)] = _slice(graded, labels == label)
+    return slices
 
 
 def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[np.ndarray, "n s"]:
-    """Of each problem: lenient and strict accuracy, pass@k by k, and maj@k by k if it is voted."""
+    """Returns accuracies of each problem in columns.
+
+    Lenient and strict accuracy, pass@k for each k, and with several samples maj@k for each k.
+    """
     scores = [graded.correct.mean(1), graded.strict.mean(1)]
     scores += [pass_at_k(graded.correct, k) for k in ks]
     if graded.samples > 1:
@@ -113,28 +128,33 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[
 def entry_of(
     graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None, poll: Poll = None
 ) -> dict[str, Any]:
-    """Every number of one setting; docs/metrics.md says what each is.
+    """Returns every number of one setting, which docs/metrics.md defines.
 
     Args:
-      grader: decides which wrong answers are the same, for maj@k.
-      duplicates: problems that are near-duplicates of training questions; None: not looked for.
+      grader: decides which wrong answers are equal, for maj@k.
+      duplicates: True for problems that are near-duplicates of training questions; None if they
+        were not searched.
     """
     ks = numbers_of_samples(graded.samples)
-    rates = _rates(graded, grader, ks, poll)  # one set of resamples serves all of them
+    rates = _rates(graded, grader, ks, poll)
+    # One set of resamples serves all rates.
     ends = rate_intervals(rates)
     tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
-    thinking, total = tokens.mean(0)
-    value = lambda i: measured([("value", "ci95")], rates[:, [i]], ends[[i]])
+
+    def rate(column: int) -> dict[str, Any]:
+        return measured([("value", "ci95")], rates[:, [column]], ends[[column]])
+
+    answers = [answer for row in graded.answers for answer in row]
     entry = {
         **measured(_VERDICTS, rates[:, :2], ends[:2]),
         "disagreement": number((graded.correct != graded.strict).mean()),
         **measured(_TOKENS, tokens, bootstrap_intervals(tokens)),
-        **_plain(graded),
-        "no_answer_share": number(np.mean([one is None for row in graded.answers for one in row])),
+        **_unbounded_numbers(graded),
+        "no_answer_share": number(np.mean([answer is None for answer in answers])),
         **completion(graded),
         "adherence": adherence(graded),
         "grader_timeouts": int(graded.timed_out.sum()),
-        "pass_at": {str(k): value(2 + i) for i, k in enumerate(ks)},
+        "pass_at": {str(k): rate(2 + i) for i, k in enumerate(ks)},
         "levels": _slices(graded, graded.levels, 0),
         "subjects": _slices(graded, np.array(graded.subjects), ""),
         "paths": graded.paths,
@@ -142,10 +162,11 @@ def entry_of(
     if duplicates is not None and duplicates.any() and not duplicates.all():
         entry["without_near_duplicates"] = _slice(graded, ~duplicates)
     if graded.samples > 1:
+        thinking, total = tokens.mean(0)
         entry["maj_at"] = {
             str(k): {
-                **value(2 + len(ks) + i),
-                # A vote costs what its k samples cost together.
+                **rate(2 + len(ks) + i),
+                # A vote costs the tokens of all its k samples.
                 "mean_thinking_tokens": number(k * thinking),
                 "mean_total_tokens": number(k * total),
             }
@@ -155,11 +176,11 @@ def entry_of(
 
 
 def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
-    """Accuracy over all budgets in one number, two ways (`metrics.anytime_weights`).
+    """Returns the mean and the area of accuracy over budgets (`metrics.anytime_weights`).
 
     Args:
-      by_budget: samples by budget, of the same problems; 0 and no budget have no place on the
-        scale and are left out.
+      by_budget: samples of the same problems by budget. Budget 0 and no budget are left out,
+        because the area's scale is logarithmic.
     """
     budgets = sorted(budget for budget in by_budget if budget > 0)
     rates = np.column_stack([by_budget[budget].correct.mean(1) for budget in budgets])
@@ -170,29 +191,35 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
 def self_consistency(
     entries: Mapping[int, Mapping[str, Any]], budgets: Sequence[int]
 ) -> dict[str, Any]:
-    """Self-Consistency (arXiv 2203.11171) at equal tokens for each sample, and in all.
+    """Returns maj@k (Self-Consistency, arXiv 2203.11171) at equal tokens per sample and in total.
 
     Args:
-      entries: `entry_of` sampled settings by budget; there may be more than `budgets`.
+      entries: `entry_of` sampled settings by budget; may have more budgets than `budgets`.
+      budgets: the budgets b of the report.
 
     Returns:
-      By k, then by accounting, then by budget b: per_sample has k samples of b tokens each, k b in
-      all; matched_total has k samples of floor(b / k) tokens, b in all, where these were drawn.
+      By k, then by accounting, then by b. per_sample: k samples of b tokens each, k b tokens in
+      total. matched_total: k samples of floor(b / k) tokens each, at most b tokens in total, if
+      these samples were drawn.
     """
-
-    def row(each: int, k: int) -> dict[str, Any]:
-        vote = entries[each]["maj_at"][str(k)]
-        return {"budget_each": each, "budget_total": k * each, **vote}
-
-    votes: dict[str, Any] = {}
-    for k in sorted({int(k) for entry in entries.values() for k in entry.get("maj_at", {})}):
-        drawn = {b for b, entry in entries.items() if str(k) in entry.get("maj_at", {})}
-        if k > 1:
-            votes[str(k)] = {
-                "per_sample": {str(b): row(b, k) for b in budgets if b in drawn},
-                "matched_total": {str(b): row(b // k, k) for b in budgets if b // k in drawn},
+    # Votes by k and by the budget of each sample.
+    votes: dict[int, dict[int, dict[str, Any]]] = {}
+    for budget, entry in entries.items():
+        for key, vote in entry.get("maj_at", {}).items():
+            k = int(key)
+            votes.setdefault(k, {})[budget] = {
+                "budget_each": budget,
+                "budget_total": k * budget,
+                **vote,
             }
-    return votes
+    return {
+        str(k): {
+            "per_sample": {str(b): votes[k][b] for b in budgets if b in votes[k]},
+            "matched_total": {str(b): votes[k][b // k] for b in budgets if b // k in votes[k]},
+        }
+        for k in sorted(votes)
+        if k > 1
+    }
 
 
 def summarise(
@@ -203,44 +230,49 @@ def summarise(
     problems: QuestionSet | None = None,
     poll: Poll = None,
 ) -> dict[str, Any]:
-    """The numbers of one set, as results.json has them.
+    """Returns the numbers of one set in the form of results.json.
 
     Args:
-      budgets: those that the report is about; other settings only serve votes at equal total
-        tokens.
+      results: samples by setting.
+      budgets: budgets of the report; None for all. Settings at other budgets only serve votes at
+        equal total tokens.
+      problems: the set's problems, with marks of near-duplicates; None if these were not searched.
     """
-    duplicates, near = None, None
+    duplicates = None
+    near_duplicates = None
     if problems is not None and problems.compared_with:
         duplicates = problems.duplicates
-        near = {"count": int(duplicates.sum()), "of": problems.compared_with}
-    told, by_cut = dict[EvalSetting, Graded](), dict[str, dict[int, Graded]]()
-    for setting, one in results.items():
+        near_duplicates = {"count": int(duplicates.sum()), "of": problems.compared_with}
+    uncut: dict[EvalSetting, Graded] = {}
+    by_cut: dict[str, dict[int, Graded]] = {}
+    for setting, graded in results.items():
         if setting.cut is None:
-            told[setting] = one
+            uncut[setting] = graded
         else:
-            by_cut.setdefault(setting.mode, {})[setting.cut] = one
-    entries = {setting: entry_of(one, grader, duplicates, poll) for setting, one in told.items()}
-    chosen = sorted({setting.budget for setting in told}) if budgets is None else list(budgets)
+            by_cut.setdefault(setting.mode, {})[setting.cut] = graded
+    if budgets is None:
+        budgets = sorted({setting.budget for setting in uncut})
+    positive_budgets = [budget for budget in budgets if budget > 0]
     by_budget: Summary = {}
-    for setting, entry in entries.items():
-        if setting.budget in chosen:
+    graded_by_mode: dict[str, dict[int, Graded]] = {}
+    sampled: dict[int, dict[str, Any]] = {}
+    for setting, graded in uncut.items():
+        entry = entry_of(graded, grader, duplicates, poll)
+        if setting.mode == SAMPLED:
+            sampled[setting.budget] = entry
+        if setting.budget in budgets:
             by_budget.setdefault(setting.mode, {})[budget_key(setting.budget)] = entry
+            graded_by_mode.setdefault(setting.mode, {})[setting.budget] = graded
+    over_budgets = {}
+    if positive_budgets:
+        over_budgets = {mode: anytime(cells) for mode, cells in graded_by_mode.items()}
     return {
         "problems": len(next(iter(results.values())).ids),
-        "near_duplicates": near,
+        "near_duplicates": near_duplicates,
         "by_budget": by_budget,
-        "anytime": {
-            mode: anytime(
-                {s.budget: g for s, g in told.items() if s.mode == mode and s.budget in chosen}
-            )
-            for mode in by_budget
-            if any(budget > 0 for budget in chosen)
-        },
+        "anytime": over_budgets,
         "dense": {mode: dense_curve(cells) for mode, cells in by_cut.items()},
-        "self_consistency": self_consistency(
-            {setting.budget: e for setting, e in entries.items() if setting.mode == SAMPLED},
-            [budget for budget in chosen if budget > 0],
-        ),
+        "self_consistency": self_consistency(sampled, positive_budgets),
     }
 
 
@@ -250,6 +282,6 @@ def scoring_mode(modes: Mapping[str, Any]) -> str:
 
 
 def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
-    """A set's mean accuracy over budgets, greedy where that was measured; None: not evaluated."""
+    """Returns a set's mean accuracy over budgets in the scoring mode; None if not evaluated."""
     modes = anytime.get(name) if name else None
     return float(modes[scoring_mode(modes)]["mean"]) if modes else None

@@ -1,1 +1,1 @@
-"""Policies for transformers: folders that say by themselves how they are asked."""
+"""Exports policies as folders for transformers, which contain their prompts and rules."""

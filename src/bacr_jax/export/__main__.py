@@ -1,4 +1,4 @@
-"""`bacr export --run DIR --out HFDIR`: a run's policy for transformers."""
+"""Command `bacr export --run DIR --out HFDIR`: writes a run's policy for transformers."""
 
 import argparse
 import sys
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from bacr_jax.config.cli import Parser, add_step, entry_point, quieten_orbax, uninterrupted
 
-# Types that weights are stored in.
+# Types in which weights can be stored.
 DTYPES = ("float32", "bfloat16", "float16")
 DESCRIPTION = (
-    "Writes a checkpoint of a run as a Hugging Face folder that says by itself how it is asked. "
-    "AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) gives a model whose "
-    "generate takes budget= and holds it. Prints the files written."
+    "Writes a checkpoint of a run as a Hugging Face folder that contains the policy's prompt and "
+    "rules. AutoModelForCausalLM.from_pretrained(HFDIR, trust_remote_code=True) returns a model "
+    "whose generate takes budget= and enforces it. Prints the files written."
 )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = Parser(
         prog="bacr export",
         description=DESCRIPTION,
@@ -29,18 +29,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--merge-told-words",
         action="store_true",
-        help="for a policy told in words: a plain Qwen2 folder without code, whose chat template "
-        "tells the budget; nothing holds it there",
+        help="write a plain Qwen2 folder without code, for a policy that reads its budget in the "
+        "prompt; the chat template writes the budget, and nothing enforces it",
     )
     parser.add_argument(
         "--adapter",
         choices=("merged", "peft"),
         default="merged",
-        help="of a run that trained adapters: merged into the model (default), or alone as a PEFT "
-        "folder",
+        help="form of a run that trained adapters: merged into the model (default), or only the "
+        "adapters as a PEFT folder",
     )
     parser.add_argument(
-        "--base", type=Path, metavar="DIR", help="where model.path lies now, if it was moved"
+        "--base", type=Path, metavar="DIR", help="present folder of model.path, if it was moved"
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="type of the weights; float32 by default"
@@ -48,17 +48,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--push",
         metavar="OWNER/NAME",
-        help="then upload it to a model repository of the hub, which is made private if it is new",
+        help="upload the folder to a model repository of the hub; a new repository is private",
     )
     return parser.parse_args(argv)
 
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
+    """Runs the command line; exits with 0 if written, with 2 and one line for unusable input."""
     quieten_orbax()
     arguments = parse(argv)
-    # Imports JAX, which --help does not need.
+    # Imported here, because it imports JAX, which --help does not need.
     with uninterrupted():
         from bacr_jax.export.from_run import export, trained_style
         from bacr_jax.model.hf import hub
@@ -81,8 +81,9 @@ def main(argv: Sequence[str] | None) -> None:
     for name in files:
         print(arguments.out / name)
     config = read_config(arguments.run)
-    if words := budget_words(config, trained_style(config)):
-        print(f"its prompts tell the budget after the question: {words} (config.json, {WORDS})")
+    words = budget_words(config, trained_style(config))
+    if words:
+        print(f"its prompts have the budget after the question: {words} (config.json, {WORDS})")
     if arguments.push is not None:
         print(f"pushed to {hub.push(arguments.out, arguments.push)}")
 

@@ -1,12 +1,12 @@
-"""A thinking budget that holds while transformers generates (PyTorch).
+"""Enforces a thinking budget while transformers generates (PyTorch).
 
     model.generate(**inputs, budget=512)
     model.generate(**inputs, budget=[512, 0, None, "low"])  # one per row
 
-A row thinks until it closes its thinking itself, ends its turn, or has written as many tokens as
-its budget; then the closing text is written for it, and it answers. The section `thinking` of
-config.json says which tokens these are. None is told to the model as no budget and thinks up to
-`thinking["cap"]` tokens. This file needs torch and transformers only.
+A row thinks until it closes its thinking, ends its turn, or has as many tokens as its budget. Then
+the closing text is forced, and the row answers. The section `thinking` of config.json specifies
+these tokens. With None the model receives no budget and thinks up to `thinking["cap"]` tokens. This
+file needs only torch and transformers.
 """
 
 import contextlib
@@ -20,83 +20,96 @@ import torch
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-# What transformers calls the cache, as an argument and in outputs; 5.24 renamed it.
+# Name of the cache in transformers, as an argument and in outputs. Version 5.24 renamed it.
 RENAMED = "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__
 CACHE = "cache" if RENAMED else "past_key_values"
-# A row that is told no budget, and the largest number that is one.
-NONE, LARGEST = -1, 2**31 - 1
-# What a row is doing.
+# Number of a row without a budget, and the largest budget.
+NONE = -1
+LARGEST = 2**31 - 1
+# Phases of a row.
 THINKING, FORCED, ANSWERING, DONE = range(4)
 
 
 def check_files(folder):
-    """ValueError: a file of a local folder is not what its manifest.json says it was."""
+    """Raises ValueError if a file of a local folder differs from its digest in manifest.json."""
     manifest = Path(folder) / "manifest.json"
     expected = json.loads(manifest.read_text()) if manifest.is_file() else {}
-    for name, digest in expected.items():
-        found = hashlib.sha256()
+    for name, expected_digest in expected.items():
+        digest = hashlib.sha256()
         with contextlib.suppress(OSError), (Path(folder) / name).open("rb") as file:
-            while piece := file.read(1 << 20):
-                found.update(piece)
-        if found.hexdigest() != digest and not name.endswith(".md"):
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        if digest.hexdigest() != expected_digest and not name.endswith(".md"):
             raise ValueError(
                 f"{Path(folder) / name}: is not what was written, as manifest.json says; copy the "
                 "folder again, or remove manifest.json if you changed the file yourself"
             )
 
 
-def _read_one(budget, levels):
-    """One budget as a number; NONE for no budget."""
+def _read_budget(budget, levels):
+    """Returns one budget as a number; NONE for no budget."""
     if budget is None or (isinstance(budget, str) and budget == "none"):
         return NONE
     if isinstance(budget, str) and budget in levels:
         return levels[budget]
-    # True is a number for Python.
-    whole = isinstance(budget, numbers.Integral) and not isinstance(budget, bool)
-    if not whole or not 0 <= budget <= LARGEST:
-        known = f", or a level ({', '.join(levels)})" if levels else ""
+    # bool is a subclass of int in Python.
+    is_integer = isinstance(budget, numbers.Integral) and not isinstance(budget, bool)
+    if not is_integer or not 0 <= budget <= LARGEST:
+        names = f", or a level ({', '.join(levels)})" if levels else ""
         raise ValueError(
-            f"budget: found {budget!r}; write a whole number from 0 to {LARGEST}, None{known}"
+            f"budget: found {budget!r}; write a whole number from 0 to {LARGEST}, None{names}"
         )
     return int(budget)
 
 
 def read_budgets(budget, rows, levels=None):
-    """The budget of each row, as numbers; NONE for a row that is told none.
+    """Returns the budget of each row as a number; NONE for a row without a budget.
 
     Args:
       budget: thinking tokens for all rows (a number, None, "none" or the name of a level), or one
-        of these per row, in a list, a tuple, or a tensor or array of whole numbers.
-      rows: of the batch; ValueError unless there is a budget for all or for each.
+        of these per row, in a list, a tuple, or a tensor or array of integers.
+      rows: number of rows of the batch.
+      levels: thinking tokens by the names of levels.
+
+    Raises:
+      ValueError: a budget is invalid, or their number is not the number of rows.
     """
+    levels = levels or {}
     if hasattr(budget, "tolist"):
         budget = budget.tolist()
     if not isinstance(budget, list | tuple):
-        return [_read_one(budget, levels or {})] * rows
+        return [_read_budget(budget, levels)] * rows
     if len(budget) != rows:
         raise ValueError(
             f"budget: found {len(budget)} for a batch of {rows}; write one number, or one per row"
         )
-    return [_read_one(one, levels or {}) for one in budget]
+    return [_read_budget(row_budget, levels) for row_budget in budget]
 
 
 def numbers_in(text):
-    """The numbers of `3 7-9`: 3, 7, 8 and 9."""
-    ends = [part.partition("-") for part in text.split()]
-    return [n for low, _, high in ends for n in range(int(low), int(high or low) + 1)]
+    """Returns the numbers in a text such as `3 7-9`: 3, 7, 8 and 9."""
+    result: list[int] = []
+    for part in text.split():
+        low, _, high = part.partition("-")
+        result += range(int(low), int(high or low) + 1)
+    return result
 
 
-def _flags(text, size):
-    found = torch.zeros(size, dtype=torch.bool)
-    found[numbers_in(text)] = True
-    return found
+def _flags(ids, size):
+    """Returns a tensor [size] that is True at the ids in a text such as `3 7-9`."""
+    flags = torch.zeros(size, dtype=torch.bool)
+    flags[numbers_in(ids)] = True
+    return flags
 
 
 def next_state(automaton, size):
-    """State after each token in each state: [states, V]; the last state means that it was seen."""
+    """Returns the state after each token in each state: [states, V].
+
+    The last state means that the automaton's string was seen.
+    """
     states = automaton["states"]
     table = torch.zeros(states, size, dtype=torch.long)
-    # Jumps from any state come first, and those of one state stand over them.
+    # Jumps from any state come first. Jumps from one state overwrite them.
     for source, target, ids in automaton["jumps"]:
         rows = slice(None) if source is None else source
         table[rows, numbers_in(ids)] = target
@@ -105,94 +118,121 @@ def next_state(automaton, size):
 
 
 class Rules:
-    """The section `thinking` of a config, as tensors on a device."""
+    """The section `thinking` of a config as tensors on a device."""
 
     def __init__(self, thinking, size, device):
-        put = lambda tensor: tensor.to(device)
-        forced, natural = thinking["closing_ids"], thinking["answer_ids"]
-        width = max(len(forced), len(natural))
-        pad = lambda ids: [*ids, *[0] * (width - len(ids))]
-        # Row 0 after thinking that was cut or left open, row 1 after thinking that closed itself.
-        self.suffixes = put(torch.tensor([pad(forced), pad(natural)]))
-        self.lengths = put(torch.tensor([len(forced), len(natural)]))
-        self.never = put(_flags(thinking["never_sampled"], size))
-        self.ends = put(_flags(" ".join(map(str, thinking["end_ids"])), size))
-        self.line_breaks = put(_flags(thinking.get("line_breaks") or "", size))
-        self.think_close = put(next_state(thinking["think_close"], size))
-        self.answer_close = put(next_state(thinking["answer_close"], size))
-        self.grace, self.answer_tokens = thinking["grace"], thinking["answer_tokens"]
+        forced = list(thinking["closing_ids"])
+        natural = list(thinking["answer_ids"])
+        lengths = [len(forced), len(natural)]
+        width = max(lengths)
+        forced += [0] * (width - len(forced))
+        natural += [0] * (width - len(natural))
+        end_ids = " ".join(map(str, thinking["end_ids"]))
+        line_breaks = thinking.get("line_breaks") or ""
+        # Row 0 follows thinking that was cut or left open, row 1 thinking that was closed.
+        self.suffixes = torch.tensor([forced, natural]).to(device)
+        self.lengths = torch.tensor(lengths).to(device)
+        self.never = _flags(thinking["never_sampled"], size).to(device)
+        self.ends = _flags(end_ids, size).to(device)
+        self.line_breaks = _flags(line_breaks, size).to(device)
+        self.think_close = next_state(thinking["think_close"], size).to(device)
+        self.answer_close = next_state(thinking["answer_close"], size).to(device)
+        self.grace = thinking["grace"]
+        self.answer_tokens = thinking["answer_tokens"]
 
 
 class Never(LogitsProcessor):
-    """Tokens that are never sampled."""
+    """Excludes tokens from sampling."""
 
     def __init__(self, never):
         self.never = never
 
     def __call__(self, input_ids, scores):
-        """Their scores at the bottom."""
+        """Sets the scores of the excluded tokens to minus infinity."""
         return scores.masked_fill(self.never, float("-inf"))
 
 
 class Rows:
-    """Where each row of a batch stands between its prompt and its end."""
+    """The progress of each row of a batch.
+
+    Attributes (tensors with one number per row):
+      phase: THINKING, FORCED, ANSWERING or DONE.
+      sampled: sampled tokens of the present phase.
+      matched: state of the automaton that looks for the closing tag.
+      num_forced: forced tokens so far.
+      suffix: row of `Rules.suffixes` that is forced.
+    """
 
     def __init__(self, rules, limits):
-        self.rules, self.limits = rules, limits
+        self.rules = rules
+        self.limits = limits
         zeros = torch.zeros_like(limits)
         self.phase = torch.where(limits > 0, THINKING, FORCED)
-        self.sampled, self.matched, self.place, self.suffix = zeros, zeros, zeros, zeros
+        self.sampled = zeros
+        self.matched = zeros
+        self.num_forced = zeros
+        self.suffix = zeros
 
     def take(self, drawn, pad):
-        """The token that each row gets for the one that was drawn for it.
+        """Advances all rows by one token, and returns the tokens [B] that are appended.
 
-        A drawn end of the turn is not kept in thinking: the closing text begins in its place. What
-        closes the thinking counts against the budget; what is forced does not.
+        An end of turn in the thinking is replaced by the first token of the closing text. The tag
+        that closes the thinking counts against the budget; forced tokens do not.
+
+        Args:
+          drawn: sampled token of each row.
+          pad: token for rows that are done.
         """
-        rules, begun = self.rules, self.phase
-        thinking, answering = begun == THINKING, begun == ANSWERING
-        after = rules.think_close[self.matched.clamp(max=len(rules.think_close) - 1), drawn]
-        closed = thinking & (after == len(rules.think_close) - 1)
+        rules = self.rules
+        phase = self.phase
+        thinking = phase == THINKING
+        answering = phase == ANSWERING
+        last_think_state = len(rules.think_close) - 1
+        last_answer_state = len(rules.answer_close) - 1
+        think_state = rules.think_close[self.matched.clamp(max=last_think_state), drawn]
+        answer_state = rules.answer_close[self.matched.clamp(max=last_answer_state), drawn]
+        closed = thinking & (think_state == last_think_state)
         ended = thinking & ~closed & rules.ends[drawn]
-        answer = rules.answer_close[self.matched.clamp(max=len(rules.answer_close) - 1), drawn]
-        self.matched = torch.where(thinking, after, torch.where(answering, answer, 0))
-        self.sampled = self.sampled + (thinking & ~ended | answering)
-        more = torch.where(rules.line_breaks[drawn], 0, rules.grace)
-        cut = thinking & ~closed & ~ended & (self.sampled >= self.limits + more)
-        # The end of a turn is replaced at once, so that its row is forced in this very step.
-        forcing = (begun == FORCED) | ended
-        place = self.place.clamp(max=rules.suffixes.shape[1] - 1)
-        token = torch.where(forcing, rules.suffixes[self.suffix, place], drawn)
-        token = torch.where(begun == DONE, pad, token)
-        self.place = self.place + forcing
-        over = forcing & (self.place >= rules.lengths[self.suffix])
+        matched = torch.where(thinking, think_state, torch.where(answering, answer_state, 0))
+        sampled = self.sampled + (thinking & ~ended | answering)
+        grace = torch.where(rules.line_breaks[drawn], 0, rules.grace)
+        cut = thinking & ~closed & ~ended & (sampled >= self.limits + grace)
+        # A row that ended its turn is forced in the same step, because its token is replaced.
+        forcing = (phase == FORCED) | ended
+        position = self.num_forced.clamp(max=rules.suffixes.shape[1] - 1)
+        token = torch.where(forcing, rules.suffixes[self.suffix, position], drawn)
+        token = torch.where(phase == DONE, pad, token)
+        self.num_forced = self.num_forced + forcing
+        forced = forcing & (self.num_forced >= rules.lengths[self.suffix])
         self.suffix = torch.where(closed, 1, self.suffix)
-        finished = answering & (
-            (answer == len(rules.answer_close) - 1)
-            | rules.ends[drawn]
-            | (self.sampled >= rules.answer_tokens)
-        )
-        self.phase = torch.where(closed | cut | ended, FORCED, begun)
-        self.phase = torch.where(over, ANSWERING, torch.where(finished, DONE, self.phase))
-        fresh = closed | cut | ended | over
-        self.sampled, self.matched = (x.masked_fill(fresh, 0) for x in (self.sampled, self.matched))
+        answer_closed = (answer_state == last_answer_state) | rules.ends[drawn]
+        finished = answering & (answer_closed | (sampled >= rules.answer_tokens))
+        thought = closed | cut | ended
+        self.phase = torch.where(thought, FORCED, phase)
+        self.phase = torch.where(forced, ANSWERING, torch.where(finished, DONE, self.phase))
+        next_phase_begins = thought | forced
+        self.sampled = sampled.masked_fill(next_phase_begins, 0)
+        self.matched = matched.masked_fill(next_phase_begins, 0)
         return token
 
     def stop(self, rows):
-        """Rows that end for another reason."""
+        """Ends rows for another reason; `rows` is True for them."""
         self.phase = torch.where(rows, DONE, self.phase)
 
     @property
     def done(self):
-        """Whether every row has ended."""
+        """True if every row has ended."""
         return bool((self.phase == DONE).all())
 
 
 class Loop:
-    """Decodes a batch under budgets: what `generate` calls once everything is prepared."""
+    """Decodes a batch under budgets; transformers' `generate` calls it after its preparations."""
 
-    def __init__(self, rules, told, limits, streamer):
-        self.rules, self.told, self.limits, self.streamer = rules, told, limits, streamer
+    def __init__(self, rules, budgets, limits, streamer):
+        self.rules = rules
+        self.budgets = budgets
+        self.limits = limits
+        self.streamer = streamer
 
     def __call__(
         self,
@@ -203,116 +243,155 @@ class Loop:
         generation_config,
         **model_kwargs,
     ):
-        """Prompts with what was generated behind them.
+        """Returns the prompts with the generated tokens, or transformers' output class.
 
-        Only names of transformers' own loops may stand in the signature: others are taken from the
-        arguments of `generate` before it has prepared them.
+        The signature may only have names that transformers' loops have. `generate` would take other
+        names from its arguments before they are prepared.
         """
-        mode = generation_config.get_generation_mode()
+        config = generation_config
+        mode = config.get_generation_mode()
         if mode not in ("greedy_search", "sample"):
-            raise ValueError(f"budget: is held by greedy and sampled decoding, found {mode.value}")
-        config, device = generation_config, input_ids.device
+            raise ValueError(f"budget: needs greedy or sampled decoding, found {mode.value}")
+        # Sequences per prompt.
         copies = input_ids.shape[0] // len(self.limits)
-        spread = lambda numbers: torch.tensor(numbers, device=device).repeat_interleave(copies)
-        rows = Rows(self.rules, spread(self.limits))
-        told = conditions(model, spread(self.told))
+        limits = torch.tensor(self.limits, device=input_ids.device).repeat_interleave(copies)
+        budgets = torch.tensor(self.budgets, device=input_ids.device).repeat_interleave(copies)
+        rows = Rows(self.rules, limits)
+        budget_arguments = conditions(model, budgets)
         pad = config.pad_token_id
-        pad = int(self.rules.ends.nonzero()[0]) if pad is None else pad
-        ids, fed, cache = input_ids, input_ids, model_kwargs.pop(CACHE, None)
+        if pad is None:
+            pad = int(self.rules.ends.nonzero()[0])
+        ids = input_ids
+        # Tokens of the next forward pass.
+        new_ids = input_ids
+        cache = model_kwargs.pop(CACHE, None)
         mask = model_kwargs.pop("attention_mask", None)
-        mask = torch.ones_like(ids) if mask is None else mask
+        if mask is None:
+            mask = torch.ones_like(ids)
         for name in ("position_ids", "use_cache", "logits_to_keep"):
             model_kwargs.pop(name, None)
-        kept: dict = {"scores": [], "logits": []}
+        all_logits = []
+        all_scores = []
         while not rows.done:
-            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -fed.shape[1] :]
-            found = model(
-                input_ids=fed,
+            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+            output = model(
+                input_ids=new_ids,
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=positions[:, -new_ids.shape[1] :],
                 use_cache=True,
                 logits_to_keep=1,
                 **{CACHE: cache},
-                **told(fed, fed is not input_ids),
+                **budget_arguments(new_ids, new_ids is not input_ids),
                 **model_kwargs,
             )
-            cache, logits = found[CACHE], found.logits[:, -1].float()
+            cache = output[CACHE]
+            logits = output.logits[:, -1].float()
             scores = logits_processor(ids, logits.clone())
             if config.output_logits:
-                kept["logits"].append(logits)
+                all_logits.append(logits)
             if config.output_scores:
-                kept["scores"].append(scores)
+                all_scores.append(scores)
             if config.do_sample:
                 drawn = torch.multinomial(scores.softmax(-1), 1)[:, 0]
             else:
                 drawn = scores.argmax(-1)
-            fed = rows.take(drawn, pad)[:, None]
-            ids = torch.cat([ids, fed], dim=-1)
+            new_ids = rows.take(drawn, pad)[:, None]
+            ids = torch.cat([ids, new_ids], dim=-1)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=-1)
             if self.streamer is not None:
-                self.streamer.put(fed[:, 0].cpu())
+                self.streamer.put(new_ids[:, 0].cpu())
             rows.stop(stopping_criteria(ids, scores))
         if self.streamer is not None:
             self.streamer.end()
         if not config.return_dict_in_generate:
             return ids
-        steps: dict = {name: tuple(found) or None for name, found in kept.items()}
-        return GenerateDecoderOnlyOutput(sequences=ids, **{CACHE: cache}, **steps)
+        return GenerateDecoderOnlyOutput(
+            sequences=ids,
+            scores=tuple(all_scores) or None,
+            logits=tuple(all_logits) or None,
+            **{CACHE: cache},
+        )
 
 
-def conditions(model, told):
-    """From (tokens fed, whether they are of the response) to what tells the model its budgets."""
-    if not hasattr(model, "embed_budgets") or bool((told == NONE).all()):
-        return lambda fed, response: {}
-    embedded = {"budget_embedding": model.embed_budgets(told)}
+def conditions(model, budgets):
+    """Returns a function that makes the model's arguments for budgets.
+
+    The function maps (tokens of a forward pass, True if they belong to the response) to keyword
+    arguments.
+    """
+    if not hasattr(model, "embed_budgets") or bool((budgets == NONE).all()):
+        return lambda ids, is_response: {}
+    embedding = {"budget_embedding": model.embed_budgets(budgets)}
     if model.config.budget_module["positions"] != "response":
-        return lambda fed, response: embedded
-    return lambda fed, response: {**embedded, "budget_mask": torch.full_like(fed, response)}
+        return lambda ids, is_response: embedding
+    return lambda ids, is_response: {**embedding, "budget_mask": torch.full_like(ids, is_response)}
 
 
-def _limits(told, thinking, config, prompts):
-    """Most thinking tokens of each row; ValueError: more than the model's positions leave."""
-    limits = [thinking["cap"] if b == NONE else b for b in told]
-    free = config.max_position_embeddings - prompts - thinking["answer_tokens"] - thinking["grace"]
-    if max(limits) > free:
-        at = limits.index(max(limits))
-        which = "None" if told[at] == NONE else told[at]
+def _limits(budgets, thinking, config, prompt_length):
+    """Returns the largest number of thinking tokens of each row.
+
+    Raises:
+      ValueError: the model's positions are not enough.
+    """
+    limits = [thinking["cap"] if budget == NONE else budget for budget in budgets]
+    positions = config.max_position_embeddings
+    free = positions - prompt_length - thinking["answer_tokens"] - thinking["grace"]
+    largest = max(limits)
+    if largest > free:
+        budget = budgets[limits.index(largest)]
+        name = "None" if budget == NONE else budget
         raise ValueError(
-            f"budget: found {which}, which thinks up to {limits[at]} tokens; the model's "
-            f"{config.max_position_embeddings} positions leave {free}; write a smaller number"
+            f"budget: found {name}, which thinks up to {largest} tokens; the model's "
+            f"{positions} positions leave {free}; write a smaller number"
         )
     return limits
 
 
-def _with_length(given, arguments, width, needed):
-    """Generation settings with room for thinking and answer, unless the caller set a length.
+def _with_length(settings, arguments, width, needed):
+    """Sets the length of generated sequences, unless the caller has set it.
 
-    The caller's `max_new_tokens` becomes that length with the prompt; the folder's own settings
-    have one, and transformers warns of two.
+    A caller's `max_new_tokens` is converted to `max_length`, because the folder's settings have a
+    `max_length` and transformers warns if both are set.
+
+    Args:
+      settings: the caller's generation settings; None for the folder's.
+      arguments: keyword arguments of `generate`.
+      width: tokens of the prompts.
+      needed: tokens for thinking and answer.
+
+    Returns:
+      Generation settings, and keyword arguments.
     """
-    given = copy.deepcopy(given)
-    new = arguments.pop("max_new_tokens", None)
-    total = arguments.pop("max_length", None)
-    if given is not None and new is None and total is None:
-        new, total = given.max_new_tokens, given.max_length
-    if new is not None or total is None:
-        total = width + (needed if new is None else new)
-    if given is None:
-        return None, {**arguments, "max_length": total}
-    given.max_new_tokens, given.max_length = None, total
-    return given, arguments
+    settings = copy.deepcopy(settings)
+    new_tokens = arguments.pop("max_new_tokens", None)
+    length = arguments.pop("max_length", None)
+    if settings is not None and new_tokens is None and length is None:
+        new_tokens = settings.max_new_tokens
+        length = settings.max_length
+    if new_tokens is not None:
+        length = width + new_tokens
+    elif length is None:
+        length = width + needed
+    if settings is None:
+        return None, {**arguments, "max_length": length}
+    settings.max_new_tokens = None
+    settings.max_length = length
+    return settings, arguments
 
 
 def generate(inputs=None, *, model, budget=None, generation_config=None, streamer=None, **others):
-    """As `generate` of transformers, with a budget that holds.
+    """Generates as transformers' `generate` does, and enforces a thinking budget.
 
     Args:
       inputs: prompts [B, T], padded on the left; `input_ids` is another name for them.
       budget: thinking tokens, see `read_budgets`.
-      **others: as in transformers; without a length everything is generated up to the answer's end.
+      **others: as in transformers. Without a length, rows are generated up to their answer's end.
 
     Returns:
-      Prompts with thinking, closing text and answer behind them.
+      Prompts with thinking, closing text and answer after them.
+
+    Raises:
+      ValueError: an argument is invalid, or the folder was edited.
     """
     if not hasattr(model, "files_checked"):
         check_files(model.name_or_path)
@@ -327,18 +406,18 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError("attention_mask: found padding on the right; write padding_side='left'")
     if others.get("assistant_model") is not None:
-        raise ValueError("assistant_model: budgets are not held with one; leave it out")
-    told = read_budgets(budget, len(ids), getattr(model.config, "budget_levels", None))
+        raise ValueError("assistant_model: can't be used with budgets; leave it out")
+    budgets = read_budgets(budget, len(ids), getattr(model.config, "budget_levels", None))
     longest = ids.shape[1] if mask is None else int(mask.sum(-1).max())
-    limits = _limits(told, thinking, model.config, longest)
+    limits = _limits(budgets, thinking, model.config, longest)
     suffix = max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
     needed = max(limits) + thinking["grace"] + suffix + thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
-    # Made once for each device.
-    made = model.__dict__.setdefault("_budget_rules", {})
-    if ids.device not in made:
-        made[ids.device] = Rules(thinking, model.config.vocab_size, ids.device)
-    rules = made[ids.device]
+    # Created once for each device.
+    rules_by_device = model.__dict__.setdefault("_budget_rules", {})
+    if ids.device not in rules_by_device:
+        rules_by_device[ids.device] = Rules(thinking, model.config.vocab_size, ids.device)
+    rules = rules_by_device[ids.device]
     processors = LogitsProcessorList([Never(rules.never), *(others.pop("logits_processor", ()))])
     return GenerationMixin.generate(
         model,
@@ -346,6 +425,6 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
         generation_config=config,
         logits_processor=processors,
         streamer=streamer,
-        custom_generate=Loop(rules, told, limits, streamer),
+        custom_generate=Loop(rules, budgets, limits, streamer),
         **others,
     )

@@ -1,4 +1,7 @@
-"""A checkpoint of a run as a Hugging Face folder that says by itself how it is asked."""
+"""Exports a checkpoint of a run as a Hugging Face folder that contains its prompt and its rules.
+
+`bacr export` calls `export`. Training calls `write_params` for the servers that sample for it.
+"""
 
 import functools
 from collections.abc import Callable
@@ -30,18 +33,20 @@ from bacr_jax.types import Params
 
 
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
-    """The model's shape, checked against its parameters."""
+    """Returns the model's shape; raises UserError if the parameters have another shape."""
     rows = params["embed"].shape[0]
     shape = model_shape(config, rows) if base is None else hf_config.read_hf_config(base)
     for entry in names.backbone(shape):
         leaf: Any = params
         for key in entry.path:
             leaf = leaf.get(key, {})
-        own, expected = getattr(leaf, "shape", None), entry.leaf_shape(shape.num_layers)
-        if own != expected:
+        actual = getattr(leaf, "shape", None)
+        expected = entry.leaf_shape(shape.num_layers)
+        if actual != expected:
             raise UserError(
-                f"checkpoint: {'/'.join(entry.path)} has shape {own}, but "
-                f"{base or 'config.yaml'} says {expected}; write the --base it was trained from"
+                f"checkpoint: {'/'.join(entry.path)} has shape {actual}, but "
+                f"{base or 'config.yaml'} specifies {expected}; write the --base it was trained "
+                "from"
             )
     return shape
 
@@ -61,13 +66,21 @@ def export(
 
     Args:
       out: a folder that does not exist yet.
-      base: where `model.path` lies now; None: where the config says.
-      step: of the checkpoint, "best" or "newest"; None: the best, or the newest if no evaluation
-        chose one.
-      merge_told_words: leave out the code that holds budgets, for a policy told in words.
-      adapter: of a run that trained adapters: the whole model with them merged in, or the adapters
-        alone in PEFT's layout.
-      say: called with the lines that describe the chosen step; None: they are not needed.
+      base: present folder of `model.path`; None if it is at the config's path.
+      dtype: type of the weights: float32, bfloat16 or float16.
+      step: step of the checkpoint, "best" or "newest"; None for the best, or the newest if no
+        evaluation chose one.
+      merge_told_words: True to leave out the code that enforces budgets, for a policy that reads
+        its budget in the prompt.
+      adapter: for a run that trained adapters: "merged" writes the complete model, "peft" only the
+        adapters in PEFT's layout.
+      say: called with each line that describes the chosen step; None to print none.
+
+    Returns:
+      Names of the files.
+
+    Raises:
+      UserError: an option does not fit the run, or the run can't be read.
     """
     archive.check_free(out)
     config = read_config(run)
@@ -79,8 +92,7 @@ def export(
     if adapter == "peft" and config.adapter.rank is None:
         raise UserError("--adapter peft: the run trained all weights, not adapters; leave it out")
     chosen = choose_step(run, step)
-    number = chosen.step
-    params = read_params(run, number, base=base)
+    params = read_params(run, chosen.step, base=base)
     if base is None and config.model.path is not None:
         base = Path(config.model.path)
     if base is not None and not (base / "config.json").is_file():
@@ -88,7 +100,7 @@ def export(
             f"{base}: holds no config.json; write --base with the folder the run started from"
         )
     if adapter == "peft":
-        # After a warm-up the adapters belong to its weights, which no other folder holds.
+        # The base of adapters after a warm-up is the warm-up's weights, which need a folder.
         write_base = functools.partial(_write_base, params, config, base)
         files = peft.save_adapter(
             out,
@@ -101,35 +113,36 @@ def export(
         )
     else:
         tokenizer = _tokenizer(config, base)
-        check_trained_with(run, number, config, tokenizer)
-        about = Exported(run, number, config, trained_style(config), base, merge_told_words)
+        check_trained_with(run, chosen.step, config, tokenizer)
+        about = Exported(run, chosen.step, config, trained_style(config), base, merge_told_words)
         files = write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
     if say is not None:
-        # After what can be refused, because a refusal is one line.
+        # After everything that can fail, because an error must be the only line.
         for line in step_lines(chosen):
             say(line)
     return files
 
 
 def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
+    """Returns the settings of the budget module, or None if the parameters have none."""
     if "budget" not in params:
         return None
     return hf_config.BudgetModule(config.conditioning, config.budget.max)
 
 
 def _tokenizer(config: Config, base: Path | None) -> Any:
-    """The tokenizer of a run whose model lies at `base`."""
-    own = own_tokenizer(config.data)
-    if own is not None:
-        return own
+    """Loads the tokenizer of a run whose model is in `base`."""
+    tokenizer_of_data = own_tokenizer(config.data)
+    if tokenizer_of_data is not None:
+        return tokenizer_of_data
     folder = config.model.tokenizer or base
     return load_tokenizer(folder, where="model.tokenizer", model=base)
 
 
 def _written_tokenizer(config: Config) -> Any:
-    """Returns what a folder gets: a tokenizer's folder, a set's own, or None: the base's."""
-    tokenizer: Any = own_tokenizer(config.data)
-    return config.model.tokenizer if tokenizer is None else tokenizer
+    """Returns the tokenizer to write: the data's, or a folder to copy; None for the base's."""
+    tokenizer_of_data: Any = own_tokenizer(config.data)
+    return config.model.tokenizer if tokenizer_of_data is None else tokenizer_of_data
 
 
 def _write_base(params: Params, config: Config, base: Path | None, out: Path) -> None:
@@ -147,38 +160,45 @@ def _write_base(params: Params, config: Config, base: Path | None, out: Path) ->
 def write_params(
     out: Path, params: Params, about: Exported, *, dtype: str = "float32", tokenizer: Any = None
 ) -> list[str]:
-    """Writes a policy's parameters, adapters merged, as a folder that says how it is asked.
+    """Writes a policy's parameters with adapters merged, and descriptions of the policy's use.
 
-    `tokenizer`: of the run; None: it is read.
+    Args:
+      tokenizer: tokenizer of the run; None to read it.
+
+    Returns:
+      Names of the files.
     """
-    config, base, style = about.config, about.base, about.style
+    config = about.config
+    base = about.base
+    style = about.style
+    levels = config.budget.levels
     if tokenizer is None:
         tokenizer = _tokenizer(config, base)
-    # Of a tokenizer that was read the files are copied.
-    written = _written_tokenizer(config)
     shape = _shape(config, base, params)
+    budget = policy_folder.BudgetInput(_module(config, params), about.words or None, levels)
+    generation = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": list(eos_ids(tokenizer, style)),
+        "pad_token_id": tokenizer.pad_token_id,
+        # Greedy, as evaluations are by default.
+        "do_sample": False,
+        # Without a length, transformers would use a short one.
+        "max_length": shape.max_positions,
+    }
+    explained = policy_folder.Explained(
+        thinking=describe(config, tokenizer, style, shape.vocab_size),
+        chat_template=chat_template(tokenizer, style, about.words, levels),
+        generation=generation,
+        card=model_card(about),
+        held=not about.merged,
+    )
     return policy_folder.save_policy(
         out,
         adapters.merge(params),
         config=shape,
-        budget=policy_folder.BudgetInput(
-            _module(config, params), about.words or None, config.budget.levels
-        ),
+        budget=budget,
         source=base,
-        tokenizer=written,
+        tokenizer=_written_tokenizer(config),
         dtype=dtype,
-        explained=policy_folder.Explained(
-            thinking=describe(config, tokenizer, style, shape.vocab_size),
-            chat_template=chat_template(tokenizer, style, about.words, config.budget.levels),
-            generation={
-                "bos_token_id": tokenizer.bos_token_id,
-                "eos_token_id": list(eos_ids(tokenizer, style)),
-                "pad_token_id": tokenizer.pad_token_id,
-                # As evaluated by default; a length, so that nobody assumes a short one.
-                "do_sample": False,
-                "max_length": shape.max_positions,
-            },
-            card=model_card(about),
-            held=not about.merged,
-        ),
+        explained=explained,
     )

@@ -1,8 +1,8 @@
-"""The model card (README.md) of an exported policy: what it is, what it can do, how it is asked."""
+"""Writes the model card (README.md) of an exported policy: origin, accuracy, and usage."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
 
-# Files in which a model's folder may say its license.
+# Files of a model's folder that may contain its license.
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 _templates = templates(Path(__file__).with_name("templates"))
 _templates.filters["number"] = "{:,}".format
@@ -30,11 +30,11 @@ _templates.filters["number"] = "{:,}".format
 
 @dataclass(frozen=True)
 class Exported:
-    """The policy that a card is about.
+    """The policy of a model card.
 
     Attributes:
-      base: folder of the model that training started from; None: random weights.
-      merged: the folder has no code of ours.
+      base: folder of the model that training started from; None for random weights.
+      merged: True if the folder contains no code of this package.
     """
 
     run: Path
@@ -46,14 +46,15 @@ class Exported:
 
     @property
     def words(self) -> str:
-        """The sentence that tells the policy its budget; "": none does."""
+        """Returns the prompt's sentence with the budget; "" without one."""
         return budget_words(self.config, self.style)
 
 
 def license_of(base: Path | None) -> str | None:
-    """Returns what a model's folder names as its license, or the first line of its text, or None.
+    """Returns the license that a model's card names, or the first line of its license, or None.
 
-    UserError: one of the files that are read is a link to outside of the folder.
+    Raises:
+      UserError: one of the files is a link to outside of the folder.
     """
     if base is None:
         return None
@@ -61,9 +62,9 @@ def license_of(base: Path | None) -> str | None:
     try:
         card = documents.read_file(base / "README.md").decode()
         head = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
-        named = (yaml.safe_load(head[1]) if head else None) or {}
-        if isinstance(named, dict) and isinstance(named.get("license"), str):
-            return str(named.get("license_name") or named["license"])
+        metadata = (yaml.safe_load(head[1]) if head else None) or {}
+        if isinstance(metadata, dict) and isinstance(metadata.get("license"), str):
+            return str(metadata.get("license_name") or metadata["license"])
     except (OSError, ValueError, yaml.YAMLError):
         pass
     for name in _LICENSES:
@@ -77,34 +78,43 @@ def license_of(base: Path | None) -> str | None:
 
 
 def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of the accuracies of each set, by the run's own evaluations."""
-    paths, made = RunPaths(about.run), dict[str, Any]()
-    records = [r for r in read_evaluations(paths.evaluations) if r["step"] == about.step]
-    if records:
-        made["in training"] = records[-1]["sets"]
+    """Yields title, header and rows of each set's accuracies in the run's evaluations."""
+    paths = RunPaths(about.run)
+    evaluations: dict[str, Any] = {}
+    for record in read_evaluations(paths.evaluations):
+        if record["step"] == about.step:
+            evaluations["in training"] = record["sets"]
     later = paths.evaluation_of(about.step)
     if (later / RESULTS).is_file():
-        sets = read_results(later)["sets"]
-        made["afterwards"] = {name: result["by_budget"] for name, result in sets.items()}
-    for when, sets in made.items():
+        results = read_results(later)["sets"]
+        evaluations["afterwards"] = {name: result["by_budget"] for name, result in results.items()}
+    for when, sets in evaluations.items():
         for name, modes in sets.items():
             budgets = by_size({budget for entries in modes.values() for budget in entries})
-            rows = []
-            for mode, entries in modes.items():
-                first = next(iter(entries.values()))
-                many = f", mean of {first['samples']}" if first["samples"] > 1 else ""
-                cells = [accuracy_text(entries[b]) if b in entries else NONE for b in budgets]
-                rows.append([f"{mode}{many}", f"{first['problems']:,}", *cells])
             title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
-            yield title, ["decoding", "problems", *map(budget_name, budgets)], rows
+            header = ["decoding", "problems", *map(budget_name, budgets)]
+            rows = [_table_row(mode, entries, budgets) for mode, entries in modes.items()]
+            yield title, header, rows
+
+
+def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) -> list[str]:
+    """Returns the cells of a decoding: its name, the number of problems, accuracies by budget."""
+    first = next(iter(entries.values()))
+    samples = first["samples"]
+    name = f"{mode}, mean of {samples}" if samples > 1 else mode
+    cells = [name, f"{first['problems']:,}"]
+    for budget in budgets:
+        cells.append(accuracy_text(entries[budget]) if budget in entries else NONE)
+    return cells
 
 
 def model_card(about: Exported) -> str:
-    """The text of the card; the policy's accuracy is that of its run's own evaluations."""
-    config, known = about.config, license_of(about.base)
+    """Returns the text of the card, with accuracies from the run's evaluations."""
+    config = about.config
+    license_name = license_of(about.base)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if known and re.fullmatch(r"[a-z0-9.-]+", known):
-        head["license"] = known
+    if license_name and re.fullmatch(r"[a-z0-9.-]+", license_name):
+        head["license"] = license_name
     system = config.data.system_prompt
     with odd_refused(f"{about.run}: evaluations of step {about.step} hold"):
         tables = list(_tables(about))
@@ -120,7 +130,7 @@ def model_card(about: Exported) -> str:
         base=about.base and f"`{about.base.absolute().name}`",
         sets=[name.partition("?")[0] for _, name in mixture(config.data.train)],
         system=None if system is None else json.dumps(system, ensure_ascii=False),
-        license=known,
+        license=license_name,
         version=__version__,
         commit=commit(),
     )

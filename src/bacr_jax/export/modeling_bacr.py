@@ -9,10 +9,9 @@ A gated embedding of the budget b joins the residual stream of every layer:
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
 
-Without `budget` the model is the plain one of its family. `budget="low"` stands for the tokens that
-config.json gives this name in `budget_levels`, if it names any. `generate` holds the budget, as the
-section `thinking` of config.json says (`budget_generation`). This file needs torch and transformers
-only.
+Without `budget`, the model equals the plain model of its family. A text such as `budget="low"` is a
+name in `budget_levels` of config.json. `generate` enforces the budget by the section `thinking` of
+config.json (`budget_generation`). This file needs only torch and transformers.
 """
 
 import torch
@@ -33,31 +32,34 @@ from .budget_generation import NONE, check_files, generate, read_budgets
 
 
 class BudgetConfig:
-    """A config of a family with the sections `budget_module` and `thinking`.
+    """A family's config with the sections `budget_module`, `budget_levels` and `thinking`.
 
-    Its type is the family's, which transformers knows without this file: a tokenizer loads without
-    it.
+    Its model_type is the family's, so a tokenizer loads without this file.
     """
 
-    budget_module = budget_levels = thinking = None
+    budget_module = None
+    budget_levels = None
+    thinking = None
 
 
 class BudgetModule(nn.Module):
-    """phi(b), and the gates of all layers; fp32."""
+    """The embedding phi(b) and the gates of all layers, in float32."""
 
     def __init__(self, config):
         super().__init__()
-        self.settings = settings = config.budget_module
-        width, layers = config.hidden_size, config.num_hidden_layers
-        stack = (layers,) if settings["sharing"] == "per_layer" else ()
+        self.settings = config.budget_module
+        width = config.hidden_size
+        layers = config.num_hidden_layers
+        stack = (layers,) if self.settings["sharing"] == "per_layer" else ()
         self.width = width
         self.w1 = nn.Parameter(torch.zeros(*stack, width, width))
         self.w2 = nn.Parameter(torch.zeros(*stack, width, width))
         self.gate = nn.Parameter(torch.zeros(layers, width))
 
     def forward(self, budgets):
-        """Embeddings of each row: [B, D], or [L, B, D] with one embedding per layer."""
-        b, b_max = budgets.float(), torch.tensor(float(self.settings["b_max"]))
+        """Returns phi of each row's budget: [B, D], or [L, B, D] with one embedding per layer."""
+        b = budgets.float()
+        b_max = torch.tensor(float(self.settings["b_max"]))
         if self.settings["input"] == "log":
             b = 1000.0 * torch.log1p(b) / torch.log1p(b_max).to(b.device)
         elif self.settings["input"] == "normalised":
@@ -69,23 +71,36 @@ class BudgetModule(nn.Module):
         return nn.functional.silu(s @ self.w1.float()) @ self.w2.float()
 
     def add(self, x, layer, phi, mask):
-        """Residual stream of a layer with the gated embedding added where `mask` is True."""
+        """Adds the gated embedding to a layer's residual stream where `mask` is True.
+
+        Args:
+          x: residual stream [B, T, D].
+          phi: embeddings [B, D].
+          mask: [B, T]; None for all positions.
+        """
         h = x.float()
         if self.settings["gate"] == "sigmoid_normed":
             h = h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)
         activation = h @ self.gate[layer].float() + self.settings["gate_bias"]
-        tanh = self.settings["gate"] == "tanh"
-        opened = torch.tanh(activation) if tanh else torch.sigmoid(activation)
+        if self.settings["gate"] == "tanh":
+            gate = torch.tanh(activation)
+        else:
+            gate = torch.sigmoid(activation)
         if mask is not None:
-            opened = opened * mask.to(opened)
-        return x + (opened[..., None] * phi[:, None]).to(x.dtype)
+            gate = gate * mask.to(gate)
+        return x + (gate[..., None] * phi[:, None]).to(x.dtype)
 
 
 class BudgetLayer:
-    """A family's layer; `condition`, when given, maps (residual stream, layer) to the stream."""
+    """A family's layer, after which `condition` is applied."""
 
     def forward(self, hidden_states, *args, condition=None, **kwargs):
-        """As of the family's layer."""
+        """Calls the family's layer.
+
+        Args:
+          condition: maps (residual stream, index of the layer) to the residual stream; None changes
+            nothing.
+        """
         stream = super().forward(hidden_states, *args, **kwargs)
         return stream if condition is None else condition(stream, self.self_attn.layer_idx)
 
@@ -105,9 +120,10 @@ class BudgetModel:
         self.post_init()
 
     def _init_weights(self, module):
-        """Zeros for a budget module that is not in the weights: phi is 0, the model the plain one.
+        """Initializes a budget module with zeros, so that phi is 0 and the model is the plain one.
 
-        transformers calls it for what a folder lacks, as one that its plain classes saved.
+        transformers calls this for weights that a folder lacks, such as a folder that its plain
+        classes saved.
         """
         if isinstance(module, BudgetModule):
             for parameter in module.parameters():
@@ -115,10 +131,10 @@ class BudgetModel:
         else:
             super()._init_weights(module)
 
-    def embed_budgets(self, told):
-        """Phi of each row's budget, [B, D] or [L, B, D]; zero for a row that is told none."""
-        embedded = self.budget(told.clamp(min=0))
-        return embedded * (told != NONE)[:, None].to(embedded)
+    def embed_budgets(self, budgets):
+        """Returns phi of each row's budget, [B, D] or [L, B, D]; 0 for a row without a budget."""
+        embedding = self.budget(budgets.clamp(min=0))
+        return embedding * (budgets != NONE)[:, None].to(embedding)
 
     def forward(
         self,
@@ -130,53 +146,57 @@ class BudgetModel:
         budget_embedding=None,
         **kwargs,
     ):
-        """As the family's model.
+        """Calls the family's model with a budget.
 
         Args:
-          budget: thinking tokens, see `read_budgets`; None: the plain model.
+          budget: thinking tokens, see `read_budgets`; None for the plain model.
           budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
-            model conditioned at the response only needs it (`generate` sets it by itself).
-          budget_embedding: what `embed_budgets` gave, instead of `budget`.
+            model that is conditioned only at the response needs it (`generate` sets it).
+          budget_embedding: result of `embed_budgets`, instead of `budget`.
         """
         inputs = input_ids if input_ids is not None else kwargs["inputs_embeds"]
         if budget is not None:
-            told = read_budgets(budget, inputs.shape[0], self.config.budget_levels)
-            budget_embedding = self.embed_budgets(torch.tensor(told, device=inputs.device))
+            budgets = read_budgets(budget, inputs.shape[0], self.config.budget_levels)
+            budget_embedding = self.embed_budgets(torch.tensor(budgets, device=inputs.device))
         if budget_embedding is None:
             return super().forward(input_ids, attention_mask, **kwargs)
         if budget_mask is None and self.config.budget_module["positions"] == "response":
             raise ValueError("this model is conditioned at response positions: give budget_mask")
-        phi = budget_embedding
 
         def condition(x, layer):
-            of_layer = (phi[layer] if phi.ndim == 3 else phi).to(x.device)
-            return self.budget.add(x, layer, of_layer, budget_mask)
+            per_layer = budget_embedding.ndim == 3
+            phi = budget_embedding[layer] if per_layer else budget_embedding
+            return self.budget.add(x, layer, phi.to(x.device), budget_mask)
 
         return super().forward(input_ids, attention_mask, condition=condition, **kwargs)
 
     def generate(self, inputs=None, *, budget=None, **kwargs):
-        """As in transformers, with a thinking budget that holds; see `budget_generation`."""
+        """Generates as in transformers and enforces a budget; see `budget_generation`."""
         return generate(inputs, model=self, budget=budget, **kwargs)
 
 
 class BacrQwen2Config(BudgetConfig, Qwen2Config):
-    """Qwen2's."""
+    """Qwen2's config with budget sections."""
 
 
 class BacrQwen3Config(BudgetConfig, Qwen3Config):
-    """Qwen3's."""
+    """Qwen3's config with budget sections."""
 
 
 class BacrLlamaConfig(BudgetConfig, LlamaConfig):
-    """Llama's."""
+    """Llama's config with budget sections."""
 
 
 def _conditioned(config, layer, model):
-    """Returns a family's model with its layers, told a budget; `config` is one of those above."""
-    own = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
-    inside = {"config_class": config, "layer_class": own, "_no_split_modules": [own.__name__]}
-    conditioned = type(f"Bacr{model.__name__}", (BudgetModel, model), inside)
-    # save_pretrained then writes this file into every folder, however the class was loaded.
+    """Returns a family's model class with budget layers and one of the configs above."""
+    budget_layer = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
+    attributes = {
+        "config_class": config,
+        "layer_class": budget_layer,
+        "_no_split_modules": [budget_layer.__name__],
+    }
+    conditioned = type(f"Bacr{model.__name__}", (BudgetModel, model), attributes)
+    # Then save_pretrained writes this file into every folder, even if the class was imported.
     config.register_for_auto_class()
     conditioned.register_for_auto_class("AutoModelForCausalLM")
     return conditioned

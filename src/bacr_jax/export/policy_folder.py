@@ -1,4 +1,7 @@
-"""Parameters become a Hugging Face folder."""
+"""Writes a policy's parameters as a Hugging Face folder.
+
+`from_run.export` calls it for checkpoints. It reads no run.
+"""
 
 import json
 import shutil
@@ -15,24 +18,25 @@ from bacr_jax.model.hf.archive import BUDGET_FILE, check_free, complete_or_absen
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
-# A tensor of a folder, and the type in which it lies there: F32, BF16 or F16.
+# A tensor of a folder, and its type in the file: F32, BF16 or F16.
 Typed = tuple[names.Entry, str]
 
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 STORED = {name: stored for stored, name in TORCH_NAME.items()}
 MODELING_FILE = f"{hf_config.MODELING}.py"
 GENERATION_FILE = "budget_generation.py"
-# Where transformers looks for a `generate` that belongs to a folder of a class of its own.
+# Path at which transformers looks for a folder's replacement of `generate`.
 CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
 @dataclass(frozen=True)
 class BudgetInput:
-    """How a budget reaches a policy, for config.json.
+    """The ways in which a policy receives a budget, for config.json.
 
     Attributes:
-      module: how the budget module is used; there if and only if the parameters have one.
-      words: sentence that tells the budget; None: none does.
+      module: settings of the budget module; None if and only if the parameters have none.
+      words: sentence with the budget in the prompt; None without one.
+      levels: budgets by the names of levels.
     """
 
     module: hf_config.BudgetModule | None = None
@@ -42,14 +46,14 @@ class BudgetInput:
 
 @dataclass(frozen=True)
 class Explained:
-    """What makes a folder say by itself how it is asked.
+    """Descriptions of a policy's use that are written into its folder.
 
     Attributes:
       thinking: section `thinking` of config.json.
-      chat_template: renders the policy's prompt.
+      chat_template: template of the policy's prompt.
       generation: content of generation_config.json.
       card: text of README.md.
-      held: code beside the weights of a plain Qwen2 model that holds budgets in transformers.
+      held: True to add code that enforces budgets in transformers, also for a plain Qwen2 model.
     """
 
     thinking: dict[str, Any]
@@ -71,90 +75,109 @@ def save_policy(
     max_shard_bytes: int = 5_000_000_000,
     explained: Explained | None = None,
 ) -> list[str]:
-    """Writes a folder that transformers loads; returns the names of its files.
+    """Writes a folder that transformers loads; docs/serving.md describes its files.
 
-    docs/serving.md says what each file is. The folder appears under its name only when it is
-    complete.
+    The folder appears under its name only when it is complete.
 
     Args:
       out: a folder that does not exist yet.
-      source: folder the model came from; its config.json is kept where it still holds, and
-        tokenizer files and generation settings travel along.
-      tokenizer: another folder with tokenizer files, or a transformers tokenizer; None: the
+      config: shape of the model.
+      budget: ways in which the policy receives a budget; None for none.
+      source: folder of the original model. Valid entries of its config.json, its tokenizer files
+        and its generation settings are copied.
+      tokenizer: another folder with tokenizer files, or a transformers tokenizer; None for the
         source's files.
-      dtype: of the weights: float32, bfloat16 or float16.
-      explained: how the policy is asked; None: the folder says nothing of it.
+      dtype: type of the weights: float32, bfloat16 or float16.
+      max_shard_bytes: largest size of a file of weights.
+      explained: descriptions of the policy's use; None to write none.
+
+    Returns:
+      Names of the files.
+
+    Raises:
+      UserError: the folder exists, or an input can't be used.
     """
-    out, source = Path(out), None if source is None else Path(source)
+    out = Path(out)
+    source = None if source is None else Path(source)
     budget = budget or BudgetInput()
     module = budget.module
     check_free(out)
     if (module is None) != ("budget" not in params):
         raise UserError("export: a budget module and its description must be given together")
-    words = source if tokenizer is None else None
+    tokenizer_folder = source if tokenizer is None else None
     if isinstance(tokenizer, str | Path):
-        words, tokenizer = Path(tokenizer), None
-    if words is not None:
-        vocabulary.check_links(words, vocabulary.TOKENIZER)
-        vocabulary.check_fits(words, config.vocab_size)
+        tokenizer_folder = Path(tokenizer)
+        tokenizer = None
+    if tokenizer_folder is not None:
+        vocabulary.check_links(tokenizer_folder, vocabulary.TOKENIZER)
+        vocabulary.check_fits(tokenizer_folder, config.vocab_size)
     if source is not None:
         vocabulary.check_links(source, ("config.json", *vocabulary.GENERATION))
     if dtype not in STORED:
         raise UserError(f"dtype: found {dtype!r}; write one of {', '.join(STORED)}")
-    stored = STORED[dtype]
-    described = _describe(config, stored, budget, source, tokenizer)
+    stored_type = STORED[dtype]
+    config_json = _config_json(config, stored_type, budget, source, tokenizer)
     if explained is not None:
-        described[hf_config.THINKING] = explained.thinking
+        config_json[hf_config.THINKING] = explained.thinking
     with complete_or_absent(out) as folder:
-        _write_weights(folder, params, layout(config, stored, module), max_shard_bytes)
-        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-        for home, files in ((source, vocabulary.GENERATION), (words, vocabulary.TOKENIZER)):
-            if home is not None:
-                vocabulary.copy_companions(home, folder, files)
+        _write_weights(folder, params, layout(config, stored_type, module), max_shard_bytes)
+        (folder / "config.json").write_text(json.dumps(config_json, indent=2) + "\n")
+        if source is not None:
+            vocabulary.copy_companions(source, folder, vocabulary.GENERATION)
+        if tokenizer_folder is not None:
+            vocabulary.copy_companions(tokenizer_folder, folder, vocabulary.TOKENIZER)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        code = {}
         if module is not None:
-            code = {MODELING_FILE: MODELING_FILE, GENERATION_FILE: GENERATION_FILE}
+            _copy_code(folder, {MODELING_FILE: MODELING_FILE, GENERATION_FILE: GENERATION_FILE})
         elif explained is not None and explained.held:
-            code = {GENERATION_FILE: CUSTOM_GENERATE}
-        for own, name in code.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(Path(__file__).with_name(own), folder / name)
+            _copy_code(folder, {GENERATION_FILE: CUSTOM_GENERATE})
         if explained is not None:
-            vocabulary.write_chat_template(folder, explained.chat_template)
-            generation = json.dumps(explained.generation, indent=2) + "\n"
-            (folder / "generation_config.json").write_text(generation)
-            (folder / "README.md").write_text(explained.card, encoding="utf-8")
-            write_manifest(folder)
+            _write_descriptions(folder, explained)
     return sorted(path.name for path in out.iterdir())
 
 
-def _describe(
-    config: Qwen2Config, stored: str, budget: BudgetInput, source: Path | None, tokenizer: Any
+def _copy_code(folder: Path, names: Mapping[str, str]) -> None:
+    """Copies modules of this package into a folder, under the given names."""
+    for module, name in names.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(Path(__file__).with_name(module), folder / name)
+
+
+def _write_descriptions(folder: Path, explained: Explained) -> None:
+    """Writes chat template, generation settings and model card, and the manifest of all files."""
+    vocabulary.write_chat_template(folder, explained.chat_template)
+    generation = json.dumps(explained.generation, indent=2) + "\n"
+    (folder / "generation_config.json").write_text(generation)
+    (folder / "README.md").write_text(explained.card, encoding="utf-8")
+    write_manifest(folder)
+
+
+def _config_json(
+    config: Qwen2Config, stored_type: str, budget: BudgetInput, source: Path | None, tokenizer: Any
 ) -> dict[str, Any]:
-    """What config.json says; with a transformers tokenizer also its special ids."""
-    old = None
+    """Returns the content of config.json, with the special ids of a transformers tokenizer."""
+    source_config = None
     if source is not None and (source / "config.json").exists():
-        old = hf_config.read_json(source / "config.json")
-    described = hf_config.to_json(
+        source_config = hf_config.read_json(source / "config.json")
+    content = hf_config.to_json(
         config,
-        dtype=TORCH_NAME[stored],
+        dtype=TORCH_NAME[stored_type],
         module=budget.module,
-        source=old,
+        source=source_config,
         budget_words=budget.words,
     )
     if tokenizer is not None:
-        # What `generate` stops at and pads with.
-        special = ("bos_token_id", "eos_token_id", "pad_token_id")
-        described |= {key: getattr(tokenizer, key) for key in special}
+        # `generate` stops at these ids and pads with them.
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            content[key] = getattr(tokenizer, key)
     if budget.levels:
-        described[hf_config.LEVELS] = dict(budget.levels)
-    return described
+        content[hf_config.LEVELS] = dict(budget.levels)
+    return content
 
 
 def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | None) -> list[Typed]:
-    """Tensors of a folder, each with its type: those of the plain model, then a budget module's."""
+    """Returns a folder's tensors with their types: the plain model's, then the budget module's."""
     plain = [(entry, dtype) for entry in names.backbone(config)]
     if module is None:
         return plain
@@ -162,22 +185,27 @@ def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | Non
 
 
 def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_bytes: int) -> None:
+    """Writes tensors into safetensors files, with an index if there are several files."""
     tensors = [archives.stored(params, entry, dtype) for entry, dtype in typed]
-    own = [tensor for tensor in tensors if tensor.name.startswith("budget.")]
-    plain = tensors[: len(tensors) - len(own)]
+    module = [tensor for tensor in tensors if tensor.name.startswith("budget.")]
+    plain = tensors[: len(tensors) - len(module)]
     shards = archives.into_shards(plain, max_bytes=max_shard_bytes)
-    if not own and len(shards) == 1:
+    if not module and len(shards) == 1:
         archives.write_file(folder / archives.SINGLE, shards[0])
         return
-    # A single model.safetensors would hide budget.safetensors from transformers, an index does not.
-    count = len(shards)
-    files = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards)}
-    if own:
-        files[BUDGET_FILE] = own
+    # With an index, because transformers would ignore budget.safetensors next to a single
+    # model.safetensors.
+    files = {}
+    for number, shard in enumerate(shards, 1):
+        files[f"model-{number:05d}-of-{len(shards):05d}.safetensors"] = shard
+    if module:
+        files[BUDGET_FILE] = module
+    total_size = 0
+    weight_map = {}
     for name, shard in files.items():
         archives.write_file(folder / name, shard)
-    index = {
-        "metadata": {"total_size": sum(t.num_bytes for shard in files.values() for t in shard)},
-        "weight_map": {t.name: name for name, shard in files.items() for t in shard},
-    }
+        for tensor in shard:
+            total_size += tensor.num_bytes
+            weight_map[tensor.name] = name
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
     (folder / archives.INDEX).write_text(json.dumps(index, indent=2) + "\n")

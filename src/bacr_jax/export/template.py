@@ -1,4 +1,4 @@
-"""The chat template of an exported folder: the policy's own prompt, as Jinja."""
+"""Writes the chat template of an exported folder: the policy's prompt as a Jinja template."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from bacr_jax.prompts.chat_template import BASE, render, template_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
-# Stands for the number of a budget while the base's template is rendered.
+# Placeholder for the number of a budget while the base model's template is rendered.
 _NUMBER = "\ue001"
 
 _CHECKS = """\
@@ -49,57 +49,69 @@ _READ_BUDGET = """\
 """
 _BEGUN = "{%- if messages | length == 2 -%}{{- text_of(messages[1]['content']) -}}{%- endif -%}"
 
-# The base's template stands between these two.
-_ASKED = f"{{% if {BASE} is defined and {BASE} %}}\n"
+# The base model's template is between these two lines.
+_IF_BASE = f"{{% if {BASE} is defined and {BASE} %}}\n"
 _ELSE = "{% else %}\n"
 
 
 def literal(text: str) -> str:
-    """A text as Jinja writes it."""
+    """Returns a text as a string literal of Jinja."""
     return '"' + text.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
 def chat_template(
     tokenizer: Any, style: PromptFormat, words: str = "", levels: Mapping[str, int] | None = None
 ) -> str:
-    """The text of the template.
+    """Returns the template of a policy's prompt.
 
-    It takes one user message, the question, and behind it the beginning of an answer if there is
-    one. With `budget=512` the prompt tells the budget, for a policy that is told in its prompt.
-    With `base_template=true` it is the base's own template, which is how this package reads it.
+    The template accepts one user message, the question, and optionally the beginning of an answer.
+    With `budget=512` the prompt contains the budget, for a policy that reads it there. With
+    `base_template=true` it equals the base model's template, which this package reads again when
+    it trains from the folder.
 
     Args:
-      words: sentence that tells the budget, `{budget}` being its number; "": none does.
+      words: sentence with the budget, with `{budget}` for its number; "" without one.
+      levels: budgets by the names of levels.
+
+    Raises:
+      UserError: the base model's template does not work inside another template.
     """
     head, tail = frame(tokenizer, style)
-    before, _, after = words.partition(BUDGET)
-    told = frame(tokenizer, style, said=before + _NUMBER + after)[1] if words else ""
+    # End of the prompt with a budget.
+    budget_tail = ""
     if style.budget_close:
-        told = tail + _NUMBER + style.budget_close
-    asked = f"{{{{- {literal(head)} ~ (text_of(messages[0]['content']) | trim) -}}}}\n"
-    untold = f"{{{{- {literal(tail)} -}}}}"
-    if told:
-        opening, _, closing = told.partition(_NUMBER)
-        said = f"{{{{- {literal(opening)} ~ number ~ {literal(closing)} -}}}}"
-        table = ", ".join(f"{literal(name)}: {tokens}" for name, tokens in (levels or {}).items())
-        asked = _READ_BUDGET.replace("LEVELS", "{" + table + "}") + asked
-        untold = f"{{%- if number is not none -%}}{said}{{%- else -%}}{untold}{{%- endif -%}}"
-    ours = _CHECKS + _TEXT_OF + asked + untold + "\n" + _BEGUN
-    if not style.chat:
-        return ours + "\n"
-    whole = f"{_ASKED}{_base(tokenizer)}{_ELSE}{ours}\n{{%- endif -%}}\n"
-    messages = style.system, "two"
-    if render(tokenizer, style, *messages, template=whole) != render(tokenizer, style, *messages):
-        raise UserError(
-            "tokenizer: its chat template writes something else when it stands inside another; "
-            "write the folder of an Instruct model"
+        budget_tail = tail + _NUMBER + style.budget_close
+    elif words:
+        before, _, after = words.partition(BUDGET)
+        _, budget_tail = frame(tokenizer, style, said=before + _NUMBER + after)
+    question = f"{{{{- {literal(head)} ~ (text_of(messages[0]['content']) | trim) -}}}}\n"
+    ending = f"{{{{- {literal(tail)} -}}}}"
+    if budget_tail:
+        opening, _, closing = budget_tail.partition(_NUMBER)
+        with_number = f"{{{{- {literal(opening)} ~ number ~ {literal(closing)} -}}}}"
+        pairs = [f"{literal(name)}: {tokens}" for name, tokens in (levels or {}).items()]
+        table = "{" + ", ".join(pairs) + "}"
+        question = _READ_BUDGET.replace("LEVELS", table) + question
+        ending = (
+            f"{{%- if number is not none -%}}{with_number}{{%- else -%}}{ending}{{%- endif -%}}"
         )
-    return whole
+    policy_template = _CHECKS + _TEXT_OF + question + ending + "\n" + _BEGUN
+    if not style.chat:
+        return policy_template + "\n"
+    template = f"{_IF_BASE}{_base(tokenizer)}{_ELSE}{policy_template}\n{{%- endif -%}}\n"
+    messages = (style.system, "two")
+    expected = render(tokenizer, style, *messages)
+    if render(tokenizer, style, *messages, template=template) != expected:
+        raise UserError(
+            "tokenizer: its chat template has another result inside another template; write the "
+            "folder of an Instruct model"
+        )
+    return template
 
 
 def _base(tokenizer: Any) -> str:
-    """The base's template; that inside ours, where the base is an exported folder itself."""
+    """Returns the template of the base model, without this package's template around it."""
     text = template_of(tokenizer)
-    if text.startswith(_ASKED) and _ELSE + _CHECKS in text:
-        return text.removeprefix(_ASKED).partition(_ELSE + _CHECKS)[0]
+    if text.startswith(_IF_BASE) and _ELSE + _CHECKS in text:
+        return text.removeprefix(_IF_BASE).partition(_ELSE + _CHECKS)[0]
     return text.removesuffix("\n")

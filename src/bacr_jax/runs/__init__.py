@@ -1,1 +1,1 @@
-"""What a run leaves on disk and says while it goes on."""
+"""Writes and reads the files of a run, and shows its progress."""

@@ -1,4 +1,8 @@
-"""Checkpoints of a whole run: parameters, optimizer, value head, curriculum, counters."""
+"""Saves and reads checkpoints of a run: parameters, optimizer, value head, curriculum, counters.
+
+The training loop saves and restores with `Checkpoints`. Other commands read only the policy, with
+`read_part`. Every array is compared with the digest that was taken when it was saved.
+"""
 
 import contextlib
 import hashlib
@@ -23,35 +27,50 @@ from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
 from bacr_jax.runs.folder import steps_in
 
-# How a full or failing disk shows: the array store says it in words, without an errno.
-_REFUSED = (
-    *("No space left on device", "Disk quota exceeded", "File too large"),
-    *("Permission denied", "Read-only file system", "Input/output error"),
+# Messages of a full or failing disk. The array store raises them without an errno.
+_DISK_ERRORS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+    "Permission denied",
+    "Read-only file system",
+    "Input/output error",
 )
 
 
 def _is_local(leaf: Any) -> bool:
-    """An array that was never put on particular devices."""
-    is_array = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return is_array and leaf.is_fully_addressable and not leaf.committed
+    """True for an array that was never assigned to particular devices."""
+    if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return False
+    return leaf.is_fully_addressable and not leaf.committed
 
 
-def _disk_trouble(error: BaseException | None) -> str | None:
-    """What the disk refused, if that is what went wrong."""
+def _local_on_host(leaf: Any) -> Any:
+    """Copies an array that was never assigned to particular devices to the host."""
+    return np.asarray(leaf) if _is_local(leaf) else leaf
+
+
+def _disk_error(error: BaseException | None) -> str | None:
+    """Returns the disk's message if an exception was caused by a full or failing disk."""
     while error is not None:
-        for refusal in _REFUSED:
-            if refusal in str(error):
-                return refusal
+        for message in _DISK_ERRORS:
+            if message in str(error):
+                return message
         error = error.__cause__ or error.__context__
     return None
 
 
 def _text_digest(record: dict[str, Any]) -> str:
+    """Returns the SHA-256 of a record's JSON."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What was saved beside a state, and its digests; DigestMismatch: it is not what was saved."""
+    """Reads the metadata of a state, and the digests of its arrays.
+
+    Raises:
+      DigestMismatch: the metadata differs from what was saved.
+    """
     record = documents.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
@@ -59,101 +78,132 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
-# Numbers that are read back at once; every read costs Orbax 0.2 s.
+# Numbers that are read back at once. Every read takes Orbax 0.2 s.
 _READ_AT_ONCE = 1 << 27
-# Seconds; Orbax takes them by the wall's clock, which may be set while it saves.
-_LONGEST_SAVE = 10**9
+# Orbax's timeout of a save, in seconds. It is practically infinite, because Orbax measures it by
+# the system clock, which may be set during a save.
+_SAVE_TIMEOUT = 10**9
 
-# Orbax reads a path with the first ones as a pattern, the array store the last one as a slash.
+# Orbax interprets paths with these characters as patterns, and its array store a backslash as a
+# slash.
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 @contextlib.contextmanager
-def _plainly_named(folder: Path) -> Iterator[Path]:
-    """The folder, which is there, or a link to it that Orbax takes for a path."""
+def _without_special_characters(folder: Path) -> Iterator[Path]:
+    """Yields an existing folder, or a link to it if Orbax would misread its path."""
     if not _SPECIAL.search(str(folder.absolute())):
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="bacr-") as place:
-        link = Path(place) / "link"
+    with tempfile.TemporaryDirectory(prefix="bacr-") as temporary:
+        link = Path(temporary) / "link"
         link.symlink_to(folder.absolute())
         yield link
 
 
 def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
-    """A saved state with the leaves that are wanted, on the host, held against their digests.
+    """Reads some leaves of a saved state to the host, and compares them with their digests.
 
-    No other process is asked. Whatever a damaged file raises passes.
+    No other process takes part.
 
     Args:
-      state: plainly named.
-      wanted: says it of a leaf's path, such as "train/policy/embed".
-      like: a tree of the same structure; None: files say it, and 6 KB a leaf are lost, since the
-        array store never frees what it describes as JSON.
+      state: folder whose path has no special characters.
+      wanted: True for the path of a leaf to read, such as "train/policy/embed".
+      like: a tree of the same structure. None reads the structure from the files, which leaks 6 KB
+        of memory per leaf, because the array store never frees its JSON descriptions.
+
+    Returns:
+      The state with placeholders for all other leaves.
+
+    Raises:
+      DigestMismatch: a leaf is missing or differs from what was saved.
+      Exception: any class, if a file is damaged.
     """
     _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
-    like = reader.metadata(epath.Path(state)).tree if like is None else like
-    named = leaves_by_path(like)
-    item = [leaf if wanted(name) else ocp.PLACEHOLDER for name, leaf in named.items()]
-    on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-    shaped = jax.tree.unflatten(jax.tree.structure(like), item)
-    args = ocp.args.PyTreeRestore(item=shaped, restore_args=on_host)
-    found = reader.restore(epath.Path(state), args=args)
-    read = {name: leaf for name, leaf in leaves_by_path(found).items() if wanted(name)}
-    if missing := {name for name in expected if wanted(name)} - read.keys():
-        raise DigestMismatch(f"{min(missing)}: is not there")
-    verify(read, expected)
-    return found
+    if like is None:
+        like = reader.metadata(epath.Path(state)).tree
+    leaves = [
+        leaf if wanted(name) else ocp.PLACEHOLDER for name, leaf in leaves_by_path(like).items()
+    ]
+    restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+    item = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
+    restored = reader.restore(epath.Path(state), args=args)
+    arrays = {name: leaf for name, leaf in leaves_by_path(restored).items() if wanted(name)}
+    missing = [name for name in expected if wanted(name) and name not in arrays]
+    if missing:
+        raise DigestMismatch(f"{min(missing)}: is missing")
+    verify(arrays, expected)
+    return restored
 
 
 def read_whole(state: Path, sizes: Any) -> None:
-    """Reads every array of a saved state, a few at a time; a damaged one raises anything.
+    """Reads and verifies every array of a saved state, a few at a time.
 
-    `sizes`: how many numbers each has, in a tree of the same structure.
+    Args:
+      sizes: number of elements of each array, in a tree of the same structure.
+
+    Raises:
+      Exception: any class, if the checkpoint is damaged.
     """
     parts: list[set[str]] = [set()]
-    left = _READ_AT_ONCE
+    remaining = _READ_AT_ONCE
     for name, size in leaves_by_path(sizes).items():
-        left -= size
-        if left < 0 and parts[-1]:
+        remaining -= size
+        if remaining < 0 and parts[-1]:
             parts.append(set())
-            left = _READ_AT_ONCE - size
+            remaining = _READ_AT_ONCE - size
         parts[-1].add(name)
     for part in parts:
         _read(state, part.__contains__, sizes)
 
 
 def read_part(state: Path, *path: str) -> Any:
-    """The part of a saved state to which names lead ("train", "policy"), held against its digests.
+    """Reads and verifies the part of a saved state at a path such as ("train", "policy").
 
-    It is on the host. `state` is that folder of a finished checkpoint.
+    Args:
+      state: folder `state` of a finished checkpoint.
+
+    Returns:
+      The part's arrays on the host.
+
+    Raises:
+      UserError: the checkpoint is damaged.
     """
     prefix = "".join(f"{name}/" for name in path)
     try:
-        with _plainly_named(state.parent) as step:
-            found = _read(step / state.name, lambda name: f"{name}/".startswith(prefix))
+        with _without_special_characters(state.parent) as step:
+            part = _read(step / state.name, lambda name: f"{name}/".startswith(prefix))
         for name in path:
-            found = found[name]
-    # A damaged file shows as almost any exception, by where the damage is.
+            part = part[name]
+    # Damage can raise almost any exception.
     except Exception as error:
         raise damaged_policy(state, reason_of(error)) from None
-    return found
+    return part
 
 
 def check_policy(state: Path) -> None:
-    """UserError if a policy in a saved state would be refused at once, without reading a value."""
+    """Checks that a saved state describes a policy, without reading its arrays.
+
+    Raises:
+      UserError: the description is missing or damaged.
+    """
     try:
-        with _plainly_named(state.parent) as step:
-            found = ocp.PyTreeCheckpointer().metadata(step / state.name)
-        found.item_metadata.tree["train"]["policy"]
-    # A missing or damaged metadata file shows as a missing attribute or key.
+        with _without_special_characters(state.parent) as step:
+            metadata = ocp.PyTreeCheckpointer().metadata(step / state.name)
+        metadata.item_metadata.tree["train"]["policy"]
+    # A missing or damaged metadata file raises one of these.
     except (AttributeError, KeyError, TypeError, ValueError, OSError):
         raise damaged_policy(state, "no description of a policy in it") from None
 
 
 def read_meta(state: Path) -> dict[str, Any]:
-    """What was saved beside a state (folder `state` of a checkpoint); UserError: it is damaged."""
+    """Reads the metadata of a state (folder `state` of a checkpoint).
+
+    Raises:
+      UserError: the metadata is damaged.
+    """
     try:
         return _record(state)[0]
     except Exception as error:
@@ -161,12 +211,12 @@ def read_meta(state: Path) -> dict[str, Any]:
 
 
 def damaged_policy(state: Path, reason: str) -> UserError:
-    """The refusal of a checkpoint that is opened to be used elsewhere."""
+    """Builds the error for a checkpoint that evaluate, generate or export can't read."""
     steps = steps_in(state.parents[1])
     if steps and not state.parent.exists():
         return UserError(
-            f"{state.parent}: was dropped by its run, which goes on; run the same command again, "
-            f"or write --step {steps[-1]}"
+            f"{state.parent}: was dropped by its run, which continues; run the same command "
+            f"again, or write --step {steps[-1]}"
         )
     older = [step for step in steps if step < int(state.parent.name)]
     instead = f", or use the one before: --step {older[-1]}" if older else ""
@@ -176,71 +226,88 @@ def damaged_policy(state: Path, reason: str) -> UserError:
     )
 
 
-class _Kept:
-    """Orbax's preservation policy: the newest, and the best; the best before until that is read."""
+class _Retention:
+    """Decides which checkpoints Orbax keeps: the newest, and the best.
+
+    The previous best is kept until the new best has been read back.
+
+    Attributes:
+      newest: number of newest checkpoints to keep.
+      best: steps that are kept at any age.
+    """
 
     def __init__(self, newest: int):
-        self.newest, self.best = newest, list[int]()
+        self.newest = newest
+        self.best: list[int] = []
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        # The last is being saved: the one before stays until that one has been read.
+        # The last checkpoint is being saved. The one before is kept until the last was read back.
         recent = len(checkpoints) - max(self.newest, 2)
         return [i >= recent or info.step in self.best for i, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
-    """The newest checkpoints of a run and its best, saved in the background, swapped in whole.
+    """The newest checkpoints of a run and its best.
 
-    Each is read back in the background too, once it is whole, a few arrays at a time.
+    Checkpoints are saved in the background, and appear under their names only when complete. Then
+    each is read back in the background, a few arrays at a time.
     """
 
     def __init__(self, folder: Path, *, keep: int):
-        """Opens (or makes) the folder of a subfolder per step, of which the newest `keep` are kept.
+        """Opens or creates the folder, which has a subfolder per step.
 
-        A half-written checkpoint is never listed.
+        Args:
+          keep: number of newest checkpoints to keep.
         """
-        self.folder, self._kept = folder.absolute(), _Kept(keep)
-        policy: Any = self._kept
+        self.folder = folder.absolute()
+        self._retention = _Retention(keep)
+        policy: Any = self._retention
         options = ocp.CheckpointManagerOptions(
             create=True,
             cleanup_tmp_directories=True,
             preservation_policy=policy,
-            async_options=ocp.options.AsyncOptions(timeout_secs=_LONGEST_SAVE),
+            async_options=ocp.options.AsyncOptions(timeout_secs=_SAVE_TIMEOUT),
         )
-        self._opened = contextlib.ExitStack()
+        self._contexts = contextlib.ExitStack()
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._place = self._opened.enter_context(_plainly_named(self.folder))
-            self._manager = ocp.CheckpointManager(self._place, options=options)
-        self._reader = self._opened.enter_context(ThreadPoolExecutor(1, "reading back"))
-        self._read: Future[None] | None = None
-        self._saved: int | None = None
+            # The folder's path without special characters.
+            self._path = self._contexts.enter_context(_without_special_characters(self.folder))
+            self._manager = ocp.CheckpointManager(self._path, options=options)
+        self._reader = self._contexts.enter_context(ThreadPoolExecutor(1, "reading back"))
+        # The last save that was not confirmed, and its reading back in this process.
+        self._unconfirmed: int | None = None
+        self._reading_back: Future[None] | None = None
 
     @property
     def latest(self) -> int | None:
-        """Newest finished step, or None."""
+        """Returns the newest finished step, or None."""
         return self._manager.latest_step()
 
     @property
     def steps(self) -> list[int]:
-        """Finished steps, rising."""
+        """Returns the finished steps, rising."""
         return sorted(self._manager.all_steps())
 
     def prefer(self, best: int) -> None:
-        """Names the step that is kept however old it gets; the one before, until this is read."""
-        read = best in self.steps and best != self._saved
-        self._kept.best = [best] if read else [*self._kept.best, best]
+        """Keeps a step at any age; the previous best is kept until this one has been read back."""
+        confirmed = best in self.steps and best != self._unconfirmed
+        self._retention.best = [best] if confirmed else [*self._retention.best, best]
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Saves `state` under `step`; returns while writing goes on in the background.
+        """Saves a state in the background.
 
-        UserError: no room or no right to write, or the one before can't be read back; older
-        checkpoints are as they were.
+        Args:
+          meta: metadata for JSON.
+
+        Raises:
+          UserError: there is not enough disk space or no permission, or the last save can't be read
+            back. Older checkpoints are unchanged.
         """
         self.confirm(wait=True)
         if jax.process_count() > 1:
-            # Process 0 writes arrays of the host; sharded ones are written by all.
-            state = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, state)
+            # Process 0 writes arrays of the host. All processes write sharded arrays.
+            state = jax.tree.map(_local_on_host, state)
         record: dict[str, Any] = {"meta": meta, "digests": digests(state)}
         record["digest"] = _text_digest(record)
         with self._writing():
@@ -250,107 +317,134 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(record)
                 ),
             )
-        self._saved = step
+        self._unconfirmed = step
         if processes.is_first():
-            self._read = self._reader.submit(self._read_back, step, jax.tree.map(np.size, state))
+            sizes = jax.tree.map(np.size, state)
+            self._reading_back = self._reader.submit(self._read_back, step, sizes)
 
     def _read_back(self, step: int, sizes: Any) -> None:
-        """Reads what was saved, once it has its name; beside whatever the run does."""
-        place = self._place / str(step)
-        while not place.exists():
-            if not (self._manager.is_saving_in_progress() or place.exists()):
-                return  # Could not be written, as the next to wait for it will hear.
+        """Waits until a checkpoint is complete, and reads it."""
+        path = self._path / str(step)
+        while not path.exists():
+            if not (self._manager.is_saving_in_progress() or path.exists()):
+                # Writing failed; `wait_until_finished` raises the error.
+                return
             time.sleep(0.05)
-        read_whole(place / "state", sizes)
+        read_whole(path / "state", sizes)
 
     def confirm(self, *, wait: bool = False) -> None:
-        """Raises if the last save can't be read; with several processes all must call it.
+        """Checks that the last save was read back, and deletes old checkpoints.
 
-        Unless it is to `wait` for that, what is not known yet is left for the next call.
+        All processes must call it together.
+
+        Args:
+          wait: True to wait for the reading; otherwise an unfinished reading is left for the next
+            call.
+
+        Raises:
+          UserError: the last save can't be written or read.
         """
-        if self._saved is None:
+        if self._unconfirmed is None:
             return
-        known = wait or (self._read is not None and self._read.done())
-        if not processes.from_first(np.bool_(known)):
+        finished = wait or (self._reading_back is not None and self._reading_back.done())
+        if not processes.from_first(np.bool_(finished)):
             return
-        step, read, self._saved, self._read = self._saved, self._read, None, None
+        step = self._unconfirmed
+        reading_back = self._reading_back
+        self._unconfirmed = None
+        self._reading_back = None
         with self._writing():
             self._manager.wait_until_finished()
-        error = None if read is None else read.exception()
+        error = None if reading_back is None else reading_back.exception()
         reason = processes.text_from_first("" if error is None else reason_of(error))
         if reason:
             raise UserError(self._unreadable(step, f"was saved, but can't be read ({reason})"))
-        if self._kept.best[-1:] == [step]:
-            self._kept.best = [step]
-        for old in self.steps[: -self._kept.newest]:
-            if old not in self._kept.best:
-                self._manager.delete(old)
+        retention = self._retention
+        if retention.best[-1:] == [step]:
+            retention.best = [step]
+        for old_step in self.steps[: -retention.newest]:
+            if old_step not in retention.best:
+                self._manager.delete(old_step)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state; UserError: the checkpoint is damaged."""
+        """Reads the metadata of a checkpoint; raises UserError if it is damaged."""
         with self._reading(step):
-            return _record(self._place / str(step) / "state")[0]
+            return _record(self._path / str(step) / "state")[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
-        """The state saved under `step` (the newest by default), shaped and placed like `like`."""
-        at = self.latest if step is None else step
-        if at is None:
+        """Reads a state with the shapes and devices of `like`.
+
+        Args:
+          step: step of the checkpoint; None for the newest.
+
+        Returns:
+          Step, state, and metadata.
+
+        Raises:
+          UserError: the checkpoint is missing or damaged, or has another model.
+        """
+        if step is None:
+            step = self.latest
+        if step is None:
             raise UserError(f"{self.folder}: holds no finished checkpoint")
-        # An array on no device in particular stays so: on one of several it could not be mixed with
-        # arrays that are spread over all.
-        on_host = jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, like)
+        # Arrays that are on no particular device are read to the host and stay unassigned. On one
+        # of several devices they could not be combined with arrays that are sharded over all.
+        on_host = jax.tree.map(_local_on_host, like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
-        with self._reading(at):
+        with self._reading(step):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-            saved = self._manager.restore(at, args=args)
-            meta, expected = _record(self._place / str(at) / "state")
+            saved = self._manager.restore(step, args=args)
+            meta, expected = _record(self._path / str(step) / "state")
             verify(saved["state"], expected)
-        free = lambda x, y: jnp.asarray(np.asarray(y)) if _is_local(x) else y
-        return at, jax.tree.map(free, like, saved["state"]), meta
+
+        def unassigned_like(leaf: Any, restored: Any) -> Any:
+            return jnp.asarray(np.asarray(restored)) if _is_local(leaf) else restored
+
+        return step, jax.tree.map(unassigned_like, like, saved["state"]), meta
 
     def wait(self) -> None:
-        """Waits for background writing and reading, and raises what they met."""
+        """Waits for background writing and reading, and raises their errors."""
         with self._writing():
             self._manager.wait_until_finished()
         self.confirm(wait=True)
 
     def close(self) -> None:
-        """`wait`, and releases the folder."""
-        with self._opened:
+        """Waits for background writing and reading, and releases the folder."""
+        with self._contexts:
             self.wait()
             self._manager.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Says in one line what the disk refused."""
+        """Converts errors of the disk to UserErrors."""
         try:
             yield
         except Exception as error:
-            trouble = _disk_trouble(error)
-            if trouble is None:
+            disk_error = _disk_error(error)
+            if disk_error is None:
                 raise
             raise UserError(
-                f"{self.folder}: can't be written ({trouble}); make room or rights, and the same "
-                "command goes on from the last checkpoint"
+                f"{self.folder}: can't be written ({disk_error}); free disk space or correct the "
+                "permissions, and the same command continues from the last checkpoint"
             ) from None
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Says in one line which checkpoint can't be read, and which one could."""
+        """Converts errors of reading to UserErrors that name an older checkpoint."""
         try:
             yield
-        # A damaged file shows as almost any exception, by where the damage is.
+        # Damage can raise almost any exception.
         except Exception as error:
-            what = "damaged"
+            cause = "damaged"
             if not isinstance(error, DigestMismatch):
-                what += ", or of another model than this config's"
-            raise UserError(self._unreadable(step, f"{what} ({reason_of(error)})")) from None
+                cause += ", or of another model than this config's"
+            raise UserError(self._unreadable(step, f"{cause} ({reason_of(error)})")) from None
 
-    def _unreadable(self, step: int, what: str) -> str:
-        """What is wrong with a checkpoint, and what to do."""
+    def _unreadable(self, step: int, cause: str) -> str:
+        """Returns the error message for a checkpoint that can't be read."""
         older = [other for other in self.steps if other < step]
-        instead = f"step {older[-1]}" if older else "the start"
+        alternative = f"step {older[-1]}" if older else "the start"
         return (
-            f"{self.folder / str(step)}: {what}; take it away, and the same command goes on from "
-            f"{instead}"
+            f"{self.folder / str(step)}: {cause}; remove it, and the same command continues from "
+            f"{alternative}"
         )

@@ -17,7 +17,7 @@ from bacr_jax.runs.folder import RunPaths, steps_in
 
 @dataclass(frozen=True)
 class ChosenStep:
-    """A checkpoint of a run, and what it was chosen from.
+    """A checkpoint of a run, and the alternatives from which it was chosen.
 
     Attributes:
       step: training step of the checkpoint.
@@ -78,7 +78,8 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
 def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
     """Returns the content of best.json, or None if it is missing.
 
-    UserError: it is damaged and `required`; else a damaged file counts as missing.
+    Raises:
+      UserError: it is damaged and `required`. Otherwise a damaged file counts as missing.
     """
     try:
         return _checked(documents.read_object(paths.best))
@@ -123,11 +124,13 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_type(value: Any, kind: type) -> None:
+    """Raises TypeError if a value has another type."""
     if not isinstance(value, kind):
         raise TypeError
 
 
 def _check_share(value: Any) -> None:
+    """Raises ValueError if a number is not in [0, 1], and TypeError if it is not a number."""
     # A comparison with another type than a number raises TypeError.
     if not 0 <= value <= 1:
         raise ValueError

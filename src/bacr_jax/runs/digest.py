@@ -1,4 +1,7 @@
-"""Digests of arrays that don't depend on where an array lies, so that any mesh can verify them."""
+"""Computes digests of arrays that do not depend on an array's devices, so any mesh can verify them.
+
+Checkpoints store them, and `check_replicas` compares copies of the same values with them.
+"""
 
 import hashlib
 import json
@@ -15,60 +18,79 @@ from jaxtyping import Array, UInt32
 from bacr_jax.errors import first_of
 from bacr_jax.parallel import processes
 
-# Words digested at a time on the host: what fits a core's cache.
+# Words digested at a time on the host, which fit into a core's cache.
 _CHUNK = 1 << 16
-# Odd numbers that spread bits: of positions, then those of MurmurHash3's last step.
-_OF_PLACE, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+# Odd factors that mix bits: of positions, then the two factors of MurmurHash3's last step.
+_POSITION_FACTOR = 0x9E3779B1
+_FIRST_FACTOR = 0x85EBCA6B
+_SECOND_FACTOR = 0xC2B2AE35
 
 
 class DigestMismatch(ValueError):
-    """Leaves that are not what they were when their digests were taken."""
+    """Leaves differ from the leaves whose digests were taken."""
 
 
 def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
-    """The sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), mod 2^32.
+    """Returns the sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), mod 2^32.
 
-    x are the words, i in row-major order. A sum of whole numbers has no order, so that shards give
-    it wherever they lie. f and g are permutations of 32 bits that mix them: a change of one word
-    always changes both sums, changes of several go unseen with probability 2^-64. It is no defence
-    against someone who wants it so.
+    x_i are the words in row-major order. An integer sum does not depend on its order, so shards on
+    any devices have the same digest. f and g are permutations of 32 bits that mix them. A change of
+    one word always changes both sums; changes of several words go unnoticed with probability 2^-64.
+    The digest does not protect against intended changes.
     """
-    place = jnp.uint32(0)
+    position = jnp.uint32(0)
     stride = 1
     for axis in reversed(range(words.ndim)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        place += along * jnp.uint32(stride % 2**32)
+        index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        position += index * jnp.uint32(stride % 2**32)
         stride *= words.shape[axis]
-    f = words + jnp.uint32(_OF_PLACE) * (place + jnp.uint32(1))
-    f = (f ^ (f >> 16)) * jnp.uint32(_FIRST)
+    f = words + jnp.uint32(_POSITION_FACTOR) * (position + jnp.uint32(1))
+    f = (f ^ (f >> 16)) * jnp.uint32(_FIRST_FACTOR)
     f ^= f >> 13
-    g = f * jnp.uint32(_SECOND)
+    g = f * jnp.uint32(_SECOND_FACTOR)
     g ^= g >> 16
-    return jnp.stack([f.sum(dtype=jnp.uint32), g.sum(dtype=jnp.uint32)])
+    f_sum = f.sum(dtype=jnp.uint32)
+    g_sum = g.sum(dtype=jnp.uint32)
+    return jnp.stack([f_sum, g_sum])
 
 
 def host_words_digest(words: UInt32[np.ndarray, "n"]) -> UInt32[np.ndarray, "2"]:
-    """`words_digest` in NumPy, five times as fast on a CPU's core, in the memory of its cache."""
-    places = np.arange(1, _CHUNK + 1, dtype=np.uint32) * np.uint32(_OF_PLACE)
-    buffers = np.empty((2, _CHUNK), np.uint32)
-    total = [0, 0]
-    for first in range(0, len(words), _CHUNK):
-        piece = words[first : first + _CHUNK]
-        f, shifted = buffers[:, : len(piece)]
-        np.add(piece, places[: len(piece)], out=f)
-        np.add(f, np.uint32(first * _OF_PLACE % 2**32), out=f)
-        for lane, (shift, factor, last) in enumerate(((16, _FIRST, 13), (None, _SECOND, 16))):
-            if shift is not None:
-                np.bitwise_xor(f, np.right_shift(f, shift, out=shifted), out=f)
-            np.multiply(f, np.uint32(factor), out=f)
-            np.bitwise_xor(f, np.right_shift(f, last, out=shifted), out=f)
-            total[lane] += int(f.sum(dtype=np.uint64))
-    return np.array([lane % 2**32 for lane in total], np.uint32)
+    """Computes `words_digest` in NumPy, five times as fast on a CPU core as JAX.
+
+    All arithmetic is in place on chunks that fit into the core's cache.
+    """
+    positions = np.arange(1, _CHUNK + 1, dtype=np.uint32) * np.uint32(_POSITION_FACTOR)
+    f_buffer = np.empty(_CHUNK, np.uint32)
+    shift_buffer = np.empty(_CHUNK, np.uint32)
+    f_sum = 0
+    g_sum = 0
+    for start in range(0, len(words), _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        size = len(chunk)
+        f = f_buffer[:size]
+        shifted = shift_buffer[:size]
+        np.add(chunk, positions[:size], out=f)
+        np.add(f, np.uint32(start * _POSITION_FACTOR % 2**32), out=f)
+        _xor_shifted(f, 16, shifted)
+        np.multiply(f, np.uint32(_FIRST_FACTOR), out=f)
+        _xor_shifted(f, 13, shifted)
+        f_sum += int(f.sum(dtype=np.uint64))
+        # g, in the memory of f.
+        np.multiply(f, np.uint32(_SECOND_FACTOR), out=f)
+        _xor_shifted(f, 16, shifted)
+        g_sum += int(f.sum(dtype=np.uint64))
+    return np.array([f_sum % 2**32, g_sum % 2**32], np.uint32)
+
+
+def _xor_shifted(words: np.ndarray, bits: int, buffer: np.ndarray) -> None:
+    """Replaces each word x by x ^ (x >> bits), in place."""
+    np.right_shift(words, bits, out=buffer)
+    np.bitwise_xor(words, buffer, out=words)
 
 
 @jax.jit
 def _device_digest(x: Array) -> UInt32[Array, "2"]:
-    """Digest of an array where it lies; elements of at most 32 bits."""
+    """Computes the digest of an array on its devices; elements have at most 32 bits."""
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -76,7 +98,7 @@ def _device_digest(x: Array) -> UInt32[Array, "2"]:
 
 
 def _host_digest(x: np.ndarray) -> UInt32[np.ndarray, "2"]:
-    """Digest of an array on the host: one word per element of at most 32 bits, else several."""
+    """Computes the digest of an array on the host: elements over 32 bits are several words."""
     x = np.ascontiguousarray(x).reshape(-1)
     size = x.dtype.itemsize
     words = x.view(np.uint32 if size >= 4 else f"uint{8 * size}")
@@ -84,7 +106,7 @@ def _host_digest(x: np.ndarray) -> UInt32[np.ndarray, "2"]:
 
 
 def _on_host(leaf: Any) -> np.ndarray | None:
-    """The leaf as the host sees it without a copy; None: it lies on devices."""
+    """Returns a leaf as a NumPy array without a copy; None if it is on other devices than a CPU."""
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     platforms = [device.platform for device in leaf.devices()]
@@ -92,67 +114,90 @@ def _on_host(leaf: Any) -> np.ndarray | None:
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as `train/policy/embed`, in its order."""
+    """Returns the leaves of a tree by their paths, such as `train/policy/embed`, in its order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(keys, simple=True, separator="/"): leaf for keys, leaf in leaves}
 
 
 def digests(tree: Any) -> dict[str, str]:
-    """The digest of every leaf, by its path.
+    """Computes the digest of every leaf, by its path.
 
-    Leaves are arrays, keys and numbers; sharded arrays may lie on any mesh of all processes. On
-    GPUs a digest reads its leaf once at the speed of memory; nothing is gathered or copied.
+    On GPUs a digest reads its leaf once, at the memory's bandwidth, and copies nothing.
+
+    Args:
+      tree: arrays, PRNG keys and numbers. Sharded arrays may be on any mesh of all processes.
     """
-    arrays = leaves_by_path(tree)
-    for path, leaf in arrays.items():
+    leaves = leaves_by_path(tree)
+    on_host = {}
+    words: dict[str, Any] = {}
+    # Device programs run one after the other, because programs that several devices run together
+    # must start in the same order on all.
+    for path, leaf in leaves.items():
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            arrays[path] = jax.random.key_data(leaf)
-    hosts = {path: x for path, leaf in arrays.items() if (x := _on_host(leaf)) is not None}
-    # One after the other: programs that meet on several devices must start in one order on all.
-    found = {path: _device_digest(leaf) for path, leaf in arrays.items() if path not in hosts}
-    # NumPy works outside of Python's lock.
+            leaf = jax.random.key_data(leaf)
+        array = _on_host(leaf)
+        if array is None:
+            words[path] = _device_digest(leaf)
+        else:
+            on_host[path] = array
+    # In threads, because NumPy releases Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found |= zip(hosts, pool.map(_host_digest, hosts.values()))
-    return {path: "".join(f"{lane:08x}" for lane in np.asarray(found[path])) for path in arrays}
+        words |= zip(on_host, pool.map(_host_digest, on_host.values()))
+    return {path: "".join(f"{word:08x}" for word in np.asarray(words[path])) for path in leaves}
 
 
 def fingerprint(tree: Any) -> str:
-    """One short text for all leaves of a tree."""
+    """Returns 12 hexadecimal digits that depend on all leaves of a tree."""
     return hashlib.sha256(json.dumps(digests(tree)).encode()).hexdigest()[:12]
 
 
 def verify(tree: Any, expected: Mapping[str, str]) -> None:
-    """Holds a tree that was read back against `digests` of what was written.
+    """Compares the leaves of a tree with digests.
 
-    They may be of more leaves, too. DigestMismatch names the leaves that differ.
+    Args:
+      expected: digests by path, possibly of more leaves.
+
+    Raises:
+      DigestMismatch: names the leaves that differ.
     """
-    found = digests(tree)
-    wrong = [name for name in found if found[name] != expected.get(name)]
+    actual = digests(tree)
+    wrong = [path for path, digest in actual.items() if digest != expected.get(path)]
     if wrong:
         raise DigestMismatch(f"{first_of(wrong)}: not what was saved")
 
 
 def check_replicas(tree: Any) -> None:
-    """Holds copies of the same values, on several devices or hosts, against each other.
+    """Compares the copies of the same values on several devices or hosts.
 
-    With several processes all must call it, with what belongs to each. DigestMismatch, in all of
-    them, names the first array whose copies differ, and where two of them lie.
+    All processes must call it together, each with its copy of the tree.
+
+    Raises:
+      DigestMismatch: in all processes; names the first array whose copies differ, and the devices
+        or processes of two copies.
     """
-    where, parts = [], []
+    # For each copy: path, index of the shard, and device or process.
+    copies: list[tuple[str, str, str]] = []
+    arrays = []
     for path, leaf in leaves_by_path(tree).items():
         if isinstance(leaf, jax.Array) and leaf.sharding.num_devices > 1:
-            indices = leaf.sharding.devices_indices_map(leaf.shape).values()
-            if len(set(map(str, indices))) < leaf.sharding.num_devices:
-                for shard in leaf.addressable_shards:
-                    where.append((path, str(shard.index), f"device {shard.device.id}"))
-                    parts.append(shard.data)
+            if not _has_copies(leaf):
+                continue
+            for shard in leaf.addressable_shards:
+                copies.append((path, str(shard.index), f"device {shard.device.id}"))
+                arrays.append(shard.data)
         elif processes.several():
-            where.append((path, "", f"process {processes.place_among_all()[0]}"))
-            parts.append(leaf)
-    own = [(*place, digest) for place, digest in zip(where, digests(parts).values())]
-    first: dict[tuple[str, str], tuple[str, str]] = {}
-    for text in processes.texts_of_all(json.dumps(own)):
-        for path, index, place, digest in json.loads(text):
-            other, expected = first.setdefault((path, index), (place, digest))
+            copies.append((path, "", f"process {processes.place_among_all()[0]}"))
+            arrays.append(leaf)
+    records = [(*copy, digest) for copy, digest in zip(copies, digests(arrays).values())]
+    first_copies: dict[tuple[str, str], tuple[str, str]] = {}
+    for text in processes.texts_of_all(json.dumps(records)):
+        for path, index, location, digest in json.loads(text):
+            first, expected = first_copies.setdefault((path, index), (location, digest))
             if digest != expected:
-                raise DigestMismatch(f"{path}: its copies on {other} and {place} differ")
+                raise DigestMismatch(f"{path}: its copies on {first} and {location} differ")
+
+
+def _has_copies(array: jax.Array) -> bool:
+    """True if several devices have the same part of an array."""
+    indices = array.sharding.devices_indices_map(array.shape).values()
+    return len(set(map(str, indices))) < array.sharding.num_devices

@@ -1,4 +1,7 @@
-"""The folder of a run: who may write into it, what lies where, what survives a resume."""
+"""Defines the files of a run folder, locks the folder, and checks the config of a resumed run.
+
+Training opens the folder with `open_run`; all commands find its files with `RunPaths`.
+"""
 
 import contextlib
 import fcntl
@@ -24,56 +27,76 @@ from bacr_jax.documents import (
 from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"
-# What to do with a run that the folder holds: go on with it, refuse it, refuse to do without it.
+# Action for a folder that contains a run: "auto" continues it, "never" refuses it. "required"
+# continues it, and refuses a folder without a run.
 Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
-# Its first line; a digest of the others stands behind it.
+# Beginning of its first line; a digest of the other lines follows.
 _SEAL = "# The run's own; sha256 of what follows: "
-# A moved or renamed folder still holds the same run, a checkpoint fits any devices and servers, and
-# how often it is saved, whether it is drawn or what was to be done about sets that were not there
-# (data.eval holds those that were) changes nothing that it learns.
+# Keys that may differ when a run is resumed, because they do not change what it learns: paths,
+# devices, servers, outputs, and data.eval_missing (data.eval lists the sets that exist).
 _MAY_DIFFER = (
-    *("output.dir", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor"),
-    *("checkpoint.every", "checkpoint.keep", "export.every", "data.eval_missing"),
-    *("output.report", "output.format_report", "output.tensorboard", "output.wandb"),
-    *("output.compile_cache", "rollout.windows", "rollout.refill"),
-    *("rollout.urls", "rollout.weights_dir"),
+    "output.dir",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "mesh.decode_tensor",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "export.every",
+    "data.eval_missing",
+    "output.report",
+    "output.format_report",
+    "output.tensorboard",
+    "output.wandb",
+    "output.compile_cache",
+    "rollout.windows",
+    "rollout.refill",
+    "rollout.urls",
+    "rollout.weights_dir",
 )
-# Keys named in the refusal of another config's run.
-_MOST_NAMED = 6
+# Largest number of different keys that an error lists.
+_MAX_LISTED = 6
 
 
 def write_config(path: Path, config: Config) -> None:
-    """Writes a run's config in one step, under a digest of it; UserError: no space, or no right."""
+    """Writes a run's config atomically, with a digest in its first line.
+
+    Raises:
+      UserError: disk space or the permission is missing.
+    """
     text = config_io.to_yaml(config)
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
 def read_config_file(path: Path) -> Config:
-    """The config that a run wrote, or that somebody wrote in its place without a digest."""
+    """Reads a config that a run wrote, or that a user wrote without a digest.
+
+    Raises:
+      UserError: the file is empty, invalid, or differs from its digest.
+    """
     config = config_io.load([path])
     text = path.read_text(encoding="utf-8")
-    seal, _, rest = text.partition("\n")
-    changed = seal.startswith(_SEAL) and seal.removeprefix(_SEAL) != _digest(rest)
-    if changed or not text.strip():
-        what = "is not as the run wrote it" if changed else "is empty"
-        raise UserError(f"{path}: {what}; put it back as it was")
+    if not text.strip():
+        raise UserError(f"{path}: is empty; put it back as it was")
+    first_line, _, rest = text.partition("\n")
+    if first_line.startswith(_SEAL) and first_line.removeprefix(_SEAL) != _digest(rest):
+        raise UserError(f"{path}: is not as the run wrote it; put it back as it was")
     return config
 
 
 def _digest(text: str) -> str:
+    """Returns 16 hexadecimal digits of the SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class RunPaths:
-    """What lies where in a run folder; nothing is opened, made or read.
-
-    docs/runs.md says what each file is.
+    """Paths of the files in a run folder, which docs/runs.md describes. It opens no file.
 
     Attributes:
-      later_evaluations: a folder per checkpoint that was evaluated afterwards.
-      warmup: unless `warmup.dir` names another (`WarmupPaths`).
-      wandb: files of Weights & Biases, with the id of the run there.
+      later_evaluations: a folder per checkpoint that `bacr evaluate` evaluated.
+      warmup: folder of the warm-up without `warmup.dir` (`WarmupPaths`).
+      wandb: files of Weights & Biases, and the run's id there.
     """
 
     def __init__(self, path: Path):
@@ -96,31 +119,31 @@ class RunPaths:
         self.restarts = path / "restarts.json"
 
     def traces_of(self, step: int) -> Path:
-        """Sampled traces of a step, a JSON line each."""
+        """Returns the file of a step's sampled traces, one JSON line each."""
         return self.rollouts / f"{step:06d}.jsonl"
 
     def evaluation_of(self, step: int) -> Path:
-        """Folder of the evaluation made of a checkpoint afterwards."""
+        """Returns the folder in which `bacr evaluate` evaluates a checkpoint."""
         return self.later_evaluations / f"step-{step:06d}"
 
     def picture(self, name: str) -> Path:
-        """A picture drawn from the run's files."""
+        """Returns the file of a picture of the run."""
         return self.path / f"{name}.png"
 
 
 def steps_in(checkpoints: Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, rising."""
+    """Returns the steps of the finished checkpoints in a folder, rising."""
     if not checkpoints.is_dir():
         return []
-    # Unfinished ones have other names until they are whole.
+    # Unfinished checkpoints have other names.
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
 
 
 class WarmupPaths:
-    """What lies where in the folder of a warm-up, which several runs may share.
+    """Paths of the files in the folder of a warm-up, which several runs may share.
 
     Attributes:
-      identity: which warm-up it is, and how well it went; there once it is finished.
+      identity: fingerprint and results of the finished warm-up; missing before the end.
       weights: checkpoint of the finished weights.
       unfinished: a folder of checkpoints for each fingerprint of settings.
     """
@@ -133,60 +156,68 @@ class WarmupPaths:
 
 
 class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
-    """An opened run folder; a context manager that holds its lock.
+    """An opened run folder; a context manager that releases its lock.
 
     Attributes:
-      config_now: the config that `keep_config` makes the folder's; None: it stays as it is.
+      is_new: True if `open_run` created the run.
+      config_now: config that `keep_config` will write; None to keep the folder's config.
     """
 
     def __init__(self, path: Path, held: TextIO | None):
-        """Wraps a folder whose lock is held; use `open_run`.
+        """Wraps a locked folder; use `open_run`.
 
-        `held`: the lock; None: another process of the same run has it, and that one alone writes.
+        Args:
+          held: the lock; None if another process of the same run has the lock and writes the files.
         """
         super().__init__(path)
-        self._held = held
+        self._lock = held
         self.is_new = False
         self.config_now: Config | None = None
 
     def __exit__(self, *error: Any) -> None:
-        """Releases the lock; the end of the process, however it comes, does so too."""
-        if self._held is not None:
-            self._held.close()
+        """Releases the lock, as every end of the process does too."""
+        if self._lock is not None:
+            self._lock.close()
 
     def changed(self) -> list[str]:
-        """Keys in which the present config differs from the folder's, until `keep_config`."""
-        return [] if self.config_now is None else list(_differing(self.config, self.config_now))
+        """Returns the keys in which `config_now` differs from the folder's config."""
+        if self.config_now is None:
+            return []
+        return list(_differing(self.config, self.config_now))
 
     def keep_config(self) -> None:
-        """Makes the present config the folder's, and keeps what it was before.
+        """Writes `config_now` as the folder's config, and records the previous values.
 
-        To be called when nothing can refuse the config any more: a run whose change was refused
-        afterwards could not go on with the config that it had.
+        Call it after all checks of the config. If a change were refused after it was written, the
+        run could not continue with its previous config.
         """
         if self.config_now is None:
             return
-        if differing := _differing(self.config, self.config_now):
-            before = {key: there for key, (there, _) in differing.items()}
-            now = {key: here for key, (_, here) in differing.items()}
-            change = {"before": before, "now": now}
+        differing = _differing(self.config, self.config_now)
+        if differing:
+            change = {
+                "before": {key: before for key, (before, _) in differing.items()},
+                "now": {key: now for key, (_, now) in differing.items()},
+            }
             write_lines(self.changes, [*read_lines(self.changes), change])
             write_config(self.config, self.config_now)
         self.config_now = None
 
     def discard(self) -> None:
-        """Takes away what `open_run` made, if it was new and nothing else has come to it since."""
-        made = {self.config, self.rollouts, self.lock}
-        if self.is_new and set(self.path.iterdir()) <= made and not any(self.rollouts.iterdir()):
+        """Removes the files that `open_run` created, if the run is new and has no other files."""
+        initial_files = {self.config, self.rollouts, self.lock}
+        if not self.is_new or not set(self.path.iterdir()) <= initial_files:
+            return
+        if not any(self.rollouts.iterdir()):
             self.config.unlink()
             self.rollouts.rmdir()
             self.lock.unlink()
             self.path.rmdir()
 
     def truncate_after(self, step: int) -> None:
-        """Drops metrics, evaluations and rollouts of steps after `step`, and torn last lines.
+        """Removes metrics, evaluations and rollouts of steps after `step`, and torn last lines.
 
-        A resumed run then writes what an uninterrupted one would have.
+        A resumed run then writes the same files as an uninterrupted run.
         """
         keep_until(self.metrics, step)
         keep_until(self.evaluations, step)
@@ -197,32 +228,38 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
                 keep_until(path, step)
 
     def forget_last_evaluation(self) -> None:
-        """Drops the evaluation made after training."""
+        """Removes the evaluation after training."""
         records = read_lines(self.evaluations)
-        kept = [record for record in records if record.get("when") != "after"]
-        if kept != records:
-            write_lines(self.evaluations, kept)
+        remaining = [record for record in records if record.get("when") != "after"]
+        if remaining != records:
+            write_lines(self.evaluations, remaining)
 
 
-def _differing(recorded: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys whose recorded value is another one: the value there, the value now."""
-    there, now = config_io.flatten(read_config_file(recorded)), config_io.flatten(config)
+def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys that must not differ and do, each with its recorded and present value."""
+    recorded = config_io.flatten(read_config_file(recorded_file))
+    present = config_io.flatten(config)
     return {
-        key: (there[key], now[key])
-        for key in now
-        if there[key] != now[key] and key not in _MAY_DIFFER
+        key: (recorded[key], value)
+        for key, value in present.items()
+        if recorded[key] != value and key not in _MAY_DIFFER
     }
 
 
 def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
-    """Whether a folder holds `what` its file `marker` stands for; if not, it is new or empty.
+    """True if a folder contains the file `marker`; False if the folder is new or empty.
 
-    UserError: it is a file, or something else lies in it.
+    Args:
+      where: option or key of the folder, for errors.
+      what: name of the thing whose file `marker` is, for errors.
+
+    Raises:
+      UserError: the path is a file, or the folder contains something else.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
-    # What was killed while it made its folder leaves a lock and what it was writing.
-    names = (entry.name for entry in (path.iterdir() if path.exists() else ()))
+    names = [entry.name for entry in path.iterdir()] if path.exists() else []
+    # A process that is killed while it creates the folder leaves a lock and partial files.
     entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if entries and marker not in entries:
         raise UserError(
@@ -235,15 +272,15 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
 def _refuse_unless_ours(
     path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
 ) -> None:
-    """Raises a UserError unless the folder is new, empty, or holds a run that may go on."""
+    """Raises UserError unless the folder is new, empty, or contains a run that may continue."""
     begun = is_begun(path, where, _CONFIG, "run")
-    if resume == "required" and not begun:
+    if not begun:
+        if resume != "required":
+            return
         raise UserError(
-            f"{where}: holds no run to go on with; write the folder of one, or leave out "
+            f"{where}: holds no run to continue; write the folder of one, or leave out "
             "--resume required"
         )
-    if not begun:
-        return
     if resume == "never":
         raise UserError(
             f"{where}: holds a run already; write another folder, or leave out --resume never"
@@ -255,35 +292,40 @@ def _refuse_unless_ours(
             f"{where}: holds a run whose config can't be read ({error}); write another folder"
         ) from None
     refused = [
-        f"{key} ({there} there, {now} now)"
-        for key, (there, now) in differing.items()
+        f"{key} ({recorded} there, {present} now)"
+        for key, (recorded, present) in differing.items()
         if key not in allowed
     ]
     if refused:
         raise UserError(
             f"{where}: holds a run with another config, which differs in "
-            f"{first_of(refused, _MOST_NAMED)}; write another folder, or the same config to "
+            f"{first_of(refused, _MAX_LISTED)}; write another folder, or the same config to "
             "resume, or --allow-change KEY for each key that may differ from here on"
         )
 
 
 def lock_folder(path: Path, where: str) -> TextIO:
-    """Takes the lock of a folder, without waiting."""
-    if (lock := lock_if_free(path / LOCK)) is None:
+    """Takes the lock of a folder without waiting; raises UserError if another process has it."""
+    lock = lock_if_free(path / LOCK)
+    if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
         raise UserError(f"{where}: is in use by {holder}; wait for it, or write another folder")
     return lock
 
 
 def drop_left_over(path: Path) -> None:
-    """Removes what a kill left of files that were being written to a folder; its lock is held."""
+    """Removes the partial files that a kill left in a folder; the caller has the folder's lock."""
     for entry in path.iterdir():
         if is_left_over(entry.name):
             entry.unlink(missing_ok=True)
 
 
 def lock_if_free(path: Path) -> TextIO | None:
-    """Takes the lock of a file and writes there who has it; None: another process has."""
+    """Takes the lock of a file and writes this process into it.
+
+    Returns:
+      The open file, whose closing releases the lock; None if another process has the lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a")
     try:
@@ -298,8 +340,13 @@ def lock_if_free(path: Path) -> TextIO | None:
 
 
 def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextIO:
-    """Takes the lock of a file; `poll` is called every second while another process has it."""
-    if (lock := lock_if_free(path)) is None:
+    """Waits for the lock of a file and takes it.
+
+    Args:
+      poll: called every second while another process has the lock; it may raise to stop.
+    """
+    lock = lock_if_free(path)
+    if lock is None:
         print(f"waiting for the process that holds {path}", file=sys.stderr, flush=True)
     while lock is None:
         poll()
@@ -311,18 +358,22 @@ def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextI
 def open_run(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> RunFolder:
-    """Makes a run folder, or opens the one that this config made before, and locks it.
+    """Creates a run folder, or opens the folder of a run with this config, and locks it.
 
-    `allowed`: keys in which that run's config may differ; `keep_config` notes what they were. If
-    the folder is refused, nothing in it is touched.
+    Args:
+      allowed: keys in which the run's config may differ. `keep_config` records their previous
+        values.
+
+    Raises:
+      UserError: the folder can't be used; nothing in it was changed.
     """
-    where = _named(path)
+    where = _key_and_value(path)
     with usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
         try:
-            # Between the look and the lock, another process may have made its run here.
+            # Another process may have created its run before this one had the lock.
             _refuse_unless_ours(path, config, where, resume, allowed)
             drop_left_over(path)
             folder = RunFolder(path, lock)
@@ -341,29 +392,33 @@ def open_run(
 def check_run_folder(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> None:
-    """The UserError that `open_run` would raise; leaves nothing behind."""
-    where = _named(path)
+    """Raises the UserError that `open_run` would raise, without changing the folder."""
+    where = _key_and_value(path)
     with usable(where):
         _refuse_unless_ours(path, config, where, resume, allowed)
         check_writable(path)
 
 
 def check_writable(path: Path) -> None:
-    """OSError: nothing can be written in a folder, or where it would be made."""
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    # Rights say less than writing does: of root's there are all, and a disk may be full.
-    Path(tempfile.mkdtemp(dir=there)).rmdir()
+    """Raises OSError if a folder, or its nearest existing parent, can't be written."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    # Permissions are not enough to know: root has all of them, and a disk may be full.
+    Path(tempfile.mkdtemp(dir=existing)).rmdir()
 
 
-def _named(path: Path) -> str:
-    """The key and its value, for refusals."""
+def _key_and_value(path: Path) -> str:
+    """Returns output.dir and its value for errors."""
     name = str(path)
     return f"output.dir={name if name.isprintable() else ascii(name)}"
 
 
 @contextlib.contextmanager
 def usable(where: str) -> Iterator[None]:
-    """Says in one line why the system does not let us use a folder."""
+    """Converts an OSError of using a folder to a UserError.
+
+    Args:
+      where: option or key of the folder.
+    """
     try:
         yield
     except OSError as error:

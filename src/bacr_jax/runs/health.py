@@ -10,41 +10,46 @@ from dataclasses import dataclass
 
 Metrics = Mapping[str, float]
 
-# Iterations in a row that must show a symptom before the warning: usually, and for signs that a
-# policy is being ruined, which takes a few iterations.
-PATIENCE, SHORT_PATIENCE = 10, 3
-# A mean reward that was once above the first share and has fallen below this part of its best.
-WORTH_LOSING, COLLAPSED_TO = 0.2, 0.25
+# Iterations in a row that must show a symptom before the warning.
+PATIENCE = 10
+# The same for signs that a policy is being ruined, which takes only a few iterations.
+SHORT_PATIENCE = 3
+# Accuracy has collapsed if its best was above the first share and it fell to the second part of it.
+WORTH_LOSING = 0.2
+COLLAPSED_TO = 0.25
+# Share of clipped token losses.
 CLIPPED = 0.5
-# Share of graded answers whose worker died or ran out of time.
+# Share of graded answers whose worker died or timed out.
 LOST_VERDICTS = 0.1
 # Steps in a row in which a verifier fails on every answer, after which a run stops.
 FAILING_STEPS = 3
-# Seconds of the slowest process over those of the others.
+# Seconds of the slowest process, divided by the seconds of the others.
 SLOW_HOST = 3.0
-# Nats per token between what the sampler and the learner say of the same tokens: rounding in 16
-# bits stays below it, other weights or another temperature do not.
+# Difference of the log-probabilities of sampler and learner, in nats per token. Rounding in 16 bits
+# stays below it; other weights or another temperature do not.
 MISMATCH = 0.1
-# Mean advantage over its deviation, of a baseline that scores have moved.
+# Mean advantage, divided by the advantages' standard deviation.
 OFF_CENTRE = 0.5
-# Part of a step that optimizer.max_update_kl left, at or below which the rates are far too high: KL
-# goes with the square, so .3 is a step with ten times the allowed KL.
+# Part of a step that optimizer.max_update_kl left. KL grows with the square of the step, so .3 is a
+# step with ten times the allowed KL.
 SHORTENED = 0.3
-# Share of answers that a healthy policy closes, and by how much a share must differ from the first
-# iteration's. In 64 traces .1 is almost four standard errors of a share of .95.
-CLOSED, SHARE_CHANGE = 0.95, 0.1
-# Importance ratio minus 1, and nats per token, that are rounding in float32.
+# Share of answers that a healthy policy closes.
+CLOSED = 0.95
+# Difference of a share from the first iteration's. For 64 traces, .1 is almost four standard errors
+# of a share of .95.
+SHARE_CHANGE = 0.1
+# Importance ratio minus 1, and nats per token, up to which a difference is rounding in float32.
 SAME_POLICY = 1e-6
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What an iteration is compared with.
+    """Values with which an iteration's metrics are compared.
 
     Attributes:
-      first: metrics of the run's first iteration, whose traces the starting policy sampled.
-      best_accuracy: highest smoothed share of right answers so far, in [0, 1].
-      largest_mismatch: mismatch/absolute that is still rounding, in nats a token.
+      first: metrics of the run's first iteration, whose traces the initial policy sampled.
+      best_accuracy: highest smoothed share of correct answers so far, in [0, 1].
+      largest_mismatch: mismatch/absolute up to which it is rounding, in nats per token.
     """
 
     first: Metrics
@@ -54,12 +59,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that can go wrong.
+    """A sign that a run goes wrong.
 
     Attributes:
-      is_wrong: True if an iteration's metrics show it.
-      message: what it is, its likely causes, and the keys to change.
-      patience: iterations in a row that must show it.
+      is_wrong: True if an iteration's metrics show the symptom.
+      message: the symptom, its likely causes, and the keys to change.
+      patience: iterations in a row that must show the symptom before the warning.
     """
 
     is_wrong: Callable[[Metrics, Reference], bool]
@@ -68,30 +73,39 @@ class Symptom:
 
 
 def _lost(metrics: Metrics) -> bool:
-    # A verifier of one's own counts the answers that it gave no score, for whatever reason.
-    names = ("failed",) if "process/grader_failed" in metrics else ("worker_deaths", "timeouts")
-    lost = sum(metrics.get(f"process/grader_{n}", 0.0) for n in (*names, "rewards_failed"))
-    return lost > LOST_VERDICTS * max(metrics.get("grader/graded", 0.0), 1.0)
+    """True if more than a tenth of the answers got no verdict."""
+    # A user's verifier counts answers without a score, the built-in rules deaths and timeouts.
+    names = ["worker_deaths", "timeouts"]
+    if "process/grader_failed" in metrics:
+        names = ["failed"]
+    names.append("rewards_failed")
+    lost = sum(metrics.get(f"process/grader_{name}", 0.0) for name in names)
+    graded = max(metrics.get("grader/graded", 0.0), 1.0)
+    return lost > LOST_VERDICTS * graded
 
 
 def _off_centre(metrics: Metrics) -> bool:
-    """A baseline away from the mean costs nothing while sampled and learned policy are one."""
+    """True if the mean advantage is far from 0 while sampled and learned policy differ.
+
+    While they are equal, a baseline away from the mean does no harm.
+    """
     if "advantage/score_offset" not in metrics:
         return False
-    apart = max(abs(metrics["policy/ratio"] - 1), metrics["mismatch/k3"])
+    difference = max(abs(metrics["policy/ratio"] - 1), metrics["mismatch/k3"])
     shift = abs(metrics["advantage/mean"])
-    return shift > OFF_CENTRE * metrics["advantage/std"] and apart > SAME_POLICY
+    return shift > OFF_CENTRE * metrics["advantage/std"] and difference > SAME_POLICY
 
 
 def _one_sided(metrics: Metrics, _: Reference) -> bool:
     """True if the mean advantage is below 0 by more than half of the advantages' deviation."""
-    mean, deviation = metrics.get("advantage/mean", 0.0), metrics.get("advantage/std", 1.0)
+    mean = metrics.get("advantage/mean", 0.0)
+    deviation = metrics.get("advantage/std", 1.0)
     return mean < -OFF_CENTRE * deviation
 
 
 def _is_shortened(metrics: Metrics, _: Reference) -> bool:
     """True if the step's KL was more than about ten times optimizer.max_update_kl."""
-    # Without a token in the loss both are 0.
+    # Without any token in the loss, both metrics are 0.
     was_measured = metrics.get("policy/update_kl", 0.0) > 0.0
     return was_measured and metrics["policy/update_scale"] <= SHORTENED
 
@@ -113,7 +127,10 @@ def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
 
 
 def _accuracy(metrics: Metrics) -> float:
-    """Share of right answers, averaged over cuts: rewards themselves may have another scale."""
+    """Returns the share of correct answers, averaged over cuts.
+
+    Rewards are not used, because they may have another scale.
+    """
     cuts = [value for name, value in metrics.items() if name.startswith("reward/cut_")]
     return sum(cuts) / max(len(cuts), 1)
 
@@ -207,18 +224,22 @@ SYMPTOMS = {
 }
 
 
-# Answers that a verifier was shown and those that it gave no score, by what names the verifier.
+# For each verifier: answers that it received, and answers that got no score.
 Totals = Mapping[str, tuple[int, int]]
 
 
 def all_failed(before: Totals, now: Totals) -> dict[str, bool]:
-    """True for verifiers that failed on all answers between two totals.
+    """Returns True for verifiers that failed on all answers between two totals.
 
-    A verifier that was shown none is left out.
+    A verifier that received no answer is left out.
     """
-    shown = {name: count - before[name][0] for name, (count, _) in now.items()}
-    failed = {name: count - before[name][1] for name, (_, count) in now.items()}
-    return {name: failed[name] == count for name, count in shown.items() if count}
+    failures = {}
+    for name, (received_now, failed_now) in now.items():
+        received_before, failed_before = before[name]
+        received = received_now - received_before
+        if received:
+            failures[name] = failed_now - failed_before == received
+    return failures
 
 
 class VerifierWatch:
@@ -228,7 +249,7 @@ class VerifierWatch:
         self._in_a_row: collections.Counter[str] = collections.Counter()
 
     def after_step(self, before: Totals, now: Totals) -> list[str]:
-        """Names of verifiers that have failed for `FAILING_STEPS` steps, this one the last."""
+        """Returns the verifiers that failed in each of the last `FAILING_STEPS` steps."""
         for name, failed in all_failed(before, now).items():
             self._in_a_row[name] = self._in_a_row[name] + 1 if failed else 0
         return [name for name in now if self._in_a_row[name] >= FAILING_STEPS]
@@ -237,34 +258,38 @@ class VerifierWatch:
 class RunHealth:
     """Watches the metrics of a run, iteration by iteration.
 
-    A run that goes on passes the metrics of its earlier iterations again, so that its warnings come
-    as they would have come without the stop.
+    A resumed run passes the metrics of its earlier iterations again, so it prints the same warnings
+    as an uninterrupted run.
     """
 
     def __init__(self, largest_mismatch: float = MISMATCH) -> None:
         """Starts without a history.
 
         Args:
-          largest_mismatch: mismatch/absolute that is still rounding, in nats a token.
+          largest_mismatch: mismatch/absolute up to which it is rounding, in nats per token.
         """
         self._largest_mismatch = largest_mismatch
         self._first: Metrics | None = None
         self._in_a_row: collections.Counter[str] = collections.Counter()
-        self._given: set[str] = set()
-        self._smoothed: float | None = None
-        self._best = 0.0
+        self._warned: set[str] = set()
+        self._smoothed_accuracy: float | None = None
+        self._best_accuracy = 0.0
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
-        """Yields the messages of the symptoms that have lasted, as of this iteration, once each."""
+        """Yields the message of each symptom whose patience ends with this iteration, once."""
         if self._first is None:
             self._first = dict(metrics)
-        now = _accuracy(metrics)
-        self._smoothed = now if self._smoothed is None else 0.9 * self._smoothed + 0.1 * now
-        self._best = max(self._best, self._smoothed)
-        reference = Reference(self._first, self._best, self._largest_mismatch)
+        smoothed = _accuracy(metrics)
+        if self._smoothed_accuracy is not None:
+            smoothed = 0.9 * self._smoothed_accuracy + 0.1 * smoothed
+        self._smoothed_accuracy = smoothed
+        self._best_accuracy = max(self._best_accuracy, smoothed)
+        reference = Reference(self._first, self._best_accuracy, self._largest_mismatch)
         for name, symptom in SYMPTOMS.items():
-            wrong = symptom.is_wrong(metrics, reference)
-            self._in_a_row[name] = self._in_a_row[name] + 1 if wrong else 0
-            if self._in_a_row[name] == symptom.patience and name not in self._given:
-                self._given.add(name)
+            if symptom.is_wrong(metrics, reference):
+                self._in_a_row[name] += 1
+            else:
+                self._in_a_row[name] = 0
+            if self._in_a_row[name] == symptom.patience and name not in self._warned:
+                self._warned.add(name)
                 yield symptom.message

@@ -1,4 +1,7 @@
-"""What checkpoints keep of the files beside them, and how a resumed run gets these back."""
+"""Stores evaluations, config changes and a digest of metrics in checkpoints, and restores files.
+
+A resumed run calls `restore_files`, so that its files match the checkpoint.
+"""
 
 import functools
 import hashlib
@@ -14,106 +17,117 @@ from bacr_jax.runs.folder import RunPaths
 
 Records = list[dict[str, Any]]
 
-# Bytes of metrics.jsonl read at a time: a long run's are a hundred megabytes.
-_PIECE = 1 << 20
+# Bytes of metrics.jsonl that are read at a time. A long run's file has a hundred megabytes.
+_CHUNK = 1 << 20
 
 
 class History:
-    """What checkpoints keep of the files beside them; each line of metrics.jsonl is read once."""
+    """Summarizes a run's files for its checkpoints; each line of metrics.jsonl is read once."""
 
     def __init__(self, paths: RunPaths):
-        """Of a run whose files are those of its newest checkpoint."""
-        self._paths, self._digest = paths, hashlib.sha256()
-        self._records = self._read = 0
+        """Starts at the beginning of the files, which must match the newest checkpoint."""
+        self._paths = paths
+        self._digest = hashlib.sha256()
+        self._num_records = 0
+        self._bytes_read = 0
 
     def now(self, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """For JSON, after a step.
+        """Returns the present content of the files, for JSON.
 
-        All records of eval.jsonl and changes of the config are few and kept whole. Metrics are kept
-        as a digest; they are on the disk when this returns, as they must not come after the
-        checkpoint.
+        The few records of eval.jsonl and changes.jsonl are stored completely, metrics as their
+        number and a digest. The metrics are on the disk when this returns, because they must reach
+        it before the checkpoint that contains their digest.
+
+        Args:
+          evaluations: all records of eval.jsonl.
         """
         if self._paths.metrics.exists():
             with self._paths.metrics.open("rb") as file:
                 os.fsync(file.fileno())
-                file.seek(self._read)
-                for piece in iter(functools.partial(file.read, _PIECE), b""):
-                    self._digest.update(piece)
-                    self._read += len(piece)
-                    self._records += piece.count(b"\n")
+                file.seek(self._bytes_read)
+                for chunk in iter(functools.partial(file.read, _CHUNK), b""):
+                    self._digest.update(chunk)
+                    self._bytes_read += len(chunk)
+                    self._num_records += chunk.count(b"\n")
         return {
             "evaluations": list(evaluations),
             "changes": read_lines(self._paths.changes),
-            "metrics": {"records": self._records, "sha256": self._digest.hexdigest()},
+            "metrics": {"records": self._num_records, "sha256": self._digest.hexdigest()},
         }
 
 
 def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
-    """Brings the files of a run to where they were when a checkpoint of `step` was saved.
+    """Restores the files of a run to their content when the checkpoint of `step` was saved.
 
-    Later records are dropped, but for those of the same step that came after it. Nothing is written
-    where metrics.jsonl has lost or changed records, which is refused.
+    Later records are removed, except evaluations of the same step after the checkpoint.
 
     Args:
       kept: `History.now` of the checkpoint.
 
     Returns:
-      A line for each file that was not as the run had left it, and is again.
+      A line for each file that had been changed.
+
+    Raises:
+      UserError: metrics.jsonl has lost or changed records; nothing was written.
     """
-    found = _digest_of(paths.metrics, step)
-    if found != kept["metrics"]:
+    recorded_metrics = kept["metrics"]
+    present_metrics = _count_and_digest(paths.metrics, step)
+    if present_metrics != recorded_metrics:
+        before = recorded_metrics["records"]
+        now = present_metrics["records"]
         raise UserError(
             f"{paths.metrics}: is not what the run had written by step {step} "
-            f"({kept['metrics']['records']} records there, {found['records']} now, "
-            f"{'other ones' if found['records'] == kept['metrics']['records'] else 'some lost'})"
+            f"({before} records there, {now} now, {'other ones' if now == before else 'some lost'})"
             "; restore the file, or write another output.dir"
         )
-    said = []
-    then: Records = kept["evaluations"]
-    made = {(record["when"], record["step"]) for record in then}
-    now = _readable(paths.evaluations)
+    notes = []
+    evaluations: Records = kept["evaluations"]
+    recorded_keys = {(record["when"], record["step"]) for record in evaluations}
+    present = _read_or_empty(paths.evaluations)
     newer = [
         record
-        for record in now
-        if record.get("step") == step and (record.get("when"), record["step"]) not in made
+        for record in present
+        if record.get("step") == step and (record.get("when"), step) not in recorded_keys
     ]
-    same = now[: len(then)] == then
-    if not same or now != [*then, *newer]:
-        write_lines(paths.evaluations, [*then, *newer])
-    if not same:
-        said.append(_mended(paths.evaluations, step))
+    unchanged = present[: len(evaluations)] == evaluations
+    if not unchanged or present != [*evaluations, *newer]:
+        write_lines(paths.evaluations, [*evaluations, *newer])
+    if not unchanged:
+        notes.append(_restored_note(paths.evaluations, step))
     changes: Records = kept["changes"]
-    if _readable(paths.changes)[: len(changes)] != changes:
+    if _read_or_empty(paths.changes)[: len(changes)] != changes:
         write_lines(paths.changes, changes)
-        said.append(_mended(paths.changes, step))
-    return said
+        notes.append(_restored_note(paths.changes, step))
+    return notes
 
 
-def _mended(path: Path, step: int) -> str:
+def _restored_note(path: Path, step: int) -> str:
+    """Returns the note for a file that was restored."""
     return (
         f"note: {path} was not as the run had left it; it was written again from checkpoint {step}"
     )
 
 
-def _readable(path: Path) -> Records:
-    """Records of a file that can be written again; none if it can't be read as such."""
+def _read_or_empty(path: Path) -> Records:
+    """Reads the records of a file that can be restored; empty if it can't be read."""
     try:
         return read_lines(path)
     except (OSError, ValueError):
         return []
 
 
-def _digest_of(path: Path, step: int) -> dict[str, Any]:
-    """Number and digest of a file's records up to a step."""
-    digest, records = hashlib.sha256(), 0
+def _count_and_digest(path: Path, step: int) -> dict[str, Any]:
+    """Returns the number and the SHA-256 of a file's records up to a step."""
+    digest = hashlib.sha256()
+    num_records = 0
     for line in lines_until(path, step):
         digest.update(f"{line}\n".encode())
-        records += 1
-    return {"records": records, "sha256": digest.hexdigest()}
+        num_records += 1
+    return {"records": num_records, "sha256": digest.hexdigest()}
 
 
 def recorded_seconds(paths: RunPaths, step: int) -> float | None:
-    """Wall time in the summary of a run that was finished at `step`; None: it has none."""
+    """Returns the wall time in seconds of a run that finished at `step`; None if not recorded."""
     try:
         summary = documents.read_object(paths.summary)
     except (OSError, ValueError):

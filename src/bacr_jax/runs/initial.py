@@ -1,6 +1,6 @@
-"""Parameters that a run starts from: a model's, its budget module, adapters, a value head.
+"""Creates or reads the initial parameters of a run: model, budget module, adapters, value head.
 
-And the frozen base of a run's adapters, which its checkpoints do not hold.
+It also reads the frozen base of a run's adapters, which its checkpoints do not contain.
 """
 
 import functools
@@ -27,56 +27,71 @@ from bacr_jax.types import Params
 
 
 def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Parameters to start from: a Hugging Face folder's, or random ones; fp32 where trained."""
+    """Returns the initial parameters, in float32 where they are trained.
+
+    Args:
+      path: Hugging Face folder; None for random parameters.
+    """
     params = _model_params(key, policy, path, policy.param_dtype)
     return with_adapters(key, policy, with_budget_module(key, policy, params))
 
 
 def plain_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """The plain model of `initial_params`, fp32, to be trained as a whole."""
+    """Returns `initial_params` without budget module and adapters, in float32."""
     params = _model_params(key, policy, path, jnp.float32)
     return {name: leaf for name, leaf in params.items() if name != "budget"}
 
 
 def _model_params(key: jax.Array, policy: Policy, path: str | None, dtype: Any) -> Params:
+    """Returns random parameters in float32, or a folder's parameters in `dtype`."""
     if path is None:
         return policy.make(lambda: qwen2.init(key, policy.learner.model))
     mesh = policy.learner.mesh
-    where = None if mesh is None else parallel.sharding_of(mesh)
-    return load_policy(path, dtype=dtype, sharding_of=where)[1]
+    sharding_of = None if mesh is None else parallel.sharding_of(mesh)
+    return load_policy(path, dtype=dtype, sharding_of=sharding_of)[1]
 
 
 def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """The parameters with low-rank adapters on a base in its own type, if the policy has any."""
-    settings, shape = policy.adapter, policy.learner.model
+    """Adds the policy's low-rank adapters, and casts the base to `policy.param_dtype`.
+
+    Returns the parameters unchanged if the policy has no adapters.
+    """
+    settings = policy.adapter
     if settings is None:
         return params
+    shape = policy.learner.model
     base, _ = adapters.split({**params, "adapter": {}})
-    # One leaf after the other, so that the base is never there twice.
-    base = jax.tree.map(lambda leaf: _kept_as(leaf, policy.param_dtype), base)
+    # One leaf after the other, so that the memory never contains the base twice.
+    base = jax.tree.map(lambda leaf: _cast_and_free(leaf, policy.param_dtype), base)
     params = {**params, **base}
-    if settings.path is not None:
-        found = peft.load_adapter(settings.path, shape, settings)
-        conditioning = policy.learner.conditioning
-        own = None if conditioning is None else BudgetModule(conditioning, policy.learner.b_max)
-        module = peft.load_module(settings.path, shape, own)
-        if module is not None:
-            found["budget"] = module
-        return {**params, **policy.place(jax.tree.map(jnp.asarray, found))}
-    fresh = functools.partial(adapters.init, config=shape, settings=settings)
-    return {**params, **policy.make(fresh, jax.random.fold_in(key, 1))}
+    if settings.path is None:
+        init = functools.partial(adapters.init, config=shape, settings=settings)
+        return {**params, **policy.make(init, jax.random.fold_in(key, 1))}
+    trained = peft.load_adapter(settings.path, shape, settings)
+    conditioning = policy.learner.conditioning
+    expected_module = None
+    if conditioning is not None:
+        expected_module = BudgetModule(conditioning, policy.learner.b_max)
+    module = peft.load_module(settings.path, shape, expected_module)
+    if module is not None:
+        trained["budget"] = module
+    return {**params, **policy.place(jax.tree.map(jnp.asarray, trained))}
 
 
 def untrained_params(key: jax.Array, policy: Policy) -> Params:
-    """Parameters of the shapes and places of `initial_params`; with adapters without the base."""
+    """Returns random parameters with the shapes and devices of `initial_params`.
+
+    With adapters, the base is left out.
+    """
     if policy.adapter is None:
         return initial_params(key, policy, None)
     return with_adapters(key, policy, with_budget_module(key, policy, {}))
 
 
 def abstract_params(policy: Policy) -> Params:
-    """Shapes and types of `initial_params`, for programs that are compiled without weights."""
-    shape, settings = policy.learner.model, policy.adapter
+    """Returns shapes and types of `initial_params`, to compile programs without weights."""
+    shape = policy.learner.model
+    settings = policy.adapter
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(
         lambda key: with_budget_module(key, policy, qwen2.init(key, shape)), key
@@ -84,39 +99,40 @@ def abstract_params(policy: Policy) -> Params:
     if settings is None:
         return params
     base, trained = adapters.split({**params, "adapter": {}})
-    base = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, policy.param_dtype), base)
-    fresh = functools.partial(adapters.init, config=shape, settings=settings)
-    return {**trained, **base, **jax.eval_shape(fresh, key)}
+    base = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, policy.param_dtype), base)
+    init = functools.partial(adapters.init, config=shape, settings=settings)
+    return {**trained, **base, **jax.eval_shape(init, key)}
 
 
-def _kept_as(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """A weight in another type; the old one's memory is free again."""
+def _cast_and_free(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """Casts a weight to another type and frees the memory of the original."""
     if leaf.dtype == dtype:
         return leaf
-    new = jax.block_until_ready(leaf.astype(dtype))
+    cast = jax.block_until_ready(leaf.astype(dtype))
     leaf.delete()
-    return new
+    return cast
 
 
 def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """The parameters with a fresh budget module, if the policy is conditioned and has none yet.
+    """Adds a new budget module if the policy is conditioned and the parameters have none.
 
-    A policy that is not conditioned gets the plain model, whatever was there.
+    If the policy is not conditioned, a budget module is removed.
     """
-    conditioning, shape = policy.learner.conditioning, policy.learner.model
+    conditioning = policy.learner.conditioning
+    shape = policy.learner.model
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
     if conditioning is None:
         return plain
     if "budget" in params:
         return params
-    fresh = policy.make(
+    module = policy.make(
         lambda: budget.init(key, conditioning, width=shape.hidden_size, layers=shape.num_layers)
     )
-    return {**plain, "budget": fresh}
+    return {**plain, "budget": module}
 
 
 def random_head(key: jax.Array, policy: Policy) -> Params | None:
-    """A fresh value head; None when the method has none."""
+    """Returns a new value head; None if the method has none."""
     settings = policy.learner.value
     if settings is None:
         return None
@@ -130,35 +146,45 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
 
 
 def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
-    """The base that a checkpoint's adapters were trained on, layers stacked, and `adapter_scale`.
+    """Reads the base that a checkpoint's adapters were trained on, and their `adapter_scale`.
 
-    `state` is that folder of the checkpoint, `moved` where `model.path` lies now if elsewhere.
+    Args:
+      folder: the run.
+      config: config of the run.
+      state: folder `state` of the checkpoint.
+      moved: present folder of `model.path`; None if it is at its path.
+
+    Returns:
+      Parameters with stacked layers.
+
+    Raises:
+      UserError: the base is missing, or has other weights.
     """
     dtype = jnp.dtype(param_dtype(config))
     if config.warmup.steps:
-        place = Path(config.warmup.dir) if config.warmup.dir else RunPaths(folder).warmup
-        params = _of_warmup(place, dtype)
+        source = Path(config.warmup.dir) if config.warmup.dir else RunPaths(folder).warmup
+        params = _read_warmup(source, dtype)
     else:
         assert config.model.path is not None
-        place = moved or Path(config.model.path)
-        params = load_policy(place, dtype=dtype)[1]
+        source = moved or Path(config.model.path)
+        params = load_policy(source, dtype=dtype)[1]
     params.pop("budget", None)
     assert config.adapter.rank is not None
     params["adapter_scale"] = np.float32(config.adapter.alpha / config.adapter.rank)
     expected = read_meta(state).get("base_fingerprint")
     if expected not in (None, fingerprint(params)):
         raise UserError(
-            f"{place}: holds other weights than those that the adapters in {folder} were trained "
+            f"{source}: holds other weights than those that the adapters in {folder} were trained "
             "on; put them back"
         )
     return params
 
 
-def _of_warmup(place: Path, dtype: Any) -> Params:
-    """Finished weights of a warm-up, on the host."""
-    weights = WarmupPaths(place.absolute()).weights
+def _read_warmup(folder: Path, dtype: Any) -> Params:
+    """Reads the finished weights of a warm-up to the host."""
+    weights = WarmupPaths(folder.absolute()).weights
     steps = steps_in(weights)
     if not steps:
-        raise UserError(f"{place}: holds no finished warm-up, on which the adapters were trained")
+        raise UserError(f"{folder}: holds no finished warm-up, on which the adapters were trained")
     params = read_part(weights / str(steps[-1]) / "state")
     return dict(jax.tree.map(lambda leaf: leaf.astype(dtype), params))

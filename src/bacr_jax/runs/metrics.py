@@ -1,10 +1,13 @@
-"""A run's numbers: a line of metrics.jsonl per step, and TensorBoard and Weights & Biases."""
+"""Writes a run's metrics: metrics.jsonl, and TensorBoard and Weights & Biases if wanted.
+
+The training loop passes every step's metrics to `MetricsWriter`.
+"""
 
 import importlib.util
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,73 +17,82 @@ from bacr_jax.documents import append_line, check_regular, read_lines, write_ato
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.runs.folder import RunFolder
 
-# A table of traces: in each row a text or a number by the name of its column.
+# A table of traces: each row is a text or a number by the name of its column.
 Rows = Sequence[Mapping[str, Any]]
 
 
 class TensorBoard:
-    """`tensorboard/` of a run folder."""
+    """Writes events into `tensorboard/` of a run folder."""
 
     def __init__(self, folder: RunFolder, config: Config):
-        """Remembers where to write; the file is made by the first step."""
-        self._folder, self._config = folder, config
+        """Stores the folder; the first step creates the file."""
+        self._folder = folder
+        self._config = config
         self._writer: Any = None
 
-    def _at(self, first: int) -> Any:
+    def _open_from(self, first_step: int) -> Any:
+        """Returns the writer; the first call creates it and purges steps from `first_step` on."""
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # A resumed run repeats steps that were written before the kill: the purge step makes
-            # TensorBoard forget those.
-            self._writer = SummaryWriter(str(self._folder.tensorboard), purge_step=first)
-            # Its thread dies of a full disk, and who adds the eleventh event after that waits for
-            # ever: events are written here.
-            events = self._writer._get_file_writer().event_writer
+            # A resumed run repeats the steps after its checkpoint. The purge step lets TensorBoard
+            # ignore their earlier events.
+            writer = SummaryWriter(str(self._folder.tensorboard), purge_step=first_step)
+            self._writer = writer
+            # Events are written by this thread. The writer's own thread would end on a full disk,
+            # and adding the eleventh event after that would block forever.
+            events = writer._get_file_writer().event_writer
             events._worker.stop()
             events.add_event = events._ev_writer.write_event
-            text = config_io.to_yaml(self._config)
-            # Four spaces: Markdown shows it as it is.
-            self._writer.add_text("config", "".join(f"    {x}\n" for x in text.splitlines()), first)
+            # Markdown shows lines that are indented by four spaces unchanged.
+            lines = [f"    {line}\n" for line in config_io.to_yaml(self._config).splitlines()]
+            writer.add_text("config", "".join(lines), first_step)
         return self._writer
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """`numbers` of a step; what was written of it before the run was resumed is forgotten."""
-        self._at(step)
+        """Writes the metrics of a step, which replace its metrics from before a resume."""
+        self._open_from(step)
         self.numbers(step, values)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers by name, after the metrics of their step."""
-        writer = self._at(step + 1)
+        """Writes further numbers by name, after the metrics of their step."""
+        writer = self._open_from(step + 1)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """PNGs by name."""
+        """Writes PNG files by name."""
         import numpy as np
         from matplotlib.image import imread
 
+        writer = self._open_from(step + 1)
         for name, path in paths.items():
             pixels = (imread(path)[..., :3] * 255).round().astype(np.uint8)
-            self._at(step + 1).add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
+            writer.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
 
     def traces(self, step: int, table: Rows) -> None:
-        """A table in Markdown."""
-        cell = lambda value: " ".join(str(value).split()).replace("|", "\\|")
-        line = lambda cells: f"| {' | '.join(map(cell, cells))} |\n"
-        rule = line(["---"] * len(table[0]))
-        text = line(table[0]) + rule + "".join(line(row.values()) for row in table)
-        self._at(step + 1).add_text("traces", text, step)
+        """Writes a table as Markdown."""
+        header = table[0]
+        lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
+        lines += [_markdown_row(row.values()) for row in table]
+        self._open_from(step + 1).add_text("traces", "".join(lines), step)
 
     def close(self) -> None:
-        """Flushes and ends the file."""
+        """Flushes and closes the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
+def _markdown_row(values: Iterable[Any]) -> str:
+    """Returns a row of a Markdown table, with each value in one line."""
+    cells = [" ".join(str(value).split()).replace("|", "\\|") for value in values]
+    return f"| {' | '.join(cells)} |\n"
+
+
 def check_wandb(config: Config) -> None:
-    """Refuses output.wandb where the package is not installed."""
+    """Raises UserError if output.wandb is set and the package is not installed."""
     if config.output.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError(
             "output.wandb=true: wandb is not installed; write output.wandb=false, or in a clone "
@@ -89,18 +101,23 @@ def check_wandb(config: Config) -> None:
 
 
 class Wandb:
-    """The run of Weights & Biases that belongs to a run folder: a new one, or the one it had."""
+    """Logs to a run of Weights & Biases, whose id is stored in the run folder."""
 
     def __init__(self, folder: RunFolder, config: Config):
-        """Starts it; its project is the folder's name unless WANDB_PROJECT says otherwise.
+        """Starts a new run, or continues the run that the folder names.
 
-        WANDB_MODE is honoured.
+        Project and name are WANDB_PROJECT and WANDB_NAME, or the folder's name. WANDB_MODE is
+        respected.
+
+        Raises:
+          UserError: wandb is not installed or did not start.
         """
         check_wandb(config)
         import wandb
 
-        kept, name = folder.wandb / "id", folder.path.absolute().name
-        identity = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]
+        id_file = folder.wandb / "id"
+        name = folder.path.absolute().name
+        identity = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", name),
@@ -109,10 +126,10 @@ class Wandb:
                 resume="allow",
                 dir=folder.path,
                 config=config_io.flatten(config),
-                # The terminal's live line is no log.
+                # The progress line of the terminal would fill the log.
                 settings=wandb.Settings(console="off"),
             )
-        # Settings that can't be are ValueErrors.
+        # Invalid settings raise ValueError.
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -120,41 +137,41 @@ class Wandb:
                 "set WANDB_MODE=offline, or name the project by WANDB_PROJECT"
             ) from None
         folder.wandb.mkdir(exist_ok=True)
-        write_atomically(kept, f"{identity}\n")
+        write_atomically(id_file, f"{identity}\n")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step; those that a resumed run repeats are there already, and dropped."""
+        """Logs numbers of a step. W&B ignores steps that a resumed run repeats."""
         self._run.log(dict(values), step=step)
 
     metrics = numbers
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """PNGs by name."""
+        """Logs PNG files by name."""
         import wandb
 
-        shown = {f"pictures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
-        self._run.log(shown, step=step)
+        images = {f"pictures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
+        self._run.log(images, step=step)
 
     def traces(self, step: int, table: Rows) -> None:
-        """A table."""
+        """Logs a table."""
         import wandb
 
         rows = [list(row.values()) for row in table]
-        shown = wandb.Table(list(table[0]), rows, allow_mixed_types=True)
-        self._run.log({"traces": shown}, step=step)
+        wandb_table = wandb.Table(list(table[0]), rows, allow_mixed_types=True)
+        self._run.log({"traces": wandb_table}, step=step)
 
     def close(self) -> None:
-        """Waits for what is on its way."""
+        """Waits until everything is sent."""
         self._run.finish()
 
 
-# Metrics of these groups measure the machine and the process, not the run: two equal runs, or one
-# that was resumed, differ in them.
+# Groups of metrics that measure the machine and the process. They differ between equal runs, and
+# after a resume.
 OF_THE_MACHINE = ("time/", "process/")
 
 
 def as_json(value: float | int) -> float | int | str:
-    """A number that JSON can hold: infinities and NaN become their names."""
+    """Returns a number for JSON; infinities and NaN become their names."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -162,10 +179,12 @@ class MetricsWriter:
     """Writes the `group/name` numbers of each step."""
 
     def __init__(self, folder: RunFolder, config: Config, *, writes: bool = True):
-        """Remembers where to write; files are made by the first line.
+        """Opens the outputs that config `output` enables in addition to metrics.jsonl.
 
-        Config `output` says who gets the numbers beside metrics.jsonl. `writes`: this process is
-        the one that writes.
+        Files are created with the first metrics.
+
+        Args:
+          writes: True for the process that writes.
         """
         self._folder = folder
         self._boards: list[TensorBoard | Wandb] = []
@@ -175,40 +194,48 @@ class MetricsWriter:
             self._boards.append(Wandb(folder, config))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends a line: the step, counted from 1, and the metrics, those of the machine last.
+        """Appends a step's metrics to metrics.jsonl, machine metrics last.
 
-        They are by `group/name`: anything that `float` takes.
+        Args:
+          step: counted from 1.
+          metrics: values that `float` accepts, by `group/name`.
         """
-        names = sorted(metrics, key=lambda name: (name.startswith(OF_THE_MACHINE), name))
-        values = {name: float(metrics[name]) for name in names}
+        values = {}
+        for name in sorted(metrics, key=lambda name: (name.startswith(OF_THE_MACHINE), name)):
+            values[name] = float(metrics[name])
         line = {name: as_json(value) for name, value in values.items()}
         append_line(self._folder.metrics, {"step": step, **line})
         for board in self._boards:
             attempt(f"{type(board).__name__}: a step can't be shown", board.metrics, step, values)
 
-    def show(self, step: int, kind: Literal["numbers", "pictures", "traces"], found: Any) -> None:
-        """What the boards get beside the metrics; one that fails says so, and nothing is lost.
+    def show(self, step: int, kind: Literal["numbers", "pictures", "traces"], content: Any) -> None:
+        """Passes further results of a step to TensorBoard and Weights & Biases.
 
-        The step's metrics were written before. Numbers are an evaluation's and pictures PNGs, both
-        by name; traces are `Rows`.
+        Call it after `write` of the same step. If one of them fails, its error is printed.
+
+        Args:
+          content: numbers of an evaluation by name, PNG files by name, or `Rows` of traces.
         """
-        for board in self._boards if found else ():
+        if not content:
+            return
+        for board in self._boards:
             name = type(board).__name__
-            attempt(f"{name}: {kind} can't be shown", getattr(board, kind), step, found)
+            attempt(f"{name}: {kind} can't be shown", getattr(board, kind), step, content)
 
     def close(self) -> None:
-        """Flushes what the boards hold back, and ends them."""
+        """Flushes and closes TensorBoard and Weights & Biases."""
         for board in self._boards:
             attempt(f"{type(board).__name__}: can't be ended", board.close)
         self._boards = []
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl without what depends on the machine or the process.
+    """Reads the records of a metrics.jsonl without the metrics of machine and process.
 
-    Two runs of the same config, seed, software and device kind give equal lists.
+    Two runs with the same config, seed, software and device kind have equal lists.
     """
     check_regular(path)
-    records = read_lines(path)
-    keep = lambda record: {k: v for k, v in record.items() if not k.startswith(OF_THE_MACHINE)}
-    return [keep(record) for record in records]
+    return [
+        {name: value for name, value in record.items() if not name.startswith(OF_THE_MACHINE)}
+        for record in read_lines(path)
+    ]

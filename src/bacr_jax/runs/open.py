@@ -1,4 +1,7 @@
-"""Policies on disk, opened for reading: the checkpoint of a run, or a Hugging Face folder."""
+"""Opens policies on disk for reading: the checkpoint of a run, or a Hugging Face folder.
+
+`evaluate`, `generate`, `export` and `bacr_jax.load` call `open_policy`, which reads no weights.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from bacr_jax.types import Params
 
 
 def read_config(folder: Path) -> Config:
-    """The config of a run; UserError: no run there, or a config that can't be read."""
+    """Reads the config of a run; raises UserError if it is missing or invalid."""
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
@@ -27,10 +30,16 @@ def read_config(folder: Path) -> Config:
 
 
 def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
-    """Policy parameters of a checkpoint, on the host.
+    """Reads the policy parameters of a checkpoint to the host.
 
-    Only the policy is read: optimizer states, data and devices of the run are not needed. A
-    checkpoint of adapters holds no base; that is read from where the run had it.
+    The optimizer state, data and devices of the run are not needed. If the checkpoint contains
+    adapters, their base is read from the run's model.
+
+    Args:
+      base: present folder of the run's model; None if it is at its path.
+
+    Raises:
+      UserError: the checkpoint or the base can't be read.
     """
     from bacr_jax.runs.checkpoint import read_part
 
@@ -44,22 +53,26 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
 
 
 def _state_folder(folder: Path, step: int) -> Path:
+    """Returns the folder of a checkpoint's arrays."""
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
 def trained_style(config: Config) -> PromptFormat:
-    """The prompt format that a run trains in."""
+    """Returns the prompt format of a run's training."""
     from bacr_jax.methods.registry import declares_budget
 
     return format_for(config, declares_budget=declares_budget(config))
 
 
 def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> None:
-    """Refuses a tokenizer or a chat template that is not what a run was trained with.
+    """Checks that a run was trained with this tokenizer and this chat template.
 
-    `config`: the run's.
+    Args:
+      step: step of the checkpoint, which contains their digests.
+      config: config of the run.
 
-    UserError: says which, or the checkpoint is damaged.
+    Raises:
+      UserError: one of them differs, or the checkpoint is damaged.
     """
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
@@ -73,16 +86,17 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy on disk, not read yet.
+    """A policy on disk whose weights have not been read.
 
     Attributes:
+      folder: the run, or the Hugging Face folder.
       step: step of the checkpoint; None for a Hugging Face folder.
-      config: settings it was trained with, or those that fit the folder.
-      identity: what makes it this policy and no other, for records.
-      style: prompt format that a Hugging Face folder names; None: the config says it.
-      called: what tables call it; None: what its folder is called.
-      trained: config of the run, whatever `under` changes; None for a Hugging Face folder.
-      chosen: how the step was chosen; None for a Hugging Face folder.
+      config: config of the training, or a config that fits the Hugging Face folder.
+      identity: values that identify the policy in records.
+      style: prompt format that a Hugging Face folder specifies; None if the config specifies it.
+      called: name in tables; None for the folder's name.
+      trained: config of the run, which `under` does not change; None for a Hugging Face folder.
+      chosen: choice of the step; None for a Hugging Face folder.
     """
 
     folder: Path
@@ -95,23 +109,24 @@ class SavedPolicy:
     chosen: ChosenStep | None = None
 
     def under(self, config: Config) -> "SavedPolicy":
-        """The policy under other settings; its own prompt format goes where they say another."""
-        of = lambda one: (one.data.prompt_format, one.method)
-        style = self.style
-        if of(config) != of(self.config):
-            style = None
-        elif style is not None:
-            style = with_texts(style, config)
+        """Returns the policy with another config.
+
+        The folder's prompt format is dropped if the config changes prompt format or method.
+        """
+        same_format = config.data.prompt_format == self.config.data.prompt_format
+        style = None
+        if self.style is not None and same_format and config.method == self.config.method:
+            style = with_texts(self.style, config)
         return dataclasses.replace(self, config=config, style=style)
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Returns the policy's name in tables."""
         name = self.called or self.folder.absolute().name
         return name if self.step is None else f"{name}, step {self.step}"
 
     def check(self) -> None:
-        """UserError if its files can't be used, as far as that shows without a value read."""
+        """Raises UserError if its files can't be used, as far as that shows without weights."""
         if self.step is not None:
             from bacr_jax.runs.checkpoint import check_policy
 
@@ -121,7 +136,7 @@ class SavedPolicy:
         return check_folder(self.folder)
 
     def params(self) -> Params:
-        """Its parameters: on the host from a run, on the device from a Hugging Face folder."""
+        """Reads the parameters: of a run to the host, of a Hugging Face folder to the device."""
         if self.step is not None:
             return read_params(self.folder, self.step)
         import jax.numpy as jnp
@@ -131,7 +146,11 @@ class SavedPolicy:
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
     def tokenizer(self) -> Any:
-        """The tokenizer that it was trained with; UserError: its folder holds none, or another."""
+        """Loads the tokenizer of the policy's training.
+
+        Raises:
+          UserError: the tokenizer is missing, or is not the training's.
+        """
         from bacr_jax.runs import setup
 
         if self.step is not None:
@@ -147,15 +166,27 @@ class SavedPolicy:
 def open_policy(
     run: Path | None, model: Path | None, step: int | str | None = None, *, download: bool = False
 ) -> SavedPolicy:
-    """The policy of a run, or of a Hugging Face folder or name; only its config is read."""
+    """Opens the policy of a run, or of a Hugging Face model, and reads its config.
+
+    Args:
+      run: folder of a run; None to open `model`.
+      model: folder or name of a Hugging Face model.
+      step: a step, "best" or "newest"; None for the best, or the newest without a best.
+      download: True to download a model that is not on this machine.
+
+    Raises:
+      UserError: the policy is missing or its config is invalid.
+    """
     if run is None:
         assert model is not None
         from bacr_jax.model.hf.hub import local_folder
 
         folder = Path(local_folder(str(model), download=download, where="--model"))
         saved = _policy_of_model(folder)
-        # Folders of the hub's cache are called after commits.
-        return saved if folder == model else dataclasses.replace(saved, called=model.name)
+        if folder == model:
+            return saved
+        # The folder in the hub's cache is named by a commit.
+        return dataclasses.replace(saved, called=model.name)
     config = read_config(run)
     chosen = choose_step(run, step)
     identity = {"run": config_io.fingerprint(config), "method": config.method, "step": chosen.step}
@@ -163,11 +194,14 @@ def open_policy(
 
 
 def _policy_of_model(folder: Path) -> SavedPolicy:
-    """The policy of a Hugging Face folder; UserError: it holds no Qwen2 model.
+    """Opens the policy of a Hugging Face folder.
 
-    It is conditioned if the folder has a budget module, told in words if config.json says in which,
-    asked in the prompt format and within the lengths that are named there, and computes in the type
-    that its weights are stored in.
+    It is conditioned by an embedding if the folder has a budget module, and by the prompt if
+    config.json has a budget sentence. Prompt format and lengths are config.json's. It computes in
+    the type of the stored weights.
+
+    Raises:
+      UserError: the folder contains no Qwen2 model, or was edited after its export.
     """
     from bacr_jax.model.hf.archive import check_files
     from bacr_jax.model.hf.hf_config import (
@@ -178,31 +212,32 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         read_thinking,
     )
 
-    # What says how it is asked is read before its weights are.
+    # All files that determine prompts are verified here; weights are verified when they are read.
     check_files(folder, weights=False)
     read_hf_config(folder)
-    module = read_budget_module(folder)
     raw = documents.read_object(folder / "config.json")
-    stored = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
+    stored_dtype = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     config = Config()
     model = dataclasses.replace(
         config.model,
         path=str(folder),
-        compute_dtype="float32" if stored == "float32" else "bfloat16",
+        compute_dtype="float32" if stored_dtype == "float32" else "bfloat16",
     )
+    module = read_budget_module(folder)
     words = read_budget_words(folder)
-    told: Any = "nothing" if words is None else "words"
+    budget_input: Any = "nothing" if words is None else "words"
     conditioning = config.conditioning
     budget = dataclasses.replace(config.budget, levels=FrozenMap(read_levels(folder)))
     if module is not None:
-        told = "embedding" if words is None else "both"
+        budget_input = "embedding" if words is None else "both"
         conditioning = module.conditioning
         budget = dataclasses.replace(budget, max=module.b_max, min=min(budget.min, module.b_max))
-    conditioning = dataclasses.replace(
-        conditioning, told=told, words=conditioning.words if words is None else words
-    )
+    if words is None:
+        words = conditioning.words
+    conditioning = dataclasses.replace(conditioning, told=budget_input, words=words)
     config = dataclasses.replace(config, model=model, conditioning=conditioning, budget=budget)
-    thinking, style = read_thinking(folder), None
+    style = None
+    thinking = read_thinking(folder)
     if thinking is not None:
         where = folder / "config.json"
         style = thinking_section.read_style(thinking, where)
@@ -212,7 +247,11 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """A short hash of a folder's config and of pieces all over its weight files."""
+    """Returns a short digest of a folder's config and of samples of its weight files.
+
+    Raises:
+      UserError: the folder has no weight files.
+    """
     from bacr_client import fingerprint
 
     try:

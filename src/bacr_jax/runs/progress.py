@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+"""Shows the progress of a command: a live line on a terminal, plain lines elsewhere."""
 
 import atexit
 import contextlib
@@ -12,89 +12,133 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-# Seconds between plain lines of a phase, whose first and last always appear.
+# Seconds between plain lines of a phase. Its first and its last line are always printed.
 PLAIN_INTERVAL = 10.0
+# Widths in characters.
 _BAR_WIDTH = 16
 _LOG_WIDTH = 200
 
 
 def duration(seconds: float | int) -> str:
-    """12s, 3m04s, 2h05m."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    """Formats a time such as 12s, 3m04s or 2h05m."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded}s"
+    if rounded < 3600:
+        return f"{rounded // 60}m{rounded % 60:02d}s"
+    return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
 
 
-def _number(value: Any) -> str:
+def _format_value(value: Any) -> str:
+    """Formats a text or number; large numbers are counts and are written in full."""
     if isinstance(value, str):
         return value
-    # Small numbers are rates and losses, large ones counts.
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 class Phase:
-    """A stretch of work with a number of steps; made by `Progress.phase`."""
+    """A part of the work with a number of steps, created by `Progress.phase`.
+
+    Attributes:
+      printed: time of the last plain line in seconds of the clock.
+      unprinted: True if the phase was updated since its last printed line.
+    """
 
     def __init__(self, progress: "Progress", name: str, total: int, first: str = ""):
-        """Starts the clock; `first` is what is done before the first `update`."""
-        self._progress, self.name, self._total, self._before = progress, name, total, first
+        """Starts the clock.
+
+        Args:
+          total: number of steps.
+          first: description of the work before the first `update`.
+        """
+        self.name = name
+        self._progress = progress
+        self._total = total
+        self._initial_work = first
         self._started = progress.clock()
         self._step: int | None = None
-        self._first = self._latest = (0, self._started)
+        # Step and time of the first and of the latest update.
+        self._first = (0, self._started)
+        self._latest = self._first
         self._values: dict[str, float | int | str] = {}
-        # When a plain line was last printed, and whether something came since.
-        self.printed, self.unprinted = -float("inf"), False
+        self.printed = -float("inf")
+        self.unprinted = False
 
     def update(self, step: int, *, total: int | None = None, **values: float | int | str) -> None:
-        """Reports that `step` of `total` steps are done, with a few numbers worth seeing.
+        """Reports that `step` of `total` steps are done.
 
-        The step that completes the total ends the phase; its line stays. `total`: if it changed.
-        Values show as `name value`; `tokens_per_s` reads tokens/s.
+        The last step ends the phase, and its line stays on the screen.
+
+        Args:
+          total: new number of steps; None if it has not changed.
+          values: numbers to show as `name value`; a name `tokens_per_s` is shown as tokens/s.
         """
-        self._total = self._total if total is None else total
+        if total is not None:
+            self._total = total
         now = self._progress.clock()
         if self._step is None:
             self._first = (step, now)
-        self._step, self._latest, self._values = step, (step, now), values
+        self._step = step
+        self._latest = (step, now)
+        self._values = values
         self._progress.show(self, ended=step >= self._total)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return self._progress.clock() - self._started
 
     def _remaining(self) -> float | None:
-        """Seconds to go, by the pace since the first report: the first step compiles."""
-        done = self._latest[0] - self._first[0]
+        """Estimates the remaining seconds by the pace since the first update; None without a pace.
+
+        The time before the first update is not used, because the first step compiles.
+        """
+        first_step, first_time = self._first
+        latest_step, latest_time = self._latest
+        done = latest_step - first_step
         if done <= 0:
             return None
-        pace = (self._latest[1] - self._first[1]) / done
-        since = self._progress.clock() - self._latest[1]
-        return max(pace * (self._total - self._latest[0]) - since, 0.0)
+        pace = (latest_time - first_time) / done
+        since_latest = self._progress.clock() - latest_time
+        return max(pace * (self._total - latest_step) - since_latest, 0.0)
 
     def line(self, *, bar: bool = False) -> str:
-        """The phase in one line: name, steps, time, numbers."""
+        """Returns the phase in one line: name, steps, time, numbers.
+
+        Args:
+          bar: True to draw a progress bar.
+        """
         parts = [self.name]
-        if self._step is not None:
-            if bar:
-                filled = round(_BAR_WIDTH * min(self._step / max(self._total, 1), 1.0))
-                parts.append("━" * filled + "╺" * (_BAR_WIDTH - filled))
-            remaining = self._remaining() if self._step < self._total else None
-            to_go = "" if remaining is None else f", {duration(remaining)} to go"
-            elapsed = self.seconds if self._step < self._total else self._latest[1] - self._started
-            parts.append(f"{self._step}/{self._total}  {duration(elapsed)}{to_go}")
+        if self._step is None:
+            parts.append(duration(self.seconds))
+            if self._initial_work:
+                parts.append(self._initial_work)
         else:
-            parts += [duration(self.seconds), *filter(None, [self._before])]
-        label = lambda name: name.replace("_per_", "/").replace("_", " ")
-        parts += [f"{label(name)} {_number(value)}" for name, value in self._values.items()]
+            if bar:
+                share = min(self._step / max(self._total, 1), 1.0)
+                filled = round(_BAR_WIDTH * share)
+                parts.append("━" * filled + "╺" * (_BAR_WIDTH - filled))
+            parts.append(f"{self._step}/{self._total}  {self._times()}")
+        for name, value in self._values.items():
+            label = name.replace("_per_", "/").replace("_", " ")
+            parts.append(f"{label} {_format_value(value)}")
         return "  ".join(parts)
+
+    def _times(self) -> str:
+        """Returns the elapsed time, and the remaining time if it can be estimated."""
+        latest_step, latest_time = self._latest
+        if latest_step >= self._total:
+            return duration(latest_time - self._started)
+        remaining = self._remaining()
+        elapsed = duration(self.seconds)
+        return elapsed if remaining is None else f"{elapsed}, {duration(remaining)} to go"
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Progress of a run on one stream; silent when disabled (all processes but the first)."""
+    """Progress of a command on one stream.
+
+    It is silent if disabled, as it is in all processes but the first.
+    """
 
     def __init__(
         self,
@@ -103,31 +147,39 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         stream: io.TextIOBase | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """Chooses live or plain output by asking whether the stream is a terminal."""
+        """Chooses live output if the stream is a terminal, else plain output.
+
+        Args:
+          stream: None for standard output.
+          clock: returns the time in seconds.
+        """
         self.clock = clock
         self._enabled = enabled
         file: Any = stream or sys.stdout
-        # A notebook gets the lines of a log, too: each line apart would be a table of HTML.
+        # Notebooks get plain lines too. As Jupyter output, each line would be an HTML table.
         self._console = Console(file=file, highlight=False, force_jupyter=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
-            # A log has no width to fold tables to.
+            # A log has no width, so tables are not wrapped.
             self._console.width = _LOG_WIDTH
         self._live: Live | None = None
         self._uses_live = enabled and terminal
         self._open: list[Phase] = []
         if self._uses_live:
-            # A run that dies with its line still live would leave the cursor hidden.
+            # The live line hides the cursor, which must come back however the process ends.
             atexit.register(self.close)
 
     def __exit__(self, *error: Any) -> None:
+        """Ends all phases."""
         self.close()
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int, first: str = "") -> Iterator[Phase]:
-        """A named stretch of work, perhaps inside another; its last line stays on the screen.
+        """Yields a new phase, possibly inside another. Its last line stays on the screen.
 
-        `first`: what is done before the first step, if that takes long enough to be said.
+        Args:
+          total: number of steps.
+          first: description of the work before the first step, which is shown until then.
         """
         phase = Phase(self, name, total, first)
         if self._uses_live:
@@ -141,7 +193,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._end(phase)
 
     def show(self, phase: Phase, *, ended: bool) -> None:
-        """Refreshes the live line of a phase; elsewhere prints it, unless one just was."""
+        """Refreshes the live line of a phase, or prints a plain line if the last one is old enough.
+
+        Args:
+          ended: True for the last line of the phase, which is always printed.
+        """
         if not self._enabled:
             return
         phase.unprinted = True
@@ -154,24 +210,26 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._refresh()
 
     def say(self, message: Any) -> None:
-        """Prints something that stays: a line, or anything rich can render (a table)."""
+        """Prints a line, or anything that rich can render, such as a table."""
         if self._enabled:
             is_text = isinstance(message, str)
-            # A long line is left to the terminal to fold; a table folds its own cells.
+            # The terminal wraps long lines; a table wraps its cells.
             self._console.print(Text(message) if is_text else message, soft_wrap=is_text)
             self._console.file.flush()
 
     def close(self) -> None:
-        """Prints the last line of phases that did not end, and gives the terminal back."""
+        """Prints the last line of all open phases, and restores the terminal."""
         for phase in list(self._open):
             self._end(phase)
 
     def _print(self, phase: Phase) -> None:
-        phase.printed, phase.unprinted = self.clock(), False
+        """Prints the line of a phase."""
+        phase.printed = self.clock()
+        phase.unprinted = False
         self.say(phase.line())
 
     def _end(self, phase: Phase) -> None:
-        """Leaves the line of a phase on the screen, once."""
+        """Prints the last line of a phase unless it was printed."""
         if phase in self._open:
             self._open.remove(phase)
             self._print(phase)
@@ -180,6 +238,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._print(phase)
 
     def _refresh(self) -> None:
+        """Starts, updates or stops the live lines, depending on the open phases."""
         if self._open and self._live is None:
             self._live = Live(
                 get_renderable=self._render,
@@ -195,5 +254,6 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._live.refresh()
 
     def _render(self) -> Group:
+        """Returns the live lines of all open phases."""
         lines = [phase.line(bar=True) for phase in list(self._open)]
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))

@@ -1,4 +1,7 @@
-"""Where the state of a checkpoint comes from: config, questions, software, devices."""
+"""Records the config, questions, prompts, software and devices of a checkpoint, and compares them.
+
+A resumed run compares its inputs with its checkpoint's inputs before it continues.
+"""
 
 import hashlib
 import json
@@ -20,13 +23,13 @@ from bacr_jax.questions.question_set import QuestionSet
 
 
 def commit() -> str:
-    """The commit of this package, if it runs from a clone; empty otherwise."""
+    """Returns the commit of this package if it runs from a clone; empty otherwise."""
     git = shutil.which("git")
     if git is None:
         return ""
     command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 # Software whose version can change what a run computes.
@@ -34,7 +37,7 @@ VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def data_fingerprint(questions: QuestionSet) -> str:
-    """Identifies questions by their ids, texts, answers and difficulty groups, in their order."""
+    """Returns a digest of the questions' ids, texts, answers and difficulty groups, in order."""
     content = [questions.ids, questions.questions, questions.answers, questions.groups.tolist()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -47,17 +50,20 @@ def provenance(
     verifiers: Mapping[str, str] | None = None,
     prompts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What made a state, for JSON.
+    """Returns the origin of a state, for JSON.
 
-    `verifiers`: digests of files that grade, by the key and the value that name each. `prompts`:
-    `Environment.prompt_fingerprints`.
+    Args:
+      questions: training questions.
+      evaluated: evaluation sets.
+      verifiers: digests of verifiers' files, by config key and value (`Verifier.named`).
+      prompts: `Environment.prompt_fingerprints`.
     """
     return {
         "seed": config.seed,
         "config": json.loads(json.dumps(config_io.flatten(config))),
         "config_fingerprint": config_io.fingerprint(config),
         "data_fingerprint": data_fingerprint(questions),
-        "evaluated_fingerprints": {one.name: data_fingerprint(one) for one in evaluated},
+        "evaluated_fingerprints": {data.name: data_fingerprint(data) for data in evaluated},
         "verifier_fingerprints": dict(verifiers or {}),
         "prompt_fingerprints": dict(prompts or {}),
         "versions": {name: version(name) for name in VERSIONED},
@@ -69,26 +75,35 @@ def provenance(
 def check_same_questions(
     then: Mapping[str, Any], now: Mapping[str, Any], config: Config, run: Path
 ) -> None:
-    """UserError if a checkpoint's provenance (`then`) has other questions or another verifier."""
+    """Checks that a run continues with the same questions and verifiers.
+
+    Args:
+      then: provenance of the checkpoint.
+      now: provenance of the present inputs.
+
+    Raises:
+      UserError: questions or a verifier's file differ.
+    """
     advice = "restore the file, or write another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
         raise UserError(
             f"data.train={written(config.data.train)}: its questions are not those that the run in "
             f"{run} was trained on; {advice}"
         )
-    before, here = then["evaluated_fingerprints"], now["evaluated_fingerprints"]
-    for name in sorted({*before, *here}):
-        if before.get(name) != here.get(name):
+    evaluated_before = then["evaluated_fingerprints"]
+    evaluated_now = now["evaluated_fingerprints"]
+    for name in sorted({*evaluated_before, *evaluated_now}):
+        if evaluated_before.get(name) != evaluated_now.get(name):
             raise UserError(
                 f"data.eval: {name} is not the same questions as when the run in {run} was "
                 f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
             )
-    # Another file is another value of its key, which --allow-change has let through. Before there
-    # were several rewards, a checkpoint held the digest of the grader's file alone.
-    alone = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
-    graded = then.get("verifier_fingerprints", alone)
+    # Earlier checkpoints have only the digest of the grader's file.
+    grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
+    verifiers_before = then.get("verifier_fingerprints", grader_only)
+    # Another file has another name, and --allow-change has already permitted it.
     for name, digest in now["verifier_fingerprints"].items():
-        if graded.get(name, digest) != digest:
+        if verifiers_before.get(name, digest) != digest:
             raise UserError(
                 f"{name}: the file is not what the run in {run} was graded by; put it back, write "
                 "another output.dir, or give the new one another name and --allow-change "
@@ -96,20 +111,28 @@ def check_same_questions(
             )
 
 
-# Keys that change prompts and are changed on purpose, by --allow-change.
+# Keys that change prompts. Users change them on purpose, with --allow-change.
 _PROMPT_KEYS = (
-    *("data.prompt_format", "data.system_prompt", "data.template_variables", "data.prompt_date"),
-    *("data.closing_text", "data.max_prompt_tokens", "conditioning.told", "conditioning.words"),
-    *("budget.max", "eval.budgets", "method"),
+    "data.prompt_format",
+    "data.system_prompt",
+    "data.template_variables",
+    "data.prompt_date",
+    "data.closing_text",
+    "data.max_prompt_tokens",
+    "conditioning.told",
+    "conditioning.words",
+    "budget.max",
+    "eval.budgets",
+    "method",
 )
 
 
 def check_same_prompts(
     then: Mapping[str, Any], now: Mapping[str, str], config: Config, run: Path
 ) -> None:
-    """Refuses to use a checkpoint with another tokenizer, chat template or other prompts.
+    """Checks that a checkpoint is used with the same tokenizer, chat template and prompts.
 
-    Checkpoints that were saved without digests of their prompts are not compared.
+    Checkpoints without digests of their prompts are not compared.
 
     Args:
       then: provenance of the checkpoint.
@@ -117,7 +140,7 @@ def check_same_prompts(
       config: settings under which `now` was made.
 
     Raises:
-      UserError: says which of them is not what the run was trained with.
+      UserError: names what differs.
     """
     before = then.get("prompt_fingerprints")
     if not before:
@@ -149,15 +172,15 @@ def check_same_prompts(
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each thing that keeps a resumed run from being bit for bit the same."""
+    """Yields a line for each difference after which a resumed run is not bit for bit the same."""
     if "prompt_fingerprints" not in then:
         yield (
-            "note: the checkpoint has no digest of its prompts, so template and tokenizer were "
-            "not compared with those that the run began with"
+            "note: the checkpoint has no digest of its prompts, so chat template and tokenizer "
+            "were not compared with the run's"
         )
     for what in ("versions", "devices", "mesh"):
         if then[what] != now[what]:
             yield (
-                f"note: {what} were {then[what]} and are {now[what]}: the run goes on, but not bit "
-                "for bit as it would have"
+                f"note: {what} were {then[what]} and are {now[what]}: the run continues, but not "
+                "bit for bit as without the change"
             )

@@ -1,7 +1,7 @@
-"""Count of the restarts of a Slurm job that saved nothing in between.
+"""Counts the restarts of a Slurm job between which nothing was saved.
 
-The launch scripts put a job back into the queue whenever its training ends with 75. A job that
-never gets further would go round for ever; training calls this at its start and gives up instead.
+The launch scripts put a job back into the queue whenever its training ends with exit code 75. A job
+that never saves anything would be restarted forever. Training calls `give_up_reason` at its start.
 """
 
 import contextlib
@@ -11,29 +11,33 @@ from pathlib import Path
 from bacr_jax.documents import read_json, write_json
 from bacr_jax.runs.folder import RunPaths
 
-# Restarts without anything new on disk, after which a job is given up. A preemption may come before
-# the first checkpoint a few times in a row.
+# Restarts without a new save after which a job is given up. It is more than one, because several
+# preemptions in a row can come before the first checkpoint.
 MOST_RESTARTS = 5
 
 
 def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]) -> str:
-    """Counts this start if Slurm restarted the job; returns why the job is given up, or "".
-
-    A new job (`sbatch`) is counted from the beginning.
+    """Counts this start if Slurm restarted the job. A new job (`sbatch`) starts a new count.
 
     Args:
       warmup: folder in which the warm-up saves its progress.
+      environment: variables of the environment.
+
+    Returns:
+      The reason to give up the job, or "".
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not job or environment.get("SLURM_RESTART_COUNT", "0") in ("", "0"):
         return ""
     start = {"job": job, "saved": _newest_save(paths.checkpoints, warmup)}
-    before = {}
-    # A file that can't be read counts from the beginning.
+    previous = {}
+    # A file that can't be read starts a new count.
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = dict(read_json(paths.restarts))
-    restarts = before.pop("restarts", None)
-    count = 1 + restarts if before == start and type(restarts) is int else 1
+        previous = dict(read_json(paths.restarts))
+    restarts = previous.pop("restarts", None)
+    count = 1
+    if previous == start and type(restarts) is int:
+        count = restarts + 1
     write_json(paths.restarts, {**start, "restarts": count})
     if count <= MOST_RESTARTS:
         return ""
@@ -44,12 +48,13 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
 
 
 def _newest_save(*folders: Path) -> int:
-    """Returns the time of the newest file or folder in some folders, in nanoseconds; 0: none."""
+    """Returns the newest time of all files and folders in some folders, in ns; 0 without files."""
     return max((time for folder in folders for time in _times(folder)), default=0)
 
 
 def _times(folder: Path) -> Iterator[int]:
+    """Yields the modification times of all files and folders in a folder, in nanoseconds."""
     for path in folder.rglob("*"):
-        # What is being written may be renamed meanwhile.
+        # Files that are being written may be renamed meanwhile.
         with contextlib.suppress(OSError):
             yield path.stat().st_mtime_ns

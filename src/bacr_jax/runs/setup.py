@@ -1,4 +1,7 @@
-"""From a config to the policy of a run: shapes, parameters, compiled-form settings."""
+"""Derives the policy of a run from its config: model shape, layout of devices, compiled settings.
+
+Training, evaluation, `bacr generate` and `bacr plan` call it. It reads no weights.
+"""
 
 import dataclasses
 import functools
@@ -29,9 +32,13 @@ from bacr_jax.types import Params
 
 
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
-    """The shape that `config.model` describes.
+    """Returns the shape of the model that `config.model` describes.
 
-    A custom one has as many rows as its tokenizer has ids; a preset and a folder say their own.
+    Args:
+      vocab_size: embedding rows of a custom model. Presets and folders specify their rows.
+
+    Raises:
+      UserError: model.path can't be read.
     """
     model = config.model
     if model.path is not None:
@@ -53,34 +60,49 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
 
 
 def run_tokenizer(config: Config) -> Any:
-    """The tokenizer of a run: its data's own, or a folder's; UserError: it can't be read here."""
+    """Loads the tokenizer of a run's data, or of its model folder; raises UserError on failure."""
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    if (own := own_tokenizer(config.data)) is not None:
-        return own
+    tokenizer_of_data = own_tokenizer(config.data)
+    if tokenizer_of_data is not None:
+        return tokenizer_of_data
     model = config.model
     where = "model.tokenizer" if model.tokenizer else "model.path"
     return load_tokenizer(model.tokenizer or model.path, where=where, model=model.path)
 
 
 def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
-    """Embedding rows of the model: the preset's (padded), or just the tokenizer's ids."""
+    """Returns the embedding rows of the model, which may be more than the tokenizer's ids.
+
+    Raises:
+      UserError: the model has fewer rows than the tokenizer has ids.
+    """
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
         model = config.model
-        there = f"model.path={model.path}" if model.path else f"model.preset={model.preset}"
-        where = f"model.tokenizer={model.tokenizer}" if model.tokenizer else there
+        model_key = f"model.path={model.path}" if model.path else f"model.preset={model.preset}"
+        where = model_key
+        subject = "the model"
+        if model.tokenizer:
+            where = f"model.tokenizer={model.tokenizer}"
+            subject = model_key
         raise UserError(
-            f"{where}: the tokenizer has {tokenizer_size} ids, but "
-            f"{'the model' if where == there else there} has only {rows} embedding rows; write "
-            "the model's own tokenizer"
+            f"{where}: the tokenizer has {tokenizer_size} ids, but {subject} has only {rows} "
+            "embedding rows; write the model's own tokenizer"
         )
     return rows
 
 
 def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Everything about a run's first policy that can be told before it is read."""
+    """Checks a run's initial policy as far as possible without reading its weights.
+
+    Args:
+      longest_prompt: tokens of the longest prompt.
+
+    Raises:
+      UserError: the model, its attention, its adapters or its positions can't be used.
+    """
     if config.model.path is not None:
         check_folder(config.model.path)
     for name, section in (("model", config.model), ("rollout", config.rollout)):
@@ -100,22 +122,24 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
 
 
 def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """The model has positions for a prompt, its thinking and an answer."""
+    """Raises UserError if prompt, thinking and answer need more than the model's positions."""
+    trained = config.budget.max
     evaluated = largest_evaluated(config)
-    largest = max(config.budget.max, evaluated) + config.budget.grace
-    key = "budget.max" if config.budget.max >= evaluated else "eval.budgets"
-    free = shape.max_positions - longest_prompt - config.rollout.answer_tokens
+    largest = max(trained, evaluated) + config.budget.grace
+    key = "budget.max" if trained >= evaluated else "eval.budgets"
+    answers = config.rollout.answer_tokens
+    free = shape.max_positions - longest_prompt - answers
     if largest > free:
         advice = f"write at most {free}" if free > 0 else "write fewer rollout.answer_tokens"
         raise UserError(
             f"{key}={largest}: with prompts of {longest_prompt} tokens and rollout.answer_tokens="
-            f"{config.rollout.answer_tokens} the model's {shape.max_positions} positions leave "
-            f"{max(free, 0)} for thinking; {advice}"
+            f"{answers} the model's {shape.max_positions} positions leave {max(free, 0)} for "
+            f"thinking; {advice}"
         )
 
 
 def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
-    """Checks that `train.micro_batch_tokens` holds any one row.
+    """Checks that the longest row fits into `train.micro_batch_tokens`.
 
     Args:
       longest_prompt: tokens of the longest prompt of the training set.
@@ -136,15 +160,25 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
 
 
 def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> Any:
-    """The attention that a key asks for; auto: cuDNN's where every GPU can (JAX's own check)."""
+    """Returns the attention implementation for the value of a key.
+
+    "auto" chooses cuDNN's attention if every GPU generation supports it for these heads, by the
+    conditions that JAX itself checks; else XLA's.
+    """
     if wanted != "auto":
         return wanted
-    can = config.model.compute_dtype == "bfloat16" and head_dim % 8 == 0 and head_dim <= 128
-    return "cudnn" if can and backend == "gpu" else "xla"
+    heads_fit = head_dim % 8 == 0 and head_dim <= 128
+    supported = config.model.compute_dtype == "bfloat16" and heads_fit
+    return "cudnn" if supported and backend == "gpu" else "xla"
 
 
 def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """The layout of so many devices that `config.mesh` asks for."""
+    """Returns the layout of devices that `config.mesh` specifies.
+
+    Raises:
+      UserError: the devices, the model, or the rows of a rollout, update or micro-batch can't be
+        divided like this.
+    """
     layout = parallel.resolve(
         config.mesh,
         num_devices,
@@ -152,7 +186,22 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
         intermediate_size=shape.intermediate_size,
         num_kv_heads=shape.num_kv_heads,
     )
-    rollout, train, shards = config.rollout, config.train, layout.row_shards
+    _check_rows_divide(config, layout)
+    for name, slots in (("rollout.slots", config.rollout.slots), ("eval.slots", config.eval.slots)):
+        if slots is not None and slots % layout.slot_shards:
+            nearest = max(slots // layout.slot_shards, 1) * layout.slot_shards
+            raise UserError(
+                f"{name}={slots}: can't be split evenly over the {layout.slot_shards} devices that "
+                f"decode rows of their own; write {name}={nearest}"
+            )
+    return layout
+
+
+def _check_rows_divide(config: Config, layout: MeshShape) -> None:
+    """Raises UserError if rows can't be divided evenly over the row shards of a layout."""
+    rollout = config.rollout
+    train = config.train
+    shards = layout.row_shards
     rows = rollout.questions * rollout.group_size
     devices = f"mesh.data x mesh.fsdp = {shards} devices"
     if rows % shards:
@@ -162,47 +211,41 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
             f"rollout.questions={rollout.questions}: x rollout.group_size={rollout.group_size} = "
             f"{rows} rows can't be split evenly over {devices}; write rollout.questions={nearest}"
         )
-    update = rows // train.minibatches
-    if train.micro_batch_tokens is None and update % shards:
-        whole = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
-        even = [n for n in whole if rows // n % shards == 0]
+    update_rows = rows // train.minibatches
+    if train.micro_batch_tokens is None and update_rows % shards:
+        divisors = [n for n in range(1, rollout.questions + 1) if rollout.questions % n == 0]
+        even = [n for n in divisors if rows // n % shards == 0]
         nearest = min(even, key=lambda n: abs(n - train.minibatches))
         raise UserError(
-            f"train.minibatches={train.minibatches}: the {update} rows of an update can't be split "
-            f"evenly over {devices}; write train.minibatches={nearest}"
+            f"train.minibatches={train.minibatches}: the {update_rows} rows of an update can't be "
+            f"split evenly over {devices}; write train.minibatches={nearest}"
         )
     if train.padding_free and shards * layout.tensor > 1:
         raise UserError(
             f"train.padding_free=true: is for one device, found {shards * layout.tensor}; write "
             "train.padding_free=false"
         )
-    micro = train.micro_batch_rows
-    if micro is not None and micro < update and micro % shards:
-        even = [n for n in range(shards, update + 1, shards) if update % n == 0]
-        nearest = min(even, key=lambda n: abs(n - micro))
+    micro_rows = train.micro_batch_rows
+    if micro_rows is not None and micro_rows < update_rows and micro_rows % shards:
+        even = [n for n in range(shards, update_rows + 1, shards) if update_rows % n == 0]
+        nearest = min(even, key=lambda n: abs(n - micro_rows))
         raise UserError(
-            f"train.micro_batch_rows={micro}: can't be split evenly over {devices}; write "
+            f"train.micro_batch_rows={micro_rows}: can't be split evenly over {devices}; write "
             f"train.micro_batch_rows={nearest}"
         )
-    for name, slots in (("rollout.slots", rollout.slots), ("eval.slots", config.eval.slots)):
-        if slots is not None and slots % layout.slot_shards:
-            raise UserError(
-                f"{name}={slots}: can't be split evenly over the {layout.slot_shards} devices that "
-                f"decode rows of their own; write {name}="
-                f"{max(slots // layout.slot_shards, 1) * layout.slot_shards}"
-            )
-    return layout
 
 
 def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """The layout of so many devices that only decode: copies of the policy, each with its rows.
+    """Returns the layout of devices that only decode: copies of the policy, each with some rows.
 
-    As many devices share a copy as in the run (`mesh.decode_tensor`), or the largest number below
+    A copy uses as many devices as in the run (`mesh.decode_tensor`), or the largest smaller number
     that divides the devices and the model.
     """
     wanted = config.mesh.decode_tensor or config.mesh.tensor
-    divided = (num_devices, shape.num_kv_heads, shape.hidden_size, shape.intermediate_size)
-    shared = max(n for n in range(1, wanted + 1) if math.gcd(*divided) % n == 0)
+    common_divisor = math.gcd(
+        num_devices, shape.num_kv_heads, shape.hidden_size, shape.intermediate_size
+    )
+    shared = max(n for n in range(1, wanted + 1) if common_divisor % n == 0)
     return MeshShape(num_devices // shared, shared, 1, shared)
 
 
@@ -211,10 +254,12 @@ class Policy:
     """Settings of the policy under a method.
 
     Attributes:
-      evaluation: compiled form of evaluation rollouts (its budgets may be larger).
-      rollout: of training; its mesh is the learner's devices, laid out for the decode copy.
-      adapter: low-rank adapters; None: all weights are trained.
-      param_dtype: type that the weights of the model are kept in.
+      learner: compiled settings of scoring and updates.
+      rollout: compiled settings of training rollouts. Its mesh has the learner's devices in the
+        layout of the decode copy.
+      evaluation: compiled settings of evaluation rollouts, whose budgets may be larger.
+      adapter: low-rank adapters; None if all weights are trained.
+      param_dtype: type in which the model's weights are stored.
     """
 
     learner: LearnerSpec
@@ -224,36 +269,49 @@ class Policy:
     param_dtype: Any = jnp.float32
 
     def place(self, state: Any) -> Any:
-        """Parameters, optimizer or train states, each part on its devices."""
+        """Puts each part of parameters, optimizer or train states on its devices."""
         mesh = self.learner.mesh
-        return state if mesh is None else parallel.place(state, parallel.shardings(state, mesh))
+        if mesh is None:
+            return state
+        return parallel.place(state, parallel.shardings(state, mesh))
 
     def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """What `build` makes, made where it stays: no device ever holds all of it."""
+        """Calls `build(*arrays)` so that each part of the result is made on its devices.
+
+        No device ever holds the complete result.
+        """
         mesh = self.learner.mesh
         if mesh is None or mesh.size == 1:
             return self.place(build(*arrays))
-        where = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
-        return jax.jit(build, out_shardings=where)(*arrays)
+        shardings = parallel.shardings(jax.eval_shape(build, *arrays), mesh)
+        return jax.jit(build, out_shardings=shardings)(*arrays)
 
     def blank(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Zeros in the shapes and places of what `build` makes, to read saved values into."""
+        """Returns zeros with the shapes and devices of `build(*arrays)`, to read saved values into.
+
+        `build` is not run.
+        """
         shapes = jax.eval_shape(build, *arrays)
-        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        # One program, where leaf by leaf it would be one for each shape.
-        return self.make(jax.jit(zeros))
+
+        # One program for all leaves; leaf by leaf, every shape would need a program.
+        @jax.jit
+        def zeros() -> Any:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        return self.make(zeros)
 
     def decode_params(self, params: Params, *, plain: bool = False) -> DecodeParams:
-        """Parameters laid out for decoding: cast, sliced, and gathered over `fsdp`.
+        """Converts parameters to the layout of decoding: cast, sliced, gathered over `fsdp`.
 
-        `plain`: of the model without its budget module, if it has one.
+        Args:
+          plain: True to leave out the budget module.
         """
         conditioned = self.learner.conditioning is not None and not plain
         types = {"dtype": self.learner.dtype, "product_dtype": self.learner.product_dtype}
         return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
-        """A function from budgets to phi(b) under these parameters; None without conditioning."""
+        """Returns a function from budgets to phi(b) for these parameters; None if unconditioned."""
         if self.learner.conditioning is None:
             return None
         module = {"budget": params["budget"]}
@@ -264,6 +322,7 @@ class Policy:
 def _decode_params(
     params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, product_dtype: Any
 ) -> DecodeParams:
+    """Converts parameters to the layout of decoding, as one program."""
     shards = 1 if mesh is None else mesh.shape["tensor"]
     types = {"dtype": dtype, "product_dtype": product_dtype}
     copy = kv_cache.decode_params(params, conditioned=conditioned, shards=shards, **types)
@@ -272,24 +331,32 @@ def _decode_params(
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | None) -> jax.Array:
+    """Computes phi of each budget on the devices of a mesh, as one program."""
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
 def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
-    """Devices of the learner, and the same laid out for the decode copy."""
+    """Returns the mesh of the learner, and the mesh of the same devices for the decode copy."""
     if mesh is None:
         return None, None
     learner = parallel.make_mesh(mesh)
-    several = mesh.num_devices > 1
-    return learner, parallel.decode_mesh(learner, mesh.decode_tensor) if several else None
+    if mesh.num_devices == 1:
+        return learner, None
+    return learner, parallel.decode_mesh(learner, mesh.decode_tensor)
 
 
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
-    """Collects the settings of a run under a method."""
+    """Returns the settings of a run's policy under a method.
+
+    Args:
+      vocab_size: embedding rows of a custom model.
+      mesh: layout of devices; None for one device.
+    """
     learner_mesh, decode_mesh = _meshes(mesh)
-    rounded, shape = config.model.product_dtype, model_shape(config, vocab_size)
+    product_dtype = config.model.product_dtype
+    shape = model_shape(config, vocab_size)
     attention = functools.partial(attention_for, config, shape.head_dim, jax.default_backend())
     learner = LearnerSpec(
         model=shape,
@@ -299,7 +366,7 @@ def make_policy(
         b_max=config.budget.max,
         temperature=config.rollout.temperature,
         dtype=jnp.dtype(config.model.compute_dtype),
-        product_dtype=rounded if rounded is None else jnp.dtype(rounded),
+        product_dtype=None if product_dtype is None else jnp.dtype(product_dtype),
         implementation=attention(config.model.attention),
         scan=config.model.scan_layers,
         remat=config.model.remat,
