@@ -63,7 +63,7 @@ CONTENTS = {
         "studies/smollm2",
         "studies/stability",
     ],
-    "Serve": ["serving"],
+    "Serve": ["serving", "vllm-training"],
     "The paper": ["equations", "paper", "theory"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }
