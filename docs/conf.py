@@ -45,6 +45,8 @@ CONTENTS = {
         "metrics",
         "devices",
         "scaling",
+        "predictions",
+        "doctor",
         "performance",
     ],
     "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
