@@ -49,7 +49,7 @@ CONTENTS = {
         "doctor",
         "performance",
     ],
-    "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
+    "Measure": ["evaluation", "grading", "own-grader", "study", "results", "reproducibility"],
     "What came out": [
         "studies/main",
         "studies/controls",
