@@ -28,6 +28,7 @@ CONTENTS = {
         "quickstart",
         "recipes",
         "smollm2-runs",
+        "import",
         "notebook",
         "data",
         "prompts",
