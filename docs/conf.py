@@ -23,7 +23,20 @@ copyright, version, release = author, __version__, __version__
 # Captions of the table of contents, and their pages in the order of reading. A page that stands
 # nowhere here is a warning, and a warning is an error.
 CONTENTS = {
-    "Start": ["../README", "quickstart", "recipes", "notebook", "data", "runs", "report", "errors"],
+    "Start": [
+        "../README",
+        "quickstart",
+        "recipes",
+        "import",
+        "notebook",
+        "data",
+        "prompts",
+        "tasks",
+        "trust",
+        "runs",
+        "report",
+        "errors",
+    ],
     "Train": [
         "methods",
         "told",
@@ -32,9 +45,11 @@ CONTENTS = {
         "metrics",
         "devices",
         "scaling",
+        "predictions",
+        "doctor",
         "performance",
     ],
-    "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
+    "Measure": ["evaluation", "grading", "own-grader", "study", "results", "reproducibility"],
     "What came out": [
         "studies/main",
         "studies/controls",
@@ -51,9 +66,10 @@ CONTENTS = {
         "studies/rivals",
         "studies/rivals-search",
         "studies/smollm2",
+        "smollm2-runs",
         "studies/stability",
     ],
-    "Serve": ["serving"],
+    "Serve": ["serving", "vllm-training"],
     "The paper": ["equations", "paper", "theory"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }

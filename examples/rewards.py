@@ -4,7 +4,7 @@ r"""Rewards beside correctness: what a response is paid for however its answer i
         "reward.weights={correct: 1, examples/rewards.py:brief: .2, examples/rewards.py:plain: .1}"
 
 Each gets the question, the whole response (thinking, tags and answer) and the reference, and
-returns a score in [0, 1]; docs/grading.md says what it may do. `process/grader_rewards_failed`
+returns a score in [0, 1]; docs/own-grader.md lists its limits. `process/grader_rewards_failed`
 counts the responses to which one gave no score.
 """
 

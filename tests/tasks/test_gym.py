@@ -21,7 +21,7 @@ SHORT = DataConfig(prompt_format="characters")
 # Small spaces of items, which their index ranges alone would not keep apart.
 FEW = ("chain_sum?max_terms=2&max_digits=1", "count_bits?max_n=255", "gcd?max_value=12")
 
-# Generators of reasoning-gym 0.1.25 with something that docs/data.md says of them.
+# Generators of reasoning-gym 0.1.25 with an exception in docs/tasks.md.
 NEEDS_MORE = {"composite"}
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 RAISES = {"prime_factorization"}
