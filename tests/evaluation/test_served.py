@@ -189,8 +189,8 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
 def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     say = lambda *words: refusal(capsys, folder, tmp_path / "out", *words)
     assert "needs the address of a server; write --url http://HOST:PORT" in say()
-    assert "is no address" in say("--url", "localhost:8000")
-    assert "is no address" in say("--url", "http://localhost:99999")
+    assert "is not an address" in say("--url", "localhost:8000")
+    assert "is not an address" in say("--url", "http://localhost:99999")
     assert "--engine-python" in say("--url", "http://a", "--engine-python", "python3")
     boxed = ["--url", "http://a", "data.prompt_format=think_answer"]
     assert "prompt_format" in say(*boxed)
