@@ -198,7 +198,7 @@ def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     assert evaluate.main(words) == 2
     assert "write --model FOLDER of the run's export" in capsys.readouterr().err
     assert evaluate.main(["--run", "runs/a", "--url", "http://a"]) == 2
-    assert "--url: is read with --engine vllm only" in capsys.readouterr().err
+    assert "--url: is only read with --engine vllm" in capsys.readouterr().err
 
 
 def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):

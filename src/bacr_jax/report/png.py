@@ -14,7 +14,9 @@ from bacr_jax.documents import write_atomically
 from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
-_ORDERED, _FIRST, _LAST = "viridis", 0.05, 0.85
+_ORDERED = "viridis"
+_FIRST = 0.05
+_LAST = 0.85
 _DPI = 150
 # Empty space beyond the ends of an axis, as a share of it.
 _MARGIN = 0.025
@@ -164,20 +166,24 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
 
 def _scale(axis: Any, name: str, scale: Scale, *, named: bool = True) -> None:
     ticks = scale.ticks(most=_STEPS)
-    of = lambda what: getattr(axis, f"set_{name}{what}")
+
+    def set_property(what: str, *args: Any, **options: Any) -> None:
+        getattr(axis, f"set_{name}{what}")(*args, **options)
+
     if scale.axis.log2:
-        of("scale")("log", base=2)
+        set_property("scale", "log", base=2)
         room = (scale.high / scale.low) ** _MARGIN
-        of("lim")(scale.low / room, scale.high * room)
+        set_property("lim", scale.low / room, scale.high * room)
         axis.minorticks_off()
     else:
         room = _MARGIN * (scale.high - scale.low)
-        of("lim")(scale.low - room, scale.high + room)
-    of("ticks")([value for value, _ in ticks], [_plain(text) if named else "" for _, text in ticks])
+        set_property("lim", scale.low - room, scale.high + room)
+    names = [_plain(text) if named else "" for _, text in ticks]
+    set_property("ticks", [value for value, _ in ticks], names)
 
 
 def _goes_on(axis: Any, one: Series, scale: Scale) -> bool:
-    """Draws open arrows where points or intervals leave their axis; whether any does."""
+    """Draws open arrows where points or intervals leave their axis; True if any does."""
     found = list[tuple[float, float, str]]()
     ends = () if one.ends is None or one.kind == "band" else one.ends
     for at, (low, high) in zip(one.y if one.across else one.x, ends):

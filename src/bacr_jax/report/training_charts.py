@@ -86,12 +86,12 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         by_cut += _series(curves, name, f"cut {number}{budget}", shown)
 
     def groups(prefix: str) -> list[Series]:
-        # They stay where they are between their updates.
-        steps = lambda name: stepped(curves.steps.tolist(), curves.values(name).tolist())
-        return [
-            Series(f"group {number}", *steps(name), shown)
-            for name, number, shown in curves.numbered(prefix)
-        ]
+        series = []
+        for name, number, group_colour in curves.numbered(prefix):
+            # Step curves, because the values are constant between their updates.
+            x, y = stepped(curves.steps.tolist(), curves.values(name).tolist())
+            series.append(Series(f"group {number}", x, y, group_colour))
+        return series
 
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
@@ -157,7 +157,8 @@ def machinery_charts(
     runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
 ) -> list[Chart | Bars]:
     """Sampler against learner, values against rewards, and where the time goes."""
-    mismatch, pace = list[Series](), list[Series]()
+    mismatch = list[Series]()
+    pace = list[Series]()
     for place, run in enumerate(runs):
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
