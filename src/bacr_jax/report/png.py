@@ -56,8 +56,8 @@ def figure(
 
     names = max(len(chart.y.ticks or ()) for charts in rows for chart in charts)
     inches = size[0] * len(rows[0]), max(size[1], 0.22 * names + 0.9) * len(rows) + 0.3
-    made = Figure(figsize=inches, layout="constrained", dpi=_DPI)
-    axes = made.subplots(len(rows), len(rows[0]), squeeze=False)
+    picture = Figure(figsize=inches, layout="constrained", dpi=_DPI)
+    axes = picture.subplots(len(rows), len(rows[0]), squeeze=False)
     shown = list[Any]()
     for row, charts in zip(axes, rows):
         for axis in row[len(charts) :]:
@@ -69,13 +69,13 @@ def figure(
             if legend == 0 and len(curves) > 1 and curves not in shown:
                 axis.legend(frameon=False, fontsize=8, loc="best")
                 shown.append(curves)
-    made.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
+    picture.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     if legend:
-        _legend(made, list(axes.flat), legend, caption)
-    return made
+        _legend(picture, list(axes.flat), legend, caption)
+    return picture
 
 
-def save(made: Any, path: Path) -> None:
+def save(picture: Any, path: Path) -> None:
     """Writes a figure as .png or .pdf; equal pictures are equal files, without version and date."""
     import matplotlib
 
@@ -84,9 +84,9 @@ def save(made: Any, path: Path) -> None:
         # Fonts that journals take (TrueType) instead of Matplotlib's Type 3.
         with matplotlib.rc_context({"pdf.fonttype": 42}):
             dates = {"CreationDate": None, "Producer": None, "Creator": None}
-            made.savefig(content, format="pdf", metadata=dates)
+            picture.savefig(content, format="pdf", metadata=dates)
     else:
-        made.savefig(content, format="png", metadata={"Software": None})
+        picture.savefig(content, format="png", metadata={"Software": None})
     write_atomically(path, content.getvalue())
 
 
@@ -114,23 +114,23 @@ def _colour(one: Series) -> Any:
     return matplotlib.colormaps[_ORDERED](_FIRST + one.colour * (_LAST - _FIRST))
 
 
-def _legend(made: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
+def _legend(picture: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
     """A caption and one legend below all panels, of every name that any of them has."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels()):
             found.setdefault(name, handle)
-    lines = textwrap.wrap(caption, int(made.get_figwidth() / 0.064))
+    lines = textwrap.wrap(caption, int(picture.get_figwidth() / 0.064))
     if found or lines:
         # A letter is about .075 inches wide, and what stands before a name half an inch.
-        fit = int(made.get_figwidth() / (0.5 + 0.075 * max(map(len, found), default=1)))
+        fit = int(picture.get_figwidth() / (0.5 + 0.075 * max(map(len, found), default=1)))
         columns = max(min(columns, len(found), fit), 1)
         more = 0.2 * -(-len(found) // columns) + 0.17 * len(lines)
-        made.set_figheight(made.get_figheight() + more)
+        picture.set_figheight(picture.get_figheight() + more)
         style = {"loc": "outside lower left", "ncols": columns, "frameon": False, "fontsize": 8.5}
         title = "\n".join(map(_plain, lines))
         style |= {"title": title, "title_fontsize": 8.5, "alignment": "left"}
-        made.legend(found.values(), found.keys(), **style)
+        picture.legend(found.values(), found.keys(), **style)
 
 
 def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:

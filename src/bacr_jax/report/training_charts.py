@@ -121,7 +121,7 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         for group in groups
     }
     top = max((np.nanmax(values[2]) for values in quantiles.values()), default=1.0)
-    made = []
+    charts = []
     for place, (group, values) in enumerate(quantiles.items()):
         # A step without questions of the group is no gap in its distribution.
         there = np.isfinite(values[1])
@@ -133,14 +133,14 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         series = [Series("", steps, middle.tolist(), colour(place + 1), ends, kind="band")]
         axis = Axis("tokens", low=0.0, high=float(top))
         title = f"Sampled budgets, difficulty group {group}"
-        made.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
-    return made
+        charts.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
+    return charts
 
 
 def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
     """The same metric of several runs, a chart per metric that one of them has."""
     curves = {run.label: Curves(run.metrics) for run in runs}
-    made = []
+    charts = []
     for title, metric, axis in _COMPARED:
         series = []
         for place, (label, of_run) in enumerate(curves.items()):
@@ -149,8 +149,8 @@ def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
                 name = cuts[-1][0]
             series += _series(of_run, name, label, colour(place + 1))
         if series:
-            made.append(Chart(title, series, _STEP, axis))
-    return made
+            charts.append(Chart(title, series, _STEP, axis))
+    return charts
 
 
 def machinery_charts(
