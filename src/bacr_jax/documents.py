@@ -1,6 +1,6 @@
-"""Files: those that others wrote, and ours, written so that no reader ever sees half of one.
+"""Reads files, and writes files atomically, so that a reader never sees a partial file.
 
-The readers and the one atomic writer are `bacr_grading.files`, under the library's name.
+Re-exports the readers and the atomic writer of `bacr_grading.files`.
 """
 
 import json
@@ -26,7 +26,7 @@ from bacr_grading.errors import UserError
 
 
 def check_model_folder(path: str | Path, where: str) -> None:
-    """Refuses a path at which there is no folder; `where` is the key or option that named it."""
+    """Raises a UserError if `path` is not a folder; `where` is the key or option with the path."""
     if not Path(path).is_dir():
         between = " " if where.startswith("-") else "="
         write = nearest(Path(path), "a Hugging Face folder")
@@ -34,7 +34,7 @@ def check_model_folder(path: str | Path, where: str) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """The refusal for a file that the system does not let us write."""
+    """Returns the error for a file that can't be written."""
     return UserError(
         f"{path}: can't be written ({error.strerror}); make room or rights, and run the same "
         "command again"
@@ -42,7 +42,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:
-    """`replace_file` of a run's file; UserError: no space, or no right to write there."""
+    """Replaces a file atomically; raises a UserError without space or permission."""
     try:
         replace_file(path, content)
     except OSError as error:
@@ -50,12 +50,12 @@ def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomically` of indented JSON."""
+    """Writes a value atomically as indented JSON."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Adds one JSON line, handed to the system before this returns."""
+    """Appends a record as a JSON line, and flushes it to the operating system."""
     line = json.dumps(record, allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -64,8 +64,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         raise cannot_write(path, error) from None
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of a JSONL file with their records, without a last line torn by a kill."""
+def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the lines of a JSONL file with their records, except for an incomplete last line."""
     if not path.exists():
         return
     check_regular(path)
@@ -82,7 +82,7 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
             record = parse_json(text)
             if not isinstance(record, dict):
                 raise ValueError
-        # Bytes that are no UTF-8 and text that is no JSON are both ValueErrors.
+        # Invalid UTF-8 and invalid JSON both raise ValueError.
         except ValueError:
             if not file.read(1):
                 return
@@ -98,8 +98,8 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file; none if it is not there. A torn last line is left out."""
-    return [record for _, record in _whole_lines(path)]
+    """Returns the records of a JSONL file without an incomplete last line; [] if it is missing."""
+    return [record for _, record in _complete_lines(path)]
 
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
@@ -108,15 +108,16 @@ def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def lines_until(path: Path, step: int) -> Iterator[str]:
-    """Lines of a JSONL file, as they are, whose records are not of later steps."""
-    return (text for text, record in _whole_lines(path) if record.get("step", 0) <= step)
+    """Returns the unchanged lines of a JSONL file with records up to `step`."""
+    return (text for text, record in _complete_lines(path) if record.get("step", 0) <= step)
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Drops the records of later steps, and a torn last line."""
+    """Removes records of later steps and an incomplete last line from a JSONL file."""
     if not path.exists():
         return
-    # A long run's metrics are a hundred megabytes, of which nothing is dropped as a rule.
-    kept = sum(len(text.encode()) + 1 for text in lines_until(path, step))
-    if kept != path.stat().st_size:
+    # Compares sizes first, because the metrics of a long run have a hundred megabytes and usually
+    # nothing is removed.
+    remaining_size = sum(len(text.encode()) + 1 for text in lines_until(path, step))
+    if remaining_size != path.stat().st_size:
         write_atomically(path, (f"{text}\n" for text in lines_until(path, step)))

@@ -1,7 +1,7 @@
-"""Words for what went wrong, on one line.
+"""Formats errors on one line.
 
-`UserError` means: this input can not be used, and here is what to write instead. The class is that
-of the grader, which needs it where there is no library: commands catch one.
+A `UserError` reports an input that can't be used, and what to write instead. `bacr_grading` defines
+the class because it also runs without this package, so that commands catch one class.
 """
 
 import sys
@@ -14,21 +14,21 @@ __all__ = ["UserError", "attempt", "faults_of", "first_of", "printable", "reason
 
 
 def first_of(names: Sequence[str], most: int = 1) -> str:
-    """`a, b and 3 more`: the first `most` names, and how many others there are."""
+    """Joins the first `most` names and the number of the others, as in `a, b and 3 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error; of one without a text its type."""
+    """Returns the first line of an error's message, or its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def attempt(what: str, call: Callable[..., Any], *args: Any) -> bool:
-    """Whether a call succeeds on which no result depends; `what` is warned of where it fails."""
+    """Calls a function; a failure only prints a warning beginning with `what`. True on success."""
     try:
         call(*args)
-    # A picture, a font, a disk, a network or a library can fail in any way.
+    # Pictures, fonts, disks, networks and libraries can raise any exception.
     except Exception as error:
         print(f"warning: {what} ({printable(reason_of(error))})", file=sys.stderr)
         return False

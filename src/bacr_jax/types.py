@@ -1,4 +1,4 @@
-"""Pytrees that travel between rooms, and the axis letters used in every annotation.
+"""Defines the pytrees that rooms exchange, and the axis letters of all annotations.
 
 B rows, Q questions, G group (rollouts per question), M cuts, A answer tokens, P prompt tokens,
 T thinking tokens, S positions of a trunk (prompt and thinking), V vocabulary, D model width,
@@ -39,13 +39,13 @@ _T = typing.TypeVar("_T")
 Scalar = int | float | Array
 # Parameters of a model or of a part of it, by name.
 Params = dict[str, Any]
-# Called every now and then while something long goes on; stops it by raising. None: nobody asks.
+# Function that long operations call regularly and that can stop them by raising, or None.
 Poll = Callable[[], None] | None
 
 
 @typing.dataclass_transform(frozen_default=True)
 def pytree(cls: type[_T]) -> type[_T]:
-    """A frozen dataclass that is a JAX pytree.
+    """Makes a class a frozen dataclass that is a JAX pytree.
 
     Fields are annotated with the shapes of their arrays, but not checked when an instance is made:
     JAX itself fills pytrees with shapes, shardings and tracers of other ranks.
@@ -58,7 +58,7 @@ CLOSED_BY_BUDGET = 0  # forced at the budget
 CLOSED_BY_TAG = 1  # the model wrote the closing tag
 CLOSED_BY_EOS = 2  # the model ended its turn without closing its thinking
 
-# In place of a budget: the model is not told any, and may think as long as the buffers last.
+# In place of a budget: the model receives no budget and may think until the buffers are full.
 NO_BUDGET = -1
 
 
@@ -79,11 +79,11 @@ class Prompts:
     question_end: Int[Array, "B"]
 
     def take(self, index: Int[np.ndarray, "n"]) -> "Prompts":
-        """Rows at some places, on the host."""
+        """Returns the rows at these indices, as arrays on the host."""
         return jax.tree.map(lambda x: np.asarray(x)[index], self)
 
     def padded(self, width: int) -> "Prompts":
-        """The same, on the host, in rows of so many places."""
+        """Returns the prompts padded to `width` tokens, as arrays on the host."""
         more = width - self.tokens.shape[1]
         tokens: Any = np.pad(np.asarray(self.tokens), ((0, 0), (0, more)))
         return dataclasses.replace(self, tokens=tokens)
@@ -100,8 +100,8 @@ class Trunks:
       thinking: thinking tokens per row, without the closing tag; when forced the budget, or
         up to a grace window more.
       close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
-      budgets: tokens after which the row is cut, grace aside; what it was told may differ
-        (`make_batch` is then given that too).
+      budgets: tokens after which the row is cut, without the grace window; the budget the model
+        received may differ and is then a separate argument of `make_batch`.
       logprobs: log-probability of each sampled token under the sampling distribution, 0 elsewhere;
         entry t belongs to the t-th sampled token.
     """
@@ -116,7 +116,7 @@ class Trunks:
 
     @classmethod
     def empty(cls, rows: int, *, width: int, sampled: int) -> "Trunks":
-        """Rows without a token, on the host, for `width` of them of which so many are sampled."""
+        """Returns empty rows on the host for `width` tokens, of which `sampled` are sampled."""
         none: Any = np.zeros(rows, np.int32)
         tokens: Any = np.zeros((rows, width), np.int32)
         logprobs: Any = np.zeros((rows, sampled), np.float32)
@@ -147,9 +147,9 @@ class Branches:
 
     @classmethod
     def empty(cls, rows: int, cuts: int, *, width: int, sampled: int) -> "Branches":
-        """Branches without a token, on the host, for `width` of them of which so many are sampled.
+        """Returns empty branches on the host, with room for `width` tokens.
 
-        `cuts` may be 0, which is what trunks without any cut have.
+        `sampled` of these tokens are sampled. `cuts` may be 0 for trunks without cuts.
         """
         none: Any = np.zeros((rows, cuts), np.int32)
         tokens: Any = np.zeros((rows, cuts, width), np.int32)

@@ -30,7 +30,7 @@ BAD_CONFIGS = [
     ({"conditioning": {"words": "{budget} of {budget}"}}, "write a sentence with {budget} once"),
     (
         {"conditioning": {"words": "At most {budget}!"}},
-        "conditioning.words: the set has its own tokens for a budget; leave it out",
+        "conditioning.words: the set has its own tokens for a budget; leave this key out",
     ),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
     ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
@@ -48,7 +48,7 @@ BAD_CONFIGS = [
     ),
     (
         {"model": {"product_dtype": "bfloat16", "compute_dtype": "bfloat16"}},
-        "model.product_dtype=bfloat16: is of a model that computes in float32, found model.compute",
+        "model.product_dtype=bfloat16: needs a model that computes in float32, found model.compute",
     ),
     ({"mesh": {"tensor": 2}}, "mesh.tensor=2: must divide model.num_kv_heads=1; write 1"),
     (
@@ -91,7 +91,7 @@ BAD_CONFIGS = [
     ),
     (
         {"optimizer": {"single_rate": True}},
-        "value.inner_steps=4: are steps of the head alone",
+        "value.inner_steps=4: are steps of only the head",
     ),
     ({"mesh": {"fsdp": 0}}, "mesh.fsdp: found 0; write a number of shards, or -1"),
     ({"data": {"train": "gsm8k"}}, "data.train: found 'gsm8k'; write ledger, or NAME:PATH"),
@@ -139,7 +139,7 @@ BAD_CONFIGS = [
     ),
     (
         {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.2, "b.py:f": 0.2}}},
-        "reward.weights: two rewards are called 'f', as their metrics are; write functions of",
+        "reward.weights: two rewards have the name 'f', and metrics are named after them; write",
     ),
     ({"reward": {"apart": True}}, "reward.apart=true: reward.weights has no second reward"),
     ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
@@ -166,11 +166,11 @@ BAD_CONFIGS = [
         {"eval": {"holdout": 0, "every": 5}},
         "eval.holdout=0: leaves eval.select=train_holdout no question to select on; write 1",
     ),
-    ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read, since warmup.steps=0"),
+    ({"warmup": {"dir": "x"}}, "warmup.dir=x: is not read with warmup.steps=0"),
     ({"budget": {"min": 300, "max": 200}}, "budget.min=300: is above budget.max=200"),
     (
         {"budget": {"prior": "choices", "max": 32, "min": 16}, "eval": {"budgets": [8, 64]}},
-        "budget.choices: found an empty list, which stands for eval.budgets between",
+        "budget.choices: found an empty list, which means the eval.budgets between",
     ),
     (
         {"budget": {"prior": "choices", "choices": (512, 5000)}},
@@ -206,7 +206,7 @@ BAD_CONFIGS = [
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},
-        "a row has 33920 tokens, and qwen2.5-7b was made for 32768",
+        "a row has 33920 tokens, but qwen2.5-7b supports at most 32768",
     ),
 ]
 

@@ -71,7 +71,7 @@ def test_a_run_with_its_step_or_a_model_names_a_policy(words, step):
         ("", "write --run DIR or --model HFDIR"),
         ("--run a --model b", "write --run DIR or --model HFDIR"),
         ("--model b --step 3", "only a run has steps"),
-        ("--run a --download", "a run holds its weights; leave it out"),
+        ("--run a --download", "a run contains its weights; leave it out"),
         ("--run a --step -3", "found '-3'; write the number of a step, best or newest"),
         ("--run a --step 3.5", "found '3.5'; write the number of a step, best or newest"),
     ],

@@ -254,7 +254,7 @@ class TestHelp:
             start = f"{name}: " if key.is_section else f"  {name} "
             assert sum(line.startswith(start) for line in lines) == 1, name
             assert " ".join(key.meaning.split()) in words
-        assert "curriculum.alpha 0.6 how much a high pass rate" in words
+        assert "curriculum.alpha 0.6 how strongly a high pass rate" in words
         assert "(a number, in [0, 1])" in words
         assert "(true or false)" in words
 

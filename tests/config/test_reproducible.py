@@ -58,7 +58,7 @@ def test_flags_of_the_user_stay_and_nothing_is_said_twice(tmp_path):
     [
         (
             "--xla_gpu_deterministic_ops=false",
-            "XLA_FLAGS: found --xla_gpu_deterministic_ops=false, but reproducible=true needs it",
+            "XLA_FLAGS: found --xla_gpu_deterministic_ops=false, but reproducible=true needs true",
         ),
         ("--xla_gpu_exclude_nondeterministic_ops=0", "nondeterministic_ops=0, but reproducible"),
         # The last of two counts.

@@ -60,8 +60,8 @@ def test_a_name_that_could_mean_a_file_here_is_refused(elsewhere, own):
         config_io.load(["quickstart"])
     # Both are what the message says.
     first, second = str(e.value).split("; write ")[1].split(", ")
-    assert config_io.load([first.removesuffix(" for the one")]).seed == 7
-    assert config_io.load([second.removesuffix(" for the other")]).budget.max == 64
+    assert config_io.load([first.removesuffix(" for the file")]).seed == 7
+    assert config_io.load([second.removesuffix(" for the config")]).budget.max == 64
 
 
 def test_a_path_is_the_file_there(elsewhere):

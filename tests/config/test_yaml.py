@@ -73,15 +73,15 @@ def test_a_file_that_sets_nothing_has_no_entries(tmp_path, text):
 
 # Content of a file, and pieces of the line that refuses it.
 BAD_FILES = [
-    ("seed: 1\nseed: 2", "line 2: seed: already given in line 1; write it once"),
-    ("budget: {min: 1}\nbudget.min: 2", "line 2: budget.min: already given in line 1"),
-    ("budget: {min: 1}\nbudget: {max: 2}", "line 2: budget: already given in line 1"),
+    ("seed: 1\nseed: 2", "line 2: seed: already set in line 1; write it once"),
+    ("budget: {min: 1}\nbudget.min: 2", "line 2: budget.min: already set in line 1"),
+    ("budget: {min: 1}\nbudget: {max: 2}", "line 2: budget: already set in line 1"),
     ("reward:\n  seed: {a: 1, 'a': 2}", "line 2: reward: found 'a' twice; write it once"),
     ("seed: [{a: {b: 1, b: 1}}]", "line 1: seed: found 'b' twice; write it once"),
     ("foo:\n  a: 1\n  b: 2\n\n  a: 3", "line 5: foo: found 'a' twice; write it once"),
     ("foo:\n- a: 1\n- {b: 2,\n   b: 3}", "line 4: foo: found 'b' twice; write it once"),
-    ("budget:\n  min: 1\nseed: 1\nbudget:\n  max: 2", "line 4: budget: already given in line 1"),
-    ("budget:\n  min: 1\n  max: 2\n  min: 3", "line 4: budget.min: already given in line 2"),
+    ("budget:\n  min: 1\nseed: 1\nbudget:\n  max: 2", "line 4: budget: already set in line 1"),
+    ("budget:\n  min: 1\n  max: 2\n  min: 3", "line 4: budget.min: already set in line 2"),
     ("- seed", "line 1: found ['seed'], not keys; write lines such as `seed: 0`"),
     ("seed = 1", "line 1: found 'seed = 1', not keys"),
     ("42", "found 42, not keys"),
@@ -109,7 +109,7 @@ BAD_OVERRIDES = [
     ("seed", "command line: found 'seed'; write key=value, such as seed=1"),
     ("=1", "command line: found '=1'; write key=value"),
     ("", "command line: found ''; write key=value"),
-    ("budget={max: 3, max: 4}", "command line: budget.max: already given"),
+    ("budget={max: 3, max: 4}", "command line: budget.max: already set"),
     ("seed=[", "command line: seed: not valid YAML (expected the node content"),
     ("seed=1\nmethod: 2", "command line: seed: not valid YAML"),
 ]

@@ -189,8 +189,8 @@ def test_a_server_that_can_not_be_used_is_one_line(folder, key, tmp_path, capsys
 def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     say = lambda *words: refusal(capsys, folder, tmp_path / "out", *words)
     assert "needs the address of a server; write --url http://HOST:PORT" in say()
-    assert "is no address" in say("--url", "localhost:8000")
-    assert "is no address" in say("--url", "http://localhost:99999")
+    assert "is not an address" in say("--url", "localhost:8000")
+    assert "is not an address" in say("--url", "http://localhost:99999")
     assert "--engine-python" in say("--url", "http://a", "--engine-python", "python3")
     boxed = ["--url", "http://a", "data.prompt_format=think_answer"]
     assert "prompt_format" in say(*boxed)
@@ -198,7 +198,7 @@ def test_options_that_make_no_sense_are_one_line(folder, tmp_path, capsys):
     assert evaluate.main(words) == 2
     assert "write --model FOLDER of the run's export" in capsys.readouterr().err
     assert evaluate.main(["--run", "runs/a", "--url", "http://a"]) == 2
-    assert "--url: is read with --engine vllm only" in capsys.readouterr().err
+    assert "--url: is only read with --engine vllm" in capsys.readouterr().err
 
 
 def test_a_folder_of_others_is_one_line(tmp_path, capsys, ledger_tokens):

@@ -238,14 +238,14 @@ def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
 def test_settings_that_contradict_each_other(tmp_path):
     for overrides, says in (
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
-        (["rollout.urls=[http://one:1]"], "is read with rollout.engine=vllm only"),
+        (["rollout.urls=[http://one:1]"], "is only read with rollout.engine=vllm"),
         (
             ["rollout.ahead=1", "loss.sequence_mask=0.1"],
             "the learner and this package's decoder take turns",
         ),
         (
             ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1"],
-            "of the policy before the newest, and nothing corrects for that",
+            "the previous policy samples the traces, and nothing corrects for that",
         ),
     ):
         with pytest.raises(UserError, match=says):

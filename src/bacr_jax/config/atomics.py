@@ -1,9 +1,9 @@
-"""A flag of XLA for NVIDIA GPUs under jaxlib 0.10.2 to 0.11.0, set before XLA starts.
+"""Sets a flag of XLA for NVIDIA GPUs under jaxlib 0.10.2 to 0.11.0, before XLA starts.
 
-These versions add float32 numbers into an array, the gradient of the embedding, by loops of
-compare-and-swap instead of the GPU's own addition: 1 ms becomes 500 ms where many tokens are the
-same (jax issue 38806, xla issue 46225). 0.11.1 has the fast one again. The flag allows it, which
-rounds sums below 1e-38 to zero. `train` and the doctor call this; it needs no JAX.
+These versions sum the gradient of the embedding in float32 by compare-and-swap loops instead of the
+GPU's atomic addition: 1 ms becomes 500 ms if many tokens are equal (jax issue 38806, xla issue
+46225). 0.11.1 uses the atomic addition again. The flag allows the atomic addition, which rounds
+sums below 1e-38 to zero. `train` and the doctor call this module, which does not import JAX.
 """
 
 import importlib.metadata
@@ -17,10 +17,11 @@ from bacr_jax.config.reproducible import VARIABLE, gpus_in_use
 
 OPTIONS = "xla_backend_extra_options"
 FLAG = f"--{OPTIONS}=-nvptx-allow-ftz-atomics"
-# XLA's compiler for GPUs is in these packages. LLVM ends a process of a version that does not know
-# the option, so others never get it.
+# These packages contain XLA's compiler for GPUs. Other versions do not get the option, because LLVM
+# ends the process if the option is unknown.
 _COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt")
-_FIRST, _FIXED = (0, 10, 2), (0, 11, 1)
+_FIRST = (0, 10, 2)
+_FIXED = (0, 11, 1)
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -40,21 +41,21 @@ def slow_compiler() -> str | None:
 def allow_fast_additions(
     environment: MutableMapping[str, str] | None = None, driver: Path = _DRIVER
 ) -> None:
-    """Adds the flag to XLA_FLAGS where GPUs would add slowly without it.
+    """Adds the flag to XLA_FLAGS if a GPU compiler with slow additions is installed.
 
-    A value of the same flag that the user wrote stays, and so does a file of flags. Call it before
-    any device is used.
+    XLA_FLAGS stays unchanged if it contains the flag or names a file of flags. Call this function
+    before any device is used.
 
     Args:
-      environment: the process's environment by default.
-      driver: a file that NVIDIA's driver makes.
+      environment: environment variables, changed in place; os.environ by default.
+      driver: a file that exists if NVIDIA's driver is loaded.
     """
-    here = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     compiler = slow_compiler()
-    platforms = here.get("JAX_PLATFORMS", "cuda")
+    platforms = variables.get("JAX_PLATFORMS", "cuda")
     if not driver.exists() or not re.search("cuda|gpu", platforms) or compiler is None:
         return
-    flags = here.get(VARIABLE, "").strip()
+    flags = variables.get(VARIABLE, "").strip()
     is_file = flags and not flags.startswith("-")
     if is_file or OPTIONS in flags:
         return
@@ -65,4 +66,4 @@ def allow_fast_additions(
             file=sys.stderr,
         )
         return
-    here[VARIABLE] = f"{flags} {FLAG}".strip()
+    variables[VARIABLE] = f"{flags} {FLAG}".strip()

@@ -1,4 +1,4 @@
-"""Which budgets, cuts and schedules make sense together; see `checks`."""
+"""Finds contradictions among budgets, cuts and their schedule, for `checks`."""
 
 import math
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from bacr_jax.config.values import written
 _QWEN2_5 = [f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")]
 _QWEN3 = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
 _R1 = [f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b")]
-# Shapes that `model.preset` may name (their numbers are in model/sizes.py), and the positions that
-# they were made for (max_position_embeddings of their config.json).
+# Presets of `model.preset` (sizes: model/sizes.py), each with the most positions of the released
+# model (max_position_embeddings of its config.json).
 PRESETS = {
     **dict.fromkeys(_QWEN2_5, 32768),
     **dict.fromkeys(_QWEN3, 40960),
@@ -21,8 +21,10 @@ PRESETS = {
 
 
 def budget_problems(config: Config) -> Iterator[str]:
-    """What is wrong with budgets, cuts, what they add up to, and the schedule of budgets."""
-    budget, cuts, model = config.budget, config.cuts, config.model
+    """Yields an error message for each contradiction in budgets, cuts, lengths and the schedule."""
+    budget = config.budget
+    cuts = config.cuts
+    model = config.model
     if budget.min > budget.max:
         yield (
             f"budget.min={budget.min}: is above budget.max={budget.max}; write at most {budget.max}"
@@ -32,8 +34,8 @@ def budget_problems(config: Config) -> Iterator[str]:
     yield from level_problems(config)
     if budget.grace and own_tokens(config.data):
         yield (
-            f"budget.grace={budget.grace}: {own_tokens(config.data)} have no line break at which "
-            "thinking could end; write 0"
+            f"budget.grace={budget.grace}: tokens of {own_tokens(config.data)} have no line break "
+            "at which thinking could end; write 0"
         )
     if cuts.count > budget.min:
         yield (
@@ -59,30 +61,33 @@ def budget_problems(config: Config) -> Iterator[str]:
         )
     answers = config.rollout.answer_tokens
     longest = config.data.max_prompt_tokens + max(budget.max, *budgets, 1) + budget.grace + answers
-    if longest > (made_for := PRESETS.get(model.preset, longest)):
+    most_positions = PRESETS.get(model.preset, longest)
+    if longest > most_positions:
         yield (
             f"budget.max={budget.max}, eval.budgets={written(budgets)}: with "
             f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.answer_tokens="
-            f"{answers} a row has {longest} tokens, and {model.preset} was made for "
-            f"{made_for}; write smaller ones"
+            f"{answers} a row has {longest} tokens, but {model.preset} supports at most "
+            f"{most_positions}; write smaller budgets or fewer tokens"
         )
-    first, groups = config.curriculum.mu0, config.data.num_groups
-    if isinstance(first, tuple) and len(first) != groups:
+    locations = config.curriculum.mu0
+    groups = config.data.num_groups
+    if isinstance(locations, tuple) and len(locations) != groups:
         yield (
-            f"curriculum.mu0: found {len(first)} values for data.num_groups={groups}; write one "
-            "number, or one per group"
+            f"curriculum.mu0: found {len(locations)} values for data.num_groups={groups}; write "
+            "one number, or one per group"
         )
 
 
 def _choices(config: Config) -> Iterator[str]:
+    """Yields an error message if the prior `choices` cannot draw from its list."""
     budget = config.budget
     choices = drawn(config)
     rising = tuple(sorted(set(choices)))
     within = tuple(b for b in rising if budget.min <= b <= budget.max)
     if not rising:
         yield (
-            "budget.choices: found an empty list, which stands for eval.budgets between budget.min "
-            "and budget.max, and there are none; write "
+            "budget.choices: found an empty list, which means the eval.budgets between budget.min "
+            "and budget.max, but none lies between them; write "
             f"budgets such as [{written(budget.min)}, {written(budget.max)}]"
         )
     elif within != rising:

@@ -1,6 +1,6 @@
-"""Which values of the config make sense, alone and together; checked before any device work.
+"""Checks the values of a config, each by itself and in combination, before any device work.
 
-A problem is a line that names the dotted keys, what was found and what to write instead.
+A problem is one line: the dotted keys, the value found, and what to write instead.
 """
 
 import datetime
@@ -29,25 +29,26 @@ from bacr_jax.config.schema import Config, WarmupConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
-# Sets that are any table, whose columns are named by data.question_column and so on.
+# Names of sets for arbitrary tables, whose columns data.question_column and similar keys name.
 TABLES = ("jsonl", "json", "csv", "parquet")
-# Difficulty levels of the ledger and of MATH, from which groups are made.
+# Number of difficulty levels of the ledger and of MATH, which form the difficulty groups.
 NUM_LEVELS = 5
 
-# Stands for the number in `conditioning.words`.
+# Placeholder of the number in `conditioning.words`.
 BUDGET = "{budget}"
 
-# Settings of a warm-up whose defaults would ruin a pretrained model, or ask too much of it.
+# Warm-up settings whose defaults would damage a pretrained model or be out of its reach, and what
+# to write instead.
 _FROM_SCRATCH = {
     "learning_rate": "1e-5, or what suits the model",
     "hold_accuracy": "0 for a fixed number of steps, or an accuracy within its reach",
     "target_accuracy": "0 for none, or an accuracy within its reach",
 }
 
-# Cuts of a dense curve: each is an answer of its own.
+# Most cuts of a dense curve, because each cut costs an answer.
 _MOST_CUTS = 256
 
-# Texts that may be empty.
+# Keys of texts that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
 
 # Finds problems of a config, one line each.
@@ -55,6 +56,7 @@ Finder = Callable[[Config], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
+    """Returns the items of a list or mapping, or a single value as the only item."""
     if isinstance(value, Mapping):
         return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)
@@ -64,7 +66,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
     for name, key in walk(config):
         if key.bounds is None:
             continue
-        # Words and null may stand where numbers do.
+        # The key may also allow words or null, which have no range.
         numbers = [item for item in _items(key.value) if isinstance(item, int | float)]
         outside = [number for number in numbers if not inside(number, key.bounds)]
         if outside:
@@ -95,15 +97,18 @@ def _rewards(config: Config) -> Iterator[str]:
     if weights and CORRECT not in weights:
         yield (
             f"reward.weights: found {written(weights)}; write {{{CORRECT}: 1, FILE.py:function: "
-            "0.2}, since accuracy and pass rates are those of the first"
+            "0.2}, because accuracy and pass rates come from {CORRECT}"
         )
-    found = [grader_problem(name, "reward.weights", CORRECT) for name in weights if name != CORRECT]
-    yield from filter(None, found)
+    for name in weights:
+        problem = None if name == CORRECT else grader_problem(name, "reward.weights", CORRECT)
+        if problem is not None:
+            yield problem
     names = [function_name(name) for name in weights]
-    if repeated := [name for place, name in enumerate(names) if name in names[:place]]:
+    repeated = [name for index, name in enumerate(names) if name in names[:index]]
+    if repeated:
         yield (
-            f"reward.weights: two rewards are called {repeated[0]!r}, as their metrics are; write "
-            "functions of different names"
+            f"reward.weights: two rewards have the name {repeated[0]!r}, and metrics are named "
+            "after them; write functions with different names"
         )
     if config.reward.apart and not reward_shares(config):
         yield "reward.apart=true: reward.weights has no second reward; write one, or false"
@@ -131,11 +136,11 @@ def _prompt_date(config: Config) -> Iterator[str]:
 
 
 def _arithmetic(config: Config) -> Iterator[str]:
-    """Yields types and kernels that do not go together."""
+    """Yields an error message for each number type that a kernel or another type excludes."""
     model = config.model
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
-            f"model.product_dtype={model.product_dtype}: is of a model that computes in float32, "
+            f"model.product_dtype={model.product_dtype}: needs a model that computes in float32, "
             f"found model.compute_dtype={model.compute_dtype}; write model.compute_dtype=float32, "
             "or model.product_dtype=null"
         )
@@ -151,7 +156,8 @@ def _arithmetic(config: Config) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
-    model, mesh = config.model, config.mesh
+    model = config.model
+    mesh = config.mesh
     if model.preset not in (*PRESETS, "custom"):
         near = difflib.get_close_matches(model.preset.lower(), PRESETS, n=1, cutoff=0.4)
         yield (
@@ -172,7 +178,9 @@ def _model(config: Config) -> Iterator[str]:
 
 def _custom_shape(config: Config) -> Iterator[str]:
     model = config.model
-    heads, kv_heads, width = model.num_heads, model.num_kv_heads, model.hidden_size
+    heads = model.num_heads
+    kv_heads = model.num_kv_heads
+    width = model.hidden_size
     if heads % kv_heads:
         divisors = [d for d in range(1, heads + 1) if heads % d == 0]
         yield (
@@ -181,8 +189,8 @@ def _custom_shape(config: Config) -> Iterator[str]:
         )
     if width % 2:
         yield (
-            f"model.hidden_size={width}: must be even, for the sines and cosines of the budget; "
-            f"write {width + 1}"
+            f"model.hidden_size={width}: must be even, because the budget's sinusoids come in "
+            f"pairs; write {width + 1}"
         )
     if model.head_dim is None and width % heads:
         yield (
@@ -192,13 +200,14 @@ def _custom_shape(config: Config) -> Iterator[str]:
     elif (model.head_dim or width // heads) % 2:
         name = "model.hidden_size/model.num_heads" if model.head_dim is None else "model.head_dim"
         yield (
-            f"{name}={model.head_dim or width // heads}: must be even, since rotary positions turn "
-            "pairs; write an even model.head_dim"
+            f"{name}={model.head_dim or width // heads}: must be even, because rotary positions "
+            "rotate pairs; write an even model.head_dim"
         )
 
 
 def _sources(config: Config) -> Iterator[str]:
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     if not data.eval:
         yield "data.eval: found an empty list; write at least one set, such as [ledger]"
     trained = [name for _, name in mixture(data.train)]
@@ -206,15 +215,15 @@ def _sources(config: Config) -> Iterator[str]:
     if not trained or not all(0 < weight < math.inf for weight in weights):
         yield f"data.train: found {written(data.train)}; write sets with weights above 0"
     if "ledger" in trained and data.train != "ledger":
-        yield "data.train: the ledger has its own tokens and can't be mixed; write ledger alone"
+        yield "data.train: the ledger has its own tokens and can't be mixed; write only ledger"
     named = [("data.train", spec) for spec in trained] + [("data.eval", s) for s in data.eval]
     for key, spec in named:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
-            yield f"{key}: found {spec!r}; write ledger (it is made, not read)"
-        # What is made, and files of one's own, need no path.
-        alone = name == "ledger" or name.endswith(".py")
-        if spec.strip() and not (alone or (name.strip() and path.strip())):
+            yield f"{key}: found {spec!r}; write ledger (it is generated, not read)"
+        # The ledger is generated, and a Python file is itself a path.
+        needs_no_path = name == "ledger" or name.endswith(".py")
+        if spec.strip() and not (needs_no_path or (name.strip() and path.strip())):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
     for kind, sets in {"question": named, "answer": named, "trace": named[: len(trained)]}.items():
         column = getattr(data, f"{kind}_column")
@@ -231,11 +240,11 @@ def _sources(config: Config) -> Iterator[str]:
             "prompts and tokenizers differ; write "
             + ("[ledger]" if procedural else "sets in natural language only")
         )
-    own = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
+    setting_of = {"ledger": "data.train=ledger", "characters": "data.prompt_format=characters"}
     tokens = own_tokens(data)
     if tokens and (model.path or model.tokenizer):
         key = "model.path" if model.path else "model.tokenizer"
-        yield f"{key}: {own[tokens]} has its own small model and tokenizer; write null"
+        yield f"{key}: {setting_of[tokens]} has its own small model and tokenizer; write null"
     if not tokens and not (model.path or model.tokenizer):
         yield (
             f"model.path: is null, but data.train={written(data.train)} needs a tokenizer; write a "
@@ -267,28 +276,33 @@ def _groups(config: Config) -> Iterator[str]:
         )
     if data.groups == "level" and data.labels is not None:
         yield (
-            f"data.labels={data.labels}: is not read, since data.groups=level; write "
+            f"data.labels={data.labels}: is not read with data.groups=level; write "
             "data.groups=solve_rate, or data.labels=null"
         )
     if procedural and data.prompt_format != "auto":
         yield f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
     if own_tokens(data) and config.conditioning.words != ConditioningConfig().words:
-        yield "conditioning.words: the set has its own tokens for a budget; leave it out"
+        yield "conditioning.words: the set has its own tokens for a budget; leave this key out"
 
 
 def _warmup(config: Config) -> Iterator[str]:
-    data, warmup = config.data, config.warmup
+    data = config.data
+    warmup = config.warmup
     procedural = data.train == "ledger"
-    for name, instead in _FROM_SCRATCH.items() if warmup.steps and config.model.path else ():
-        if getattr(warmup, name) == getattr(WarmupConfig(), name):
+    is_pretrained = warmup.steps > 0 and bool(config.model.path)
+    for name, instead in _FROM_SCRATCH.items():
+        if is_pretrained and getattr(warmup, name) == getattr(WarmupConfig(), name):
             yield (
                 f"warmup.{name}={getattr(warmup, name):g}: the default is for a small model made "
                 f"from scratch, not for model.path={config.model.path}; write {instead}"
             )
     if warmup.steps and data.prompt_format == "boxed":
-        yield "data.prompt_format=boxed: the warm-up ends its thinking by a tag; write think_answer"
+        yield (
+            "data.prompt_format=boxed: has no closing tag, which the warm-up needs; write "
+            "think_answer"
+        )
     if procedural and warmup.styles:
-        yield "warmup.styles: the ledger has stages of its own; leave it out"
+        yield "warmup.styles: the ledger defines its styles itself; leave this key out"
     if not procedural and warmup.style is not None:
         yield (
             f"warmup.style={warmup.style}: ends the ledger's warm-up, found data.train="
@@ -296,13 +310,14 @@ def _warmup(config: Config) -> Iterator[str]:
         )
     if warmup.dir is not None and not warmup.steps:
         yield (
-            f"warmup.dir={warmup.dir}: is not read, since warmup.steps=0; write the steps of that "
+            f"warmup.dir={warmup.dir}: is not read with warmup.steps=0; write the steps of that "
             "warm-up, or warmup.dir=null"
         )
     if procedural and warmup.style is not None and data.ledger.variant != "tradeoff":
         yield (
             f"warmup.style={warmup.style}: data.ledger.variant={data.ledger.variant} teaches too "
-            "many styles to stop by one; write data.ledger.variant=tradeoff, or warmup.style=null"
+            "many styles to stop by one of them; write data.ledger.variant=tradeoff, or "
+            "warmup.style=null"
         )
     levels = data.ledger.train_levels
     needed = {warmup.style_level, NUM_LEVELS} - set(levels)
@@ -317,7 +332,8 @@ def _warmup(config: Config) -> Iterator[str]:
 
 
 def _batches(config: Config) -> Iterator[str]:
-    rollout, train = config.rollout, config.train
+    rollout = config.rollout
+    train = config.train
     if rollout.questions % train.minibatches:
         yield (
             f"train.minibatches={train.minibatches}: must divide rollout.questions="
@@ -337,7 +353,7 @@ def _batches(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
             f"{train.micro_batch_rows} splits the update too; write null for one of them"
         )
-    # A prompt has at least one token; how many is known once the questions are read.
+    # A prompt has at least one token. The real number needs the questions, which are read later.
     shortest = 1 + config.budget.max + config.budget.grace + rollout.answer_tokens
     if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
         yield (
@@ -356,17 +372,19 @@ def _servers(config: Config) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "vllm" and not rollout.urls:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
-    if wrong := [url for url in rollout.urls if not is_address(url)]:
+    wrong = [url for url in rollout.urls if not is_address(url)]
+    if wrong:
         yield f"rollout.urls: found {shown(wrong[0])}; write addresses such as http://HOST:PORT"
     if rollout.engine == "own" and rollout.urls:
         yield (
-            f"rollout.urls={list(rollout.urls)}: is read with rollout.engine=vllm only; write "
-            "that too, or []"
+            f"rollout.urls={list(rollout.urls)}: is only read with rollout.engine=vllm; write "
+            "rollout.engine=vllm, or []"
         )
 
 
 def _ahead(config: Config) -> Iterator[str]:
-    rollout, loss = config.rollout, config.loss
+    rollout = config.rollout
+    loss = config.loss
     if not rollout.ahead:
         return
     for name in ("undo_closed_answers", "undo_filled_budgets"):
@@ -383,17 +401,18 @@ def _ahead(config: Config) -> Iterator[str]:
         )
     if loss.importance_cap is None and loss.sequence_mask is None:
         yield (
-            "rollout.ahead=1: traces are of the policy before the newest, and nothing corrects for "
+            "rollout.ahead=1: the previous policy samples the traces, and nothing corrects for "
             "that; write loss.importance_cap=2, or loss.sequence_mask=0.01"
         )
 
 
 def _loss(config: Config) -> Iterator[str]:
-    loss, value = config.loss, config.value
+    loss = config.loss
+    value = config.value
     if config.optimizer.single_rate and value.inner_steps:
         yield (
-            f"value.inner_steps={value.inner_steps}: are steps of the head alone, but "
-            "optimizer.single_rate=true has one joint step for all; write 0"
+            f"value.inner_steps={value.inner_steps}: are steps of only the head, but "
+            "optimizer.single_rate=true has one joint step for all parameters; write 0"
         )
     if loss.old_logprobs == "sampler" and loss.importance_cap is None:
         yield (
@@ -404,8 +423,8 @@ def _loss(config: Config) -> Iterator[str]:
         return
     if loss.aggregate != "seq_mean_token_mean":
         yield (
-            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row holds "
-            "the whole row's loss, so that its sum would grow with the square of the length; write "
+            f"loss.aggregate={loss.aggregate}: with loss.ratio=sequence every token of a row has "
+            "the row's full loss, so that the sum would grow with the square of the length; write "
             "seq_mean_token_mean (each row once, Eq. 15), or loss.ratio=token"
         )
     if loss.importance_cap is not None:
@@ -416,15 +435,21 @@ def _loss(config: Config) -> Iterator[str]:
 
 
 def dense_problems(config: Config, key: str = "eval.dense=") -> Iterator[str]:
-    """A dense curve has some cuts, and not too many; `key` is how it was asked for."""
-    every, largest = config.eval.dense, max(config.eval.budgets, default=0)
+    """Yields an error message if a dense curve has no cuts or too many.
+
+    `key` is the start of the message: the key or option that requests the curve, with `=`.
+    """
+    every = config.eval.dense
+    largest = max(config.eval.budgets, default=0)
     if every is None:
         return
     if every >= largest:
         advice = "write fewer" if largest > 1 else "leave it out, or write a larger budget"
         yield f"{key}{every}: there is no multiple below the largest budget {largest}; {advice}"
-    # Its multiples below the budget, and the budget.
-    elif (cuts := -(-largest // every)) > _MOST_CUTS:
+        return
+    # The multiples of `every` below the budget, and the budget.
+    cuts = -(-largest // every)
+    if cuts > _MOST_CUTS:
         yield (
             f"{key}{every}: makes {cuts} cuts of {largest} tokens; write "
             f"{-(-largest // _MOST_CUTS)} or more"
@@ -454,22 +479,26 @@ _GENERAL: tuple[Finder, ...] = (
 
 
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
-    """Every problem of a config, one line each; `also` finds those of a method's settings.
+    """Yields every problem of a config, one line each.
 
-    While a number is out of range, combinations are not looked at: they divide by it.
+    If a number is out of range, combinations are not checked, because they divide by such numbers.
+
+    Args:
+      also: finds the problems of a method's settings; None if there is no such check.
     """
-    found = list(_out_of_range(config))
-    yield from found
-    if not found:
-        for find in (*_GENERAL, *filter(None, [also])):
-            yield from find(config)
+    out_of_range = list(_out_of_range(config))
+    yield from out_of_range
+    if out_of_range:
+        return
+    for find in (*_GENERAL, *filter(None, [also])):
+        yield from find(config)
 
 
 def check_ranges(config: Config) -> None:
-    """Raises a UserError for the first value that a saved policy can't be asked with.
+    """Raises a UserError for the first value with which a saved policy can't be used.
 
-    Only values by themselves, and types and kernels, are checked: other keys that go together were
-    checked when the policy was trained.
+    Checks single values, and number types against kernels. Other combinations were checked when
+    the policy was trained.
     """
     for find in (_out_of_range, _words, _prompt_date, level_problems, _arithmetic):
         for problem in find(config):
@@ -477,7 +506,7 @@ def check_ranges(config: Config) -> None:
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:
-    """Refuses values out of range and impossible combinations: all `problems` in one error."""
-    found = list(problems(config, also))
-    if found:
-        raise UserError(*found)
+    """Raises one UserError with all `problems` of a config: ranges and combinations."""
+    lines = list(problems(config, also))
+    if lines:
+        raise UserError(*lines)

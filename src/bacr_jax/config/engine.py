@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from bacr_client.server import is_address
 
-# This package's decoder and servers of vLLM, as the settings of an evaluation call them.
-OURS, VLLM = "jax", "vllm"
+# Values of --engine: the decoder of this package, and a vLLM server.
+OURS = "jax"
+VLLM = "vllm"
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=(OURS, VLLM),
         default=OURS,
-        help=f"what decodes; {VLLM}: a server of an exported folder, with the plugin bacr-vllm",
+        help=f"decoder; {VLLM}: a server that serves an exported folder with the plugin bacr-vllm",
     )
     parser.add_argument("--url", metavar="URL", help=f"address of the server, with --engine {VLLM}")
 
@@ -24,7 +25,7 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
     """Yields an error message for each mistake in these options."""
     if a.engine == OURS:
         if a.url is not None:
-            yield f"--url: is read with --engine {VLLM} only; write it too"
+            yield f"--url: is only read with --engine {VLLM}; write --engine {VLLM}"
         return
     if a.model is None:
         yield (
@@ -34,4 +35,4 @@ def engine_faults(a: argparse.Namespace) -> Iterator[str]:
     if a.url is None:
         yield f"--engine {VLLM}: needs the address of a server; write --url http://HOST:PORT"
     elif not is_address(a.url):
-        yield f"--url {a.url!r}: is no address; write http://HOST:PORT"
+        yield f"--url {a.url!r}: is not an address; write http://HOST:PORT"

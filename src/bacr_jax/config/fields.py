@@ -1,7 +1,7 @@
-"""A setting as a field of a frozen dataclass: its default, its meaning and the bounds of numbers.
+"""Defines a setting as a field of a frozen dataclass, with a default, a meaning and bounds.
 
-Bounds are an interval in mathematical notation: `[0, 1)` holds 0, and not 1. A list of numbers is
-checked number by number. Infinity is only legal where the interval says so.
+Bounds are an interval in mathematical notation: `[0, 1)` contains 0 but not 1. Each number of a
+list is checked. Infinity is legal only if the interval includes it, as `(0, inf]` does.
 """
 
 import dataclasses
@@ -14,18 +14,18 @@ from typing import Any
 
 
 def key(default: Any, meaning: str, bounds: str | None = None) -> Any:
-    """A field with a one-line meaning, shown by `--help`, and the interval its numbers lie in."""
+    """Returns a field with the meaning that `--help` prints and the bounds of its numbers."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "bounds": bounds})
 
 
 def section(cls: type, meaning: str) -> Any:
-    """A nested section of keys."""
+    """Returns a dataclass field that is a section of keys, an instance of `cls`."""
     return dataclasses.field(default_factory=cls, metadata={"meaning": meaning, "bounds": None})
 
 
 @dataclass(frozen=True)
 class Key:
-    """A setting or a section, as its field states it, and the value it is set to."""
+    """A setting or a section: the declaration in its field, and its value in a config."""
 
     hint: Any
     value: Any
@@ -34,16 +34,17 @@ class Key:
     is_section: bool
 
 
-# The same few classes are walked again and again.
+# Cached because each config consists of the same few classes.
 _hints_of = functools.cache(typing.get_type_hints)
 
 
 def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key and section of a dataclass by its dotted name, in the order written there."""
+    """Yields dotted name and `Key` of every setting and section, in the order of the fields."""
     cls: Any = type(config)
     hints = _hints_of(cls)
     for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
+        value = getattr(config, field.name)
+        name = prefix + field.name
         nested = dataclasses.is_dataclass(value)
         yield name, Key(hints[field.name], value, is_section=nested, **field.metadata)
         if nested:
@@ -56,14 +57,15 @@ def _ends(bounds: str) -> tuple[float, float]:
 
 
 def inside(number: int | float, bounds: str) -> bool:
-    """Whether an interval holds a number."""
+    """True if the number lies in the interval `bounds`."""
     low, high = _ends(bounds)
-    above = number >= low if bounds[0] == "[" else number > low
-    return above and (number <= high if bounds[-1] == "]" else number < high)
+    above = number > low or (number == low and bounds[0] == "[")
+    below = number < high or (number == high and bounds[-1] == "]")
+    return above and below
 
 
 def range_text(bounds: str) -> str:
-    """The numbers of an interval, in words."""
+    """Describes the numbers of an interval in words, for messages and --help."""
     low, high = _ends(bounds)
     if math.isfinite(high):
         return f"in {bounds}"

@@ -1,8 +1,8 @@
-"""Reading, overriding, printing and identifying a config.
+"""Reads, overrides, prints and fingerprints a config.
 
-Everything here follows from the fields in `schema`: a key added there is read, overridden, shown by
-`--help` and written to config.yaml without a line here. Which values make sense, alone and
-together, is the business of `checks`.
+This module derives everything from the fields in `schema`: a key added there is read, overridden,
+printed by `--help` and written to config.yaml without a change here. `checks` decides which values
+are allowed.
 """
 
 import dataclasses
@@ -28,23 +28,23 @@ from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_overr
 from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
-# Keys that were added after the committed cells of studies were made. At their defaults they change
-# no sample and are in no fingerprint, so that these cells are still found.
+# Keys that are newer than the committed cells of studies. At their defaults they change no sample,
+# and fingerprints leave them out, so that the cells keep their fingerprints.
 _ADDED_LATER = frozenset(
     {
         *("eval.during", "optimizer.max_update_kl"),
         *("train.undo_closed_answers", "train.undo_filled_budgets"),
     }
 )
-# Keys of folders, in which ~ is the home folder.
+# Keys of folders, in which ~ means the home folder.
 _PATHS = frozenset(
     {
         *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
         *("output.dir", "rollout.weights_dir"),
     }
 )
-# Keys of speed alone: no sample depends on them, log-probabilities of the sampler in their last
-# bits. They are in no fingerprint.
+# Keys that only change speed, and the last bits of the sampler's log-probabilities. Samples do not
+# depend on them, so fingerprints leave them out.
 _OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
@@ -55,15 +55,15 @@ def identity(config: Config) -> dict[str, Any]:
 
 @functools.cache
 def schema() -> Mapping[str, Key]:
-    """Every key and section by its dotted name, in the order of `Config`."""
+    """Returns every key and section by its dotted name, in the order of `Config`."""
     return dict(walk(Config()))
 
 
-def _read(found: Iterable[Entry]) -> dict[str, Any]:
+def _read(parsed_entries: Iterable[Entry]) -> dict[str, Any]:
     """Returns the values of entries in the types of their keys."""
     values: dict[str, Any] = {}
     faults: list[str] = []
-    for entry in found:
+    for entry in parsed_entries:
         try:
             values[entry.key] = _value(entry)
         except UserError as error:
@@ -74,6 +74,7 @@ def _read(found: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _value(entry: Entry) -> Any:
+    """Returns the value of an entry in the type of its key, with ~ expanded in folders."""
     value = read_entry(entry, entry.key, schema())
     if entry.key not in _PATHS or value is None:
         return value
@@ -84,6 +85,7 @@ def _value(entry: Entry) -> Any:
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
+    """Builds the section `prefix` of a config from values by dotted key, and defaults."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         name = prefix + field.name
@@ -96,31 +98,34 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
-    """The config that files and overrides ask for, over the defaults; not yet checked (`check`).
+    """Loads a config from files and overrides, over the defaults; `check` must still check it.
 
-    Paths are YAML files, or names of configs that ship with the package (`shipped`). Overrides are
-    `a.b=value` with the value in YAML, and win over the files. Of each, later ones win.
+    Later files win over earlier files, overrides over files, and later overrides over earlier ones.
+
+    Args:
+      paths: YAML files, or names of configs that ship with the package (`shipped`).
+      overrides: `a.b=value`, with the value in YAML.
     """
     return _over({}, overrides, [parse_file(locate(path)) for path in paths])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """The config with `a.b=value` set, the values in YAML; later ones win."""
+    """Returns the config with overrides `a.b=value` (values in YAML); later overrides win."""
     return _over(flatten(config), overrides)
 
 
 def _over(
     values: Mapping[str, Any], overrides: Sequence[str], files: Sequence[Parsed] = ()
 ) -> Config:
-    """The config of values, of files over them and of overrides over these; the last wins."""
+    """Builds a config from values, then files, then overrides; the last value of a key wins."""
     parsed = [*files, *map(parse_override, overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
-    found = [entry for one in parsed for entry in entries(one, sections)]
-    return _build(Config, "", {**values, **_read(found)})
+    parsed_entries = [entry for document in parsed for entry in entries(document, sections)]
+    return _build(Config, "", {**values, **_read(parsed_entries)})
 
 
 class _Dumper(yaml.SafeDumper):
-    """Sections as blocks, lists on one line."""
+    """Writes sections as blocks, and lists and mappings of settings on one line."""
 
 
 _Dumper.add_representer(
@@ -133,12 +138,12 @@ _Dumper.add_representer(
 
 
 def to_yaml(config: Config) -> str:
-    """Every key of a config as YAML; `load` gives it back exactly."""
+    """Returns every key of a config as YAML, from which `load` restores an equal config."""
     return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, width=96)
 
 
 def value_text(value: Any) -> str:
-    """A key's value as it is written in YAML, on one line."""
+    """Returns a key's value as YAML on one line."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -149,16 +154,18 @@ def _settings() -> tuple[str, ...]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Values by dotted key, in the order of `Config`."""
+    """Returns the values by dotted key, in the order of `Config`."""
     values = operator.attrgetter(*_settings())(config)
     return dict(zip(_settings(), values, strict=True))
 
 
 def fingerprint(config: Config, *sections: str) -> str:
-    """A hash of the sections or keys with these dotted names; of the whole config without any.
+    """Returns a hash of the sections or keys with these dotted names, by default of all keys.
 
-    12 hexadecimal digits, equal for equal settings on every machine and in every process. KeyError:
-    a name that is in no config.
+    The hash has 12 hexadecimal digits and is equal for equal settings on every machine.
+
+    Raises:
+      KeyError: if a name is not a section or key of the config.
     """
     for section in sections:
         schema()[section]
@@ -174,12 +181,15 @@ def fingerprint(config: Config, *sections: str) -> str:
 
 
 def help_text(width: int = 100) -> str:
-    """Every key by section: its default, meaning and what can be written; 80 columns or more."""
+    """Returns the help text: for every key its default, its meaning and the possible values.
+
+    `width`: columns of a line, at least 80.
+    """
     settings = {name: key for name, key in schema().items() if not key.is_section}
-    # One long name or default would push every meaning to the right.
+    # Fixed widths, because one long name or default would push every meaning to the right.
     name_width, default_width = 30, 14
     margin = 2 + name_width + default_width
-    lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (what can be written)"]
+    lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (possible values)"]
     heading = ""
     # Keys outside any section come first.
     for name, key in sorted(settings.items(), key=lambda item: "." in item[0]):

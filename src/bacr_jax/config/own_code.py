@@ -1,4 +1,4 @@
-"""Files of one's own that a config names: loaded and called, and refused in one line."""
+"""Loads and calls the user's Python files that a config names, with one-line errors."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ from bacr_jax.errors import UserError
 
 
 def module_of_file(key: str, name: str) -> Any:
-    """The module of a Python file that the config's `key` names, imported as by `guarded`."""
+    """Imports the Python file `name`, which the config's `key` names, through `guarded`."""
     path = Path(name)
     if not path.is_file():
         write = nearest(path, "the path of a Python file")
@@ -22,14 +22,23 @@ def module_of_file(key: str, name: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    run = spec.loader.exec_module
-    return guarded(key, name, "the import", lambda: run(module) or module)
+    execute = spec.loader.exec_module
+    guarded(key, name, "the import", lambda: execute(module))
+    return module
 
 
 def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
-    """The result of somebody's code; UserError: where it stumbled, or tried to end the process.
+    """Calls the user's code and returns its result.
 
-    Of "the import" ImportError and SyntaxError pass: its caller knows what to write instead.
+    Args:
+      key: the config key that names the file.
+      name: path of the file.
+      what: the action for the error message, such as "the import". ImportError and SyntaxError of
+        "the import" are not converted, because the caller has a better message for them.
+      call: the code to call.
+
+    Raises:
+      UserError: with the line of the file, if the code raises or tries to end the process.
     """
     try:
         return call()
@@ -38,8 +47,8 @@ def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
         if isinstance(error, (UserError, *passing)):
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if Path(frame.filename).stem == Path(name).stem]
-        last = [*frames, *theirs][-1]
+        frames_in_file = [frame for frame in frames if Path(frame.filename).stem == Path(name).stem]
+        last = [*frames, *frames_in_file][-1]
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"{key}: {what} of {name!r} raised {type(error).__name__}: {reason} "

@@ -1,6 +1,6 @@
-"""The strict reader: values that somebody wrote, in the types of a dataclass.
+"""Converts parsed values strictly to the types of a dataclass.
 
-Every refusal says where the value stands, what was found and what to write instead.
+Every error message contains the place of the value, the value found and what to write instead.
 """
 
 import dataclasses
@@ -15,43 +15,46 @@ from bacr_jax.errors import UserError
 
 
 def refusal(where: str, found: str, write: str) -> UserError:
-    """`where: found; write ...`."""
+    """Returns the error with the message `where: found; write ...`."""
     return UserError(f"{where}: {found}; write {write}")
 
 
 def read_value(
     hint: Any, value: Any, where: str, *, found: str | None = None, text: str | None = None
 ) -> Any:
-    """A value in a type.
+    """Converts a value to the type `hint`; raises a UserError if it does not fit.
 
     Args:
-      found: it again, for the refusal.
-      text: what was typed, where a plain number may stand for text.
+      where: place of the value, for the error message.
+      found: the value as text, for the error message.
+      text: the value as typed, if a plain number may be text.
     """
     try:
         return convert(hint, value, text=text)
     except Misfit:
         maps = [one for one in alternatives(hint) if typing.get_origin(one) is Mapping]
-        for name, item in value.items() if maps and isinstance(value, dict) else ():
+        items = value.items() if maps and isinstance(value, dict) else ()
+        # Reads each item by itself, so that the error names the item that does not fit.
+        for name, item in items:
             read_value(str, name, where, found=f"the name {shown(name)}")
-            place = f"{where}.{shown(name, quote=False)}"
-            read_value(typing.get_args(maps[0])[1], item, place)
+            item_type = typing.get_args(maps[0])[1]
+            read_value(item_type, item, f"{where}.{shown(name, quote=False)}")
         raise refusal(where, f"found {found or shown(value)}", expected(hint, value)) from None
 
 
 def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
-    """The value of an entry in the type of its key."""
+    """Converts the value of an entry to the type of the key `name`."""
     if name not in keys:
-        near = nearest_key(name, {known: key.is_section for known, key in keys.items()})
+        near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
         raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)
     where = f"{entry.where}: {name}"
     if keys[name].is_section:
-        inside = [known for known in keys if known.rpartition(".")[0] == name]
-        found = f"found {entry.text}, but it is a section"
-        raise refusal(where, found, f"one of {', '.join(inside)}")
+        inside = [dotted for dotted in keys if dotted.rpartition(".")[0] == name]
+        problem = f"found {entry.text}, but it is a section"
+        raise refusal(where, problem, f"one of {', '.join(inside)}")
     typed = entry.raw if entry.lenient else None
     if typed == "" and {str, type(None)} <= {*alternatives(keys[name].hint)}:
-        # In a shell '' is nothing, and may have meant either.
+        # A shell removes the quotes of '', so that null and an empty text look the same.
         raise refusal(where, "found nothing", f"null, or \"{name}=''\" for an empty text")
     return read_value(keys[name].hint, entry.value, where, found=entry.text, text=typed)
 
@@ -59,25 +62,27 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
 def read_dataclass(
     cls: Any, parsed: Any, where: str, *, given: Mapping[str, Any] | None = None
 ) -> Any:
-    """A dataclass from a parsed mapping.
+    """Builds a dataclass from a parsed mapping.
 
     Args:
-      cls: its class; fields of type `Mapping` or `Any` take what is there.
-      given: fields that were made before, and can't be written.
+      cls: the dataclass; fields of type `Mapping` or `Any` accept any mapping or value.
+      where: place of the mapping, for error messages.
+      given: values of fields that the mapping must not contain.
     """
-    hints, given = typing.get_type_hints(cls), given or {}
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in given}
+    hints = typing.get_type_hints(cls)
+    preset_fields = given or {}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in preset_fields}
     if not isinstance(parsed, Mapping):
         raise refusal(where, f"found {shown(parsed)}", f"keys such as {any_of(list(fields)[:3])}")
     values: dict[str, Any] = {}
     for key, value in parsed.items():
         if key not in fields:
-            place = f"{where}.{shown(key, quote=False)}"
-            raise refusal(place, "no such key", f"one of {', '.join(fields)}")
+            unknown_key = f"{where}.{shown(key, quote=False)}"
+            raise refusal(unknown_key, "no such key", f"one of {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Mapping:
             if not isinstance(value, Mapping):
-                place = f"{where}.{key}"
-                raise refusal(place, f"found {shown(value)}", "a mapping of config keys")
+                problem = f"found {shown(value)}"
+                raise refusal(f"{where}.{key}", problem, "a mapping of config keys")
             values[key] = value
         elif hints[key] is Any:
             values[key] = value
@@ -88,4 +93,4 @@ def read_dataclass(
         needed = f.default is unset and f.default_factory is unset
         if needed and name not in values:
             raise refusal(where, f"has no {name}", f"{name}: ...")
-    return cls(**values, **given)
+    return cls(**values, **preset_fields)

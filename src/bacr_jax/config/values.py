@@ -1,4 +1,4 @@
-"""Values as YAML gives them, against the type annotations of the config."""
+"""Converts values that YAML parsed to the config's types, and formats values for messages."""
 
 import contextlib
 import difflib
@@ -9,10 +9,10 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-# Whole numbers beyond 64 bits are typing errors, and can't be printed beyond 4300 digits.
+# Larger whole numbers are rejected as typing errors; Python can't print more than 4300 digits.
 _LARGEST_INT = 2**63
 
-# YAML 1.1 reads 1e-6 as text, because it asks for a point and a signed exponent.
+# Matches numbers such as 1e-6, which YAML 1.1 reads as text because they have no point.
 _SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 _NAMES = {
@@ -22,34 +22,38 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
-# Other languages' words for null, which YAML would read as text.
+# Words for null in other languages, which YAML reads as text.
 _NOT_NULL = ("None", "none", "nil")
 _PLURALS = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
 
 
 class FrozenMap(dict[str, Any]):
-    """A mapping that can be a setting: hashable, and never changed."""
+    """A hashable mapping for settings, which must not be changed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
-        """Equal mappings have equal hashes."""
+        """Returns equal hashes for equal mappings."""
         return hash(frozenset(self.items()))
 
 
 class _Short(reprlib.Repr):
-    """Short forms of values, also of numbers too long for Python to print."""
+    """Formats values shortly, including numbers that are too long for Python to print."""
 
-    repr_date = repr_datetime = lambda self, x, level: str(x)
+    def repr_date(self, x: Any, level: int) -> str:
+        return str(x)
+
+    repr_datetime = repr_date
 
     def repr_int(self, x: int, level: int) -> str:
         return repr(x) if abs(x) < _LARGEST_INT else f"a number of {x.bit_length()} bits"
 
 
 _short = _Short()
-_short.maxstring = _short.maxother = 60
+_short.maxstring = 60
+_short.maxother = 60
 
 
 def shown(value: Any, *, quote: bool = True) -> str:
-    """A value as a short, printable piece of one line, in YAML's words."""
+    """Formats a value as short printable text on one line, with YAML's words for null and bools."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = value if isinstance(value, str) and not quote else _short.repr(value)
@@ -59,7 +63,7 @@ def shown(value: Any, *, quote: bool = True) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as one would write it in a config."""
+    """Formats a value as a config would contain it."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}: {written(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple):
@@ -68,12 +72,12 @@ def written(value: Any) -> str:
 
 
 def any_of(words: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Joins words as in `a, b or c`."""
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; a type that is none is its only member."""
+    """Returns the members of a union type; any other type is returned as the only member."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
@@ -88,7 +92,7 @@ def _is_map(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """What can be written for a type, in words: `a whole number or null`."""
+    """Describes the values of a type in words, such as `a whole number or null`."""
     words = []
     for member in alternatives(hint):
         if typing.get_origin(member) is Literal:
@@ -106,7 +110,7 @@ def describe(hint: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A float, if this is one: whole numbers and 1e-6 included, true and false not."""
+    """Returns a number as float, also a whole number or text such as 1e-6; None otherwise."""
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -122,21 +126,24 @@ class Misfit(ValueError):
 
 
 def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
-    """A value of YAML in a type, without changing what it means; Misfit: it is none of that type.
+    """Converts a YAML value to the type `hint` without changing its meaning.
+
+    Raises Misfit if the value does not belong to the type.
 
     Types are int, float, bool, str, None, Literal, tuple of any length, Mapping, or a union of
-    these. `text` is what was typed, if a str may also be made of something that YAML reads as a
-    number.
+    these. `text` is the value as typed, if a str may also be something that YAML reads as a number.
     """
     members = alternatives(hint)
-    for member in members if not _means_null(members, value) else ():
+    if _means_null(members, value):
+        raise Misfit
+    for member in members:
         with contextlib.suppress(Misfit):
             return _convert_one(member, value, text)
     raise Misfit
 
 
 def _means_null(members: Sequence[Any], value: Any) -> bool:
-    """Whether a text was meant to be null; not where it is a choice of its own."""
+    """True if a text such as `none` means null, and the type allows null but not this text."""
     choices = [item for member in members for item in typing.get_args(member)]
     return type(None) in members and value in _NOT_NULL and value not in choices
 
@@ -165,7 +172,7 @@ def _convert_one(hint: Any, value: Any, text: str | None) -> Any:
 
 
 def _encodable(text: str) -> bool:
-    """Text that can name a file: YAML's escapes can also spell NUL and halves of surrogates."""
+    """True if UTF-8 can encode the text and it has no NUL; YAML's escapes allow other text."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -173,7 +180,7 @@ def _encodable(text: str) -> bool:
 
 
 def expected(hint: Any, value: Any) -> str:
-    """What to write where `value` did not fit `hint`: the nearest value if there is one."""
+    """Describes what to write if `value` does not fit the type `hint`: a near value if any."""
     members = alternatives(hint)
     if _means_null(members, value):
         return "null"
@@ -198,7 +205,7 @@ def expected(hint: Any, value: Any) -> str:
 
 
 def _as_list(hint: Any, value: Any) -> str | None:
-    """The list that `8`, or `8, 16`, was probably meant to be."""
+    """Returns the list that `8`, or `8, 16`, probably means, or None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     items = [item.strip() for item in str(value).split(",")]

@@ -1,4 +1,4 @@
-"""YAML files and overrides as dotted keys with values, each with the place it stands at."""
+"""Parses YAML files and overrides into values by dotted key, each with its file and line."""
 
 import difflib
 import errno
@@ -15,7 +15,7 @@ from bacr_jax.config import shipped
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
-# A config has a few kilobytes; a larger file is something else (weights, a data set).
+# Bytes. A config has a few kilobytes, so a larger file is something else (weights, a data set).
 LARGEST_FILE = 1_000_000
 # Two names at least this similar (difflib's ratio) differ by one or two wrong letters.
 _SLIP = 0.8
@@ -33,7 +33,7 @@ class _Repeated(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2: 1:30 and 0100 are text, no numbers of anything, and a key stands once."""
+    """Loads YAML 1.2: 1:30 and 0100 are text instead of numbers, and repeated keys are errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
@@ -55,8 +55,8 @@ _NUMBERS = {
 }
 _OURS = {f"tag:yaml.org,2002:{kind}" for kind in _NUMBERS}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _OURS]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OURS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _kind, (_pattern, _first) in _NUMBERS.items():
     _tag = f"tag:yaml.org,2002:{_kind}"
@@ -65,13 +65,15 @@ for _kind, (_pattern, _first) in _NUMBERS.items():
 
 @dataclass(frozen=True)
 class Entry:
-    """A value somebody wrote.
+    """A value from a file or an override.
 
     Attributes:
-      value: as YAML reads it.
-      text: it again, short and printable, for messages.
-      raw: what was typed, if it is a plain scalar.
-      lenient: a plain number may stand for text, because a shell takes the quotes away.
+      key: dotted key.
+      value: the value as YAML reads it.
+      text: the value as short printable text, for messages.
+      raw: the value as typed, if it is a plain scalar; else None.
+      where: file and line, or `command line`.
+      lenient: True if a plain number may be text, because a shell removes quotes.
     """
 
     key: str
@@ -84,11 +86,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A YAML node with what is needed to read values from it.
+    """A YAML document, and the loader that reads values from it.
 
     Attributes:
-      node: root of the document; None for an empty one.
-      prefix: key of an override, with a dot behind it; "": a file, whose lines have numbers.
+      node: root of the document; None if it is empty.
+      source: path of the file, or `command line`.
+      prefix: key of an override followed by a dot; empty for a file.
     """
 
     node: yaml.Node | None
@@ -97,16 +100,17 @@ class Parsed:
     prefix: str = ""
 
     def where(self, node: yaml.Node) -> str:
-        """File and line of a node."""
+        """Returns the source of a node, and its line if the source is a file."""
         return self.source if self.prefix else f"{self.source}, line {node.start_mark.line + 1}"
 
 
 def _document(text: str, source: str, prefix: str = "") -> Parsed:
+    """Parses a YAML text; raises a UserError with the line if it is not valid YAML."""
     try:
         loader = _Loader(text)
         return Parsed(loader.get_single_node(), loader, source, prefix)
-    # Besides its own errors, the YAML library lets out whatever odd input makes it stumble over: a
-    # RecursionError for deep nesting, a ValueError for an escape that is no character.
+    # The YAML library also raises other errors on odd input: a RecursionError for deep nesting, a
+    # ValueError for an escape that is not a character.
     except Exception as error:
         problem, line = _problem(error, text)
     if prefix:
@@ -118,7 +122,7 @@ def _document(text: str, source: str, prefix: str = "") -> Parsed:
 
 
 def _problem(error: Exception, text: str) -> tuple[str, int | None]:
-    """What is wrong with a YAML text, and in which line."""
+    """Returns the problem of a YAML text, and its line from 1 if the error contains it."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         return error.problem or error.context or "unreadable", mark.line + 1 if mark else None
@@ -130,7 +134,7 @@ def _problem(error: Exception, text: str) -> tuple[str, int | None]:
 
 
 def parse_file(path: Path) -> Parsed:
-    """Parses a YAML file whose root is a mapping, or empty."""
+    """Parses a YAML file whose root must be a mapping or empty."""
     source = str(path)
     try:
         content = documents.read_file(path, most=LARGEST_FILE)
@@ -161,7 +165,7 @@ def parse_file(path: Path) -> Parsed:
 
 
 def _nearest_file(path: Path) -> str:
-    """The YAML file that was probably meant."""
+    """Suggests a file with a similar name for a missing path, or a shipped config."""
     try:
         files = sorted(p for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
     except OSError:
@@ -171,7 +175,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def parse_override(override: str) -> Parsed:
-    """Parses `a.b=value` of a command line, the value as YAML."""
+    """Parses an override `a.b=value` of a command line, with the value as YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
         raise UserError(f"command line: found {shown(override)}; write key=value, such as seed=1")
@@ -183,12 +187,12 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def constructed(parsed: Parsed) -> Any:
-    """All of a document as one value."""
+    """Returns the content of a document as one value; None if it is empty."""
     return parsed.node and _value(parsed, parsed.node, parsed.source, parsed.prefix[:-1])
 
 
 def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
-    """Makes the value of a node; the refusal names the place and the key, if it is not empty."""
+    """Constructs the value of a node; errors name `where`, and `key` if it is not empty."""
     name = f": {shown(key, quote=False)}" if key else ""
     try:
         return parsed.loader.construct_object(node, deep=True)
@@ -196,14 +200,15 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
         where = parsed.where(repeated.node)
         word = shown(str(repeated.node.value))
         raise UserError(f"{where}{name}: found {word} twice; write it once") from None
-    # A tag that does not fit its text (`!!int x`), a date that does not exist or a number of
-    # thousands of digits: the YAML library raises whatever its conversion happened to raise.
+    # The YAML library passes on any error of its conversions: for a tag that does not fit its text
+    # (`!!int x`), a date that does not exist, or a number of thousands of digits.
     except Exception:
         line = f"{where}{name}: not a YAML value; put it in quotes, or write another"
         raise UserError(line) from None
 
 
 def _text(parsed: Parsed, node: yaml.Node) -> str:
+    """Formats a node as short text for error messages."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
@@ -215,12 +220,15 @@ def _text(parsed: Parsed, node: yaml.Node) -> str:
 
 
 def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
-    """Values of a document by dotted key, in the order written.
+    """Yields the values of a document by dotted key, in the order of the document.
 
-    `{a: {b: 1}}` and `{a.b: 1}` are the same. A section with nothing in it sets nothing.
+    `{a: {b: 1}}` and `{a.b: 1}` are equal. An empty section yields nothing.
+
+    Args:
+      sections: dotted names of all sections.
     """
     if parsed.prefix:
-        # An override: the whole document belongs to one key, an empty one being null.
+        # The document of an override is the value of one key, and null if it is empty.
         node = parsed.node or yaml.ScalarNode("tag:yaml.org,2002:null", "")
         yield from _under(parsed, parsed.prefix[:-1], node, 0, sections, {})
     elif parsed.node is not None:
@@ -238,30 +246,30 @@ def _under(
     """Yields the values below a key.
 
     Args:
-      line: of the key, from 1; 0 for the root of a file and for an override.
-      first_lines: line of every key so far; extended.
+      line: line of the key, from 1; 0 for the root of a file and for an override.
+      first_lines: line of every key so far; new keys are added to it.
     """
-    # Only sections are entered, so that a mapping which holds itself ends at an unknown key.
+    # Only sections are entered, so that a mapping which contains itself ends at an unknown key.
     inside = not key or key in sections
     if inside and isinstance(node, yaml.MappingNode):
         for name_node, child in node.value:
-            # What an alias stands for was written before it: its keys are at the alias.
-            own_line = max(name_node.start_mark.line + 1, line)
-            where = _place(parsed, own_line)
+            # An alias repeats an earlier mapping, whose keys get the line of the alias.
+            key_line = max(name_node.start_mark.line + 1, line)
+            where = _location(parsed, key_line)
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
-                found = "an empty key" if name == "" else "a list or mapping as a key"
-                raise UserError(f"{where}: found {found}; write a name")
+                bad_key = "an empty key" if name == "" else "a list or mapping as a key"
+                raise UserError(f"{where}: found {bad_key}; write a name")
             dotted = f"{key}.{name}" if key else name
             if dotted in first_lines:
-                first = _place(parsed, first_lines[dotted]).rpartition(", ")[2]
+                first = _location(parsed, first_lines[dotted]).rpartition(", ")[2]
                 name = shown(dotted, quote=False)
-                raise UserError(f"{where}: {name}: already given in {first}; write it once")
-            first_lines[dotted] = own_line
-            yield from _under(parsed, dotted, child, own_line, sections, first_lines)
+                raise UserError(f"{where}: {name}: already set in {first}; write it once")
+            first_lines[dotted] = key_line
+            yield from _under(parsed, dotted, child, key_line, sections, first_lines)
     elif parsed.prefix or not (inside and _is_null(node)):
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
-        where = _place(parsed, line)
+        where = _location(parsed, line)
         yield Entry(
             key=key,
             value=_value(parsed, node, where, key),
@@ -272,31 +280,34 @@ def _under(
         )
 
 
-def _place(parsed: Parsed, line: int) -> str:
+def _location(parsed: Parsed, line: int) -> str:
     """Returns the file and the line of a key, or `command line` for an override."""
     return parsed.source if parsed.prefix else f"{parsed.source}, line {line}"
 
 
-def nearest_key(key: str, known: Mapping[str, bool]) -> str:
+def nearest_key(key: str, names: Mapping[str, bool]) -> str:
     """Suggests what to write instead of an unknown key.
 
-    In this order: a key of the same section that differs by a slip, the keys of other sections with
-    the same last name, a similar key of the same section, all keys of the section, and for an
-    unknown section the most similar of all keys.
+    The first of these that exists: a key of the same section that differs by a typing error, the
+    keys of other sections with the same last name, a similar key of the same section, all keys of
+    the section, and for an unknown section the most similar of all keys.
 
     Args:
-      known: True for each dotted name of a section, False for each name of a key.
+      names: every dotted name, with True for a section and False for a key.
     """
     parent, _, last = key.rpartition(".")
     siblings = {
-        name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent
+        name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == parent
     }
-    if slip := difflib.get_close_matches(last, siblings, n=1, cutoff=_SLIP):
-        return siblings[slip[0]]
-    settings = [name for name, section in known.items() if not section]
-    if same := [name for name in settings if name.rpartition(".")[2] == last]:
+    typing_errors = difflib.get_close_matches(last, siblings, n=1, cutoff=_SLIP)
+    if typing_errors:
+        return siblings[typing_errors[0]]
+    settings = [name for name, is_section in names.items() if not is_section]
+    same = [name for name in settings if name.rpartition(".")[2] == last]
+    if same:
         return any_of(same)
-    if similar := difflib.get_close_matches(last, siblings, n=1):
+    similar = difflib.get_close_matches(last, siblings, n=1)
+    if similar:
         return siblings[similar[0]]
     if siblings:
         return f"one of {', '.join(siblings.values())}"

@@ -1,4 +1,4 @@
-"""Tokenizers of one token a character, for small models made from scratch."""
+"""Defines tokenizers with one token per character, for small models trained from scratch."""
 
 import functools
 from collections.abc import Sequence
@@ -15,26 +15,26 @@ LONGEST = 4096
 
 
 class CharacterTokenizer:
-    """One token for each character or tag.
+    """A tokenizer with one token per character or tag.
 
-    What a run and a question need is said by its Rust part alone, since importing transformers
-    takes a second or more; whatever else is asked of it, transformers' own object says.
+    Runs only use its Rust part, because importing transformers takes a second or more. Every other
+    attribute comes from the tokenizer of transformers, which is built on first use.
     """
 
     bos_token, eos_token, pad_token = "<bos>", "</answer>", "<pad>"
     bos_token_id, eos_token_id, pad_token_id = map(TAGS.index, (bos_token, eos_token, pad_token))
-    # A run asks whether there is one.
+    # None because runs check whether the tokenizer has a chat template.
     chat_template = None
 
     def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
         self._vocabulary, self._longest = vocabulary, longest
         self.backend_tokenizer = _rust_tokenizer(vocabulary)
-        # The end token is a tag, and there already.
+        # eos_token is one of the tags, so it is in the vocabulary.
         self.backend_tokenizer.add_special_tokens([self.bos_token, self.pad_token])
 
     @functools.cached_property
     def whole(self) -> "PreTrainedTokenizerFast":
-        """The same tokenizer in Hugging Face form."""
+        """Returns this tokenizer as a tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(
@@ -47,14 +47,14 @@ class CharacterTokenizer:
 
     @property
     def added_tokens_decoder(self) -> "dict[int, AddedToken]":
-        """Tags and special tokens by their ids."""
+        """Returns tags and special tokens by their ids."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __call__(self, text: str | list[str], **options: Any) -> Any:
-        """Ids of a text or of several, as of a Hugging Face tokenizer."""
+        """Returns the ids of one or several texts, like a Hugging Face tokenizer."""
         if not options.keys() <= _PLAIN:
             return self.whole(text, **options)
         texts = [text] if isinstance(text, str) else text
@@ -70,7 +70,7 @@ class CharacterTokenizer:
         return getattr(self.whole, name)
 
 
-# Options under which ids and offsets are all that comes back.
+# Options with which only ids and offsets are returned.
 _PLAIN = {"add_special_tokens", "return_offsets_mapping", "verbose"}
 
 

@@ -1,4 +1,4 @@
-"""Sets of questions by name: what can stand in data.train and data.eval."""
+"""Opens sets of questions by their names in data.train and data.eval."""
 
 import dataclasses
 import difflib
@@ -20,11 +20,11 @@ from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import EXACT, RULES, Row, Source, Split, question_of, question_set
 from bacr_tasks import gym, verifiers_v1
 
-# Held-out problems of the ledger: 400 a level, so that the error of an accuracy is about a point.
+# Test problems of the ledger: 400 per level, so that the error of an accuracy is about one point.
 LEDGER_TEST_SIZE = 2000
-# Packages beside the library that make questions, by what stands before the colon of a set.
+# Optional packages that generate questions, by the part of a set's name before the colon.
 _PACKAGES: dict[str, Any] = {"gym": gym, "verifiers": verifiers_v1}
-# Its items repeat and differ in their place alone: one is scored as the other.
+# The scorer of gym, whose items repeat with another index; equal items get equal scores.
 REPEATING = gym.SCORER
 
 
@@ -58,7 +58,7 @@ def _ledger(path: str, config: DataConfig, seed: int) -> Source:
 
 
 def _refused(call: Callable[[], Any]) -> Any:
-    """What a package beside the library gives; its refusals are ours."""
+    """Calls an optional package and re-raises its ValueError as a UserError."""
     try:
         return call()
     except ValueError as error:
@@ -66,7 +66,7 @@ def _refused(call: Callable[[], Any]) -> Any:
 
 
 def _others(package: str, path: str, config: DataConfig) -> Source:
-    """A source of `bacr_tasks`, none of which depends on a run's seed."""
+    """Returns a source of `bacr_tasks`; these sources do not depend on the run's seed."""
     options: dict[str, Any] = {}
     if package == "gym":
         options["short"] = config.prompt_format == "characters"
@@ -78,24 +78,35 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
         )
     made = _refused(lambda: tasks.source(path, **options))
     questions = made.questions
-    told_apart = list if made.SCORE == REPEATING else _told_apart
-    made.questions = lambda split: told_apart(_refused(lambda: questions(split)))
+
+    def checked_questions(split: Split) -> list[Mapping[str, Any]]:
+        rows = _refused(lambda: questions(split))
+        return list(rows) if made.SCORE == REPEATING else _without_ambiguous(rows)
+
+    made.questions = checked_questions
     name = f"{package}:{path.partition('?')[0]}"
     source = _source_of(made, name, made.SCORE, whole=package == "gym")
     return dataclasses.replace(source, third_party=True)
 
 
-def _told_apart(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows but those that ask what one before them asks, and are scored by other metadata."""
+def _without_ambiguous(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Removes rows that repeat an earlier question and answer but have other metadata."""
     first: dict[Any, Mapping[str, Any]] = {}
-    asked = lambda row: first.setdefault((row["question"], row["answer"]), row)
-    return [row for row in rows if asked(row)["metadata"] == row["metadata"]]
+    unambiguous = []
+    for row in rows:
+        first_row = first.setdefault((row["question"], row["answer"]), row)
+        if first_row["metadata"] == row["metadata"]:
+            unambiguous.append(row)
+    return unambiguous
 
 
 def own_source(spec: str, key: str = "data") -> Source:
-    """The source of a Python file: `questions(split)`, and perhaps render, score, trace, STYLES.
+    """Returns the source of a Python file with `questions(split)`.
 
-    UserError: it can't be loaded, has no `questions`, or a function of it stumbles.
+    The file may also define render, score, trace and STYLES.
+
+    Raises:
+      UserError: if the file can't be loaded, has no `questions`, or one of its functions fails.
     """
     try:
         module = module_of_file(key, spec)
@@ -112,8 +123,10 @@ def own_source(spec: str, key: str = "data") -> Source:
 
 
 def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
-    """The source of an object with the functions of one."""
-    rows = lambda split: _as_rows(module.questions(split), f"{name}-{split}", name)
+    """Returns the source whose functions are attributes of `module`."""
+
+    def rows(split: Split) -> list[Row]:
+        return _as_rows(module.questions(split), f"{name}-{split}", name)
 
     def text(function: str, *given: Any) -> str:
         found = guarded("data", name, function, lambda: getattr(module, function)(*given))
@@ -133,7 +146,7 @@ def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> So
 
 
 def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
-    """Rows of mappings: question, and perhaps id, answer, metadata, level."""
+    """Converts mappings with question, and optionally id, answer, metadata and level, to rows."""
     if not isinstance(found, Iterable):
         raise UserError(f"data: questions of {spec!r} gives {found!r:.60}; return a list of rows")
     rows: dict[str, Row] = {}
@@ -157,9 +170,10 @@ def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
 
 
 def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> Source:
-    """The source that NAME, NAME:PATH or FILE.py stands for.
+    """Returns the source that NAME, NAME:PATH or FILE.py names.
 
-    UserError: an unknown name, or whatever the source finds wrong.
+    Raises:
+      UserError: if the name is unknown, or the source reports an error.
     """
     name, _, path = spec.partition(":")
     if spec.endswith(".py"):
@@ -185,14 +199,14 @@ def load_questions(
 
 
 def is_made(spec: str | Sequence[str]) -> bool:
-    """Whether its splits share no question by construction."""
+    """True if the splits of all sets in `spec` share no question by construction."""
     return all(
         name.partition(":")[0] in ("ledger", "gym", "verifiers") for _, name in mixture(spec)
     )
 
 
 def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
-    """The tokenizer of a model made from scratch on this data; None: a folder has it."""
+    """Returns the built-in tokenizer of this data; None if the tokenizer comes from a folder."""
     tokens = own_tokens(data)
     if tokens == "ledger":
         return ledger.ledger_tokenizer()

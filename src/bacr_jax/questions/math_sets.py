@@ -1,4 +1,4 @@
-"""Readers of the mathematics sets, and of anything with a question and an answer column."""
+"""Reads the mathematics sets, and tables with a question and an answer column."""
 
 import difflib
 import json
@@ -28,7 +28,7 @@ _LEVEL = re.compile(r"(?:level\s*)?([1-5])(?:\.0+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a set keeps what; the first column that is there is taken.
+    """Column names of a set; of several names, the first that exists is used.
 
     Attributes:
       answer: columns of the gold answer; the first that can be graded in a row is its answer.
@@ -101,7 +101,7 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
 def _rows_of(
     name: str, path: str, layout: Layout, config: DataConfig, split: Split
 ) -> list[source.Row]:
-    """Every row of a table; without a question or an answer where there is no usable one."""
+    """Returns every row of a table, with an empty question or answer if it has no usable one."""
     where = f"{name}:{path}"
     try:
         files = read_files(
@@ -150,7 +150,7 @@ def _rows_of(
 
 
 def how_to_get(spec: str, folder: str) -> str:
-    """The command that puts the set of NAME:PATH where a config looks for it; empty: none does."""
+    """Returns the command that downloads the set NAME:PATH; empty if no command does."""
     name, _, path = spec.partition(":")
     splits = PUBLISHED_SETS[name].rows if name in PUBLISHED_SETS else ()
     written = [f"{name}/{split}.jsonl" for split in splits]
@@ -160,9 +160,12 @@ def how_to_get(spec: str, folder: str) -> str:
 def _layout(name: str, config: DataConfig) -> Layout:
     if name in LAYOUTS:
         return LAYOUTS[name]
-    one_of = lambda column, usual: usual if column is None else (column,)
-    question = one_of(config.question_column, Layout.question)
-    answer = one_of(config.answer_column, Layout.answer)
+    question = Layout.question
+    if config.question_column is not None:
+        question = (config.question_column,)
+    answer = Layout.answer
+    if config.answer_column is not None:
+        answer = (config.answer_column,)
     styles = config.trace_column or ()
     traces = {style: (style,) for style in ([styles] if isinstance(styles, str) else styles)}
     return Layout(question=question, answer=answer, traces=traces)
@@ -203,7 +206,7 @@ def _text(value: Any) -> str:
 
 
 def _gold(row: Record, names: Sequence[str]) -> str:
-    """The first answer of a row that something could be graded correct against, or ""."""
+    """Returns the first answer of a row that can be graded, or ""."""
     for name in names:
         value = row.get(name)
         if isinstance(value, list) and len(value) == 1:
@@ -221,7 +224,7 @@ def _gold(row: Record, names: Sequence[str]) -> str:
 
 
 def _verbatim(row: Record, names: Sequence[str]) -> str:
-    """What stands in the first answer column that holds something, lists and objects as JSON."""
+    """Returns the first non-empty answer of a row, lists and objects as JSON, or ""."""
     for name in names:
         value = row.get(name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -238,7 +241,7 @@ def _level(value: Any) -> int:
 
 
 def _ids(rows: Sequence[Record], names: Sequence[str], prefix: str) -> list[str]:
-    """The source's own identifiers where they are complete and unique, else numbers of rows."""
+    """Returns the source's identifiers if complete and unique, else numbers of rows."""
     for name in names:
         own = [printable(str(row[name])) for row in rows if row.get(name) is not None]
         if len(own) == len(rows) == len(set(own)):

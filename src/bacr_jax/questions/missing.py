@@ -1,4 +1,4 @@
-"""Evaluation sets that are not where the config says: what a run does without them."""
+"""Handles evaluation sets that are missing at the path in the config."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def without_missing(
 
 
 def lines_about_missing(config: Config) -> tuple[str, ...]:
-    """What a new run would say of the sets of data.eval that are not there; its UserError too."""
+    """Returns the lines of a new run about missing sets of data.eval, or raises its UserError."""
     if config.data.eval_missing == "refuse":
         for spec in config.data.eval:
             missing = why_missing(spec, config.data)

@@ -105,7 +105,7 @@ def _rows(name: str, source: PublishedSet, place: str, split: str) -> list[Recor
 def _described(
     path: Path, name: str, source: PublishedSet, split: Split, rows: int
 ) -> tuple[dict[str, Any], str]:
-    """What the record says of a written file, and what a person is told of its fingerprint."""
+    """Returns a written file's entry in the record, and a remark about its fingerprint."""
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
     digest = fingerprint(questions.questions, questions.answers)
     expected = source.fingerprints.get(split)
@@ -123,7 +123,7 @@ def _described(
 
 
 def _place(folder: Path, source: PublishedSet, split: str, *, alone: bool) -> str:
-    """Where a folder holds a split: NAME/SPLIT.jsonl first, then whatever a folder NAME has."""
+    """Finds a split in a folder: NAME/SPLIT.jsonl (or another suffix), else the folder NAME."""
     named = sorted(
         path
         for depth in ("*", "*/*", "*/*/*")
@@ -185,7 +185,7 @@ def _check_size(archive: Path, size: int) -> None:
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
-    """What is known of the files that are there already."""
+    """Reads the record of the existing files; empty if there is no record."""
     path = directory / RECORD
     if not path.exists():
         return {}

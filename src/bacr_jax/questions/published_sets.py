@@ -1,4 +1,4 @@
-"""Where the question sets come from: places on the hub, row counts, fingerprints, licences."""
+"""Lists the public question sets: hub names, row counts, fingerprints and licences."""
 
 import hashlib
 from collections.abc import Iterable

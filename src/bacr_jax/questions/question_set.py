@@ -70,7 +70,7 @@ class QuestionSet:
 
     @property
     def graded_by(self) -> tuple[str, float]:
-        """What its grader depends on: sets that have this in common have one grader."""
+        """Returns what the grader depends on; sets with equal values share a grader."""
         return self.score, self.relative_tolerance
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class QuestionSet:
         return self.without(np.flatnonzero(self.duplicates))
 
     def summary(self) -> list[str]:
-        """What is in the set and what is not, in a few lines for a log."""
+        """Describes the set and the rows left out, in a few lines for a log."""
         lines = [f"{self.name}: {len(self):,} questions"]
         if self.relative_tolerance:
             lines[0] += f", numbers within {self.relative_tolerance:.0%} are right"

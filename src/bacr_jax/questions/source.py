@@ -20,7 +20,8 @@ from bacr_jax.questions.question_set import LeftOut, QuestionSet
 
 Split = Literal["train", "test"]
 # How answers are scored where no file says it: by the grader's rules, or letter for letter.
-RULES, EXACT = "rules", "exact"
+RULES = "rules"
+EXACT = "exact"
 # Reasons to leave a row out.
 NO_QUESTION = "no question"
 NO_GOLD = "no answer that could be graded"
@@ -35,7 +36,7 @@ class Row:
       id: unique in its split.
       answer: a right one; None: none is known, and only a score can tell.
       metadata: what render, score and trace need besides; values of Python's own types.
-      level: 1 (easy) .. 5, or 0 where nobody knows.
+      level: 1 (easy) .. 5, or 0 if unknown.
     """
 
     id: str
@@ -46,13 +47,13 @@ class Row:
 
 
 def question_of(row: Row) -> str:
-    """The question as it stands."""
+    """Returns the question unchanged."""
     return row.question
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where questions come from; its functions are pure.
+    """A source of questions, made of pure functions.
 
     Attributes:
       score: RULES, EXACT, or the file whose `score(answer, row)` is asked, in processes that can be

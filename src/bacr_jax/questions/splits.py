@@ -1,4 +1,4 @@
-"""Questions apart from the others: near-duplicates of test questions, and the held-out ones."""
+"""Finds near-duplicates of training questions, and chooses held-out questions."""
 
 import dataclasses
 import hashlib
@@ -13,19 +13,19 @@ from jaxtyping import Bool, Int
 from bacr_jax.questions.question_set import QuestionSet
 
 SHINGLE = 3
-# By reading the pairs of MATH train and MATH-500: from here on they ask for the same thing.
+# Chosen by reading pairs of MATH train and MATH-500: above it, both ask for the same thing.
 THRESHOLD = 0.6
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[^\w\s$\\{}(),.;:!?~]")
 
 
 def normalise(text: str) -> list[str]:
-    """Words in lower case, numbers and operators."""
+    """Returns the tokens of a text: words in lower case, numbers and operators."""
     return _TOKEN.findall(text.casefold())
 
 
 def shingles(text: str) -> frozenset[tuple[str, ...]]:
-    """Runs of three tokens; a shorter text is one run."""
+    """Returns all runs of three tokens; a shorter text is one run."""
     tokens = normalise(text)
     if len(tokens) < SHINGLE:
         return frozenset([tuple(tokens)])
@@ -33,10 +33,11 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
 
 
 def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.ndarray, "n"]:
-    """Which questions resemble a known text by `THRESHOLD` or more.
+    """Returns True for each question whose resemblance to a known text is `THRESHOLD` or more.
 
-    Exact, though not every pair is looked at: A and B can only resemble by t if they share t |A|
-    shingles, so B holds one of the |A| - ceil(t |A|) + 1 rarest shingles of A.
+    The result is exact, although not every pair is compared: if the resemblance of A and B is at
+    least t, they share t |A| shingles, so B has one of the |A| - ceil(t |A|) + 1 rarest shingles
+    of A.
     """
     sets = [shingles(text) for text in known]
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -54,46 +55,50 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
 
 
 def _resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
-    """Jaccard's: the share of their shingles that both hold."""
+    """Returns the Jaccard index: shared shingles divided by all shingles of both texts."""
     shared = len(one & other)
     return shared / (len(one) + len(other) - shared)
 
 
 def repeated(questions: Sequence[str]) -> int:
-    """How many texts were there before, letter for letter but for case, blanks and punctuation."""
+    """Counts repetitions of earlier texts, ignoring case, blanks and punctuation."""
     return len(questions) - len({tuple(normalise(text)) for text in questions})
 
 
 def mark_duplicates(test: QuestionSet, train: QuestionSet) -> QuestionSet:
-    """The test set with its near-duplicates of training questions marked."""
+    """Returns the test set with its near-duplicates of training questions marked."""
     marked = near_duplicates(train.questions, test.questions)
     return dataclasses.replace(test, duplicates=marked, compared_with=train.name)
 
 
-# Nine tenths of the different questions are trained on, however few there are.
+# At most one in this many distinct questions is held out, so that nine tenths are trained on.
 LARGEST_SHARE = 10
 REASON = "held out for validation"
 
 
 def identity(question: str) -> str:
-    """What makes two questions the same: their text without differences of blanks."""
+    """Returns the text that identifies a question: its words joined by single blanks."""
     return " ".join(question.split())
 
 
-def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
-    """Which questions are held out: those of the `size` different texts whose hash comes first.
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
-    Copies of a text go together; at most a tenth of the different texts is taken (docs/data.md).
+
+def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
+    """Returns True for each held-out question: the `size` distinct texts with the smallest hashes.
+
+    All copies of a text are held out together. At most a tenth of the distinct texts is held out
+    (docs/data.md).
     """
     texts = [identity(question) for question in questions]
-    rank = lambda text: hashlib.sha256(text.encode()).digest()
-    different = sorted(set(texts), key=rank)
-    chosen = set(different[: min(size, len(different) // LARGEST_SHARE)])
+    distinct = sorted(set(texts), key=_hash)
+    chosen = set(distinct[: min(size, len(distinct) // LARGEST_SHARE)])
     return np.array([text in chosen for text in texts], bool)
 
 
 def first_copies(questions: Sequence[str]) -> Int[np.ndarray, "n"]:
-    """Places of the different questions, each where it comes first."""
+    """Returns the index (int64) of the first copy of each distinct question."""
     first: dict[str, int] = {}
     for place, question in enumerate(questions):
         first.setdefault(identity(question), place)

@@ -1,4 +1,4 @@
-"""Charts as data: each curve is described once, and drawn for pages (`svg`) and files (`png`)."""
+"""Describes charts as data, which `svg` draws for pages and `png` draws for files."""
 
 import dataclasses
 import math
@@ -8,24 +8,24 @@ from typing import Literal
 
 import numpy as np
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without yellow, which can't be
-# seen on white; the last is of Tol's muted scheme (2021). Grey, the first, is for what the others
-# are compared with. page.css has `s0` to `s8` for light and dark pages.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is
+# invisible on white; the last colour is from Tol's muted scheme (2021). Grey, the first, marks the
+# policy that the others are compared with. page.css has `s0` to `s8` for light and dark pages.
 COLOURS = (
     *("#7f7f7f", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
     *("#000000", "#882255"),
 )
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
-# Said instead of a chart where no curve has a value.
+# Text instead of a chart whose curves have no values.
 MISSING = "not recorded"
-# From this many steps on, curves are drawn smoothed over the noise of single batches.
+# Curves with at least this many steps are smoothed, because single batches are noisy.
 SMOOTH_FROM = 30
-# Colours that pages take in turn.
+# Number of colours that pages use in rotation.
 _IN_TURN = 7
-# More points than this of a curve no screen shows.
+# Most points of a curve, about the resolution of a screen.
 _MOST_POINTS = 400
 _MOST_TICKS = 8
-# Of a linear axis of a page: whole steps, and what is left at its ends.
+# Most steps between ticks on a linear axis of a page, partial steps at the ends included.
 _MOST_STEPS = 5.5
 
 
@@ -34,16 +34,16 @@ class Series:
     """A curve.
 
     Attributes:
-      label: in the legend; empty: in none.
-      y: values; what is not finite is a gap.
-      colour: a class of the style sheet, `s0`; or a share: from easy to hard, or early to late.
-      ends: lower and upper end at each place.
-      across: the ends lie along the horizontal axis.
-      kind: band: the ends are an area instead of bars; faint: pale, behind the others; broad: a
-        broad and pale line.
-      line: as Matplotlib has it: `-`, `--`, `:`, or empty for none.
-      marker: at every place, as Matplotlib has it; a page draws circles.
-      hollow: the marker is not filled.
+      label: name in the legend; empty if the legend leaves the curve out.
+      y: values; a value that is not finite leaves a gap.
+      colour: class of the style sheet, such as `s0`; or a number in [0, 1] for ordered curves.
+      ends: lower and upper end of the interval at each point.
+      across: True if the intervals are horizontal.
+      kind: band: draw intervals as an area instead of bars; faint: pale, behind the other curves;
+        broad: a broad and pale line.
+      line: Matplotlib's line style `-`, `--` or `:`; empty for no line.
+      marker: Matplotlib's marker at every point; pages draw circles.
+      hollow: True if the marker is not filled.
     """
 
     label: str
@@ -63,10 +63,11 @@ class Axis:
     """An axis.
 
     Attributes:
-      log2: doublings are equally far apart.
-      low: smallest value shown; None: that of the data.
-      ticks: values with their names; None: round numbers.
-      whole: values between whole numbers have no ticks.
+      log2: True for a logarithmic axis with base 2.
+      low: smallest value of the axis; None for the smallest value of the data.
+      high: largest value of the axis; None for the largest value of the data.
+      ticks: values with their names; None for round numbers.
+      whole: True if only whole numbers have ticks.
     """
 
     label: str
@@ -79,7 +80,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mark:
-    """A straight line from edge to edge: `x` is upright at a value of x, `y` lies at one of y."""
+    """A line across the chart: vertical at a value of x, or horizontal at a value of y."""
 
     axis: Literal["x", "y"]
     at: float
@@ -91,9 +92,10 @@ class Chart:
     """Axes with curves.
 
     Attributes:
-      series: curves, the last one on top.
-      diagonal: a line where both axes have the same value.
-      marks: behind the curves.
+      series: curves; later curves are drawn over earlier ones.
+      diagonal: True to draw the line on which both axes have the same value.
+      marks: lines behind the curves.
+      note: text below the chart.
     """
 
     title: str
@@ -106,15 +108,19 @@ class Chart:
 
     @property
     def drawn(self) -> list[Series]:
-        """Curves with points; none where no value is finite."""
-        there = [one for one in self.series if len(one.x)]
-        return there if any(math.isfinite(v) for one in there for v in one.y) else []
+        """Returns the curves with points; no curves if no value is finite."""
+        curves = [one for one in self.series if len(one.x)]
+        has_values = any(math.isfinite(value) for one in curves for value in one.y)
+        return curves if has_values else []
 
     def scales(self) -> tuple["Scale", "Scale"]:
-        """Of both axes."""
-        x, y = ([v for one in self.drawn for v in getattr(one, axis)] for axis in "xy")
+        """Returns the scales of the horizontal and the vertical axis."""
+        x = [value for one in self.drawn for value in one.x]
+        y = [value for one in self.drawn for value in one.y]
         for one in self.drawn:
-            (x if one.across else y).extend(v for pair in one.ends or () for v in pair)
+            values = x if one.across else y
+            for ends in one.ends or ():
+                values.extend(ends)
         x += [mark.at for mark in self.marks if mark.axis == "x"]
         y += [mark.at for mark in self.marks if mark.axis == "y"]
         return Scale.of(self.x, x), Scale.of(self.y, y)
@@ -122,7 +128,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each row, made of parts of the same names: name, and parts with their values."""
+    """Stacked bars: each row has a name, and named parts with their values."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
@@ -131,22 +137,22 @@ class Bars:
 
 
 def colour(place: int) -> str:
-    """Of the place-th of several curves that have no order."""
+    """Returns the colour class of a curve by its index, for curves without an order."""
     return f"s{place % _IN_TURN}"
 
 
 def marker(place: int) -> str:
-    """Of the place-th of several curves."""
+    """Returns Matplotlib's marker of a curve by its index."""
     return MARKERS[place % len(MARKERS)]
 
 
 def shade(place: int, count: int) -> float:
-    """Colour of the place-th of `count` curves that have an order."""
+    """Returns the colour in [0, 1] of a curve by its index among `count` ordered curves."""
     return place / max(count - 1, 1)
 
 
 def number(value: float) -> str:
-    """A number for an axis or a point: `0.25`, `1,024`, `1.5M`, `3e-09`."""
+    """Formats a number for an axis or a point: `0.25`, `1,024`, `1.5M`, `3e-09`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1e6:
@@ -157,9 +163,9 @@ def number(value: float) -> str:
 
 
 def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[float]:
-    """Round numbers from low to high: at most so many steps of 1, 2 or 5 times a power of ten."""
+    """Returns ticks from low to high, at most `most` steps of 1, 2 or 5 times a power of ten."""
     span = high - low
-    # Below this, a step of it would be 0.
+    # A smaller span would give a step of 0.
     if not span > 1e-300:
         return [low]
     step = 10.0 ** math.floor(math.log10(span / most))
@@ -169,19 +175,25 @@ def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[
 
 
 def doublings(low: float, high: float) -> list[float]:
-    """Powers of two from low to high, some of many; where few, halves and quarters between them."""
+    """Returns powers of two from low to high as ticks.
+
+    With few powers, multiples of halves or quarters between them are added; of many powers, only
+    some are returned.
+    """
     powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
     for parts in ((4,), (4, 6), (4, 5, 6, 7)):
-        found = [2.0**k * part / 4 for k in powers for part in parts]
-        found = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-        if len(found) > 2:
+        candidates = [2.0**k * part / 4 for k in powers for part in parts]
+        ticks = [value for value in candidates if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(ticks) > 2:
             break
-    return found[:: math.ceil(len(found) / _MOST_TICKS)] if found else [low]
+    if not ticks:
+        return [low]
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its ends."""
+    """An axis with its smallest and largest value."""
 
     axis: Axis
     low: float
@@ -189,55 +201,62 @@ class Scale:
 
     @classmethod
     def of(cls, axis: Axis, values: Iterable[float]) -> "Scale":
-        """The ends that the axis states, or that these values have."""
-        known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log2)]
-        low = min(known, default=1.0) if axis.low is None else axis.low
-        high = max(known, default=2.0) if axis.high is None else axis.high
-        if not low < high:
-            room = abs(low) / 2 or 0.5
-            low, high = (low / 2, low * 2) if axis.log2 else (low - room, low + room)
-        return cls(axis, low, high)
+        """Returns the scale of an axis, with ends from the axis or else from the values."""
+        usable = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log2)]
+        low = min(usable, default=1.0) if axis.low is None else axis.low
+        high = max(usable, default=2.0) if axis.high is None else axis.high
+        if low < high:
+            return cls(axis, low, high)
+        if axis.log2:
+            return cls(axis, low / 2, low * 2)
+        margin = abs(low) / 2 or 0.5
+        return cls(axis, low - margin, low + margin)
 
     def share(self, value: float) -> float:
-        """Where a value lies, from 0 to 1; values outside lie at the edge."""
+        """Returns a value's position on the axis in [0, 1]; values outside are at the edge."""
         value = min(max(value, self.low), self.high)
         if self.axis.log2:
             return math.log2(value / self.low) / math.log2(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, *, most: float = _MOST_STEPS) -> list[tuple[float, str]]:
-        """Values with their names; at most so many steps of a linear axis."""
+        """Returns the ticks: values with their names; at most `most` steps on a linear axis."""
         if self.axis.ticks is not None:
             return [(v, name) for v, name in self.axis.ticks if self.low <= v <= self.high]
-        ends = self.low, self.high
-        found = doublings(*ends) if self.axis.log2 else linear_ticks(*ends, most=most)
+        if self.axis.log2:
+            values = doublings(self.low, self.high)
+        else:
+            values = linear_ticks(self.low, self.high, most=most)
         if self.axis.whole:
-            found = [v for v in found if abs(v - round(v)) < 1e-9] or found
-        rounded = lambda v: round(v) if self.axis.log2 and v >= 10 else v
-        return [(value, number(rounded(value))) for value in found]
+            values = [v for v in values if abs(v - round(v)) < 1e-9] or values
+        return [(value, number(self._rounded(value))) for value in values]
+
+    def _rounded(self, value: float) -> float:
+        return round(value) if self.axis.log2 and value >= 10 else value
 
 
 def thinned(series: Series) -> Series:
-    """The same curve with no more points than a screen shows."""
+    """Returns a curve with at most about as many points as a screen shows."""
     step = math.ceil(len(series.x) / _MOST_POINTS)
     if step <= 1:
         return series
-    keep = sorted({*range(0, len(series.x), step), len(series.x) - 1})
-    x, y = ([values[i] for i in keep] for values in (series.x, series.y))
-    ends = None if series.ends is None else [series.ends[i] for i in keep]
+    chosen = sorted({*range(0, len(series.x), step), len(series.x) - 1})
+    x = [series.x[i] for i in chosen]
+    y = [series.y[i] for i in chosen]
+    ends = None if series.ends is None else [series.ends[i] for i in chosen]
     return dataclasses.replace(series, x=x, y=y, ends=ends)
 
 
 def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Places and values of a curve that stays where it is until the next place."""
+    """Returns x and y of a step curve, which keeps each value until the next x."""
     return np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist()
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred mean over about a fifteenth of the values, narrower at the ends."""
+    """Returns the centred mean over about a fifteenth of the values, narrower at the ends."""
     half = max(len(values) // 30, 1)
-    known = np.isfinite(values)
+    is_finite = np.isfinite(values)
     window = np.ones(2 * half + 1)
-    total = np.convolve(np.where(known, values, 0.0), window, mode="same")
-    count = np.convolve(known.astype(float), window, mode="same")
+    total = np.convolve(np.where(is_finite, values, 0.0), window, mode="same")
+    count = np.convolve(is_finite.astype(float), window, mode="same")
     return np.where(count > 0, total / np.maximum(count, 1.0), math.nan)

@@ -1,4 +1,4 @@
-"""Tables and pictures of an evaluation's results."""
+"""Builds the tables and pictures of an evaluation's results."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
 
 
 def completion(name: str, summary: Summary) -> Table:
-    """How many traces and answers ended by themselves, and accuracy among them and the others."""
+    """Builds the table of completed traces and answers, and of accuracy given completion."""
     columns = {
         "complete": ("completion_rate", "completion_ci95"),
         "answer closed": ("closed_rate", "closed_ci95"),
@@ -44,7 +44,7 @@ def completion(name: str, summary: Summary) -> Table:
 
 
 def adherence(name: str, summary: Summary) -> Table:
-    """Thinking requested and used, and the tokens of each kind."""
+    """Builds the table of thinking tokens requested and used, and of tokens by kind."""
     rows = []
     for mode, budget, entry in _cells(summary):
         used = entry["adherence"]
@@ -71,20 +71,26 @@ def adherence(name: str, summary: Summary) -> Table:
 
 
 def _cut_early(dense: Dense) -> str:
-    """What a dense curve is called."""
-    return f"one trace told {max(found['told'] for found in dense.values()):,} tokens, cut early"
+    """Returns the label of a dense curve."""
+    budget = max(curve["told"] for curve in dense.values())
+    return f"one trace told {budget:,} tokens, cut early"
 
 
 def dense_table(name: str, dense: Dense, told: Summary) -> Table:
-    """A row per decoding and cut, beside the accuracy of the policy that is told that budget."""
+    """Builds the table of a dense curve, with a row per decoding and cut.
+
+    `told`: summary of the policy at its evaluated budgets, whose accuracy a second column shows.
+    """
     rows = []
-    for mode, found in dense.items():
-        for cut, entry in found["curve"].items():
-            own = told.get(mode, {}).get(cut)
-            accuracies = [accuracy_text(entry), NONE if own is None else accuracy_text(own)]
+    for mode, dense_mode in dense.items():
+        for cut, entry in dense_mode["curve"].items():
+            with_budget = told.get(mode, {}).get(cut)
+            budget_accuracy = NONE if with_budget is None else accuracy_text(with_budget)
+            accuracies = [accuracy_text(entry), budget_accuracy]
             complete = _percent(entry["completion_rate"])
             rows.append([mode, f"{int(cut):,}", *accuracies, complete, *_think_and_total(entry)])
-        rows.append([mode, "area", accuracy_text(found, "area", "area_ci95"), *[NONE] * 4])
+        area = accuracy_text(dense_mode, "area", "area_ci95")
+        rows.append([mode, "area", area, *[NONE] * 4])
     return Table(
         f"{name}: dense curve, {_cut_early(dense)}",
         ["decoding", "cut", "accuracy when cut", "told that budget", "complete", "think", "total"],
@@ -109,7 +115,8 @@ def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
 
 
 def _budgets(name: str, result: Mapping[str, Any]) -> Table:
-    modes, near = result["by_budget"], result["near_duplicates"]
+    modes = result["by_budget"]
+    near = result["near_duplicates"]
     caption = (
         "accuracy in % [95 % interval]; verdicts that differ between lenient and strict, and "
         "thinking cut by the budget, in %; mean tokens of thinking and in total"
@@ -136,8 +143,9 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
 
 
 def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
-    """A row per decoding and budget: all problems, and those that training did not come near."""
-    count, left = result["near_duplicates"]["count"], 0
+    """Builds the table of accuracy on all problems, and without near-duplicates."""
+    count = result["near_duplicates"]["count"]
+    left = 0
     rows = []
     for mode, budget, entry in _cells(result["by_budget"]):
         others = entry["without_near_duplicates"]
@@ -215,48 +223,59 @@ def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Every table of an evaluation."""
-    made, titles = [], set_titles(results["sets"])
+    """Builds every table of an evaluation, set by set."""
+    tables_of_sets = []
+    titles = set_titles(results["sets"])
     for name, result in results["sets"].items():
         title = titles[name]
-        made += [_budgets(title, result)]
+        tables_of_sets.append(_budgets(title, result))
         if result["anytime"]:
-            made.append(_anytime(title, result))
+            tables_of_sets.append(_anytime(title, result))
         if result["dense"]:
-            made.append(dense_table(title, result["dense"], result["by_budget"]))
-        made += [make(title, result["by_budget"]) for make in (completion, adherence)]
+            tables_of_sets.append(dense_table(title, result["dense"], result["by_budget"]))
+        tables_of_sets.append(completion(title, result["by_budget"]))
+        tables_of_sets.append(adherence(title, result["by_budget"]))
         first = next(iter(next(iter(result["by_budget"].values())).values()))
         if "without_near_duplicates" in first:
-            made.append(_without_duplicates(title, result))
-        made += [_parts(title, result, part) for part in ("level", "subject") if first[f"{part}s"]]
+            tables_of_sets.append(_without_duplicates(title, result))
+        tables_of_sets += [
+            _parts(title, result, part) for part in ("level", "subject") if first[f"{part}s"]
+        ]
         if result["self_consistency"]:
-            made.append(_self_consistency(title, result))
+            tables_of_sets.append(_self_consistency(title, result))
         for other, sets in results["comparisons"].items():
             if name in sets:
-                made.append(_difference(title, other, sets[name]))
-    return made
+                tables_of_sets.append(_difference(title, other, sets[name]))
+    return tables_of_sets
 
 
 def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
-    """Writes results.md, results.tex and a picture per set."""
-    made = tables(results)
+    """Writes results.md, results.tex and a picture per set; returns the tables for a terminal."""
+    result_tables = tables(results)
     head = f"# {results['name']}\n\n"
-    write_atomically(folder / MARKDOWN, head + "\n".join(table.markdown() for table in made))
-    write_atomically(folder / LATEX, "\n".join(table.latex() for table in made))
+    write_atomically(
+        folder / MARKDOWN, head + "\n".join(table.markdown() for table in result_tables)
+    )
+    write_atomically(folder / LATEX, "\n".join(table.latex() for table in result_tables))
     titles = set_titles(results["sets"])
     for name, short in figures.short_names(results["sets"]).items():
-        result, compared = results["sets"][name], results["comparisons"]
-        others = {other: sets[name]["other"] for other, sets in compared.items() if name in sets}
+        result = results["sets"][name]
+        others = {
+            other: sets[name]["other"]
+            for other, sets in results["comparisons"].items()
+            if name in sets
+        }
         figures.accuracy_picture(
             folder / f"accuracy_{short}.png",
             {**others, results["name"]: result["by_budget"]},
             f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
-        if dense := result["dense"]:
-            cut = {mode: found["curve"] for mode, found in dense.items()}
+        dense = result["dense"]
+        if dense:
+            cut = {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
             figures.accuracy_picture(
                 folder / f"dense_{short}.png",
                 {"told each budget": result["by_budget"], _cut_early(dense): cut},
                 f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
             )
-    return [table.terminal() for table in made]
+    return [table.terminal() for table in result_tables]

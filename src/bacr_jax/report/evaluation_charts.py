@@ -20,7 +20,7 @@ _Point = tuple[float, float, tuple[float, float]]
 
 
 def places(budgets: Iterable[str]) -> dict[str, float]:
-    """Where budgets stand on an axis of doublings: 0 below the smallest, none above the largest."""
+    """Returns x of each budget on a log2 axis: 0 below the smallest, none above the largest."""
     numbers = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
     ends = {"0": min(numbers, default=2) / 2, UNLIMITED: 2.0 * max(numbers, default=1)}
     return {budget: ends.get(budget) or float(budget) for budget in budgets}
@@ -55,19 +55,19 @@ def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
       start: colour of the first: 0, grey, where the others are compared with it.
     """
     axis, modes = _accuracy_axis(policies.values()), _modes(policies.values())
-    made = [
+    charts = [
         _by_budget(policies, mode, f"Accuracy by budget, {mode}", "accuracy", "ci95", axis, start)
         for mode in modes
     ]
-    return made + [_by_tokens(policies, mode, axis, start) for mode in modes]
+    return charts + [_by_tokens(policies, mode, axis, start) for mode in modes]
 
 
 def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
     """Completion, accuracy given completion, requested against used tokens, for each decoding."""
-    made = []
+    charts = []
     for mode in _modes(policies.values()):
         share = Axis("traces (%)", low=0.0, high=100.0)
-        made += [
+        charts += [
             _by_budget(policies, mode, f"Completion, {mode}", "completion_rate", "completion_ci95",
                        share, start, note="share of traces whose thinking ended by itself"),
             _by_budget(policies, mode, f"Accuracy given completion, {mode}",
@@ -75,11 +75,11 @@ def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart
                        note="among traces whose thinking ended by itself"),
             _requested_and_used(policies, mode, start),
         ]  # fmt: skip
-    return made
+    return charts
 
 
 def _curve(label: str, place: int, points: Sequence[_Point]) -> Series:
-    """Of one of several policies; the first, which the others are compared with, is dashed."""
+    """Returns the curve of a policy by its index; the reference, index 0, is dashed."""
     x, y = [place for place, _, _ in points], [value for _, value, _ in points]
     ends = [ends for _, _, ends in points]
     line = "--" if place == 0 else "-"
@@ -167,7 +167,7 @@ def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) 
 
 def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
     """Accuracy at each budget over the steps of one run, for each decoding."""
-    made = []
+    charts = []
     for mode in _modes(summary for _, summary in evaluations):
         budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
         series = []
@@ -178,14 +178,14 @@ def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
             label = f"{budget_name(budget)} tokens"
             series.append(Series(label, x, y, shown, ends, marker=marker(place)))
         axis = _accuracy_axis(summary for _, summary in evaluations)
-        made.append(Chart(f"Accuracy during training, {mode}", series, _STEP, axis))
-    return made
+        charts.append(Chart(f"Accuracy during training, {mode}", series, _STEP, axis))
+    return charts
 
 
 def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[Chart]:
     """Accuracy, averaged over the budgets, of several runs over their steps."""
     summaries = [summary for rows in runs.values() for _, summary in rows]
-    made = []
+    charts = []
     for mode in _modes(summaries):
         series = []
         for place, (label, rows) in enumerate(runs.items(), 1):
@@ -194,5 +194,5 @@ def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[C
             x, y = [float(step) for step, _ in there], [100 * mean for mean in means]
             series.append(Series(label, x, y, colour(place), marker=marker(place)))
         title = f"Accuracy during training, {mode}, mean over budgets"
-        made.append(Chart(title, series, _STEP, _accuracy_axis(summaries)))
-    return made
+        charts.append(Chart(title, series, _STEP, _accuracy_axis(summaries)))
+    return charts

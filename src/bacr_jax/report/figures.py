@@ -1,7 +1,8 @@
-"""Pictures of a run and of evaluations, as files."""
+"""Draws pictures of a run and of evaluations into files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report import png
@@ -13,31 +14,33 @@ from bacr_jax.report.training_charts import budget_charts, training_charts
 
 
 def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) -> bool:
-    """Accuracy by budget and by tokens used, for each decoding."""
+    """Draws accuracy by budget and by tokens used, for each decoding; True if it succeeds."""
     return png.attempt(path, title, _accuracies, policies)
 
 
 def _accuracies(policies: Mapping[str, Summary]) -> list[list[Chart]]:
-    """A row of charts by budget, and one by tokens."""
+    """Returns a row of charts by budget, and a row of charts by tokens."""
     charts = accuracy_charts(policies, 0 if len(policies) > 1 else 1)
     half = len(charts) // 2
     return [charts] if half == 1 else [charts[:half], charts[half:]]
 
 
 def short_names(specs: Iterable[str]) -> dict[str, str]:
-    """Names of sets for files: the part before the colon, numbered where it repeats."""
+    """Returns file names of sets: the part before the colon, numbered if it repeats."""
     short: dict[str, str] = {}
     for spec in specs:
         base = "".join(c if c.isalnum() or c in "-_" else "_" for c in spec.partition(":")[0])
-        name, count = base, 2
+        name = base
+        count = 1
         while name in short.values():
-            name, count = f"{base}_{count}", count + 1
+            count += 1
+            name = f"{base}_{count}"
         short[spec] = name
     return short
 
 
 def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
-    """The policy before training, and as it was evaluated last."""
+    """Returns the summaries of a run's first and last evaluation of a set, by label."""
     first, *others = run.of_set(name)
     policies = {"before" if first["when"] == "before" else f"step {first['step']}": first}
     if others:
@@ -48,15 +51,21 @@ def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
 
 
 def draw_run(run: RunData) -> None:
-    """Draws what the run's files hold so far, into its folder.
+    """Draws the metrics and evaluations of a run so far into its folder.
 
-    training.png, budgets.png, and for every set accuracy_SET.png and, with more than two
+    The files are training.png, budgets.png, for every set accuracy_SET.png and, with more than two
     evaluations, evaluation_SET.png.
     """
-    draw = lambda name, *what: png.attempt(run.paths.picture(name), *what)
+
+    def draw(name: str, title: str, rows: Callable[..., list[list[Chart]]], *args: Any) -> None:
+        png.attempt(run.paths.picture(name), title, rows, *args)
+
+    def training_rows() -> list[list[Chart]]:
+        charts = training_charts(run.metrics)
+        return [charts[:3], charts[3:]]
+
     if run.metrics:
-        charts = lambda: training_charts(run.metrics)
-        draw("training", f"{run.method}, training", lambda: [charts()[:3], charts()[3:]])
+        draw("training", f"{run.method}, training", training_rows)
     if any(name.startswith("budget/median_") for record in run.metrics for name in record):
         title = f"{run.method}, sampled budgets by difficulty group"
         draw("budgets", title, lambda: [budget_charts(run.metrics)])

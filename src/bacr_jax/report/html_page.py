@@ -1,6 +1,7 @@
-"""HTML pages in one file, from templates that escape every text; a page loads and runs nothing.
+"""Renders HTML pages in one file from templates that escape every text.
 
-A template's values are texts, unless they are `Markup`, which other templates made.
+Pages load nothing and run no other script than page.js. A template escapes its values unless they
+are `Markup`, the result of another template.
 """
 
 import base64
@@ -18,7 +19,10 @@ SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8").strip()
 
 
 def templates(*folders: Path, escape: bool = False) -> jinja2.Environment:
-    """Templates of these folders, which leave no lines of their blocks and miss no value."""
+    """Returns an environment for the templates of these folders.
+
+    Lines of blocks leave no blank lines, and a missing value is an error.
+    """
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
         autoescape=escape,
@@ -29,30 +33,41 @@ def templates(*folders: Path, escape: bool = False) -> jinja2.Environment:
 
 
 def renderer(*folders: Path) -> Callable[..., Markup]:
-    """What fills templates of these folders, and those here, with values given by name."""
+    """Returns a function that renders a template, by name, of these folders or this package."""
     environment = templates(*folders, _HERE / "templates", escape=True)
-    return lambda name, **values: Markup(environment.get_template(name).render(**values))
+
+    def render_template(name: str, **values: Any) -> Markup:
+        return Markup(environment.get_template(name).render(**values))
+
+    return render_template
 
 
 render = renderer()
 
 
-def security(style: str, script: str = "") -> dict[str, Any]:
-    """What `page.html` takes besides its title: style, script, and the policy that allows them.
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
-    The Content-Security-Policy allows this style and this script alone, by their digests, and
-    pictures that are part of the page: nothing can be loaded, and no text of a model can run.
+
+def _on_lines(text: str) -> str:
+    """Returns a text between line ends, as `page.html` contains it; empty text stays empty."""
+    return f"\n{text}\n" if text else ""
+
+
+def security(style: str, script: str = "") -> dict[str, Any]:
+    """Returns the values of `page.html` for style, script, and the policy that allows them.
+
+    The Content-Security-Policy only allows this style and this script, by their digests, and
+    pictures inside the page. A page can load nothing, and no text of a model can run.
     """
-    digest = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    inside = lambda text: f"\n{text}\n" if text else ""
-    scripts = f"'sha256-{digest(inside(script))}'" if script else "'none'"
+    scripts = f"'sha256-{_digest(_on_lines(script))}'" if script else "'none'"
     rules = (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{digest(inside(style))}'; "
+        f"default-src 'none'; img-src data:; style-src 'sha256-{_digest(_on_lines(style))}'; "
         f"script-src {scripts}; base-uri 'none'; form-action 'none'"
     )
-    # These are ours, and no text to be escaped.
+    # Not escaped, because style and script come from this package.
     return {
         "rules": Markup(rules),
-        "style": Markup(inside(style)),
-        "script": Markup(inside(script)),
+        "style": Markup(_on_lines(style)),
+        "script": Markup(_on_lines(script)),
     }

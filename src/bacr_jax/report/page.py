@@ -1,4 +1,4 @@
-"""report.html of a run, or of several beside each other: one file with everything in it."""
+"""Writes report.html of a run, or a page that compares several runs, as one file."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -39,20 +39,23 @@ from bacr_jax.runs.progress import duration
 
 COMPARISON = "comparison.html"
 _WHAT = "accuracy in % [95 % interval], mean thinking tokens"
-# Of the later half of a run's steps: what it says of its baseline (docs/theory.md).
+# Rows about the baseline (docs/theory.md): name, metric and format. The metric is averaged over the
+# later half of the steps.
 _OF_CREDIT = (
     ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
     ("mean advantage", "advantage/mean", "{:+.3f}"),
 )
-# A comparison opens with what came out; more settings than this are folded.
+# Most differing settings that a comparison shows unfolded, because results should come first.
 _MANY_SETTINGS = 6
-# Of a section: what `report.html` shows, by the name that it has there.
+# Part of a section: values of the template `report.html`, by name.
 Part = dict[str, Any]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """What a run is, in a few rows."""
-    config, summary, records = run.config, run.summary, run.metrics
+    """Returns rows (name, text) that describe a run."""
+    config = run.config
+    summary = run.summary
+    records = run.metrics
     steps = summary.get("steps", records[-1]["step"] if records else 0)
     tokens = summary.get("generated_tokens")
     if tokens is None and records:
@@ -71,9 +74,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     ]
     later = records[len(records) // 2 :]
     for name, key, form in _OF_CREDIT:
-        found = [float(record[key]) for record in later if key in record]
-        if found:
-            rows.append((name, form.format(fmean(found))))
+        values = [float(record[key]) for record in later if key in record]
+        if values:
+            rows.append((name, form.format(fmean(values))))
     if tokens is not None:
         rows.append(("generated tokens", f"{tokens:,}"))
     if "wall_seconds" in summary:
@@ -82,22 +85,26 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def _departures(run: RunData) -> list[Part]:
-    found = run.summary.get("departures", built_in_departures(run.config))
-    title = f"{len(found)} settings depart from the method's publication"
-    inside = [{"note": line} for line in found]
-    return [{"fold": title, "closed": True, "inside": inside}] if found else []
+    departures = run.summary.get("departures", built_in_departures(run.config))
+    if not departures:
+        return []
+    title = f"{len(departures)} settings depart from the method's publication"
+    inside = [{"note": line} for line in departures]
+    return [{"fold": title, "closed": True, "inside": inside}]
 
 
 def _headline(run: RunData, name: str, title: str) -> list[Part]:
-    """What came out on a set, by its first decoding: a sentence, the numbers, and the chart."""
+    """Returns the results on a set with its first decoding: a sentence, a table and a chart."""
     policies = _policies([run], name)
     mode = next(iter(next(iter(policies.values()))))
-    of_mode = {label: {mode: found[mode]} for label, found in policies.items() if mode in found}
+    of_mode = {
+        label: {mode: summary[mode]} for label, summary in policies.items() if mode in summary
+    }
     drawn = accuracy_charts(of_mode, _first_colour([run], of_mode))[:1]
-    whole = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
-    # The title says the decoding: without its column, and in two lines, it fits a telephone.
-    rows = [row[1:] for row in whole.rows]
-    short = replace(whole, header=whole.header[1:], rows=rows, sections=False, words=0)
+    full_table = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
+    # The title names the decoding, so that its column can be left out to fit a phone's screen.
+    rows = [row[1:] for row in full_table.rows]
+    short = replace(full_table, header=full_table.header[1:], rows=rows, sections=False, words=0)
     return [
         {"lead": _sentence(of_mode, mode, run.summary)},
         _table(short, "headline"),
@@ -111,16 +118,20 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     If a budget is worse than before training, it names the best checkpoint of a finished run too.
     `summary`: content of summary.json; empty before the end.
     """
-    first, last = (list(policies.values())[place][mode] for place in (0, -1))
+    summaries = list(policies.values())
+    first = summaries[0][mode]
+    last = summaries[-1][mode]
     both = [budget for budget in by_size(last) if budget in first]
     if len(policies) < 2 or not both:
         return "Evaluated once so far: there is nothing to compare with yet."
-    above = lambda b, one, other: one[b]["ci95"][0] > other[b]["ci95"][1]
-    named = lambda *two: ", ".join(budget_name(b) for b in both if above(b, *two)) or "no budget"
-    name, (before, after) = both[-1], (x[both[-1]]["mean_thinking_tokens"] for x in (first, last))
+    rose = _budgets_above(last, first, both)
+    fell = _budgets_above(first, last, both)
+    largest = both[-1]
+    before = first[largest]["mean_thinking_tokens"]
+    after = last[largest]["mean_thinking_tokens"]
     sentence = (
-        f"Accuracy rose at {named(last, first)} and fell at {named(first, last)} (intervals apart, "
-        f"{mode}); thinking tokens at {budget_name(name)} went from {before:,.1f} to {after:,.1f}."
+        f"Accuracy rose at {rose} and fell at {fell} (intervals apart, {mode}); thinking tokens at "
+        f"{budget_name(largest)} went from {before:,.1f} to {after:,.1f}."
     )
     worse = list(declines({mode: first}, {mode: last}))
     if worse:
@@ -130,8 +141,17 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
     return sentence
 
 
-def _table(shown: Table, style: str | None = None) -> Part:
-    return {"html": shown.html()} | ({"style": style} if style else {})
+def _budgets_above(one: Mapping[str, Any], other: Mapping[str, Any], budgets: Sequence[str]) -> str:
+    """Lists the budgets at which the interval of `one` lies above the interval of `other`."""
+    above = [b for b in budgets if one[b]["ci95"][0] > other[b]["ci95"][1]]
+    return ", ".join(map(budget_name, above)) or "no budget"
+
+
+def _table(content: Table, style: str | None = None) -> Part:
+    part: Part = {"html": content.html()}
+    if style:
+        part["style"] = style
+    return part
 
 
 def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
@@ -139,16 +159,16 @@ def _charts(charts: Sequence[Chart | Bars]) -> list[Part]:
 
 
 def _facts_table(runs: Sequence[RunData]) -> Part:
-    """A column for each run."""
-    found = [dict(_facts(run)) for run in runs]
-    names = list(dict.fromkeys(name for facts in found for name in facts))
-    rows = [[name, *(facts.get(name, NONE) for facts in found)] for name in names]
+    """Returns the table of `_facts`, with a column for each run."""
+    facts_of_runs = [dict(_facts(run)) for run in runs]
+    names = list(dict.fromkeys(name for facts in facts_of_runs for name in facts))
+    rows = [[name, *(facts.get(name, NONE) for facts in facts_of_runs)] for name in names]
     header = ["", *(run.label if len(runs) > 1 else "" for run in runs)]
     return _table(Table("In short", header, rows, words=len(header)), "facts")
 
 
 def _differing(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """Keys of the config in which runs differ, with their values."""
+    """Returns the config keys in which runs differ, with the value of each run."""
     configs = [config_io.flatten(run.config) for run in runs]
     written = {key: [config_io.value_text(config[key]) for config in configs] for key in configs[0]}
     return {key: texts for key, texts in written.items() if len(set(texts)) > 1}
@@ -178,22 +198,29 @@ def _evaluations(run: RunData) -> list[Part]:
 
 
 def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
-    """What is compared on a set: a run before and after, or the last of each of several runs."""
+    """Returns summaries to compare on a set, by label.
+
+    For one run: its first and its last evaluation. For several: the last evaluation of each, and
+    before them the starting policy if it is the same for all runs.
+    """
     if len(runs) == 1:
         return figures.first_and_last(runs[0], name)
     records = {run.label: run.of_set(name) for run in runs}
-    # A run without it keeps its place, and so its colour.
-    found = {label: made[-1]["sets"][name] if made else {} for label, made in records.items()}
-    starts = [made[0] for made in records.values() if made]
+    # A run without this set keeps its index, and so its colour.
+    last = {label: evals[-1]["sets"][name] if evals else {} for label, evals in records.items()}
+    starts = [evals[0] for evals in records.values() if evals]
     first = starts[0]["sets"][name]
     if all(r["when"] == "before" and r["sets"][name] == first for r in starts):
-        # They began as the same policy.
-        return {"before": first} | found
-    return found
+        # The runs started from the same policy.
+        return {"before": first} | last
+    return last
 
 
 def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
-    """Grey where the first is what others are compared with; a run has one colour everywhere."""
+    """Returns the first colour: grey (0) if the first policy is the reference, else 1.
+
+    So a run has the same colour in every chart.
+    """
     return 0 if len(policies) > len(runs) else 1
 
 
@@ -208,8 +235,10 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
     if any(len(rows) > 2 for rows in measured.values()):
         one = next(iter(measured.values()))
         drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
-    both = table.with_and_without(title, policies)
-    tables = [table.comparison(f"{which}: {_WHAT}", found) for which, found in both]
+    tables = [
+        table.comparison(f"{heading}: {_WHAT}", summaries)
+        for heading, summaries in table.with_and_without(title, policies)
+    ]
     if len(runs) == 1:
         last = list(policies.values())[-1]
         tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
@@ -220,7 +249,7 @@ def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
-    # The set that most of them have.
+    # The set that most runs were evaluated on.
     name = max(titles, key=lambda one: sum(one in run.sets for run in runs), default="")
     if len(runs) == 1:
         drawn = training_charts(runs[0].metrics)[:2] if runs[0].metrics else []
@@ -234,26 +263,27 @@ def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
 
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
-    """Says that rewards can't be compared, where runs differ in what is paid for."""
-    paid = ("method", "reward", "cuts")
-    differ = [key for key in _differing(runs) if key.partition(".")[0] in paid]
+    """Returns a note that rewards can't be compared if runs differ in how they reward."""
+    reward_sections = ("method", "reward", "cuts")
+    differ = [key for key in _differing(runs) if key.partition(".")[0] in reward_sections]
     text = f"Rewards are not comparable here, only accuracies: runs differ in {', '.join(differ)}."
     return [{"note": text}] if differ else []
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """The HTML of one run, or of several beside each other."""
+    """Returns the HTML of one run, or of a comparison of several."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
     titles = table.set_titles(dict.fromkeys(name for run in runs for name in run.sets))
     several = len(runs) > 1
     title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
-    shown = [(run.label, shown_traces(traces[run.label], runs=len(runs))) for run in runs]
+    trace_choices = [(run.label, shown_traces(traces[run.label], runs=len(runs))) for run in runs]
     training: list[Chart | Bars] = list(compared_charts(runs) if several else [])
     if not several and runs[0].metrics:
         training += training_charts(runs[0].metrics) + budget_charts(runs[0].metrics)
     if any(run.metrics for run in runs):
         training += machinery_charts(runs, traces)
-    sampled, settings = traces_section(shown), runs[0].paths.config
+    sampled = traces_section(trace_choices)
+    settings = runs[0].paths.config
     config = {"note": settings.name, "settings": settings.read_text(encoding="utf-8")}
     sections: dict[str, list[Part]] = {
         "Overview": _overview(runs, titles),
@@ -263,12 +293,12 @@ def page(runs: Sequence[RunData]) -> str:
         "Traces": [{"html": sampled}] if sampled else [],
         "Config": [] if several else [config],
     }
-    there = [(name, parts) for name, parts in sections.items() if parts]
-    return render("report.html", title=title, sections=there, **security(STYLE, SCRIPT))
+    filled_sections = [(name, parts) for name, parts in sections.items() if parts]
+    return render("report.html", title=title, sections=filled_sections, **security(STYLE, SCRIPT))
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Writes the report of a run, and its pictures into its folder."""
+    """Writes the report of a run, and its pictures into its folder; returns the report's path."""
     path = _target(RunPaths(folder).report, out, [folder])
     with _refused(folder):
         run = read_run(folder)
@@ -279,7 +309,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path | None) -> Path:
-    """Writes one page of several runs."""
+    """Writes one page that compares several runs; returns its path."""
     runs = []
     for folder, label in zip(folders, labels_of(list(folders), list(labels))):
         with _refused(folder):
@@ -292,7 +322,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
 
 
 def try_report(folder: Path) -> None:
-    """`write_report` of a run that is done; a failure is a warning, since the results are there."""
+    """Writes the report of a finished run; a failure is only a warning, as the results exist."""
     attempt(f"{RunPaths(folder).report}: can't be written", write_report, folder)
 
 

@@ -14,7 +14,9 @@ from bacr_jax.documents import write_atomically
 from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Shades from easy to hard, or early to late: one colour, so that their order shows.
-_ORDERED, _FIRST, _LAST = "viridis", 0.05, 0.85
+_ORDERED = "viridis"
+_FIRST = 0.05
+_LAST = 0.85
 _DPI = 150
 # Empty space beyond the ends of an axis, as a share of it.
 _MARGIN = 0.025
@@ -54,8 +56,8 @@ def figure(
 
     names = max(len(chart.y.ticks or ()) for charts in rows for chart in charts)
     inches = size[0] * len(rows[0]), max(size[1], 0.22 * names + 0.9) * len(rows) + 0.3
-    made = Figure(figsize=inches, layout="constrained", dpi=_DPI)
-    axes = made.subplots(len(rows), len(rows[0]), squeeze=False)
+    picture = Figure(figsize=inches, layout="constrained", dpi=_DPI)
+    axes = picture.subplots(len(rows), len(rows[0]), squeeze=False)
     shown = list[Any]()
     for row, charts in zip(axes, rows):
         for axis in row[len(charts) :]:
@@ -67,13 +69,13 @@ def figure(
             if legend == 0 and len(curves) > 1 and curves not in shown:
                 axis.legend(frameon=False, fontsize=8, loc="best")
                 shown.append(curves)
-    made.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
+    picture.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     if legend:
-        _legend(made, list(axes.flat), legend, caption)
-    return made
+        _legend(picture, list(axes.flat), legend, caption)
+    return picture
 
 
-def save(made: Any, path: Path) -> None:
+def save(picture: Any, path: Path) -> None:
     """Writes a figure as .png or .pdf; equal pictures are equal files, without version and date."""
     import matplotlib
 
@@ -82,9 +84,9 @@ def save(made: Any, path: Path) -> None:
         # Fonts that journals take (TrueType) instead of Matplotlib's Type 3.
         with matplotlib.rc_context({"pdf.fonttype": 42}):
             dates = {"CreationDate": None, "Producer": None, "Creator": None}
-            made.savefig(content, format="pdf", metadata=dates)
+            picture.savefig(content, format="pdf", metadata=dates)
     else:
-        made.savefig(content, format="png", metadata={"Software": None})
+        picture.savefig(content, format="png", metadata={"Software": None})
     write_atomically(path, content.getvalue())
 
 
@@ -112,23 +114,23 @@ def _colour(one: Series) -> Any:
     return matplotlib.colormaps[_ORDERED](_FIRST + one.colour * (_LAST - _FIRST))
 
 
-def _legend(made: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
+def _legend(picture: Any, axes: Sequence[Any], columns: int, caption: str) -> None:
     """A caption and one legend below all panels, of every name that any of them has."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels()):
             found.setdefault(name, handle)
-    lines = textwrap.wrap(caption, int(made.get_figwidth() / 0.064))
+    lines = textwrap.wrap(caption, int(picture.get_figwidth() / 0.064))
     if found or lines:
         # A letter is about .075 inches wide, and what stands before a name half an inch.
-        fit = int(made.get_figwidth() / (0.5 + 0.075 * max(map(len, found), default=1)))
+        fit = int(picture.get_figwidth() / (0.5 + 0.075 * max(map(len, found), default=1)))
         columns = max(min(columns, len(found), fit), 1)
         more = 0.2 * -(-len(found) // columns) + 0.17 * len(lines)
-        made.set_figheight(made.get_figheight() + more)
+        picture.set_figheight(picture.get_figheight() + more)
         style = {"loc": "outside lower left", "ncols": columns, "frameon": False, "fontsize": 8.5}
         title = "\n".join(map(_plain, lines))
         style |= {"title": title, "title_fontsize": 8.5, "alignment": "left"}
-        made.legend(found.values(), found.keys(), **style)
+        picture.legend(found.values(), found.keys(), **style)
 
 
 def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
@@ -164,20 +166,24 @@ def _draw(axis: Any, chart: Chart, beside: Axis | None) -> None:
 
 def _scale(axis: Any, name: str, scale: Scale, *, named: bool = True) -> None:
     ticks = scale.ticks(most=_STEPS)
-    of = lambda what: getattr(axis, f"set_{name}{what}")
+
+    def set_property(what: str, *args: Any, **options: Any) -> None:
+        getattr(axis, f"set_{name}{what}")(*args, **options)
+
     if scale.axis.log2:
-        of("scale")("log", base=2)
+        set_property("scale", "log", base=2)
         room = (scale.high / scale.low) ** _MARGIN
-        of("lim")(scale.low / room, scale.high * room)
+        set_property("lim", scale.low / room, scale.high * room)
         axis.minorticks_off()
     else:
         room = _MARGIN * (scale.high - scale.low)
-        of("lim")(scale.low - room, scale.high + room)
-    of("ticks")([value for value, _ in ticks], [_plain(text) if named else "" for _, text in ticks])
+        set_property("lim", scale.low - room, scale.high + room)
+    names = [_plain(text) if named else "" for _, text in ticks]
+    set_property("ticks", [value for value, _ in ticks], names)
 
 
 def _goes_on(axis: Any, one: Series, scale: Scale) -> bool:
-    """Draws open arrows where points or intervals leave their axis; whether any does."""
+    """Draws open arrows where points or intervals leave their axis; True if any does."""
     found = list[tuple[float, float, str]]()
     ends = () if one.ends is None or one.kind == "band" else one.ends
     for at, (low, high) in zip(one.y if one.across else one.x, ends):

@@ -1,4 +1,4 @@
-"""What reports read of a run folder, checked: config, summary, metrics and evaluations."""
+"""Reads and checks a run folder for reports: config, summary, metrics and evaluations."""
 
 import contextlib
 from collections.abc import Iterator
@@ -110,7 +110,7 @@ def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
 
 
 def _is_summary(found: Any) -> bool:
-    """Whether this is what an evaluation says of a set, as far as every picture needs it."""
+    """True if a record of a set has the fields that every picture needs."""
     try:
         items = [item for budgets in found.values() for item in budgets.items()]
         names = ("accuracy", "mean_thinking_tokens", "mean_total_tokens")
@@ -123,7 +123,7 @@ def _is_summary(found: Any) -> bool:
 
 
 def labels_of(folders: list[Path], given: list[str]) -> list[str]:
-    """What the runs of a comparison are called.
+    """Returns the labels of the runs of a comparison.
 
     Args:
       given: names for all of them, or none: then their folders' names, with as many folders above

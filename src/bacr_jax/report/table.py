@@ -1,6 +1,7 @@
-"""The one table: what it holds, and how a terminal, HTML, Markdown, LaTeX or CSV show it.
+"""Defines tables and formats them for a terminal, HTML, Markdown, LaTeX and CSV.
 
-`comparison` is the table made most: accuracy and thinking tokens by budget, policies side by side.
+`comparison` builds the most common table: accuracy and thinking tokens by budget, with one column
+per policy.
 """
 
 import csv
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import rich.table
 from markupsafe import Markup
@@ -25,7 +26,8 @@ from bacr_jax.evaluation.summary import Summary
 from bacr_jax.report.html_page import render
 
 NONE = "-"
-BEST, SECOND = "best", "second"
+BEST = "best"
+SECOND = "second"
 MARKS = ("†", "‡")
 _SET_NAMES = {
     "ledger": "Ledger",
@@ -35,9 +37,9 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# With more policies than this, a line of a terminal no longer holds their cells side by side.
+# Most policies for which accuracy and tokens fit on one line of a terminal.
 _ONE_LINE_POLICIES = 2
-# LaTeX's own characters, and what the labels of studies use beyond ASCII.
+# Special characters of LaTeX, and the characters outside ASCII in the labels of studies.
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -69,12 +71,12 @@ _MARKDOWN_RANKS = {BEST: "**{}**", SECOND: "<ins>{}</ins>"}
 
 @dataclass(frozen=True)
 class Shown:
-    """What stands in a table's cell.
+    """Content of a table's cell.
 
     Attributes:
-      numbers: for CSV: value, and lower and upper end of its interval where there is one.
+      numbers: numbers for CSV: the value, then both ends of its interval if it has one.
       rank: `BEST`, `SECOND` or empty.
-      marks: behind the text, of `MARKS`.
+      marks: characters of `MARKS` after the text.
     """
 
     text: str
@@ -83,7 +85,7 @@ class Shown:
     marks: str = ""
 
 
-# The style of a `Text` shows on a terminal only.
+# The style of a `Text` is only visible on a terminal.
 Item = Shown | Text | str
 
 
@@ -96,10 +98,11 @@ class Table:
     """A table.
 
     Attributes:
-      words: columns that hold words, from the left; the others hold numbers.
-      sections: a terminal shows the first column as headings between the rows.
-      groups: (heading, number of columns) above the header, from the left; empty: none.
-      rules: rows after which a line is drawn.
+      words: number of columns with words, from the left; the other columns contain numbers.
+      sections: True to show the first column as headings between the rows on a terminal.
+      name: name of the table, for error messages.
+      groups: (heading, number of columns) above the header, from the left; empty for no groups.
+      rules: indices of rows after which LaTeX draws a line.
     """
 
     title: str
@@ -119,16 +122,16 @@ class Table:
             raise ValueError(f"table {self.name}: groups of other widths than the header")
 
     def columns(self) -> list[str]:
-        """Names of columns with their group before them."""
+        """Returns the names of the columns, each after the name of its group."""
         if not self.groups:
             return list(self.header)
         above = [group for group, span in self.groups for _ in range(span)]
         return [f"{g} {name}".strip() for g, name in zip(above, self.header)]
 
     def terminal(self) -> rich.table.Table:
-        """For a terminal."""
-        shown = rich.table.Table(
-            # As texts: in strings, rich would take [...] for its own markup.
+        """Returns the table for a terminal."""
+        terminal_table = rich.table.Table(
+            # A Text, because rich reads [...] in a string as markup.
             title=Text(self.title),
             title_justify="left",
             title_style="bold",
@@ -136,36 +139,34 @@ class Table:
             caption_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        text = lambda item: item if isinstance(item, Text) else Text(_shown(item).text)
         first = 1 if self.sections else 0
-        for place, name in enumerate(self.header[first:], first):
-            shown.add_column(Text(name), justify="left" if place < self.words else "right")
+        for index, name in enumerate(self.header[first:], first):
+            justify: Literal["left", "right"] = "left" if index < self.words else "right"
+            terminal_table.add_column(Text(name), justify=justify)
         heading = None
         for row in self.rows:
             if self.sections and row[0] != heading:
                 if heading is not None:
-                    shown.add_section()
+                    terminal_table.add_section()
                 heading = row[0]
-                shown.add_row(Text(str(heading), style="bold"))
-            shown.add_row(*map(text, row[first:]))
-        return shown
+                terminal_table.add_row(Text(str(heading), style="bold"))
+            terminal_table.add_row(*map(_terminal_text, row[first:]))
+        return terminal_table
 
     def html(self) -> Markup:
-        """As HTML; every text is escaped."""
+        """Returns the table as HTML, with every text escaped."""
         return render("table.html", table=self, rows=[list(map(_shown, row)) for row in self.rows])
 
     def markdown(self) -> str:
-        """As Markdown, for pages that allow `<ins>`."""
-        line = lambda cells: "| " + " | ".join(cells) + " |\n"
-        marks = ["---" if i < self.words else "---:" for i in range(len(self.header))]
-        head = line(map(_markdown, self.columns())) + line(marks)
-        body = "".join(line(map(_markdown, row)) for row in self.rows)
+        """Returns the table as Markdown, for pages that allow `<ins>`."""
+        alignment = ["---" if i < self.words else "---:" for i in range(len(self.header))]
+        head = _markdown_line(map(_markdown, self.columns())) + _markdown_line(alignment)
+        body = "".join(_markdown_line(map(_markdown, row)) for row in self.rows)
         caption = f"\n{_markdown(self.caption)}\n" if self.caption else ""
         return f"### {_markdown(self.title)}\n\n{head}{body}{caption}"
 
     def latex(self) -> str:
-        """As a LaTeX tabular; needs the packages booktabs and amssymb."""
-        line = lambda row: " & ".join(map(_latex, row)) + r" \\"
+        """Returns the table as a LaTeX tabular, which needs the packages booktabs and amssymb."""
         columns = "l" * self.words + "r" * (len(self.header) - self.words)
         lines = [
             f"% {printable(' '.join(self.title.split()))}",
@@ -174,17 +175,19 @@ class Table:
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             *self._latex_groups(),
-            line(self.header),
+            _latex_line(self.header),
             r"\midrule",
         ]
         for number, row in enumerate(self.rows):
-            lines.append(line(row))
+            lines.append(_latex_line(row))
             if number in self.rules and number + 1 < len(self.rows):
                 lines.append(r"\midrule")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def _latex_groups(self) -> list[str]:
-        cells, rules, start = [], [], 1
+        cells = []
+        rules = []
+        start = 1
         for group, span in self.groups:
             text = group.translate(_LATEX)
             cells.append(rf"\multicolumn{{{span}}}{{c}}{{{text}}}" if span > 1 else text)
@@ -195,7 +198,7 @@ class Table:
         return [line for line in lines if line] if cells else []
 
     def csv(self) -> str:
-        """As CSV: a column with intervals becomes three."""
+        """Returns the table as CSV, in which a column with intervals becomes three columns."""
         rows = [list(map(_shown, row)) for row in self.rows]
         widths = [max((len(item.numbers) for item in column), default=0) for column in zip(*rows)]
         out = io.StringIO()
@@ -208,22 +211,34 @@ class Table:
         return out.getvalue()
 
 
+def _terminal_text(item: Item) -> Text:
+    return item if isinstance(item, Text) else Text(_shown(item).text)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _latex_line(row: Iterable[Item]) -> str:
+    return " & ".join(map(_latex, row)) + r" \\"
+
+
 def _markdown(item: Item) -> str:
-    """In one line, as the text that it is; a sign with a blank behind it opens no tag."""
-    shown = _shown(item)
-    text = " ".join(shown.text.split()).replace("\\", "\\\\")
+    """Returns a cell on one line, escaped; `<` before a blank stays, as it opens no tag."""
+    cell = _shown(item)
+    text = " ".join(cell.text.split()).replace("\\", "\\\\")
     text = text.replace("|", "\\|").replace("<", "&lt;").replace("&lt; ", "< ")
-    return _MARKDOWN_RANKS.get(shown.rank, "{}").format(text) + shown.marks
+    return _MARKDOWN_RANKS.get(cell.rank, "{}").format(text) + cell.marks
 
 
 def _latex(item: Item) -> str:
-    shown = _shown(item)
-    text = _LATEX_RANKS.get(shown.rank, "{}").format(shown.text.translate(_LATEX))
-    return text + shown.marks.translate(_LATEX)
+    cell = _shown(item)
+    text = _LATEX_RANKS.get(cell.rank, "{}").format(cell.text.translate(_LATEX))
+    return text + cell.marks.translate(_LATEX)
 
 
 def _fields(item: Shown, width: int) -> list[str]:
-    """Cells of CSV: the text, or as many numbers as the column has."""
+    """Returns the CSV cells of an item: `width` numbers, or the text if `width` is 0."""
     if width == 0:
         return [item.text]
     numbers = (*item.numbers, *[None] * (width - len(item.numbers)))
@@ -231,17 +246,17 @@ def _fields(item: Shown, width: int) -> list[str]:
 
 
 def by_size(budgets: Iterable[str]) -> list[str]:
-    """Budgets as results.json names them, rising; without one last."""
+    """Sorts budgets, named as in results.json, by size; no budget comes last."""
     return sorted(budgets, key=lambda budget: math.inf if budget == UNLIMITED else int(budget))
 
 
 def budget_name(budget: str) -> str:
-    """`4,096`, or the word for no budget or for the mean over budgets."""
+    """Formats a budget as in `4,096`; returns other words, such as for no budget, unchanged."""
     return f"{int(budget):,}" if budget.isdecimal() else budget
 
 
 def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = "ci95") -> str:
-    """`67.0 [62.8, 71.0]`: a rate in percent with its 95 % interval; a dash where it is null."""
+    """Formats a rate in percent with its interval, `67.0 [62.8, 71.0]`; a dash if it is None."""
     if entry[name] is None:
         return NONE
     low, high = entry[ends]
@@ -249,13 +264,18 @@ def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = 
 
 
 def in_one_line(summary: Summary) -> str:
-    """`greedy 8: 27.6, 16: 30.4; sampled 8: 25.0, ...`: accuracy in percent by budget."""
-    cell = lambda budget, entry: f"{budget_name(budget)}: {100 * entry['accuracy']:.1f}"
-    modes = {m: ", ".join(cell(b, e) for b, e in budgets.items()) for m, budgets in summary.items()}
-    return "; ".join(f"{mode} {cells}" for mode, cells in modes.items())
+    """Formats accuracy in percent by budget: `greedy 8: 27.6, 16: 30.4; sampled 8: 25.0, ...`."""
+    parts = []
+    for mode, budgets in summary.items():
+        cells = [
+            f"{budget_name(budget)}: {100 * entry['accuracy']:.1f}"
+            for budget, entry in budgets.items()
+        ]
+        parts.append(f"{mode} {', '.join(cells)}")
+    return "; ".join(parts)
 
 
-# Declines that fit into one line of a terminal.
+# Most declines on one line of a terminal.
 _MOST_DECLINES = 4
 
 
@@ -266,40 +286,41 @@ def decline_text(declines: Sequence[Decline]) -> str:
         f"{100 * one.after:.1f} %"
         for one in declines[:_MOST_DECLINES]
     ]
-    if rest := len(declines) - len(parts):
-        parts.append(f"and {rest} more")
+    num_omitted = len(declines) - len(parts)
+    if num_omitted:
+        parts.append(f"and {num_omitted} more")
     return "; ".join(parts)
 
 
 def set_title(spec: str) -> str:
-    """The name of a set as people call it: `MATH-500` for `math500:data/test.jsonl`.
+    """Returns the usual name of a set, such as `MATH-500` for `math500:data/test.jsonl`.
 
-    A table of one's own is called what its file is; held-out training questions are marked as no
-    test set.
+    Other tables are named after their file. The title of held-out training questions states that
+    they are not a test set.
     """
     if spec == HOLDOUT:
         return f"{spec} (validation, not a test set)"
-    name, _, place = spec.partition(":")
-    if name in _SET_NAMES or not place:
+    name, _, path = spec.partition(":")
+    if name in _SET_NAMES or not path:
         return _SET_NAMES.get(name, name)
-    return PurePosixPath(place).stem or spec
+    return PurePosixPath(path).stem or spec
 
 
 def set_titles(specs: Iterable[str]) -> dict[str, str]:
-    """`set_title` of each; sets of one name are told apart by what data.eval calls them."""
+    """Returns the `set_title` of each set; sets with equal titles get their entry of data.eval."""
     titles = {spec: set_title(spec) for spec in specs}
-    often = Counter(titles.values())
+    counts = Counter(titles.values())
     return {
-        spec: f"{title} ({spec})" if often[title] > 1 else title for spec, title in titles.items()
+        spec: f"{title} ({spec})" if counts[title] > 1 else title for spec, title in titles.items()
     }
 
 
 def with_and_without(
     title: str, policies: Mapping[str, Summary]
 ) -> Iterator[tuple[str, Mapping[str, Summary]]]:
-    """Policies with their title, and where there are any, without near-duplicates once more.
+    """Yields title and summaries, then again without near-duplicates if the set has any.
 
-    That title: `math500 without 29 near-duplicates of training questions (471 problems)`.
+    The second title is `math500 without 29 near-duplicates of training questions (471 problems)`.
     """
     yield title, policies
     key = "without_near_duplicates"
@@ -323,9 +344,9 @@ def with_and_without(
 
 
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
-    """(decoding, budget, entry of each policy), in order of decoding, then rising budget.
+    """Returns (decoding, budget, entry of each policy), ordered by decoding, then budget.
 
-    Policies need not have been evaluated alike: where one was not, its entry is None.
+    The entry is None for a policy that was not evaluated with this decoding and budget.
     """
     modes = dict.fromkeys(mode for summary in policies.values() for mode in summary)
     return [
@@ -336,7 +357,7 @@ def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[s
 
 
 def _style(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
-    """Green or red where the interval lies above or below that of the first policy."""
+    """Returns green or red if the interval lies above or below the first policy's interval."""
     if first is None or entry is first:
         return ""
     if entry["ci95"][0] > first["ci95"][1]:
@@ -347,13 +368,13 @@ def _style(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
 def comparison(
     title: str, policies: Mapping[str, Summary], *, between: str = ", ", caption: str = ""
 ) -> Table:
-    """A row per decoding and budget, a column per policy.
+    """Builds the table with a row per decoding and budget, and a column per policy.
 
-    Accuracies whose interval lies apart from the first policy's are coloured.
+    Accuracies are coloured if their interval does not overlap with the first policy's interval.
 
     Args:
-      policies: summaries by name, the one to compare with first.
-      between: what separates accuracy and tokens.
+      policies: summaries by name; the first policy is the reference.
+      between: text between accuracy and tokens.
     """
 
     def cell(entry: Mapping[str, Any] | None, first: Mapping[str, Any] | None) -> Text:
@@ -375,7 +396,7 @@ def comparison(
 
 
 def comparison_table(title: str, policies: Mapping[str, Summary]) -> rich.table.Table:
-    """`comparison` for a terminal."""
+    """Returns the table of `comparison` for a terminal."""
     between = "  " if len(policies) <= _ONE_LINE_POLICIES else "\n"
     caption = "accuracy in percent [95 % interval], mean thinking tokens"
     return comparison(title, policies, between=between, caption=caption).terminal()

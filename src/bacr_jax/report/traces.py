@@ -87,7 +87,7 @@ def is_right(trace: Trace) -> bool:
 
 
 def budget_names(traces: Iterable[Trace]) -> Callable[[Trace], str]:
-    """What a filter calls the budget of a trace: itself, or the doubling that it lies in."""
+    """Returns a function that names a trace's budget in a filter: the budget, or its doubling."""
     if len({int(trace["budget"]) for trace in traces}) <= _MOST_BUDGETS:
         return lambda trace: f"{int(trace['budget']):,}"
 
@@ -125,7 +125,7 @@ def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
 
 
 def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict[str, str]:
-    """What a trace is chosen by, and first of all, among several runs, its run."""
+    """Returns the values by which the page filters a trace, by filter; the run comes first."""
     return {
         "run": label,
         "verdict": "right" if is_right(trace) else "wrong",
@@ -137,7 +137,7 @@ def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict
 
 
 def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, Any]:
-    """What the template shows of a trace."""
+    """Returns the template's values for a trace."""
     level = f"level {int(trace['level'])}, " if trace["level"] else ""
     run = f"{labels['run']}, " if several else ""
     columns, answers = _answers(trace)
@@ -156,7 +156,7 @@ def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, 
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
-    """What was asked, told and written."""
+    """Returns rows (name, text) about the question, the budget and the tokens of a trace."""
     told = trace["told"]
     kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
     counts = [f"{int(trace[f'{kind}_tokens']):,} {name}" for kind, name in kinds.items()]

@@ -86,12 +86,12 @@ def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         by_cut += _series(curves, name, f"cut {number}{budget}", shown)
 
     def groups(prefix: str) -> list[Series]:
-        # They stay where they are between their updates.
-        steps = lambda name: stepped(curves.steps.tolist(), curves.values(name).tolist())
-        return [
-            Series(f"group {number}", *steps(name), shown)
-            for name, number, shown in curves.numbered(prefix)
-        ]
+        series = []
+        for name, number, group_colour in curves.numbered(prefix):
+            # Step curves, because the values are constant between their updates.
+            x, y = stepped(curves.steps.tolist(), curves.values(name).tolist())
+            series.append(Series(f"group {number}", x, y, group_colour))
+        return series
 
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
@@ -121,7 +121,7 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         for group in groups
     }
     top = max((np.nanmax(values[2]) for values in quantiles.values()), default=1.0)
-    made = []
+    charts = []
     for place, (group, values) in enumerate(quantiles.items()):
         # A step without questions of the group is no gap in its distribution.
         there = np.isfinite(values[1])
@@ -133,14 +133,14 @@ def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         series = [Series("", steps, middle.tolist(), colour(place + 1), ends, kind="band")]
         axis = Axis("tokens", low=0.0, high=float(top))
         title = f"Sampled budgets, difficulty group {group}"
-        made.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
-    return made
+        charts.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
+    return charts
 
 
 def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
     """The same metric of several runs, a chart per metric that one of them has."""
     curves = {run.label: Curves(run.metrics) for run in runs}
-    made = []
+    charts = []
     for title, metric, axis in _COMPARED:
         series = []
         for place, (label, of_run) in enumerate(curves.items()):
@@ -149,15 +149,16 @@ def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
                 name = cuts[-1][0]
             series += _series(of_run, name, label, colour(place + 1))
         if series:
-            made.append(Chart(title, series, _STEP, axis))
-    return made
+            charts.append(Chart(title, series, _STEP, axis))
+    return charts
 
 
 def machinery_charts(
     runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
 ) -> list[Chart | Bars]:
     """Sampler against learner, values against rewards, and where the time goes."""
-    mismatch, pace = list[Series](), list[Series]()
+    mismatch = list[Series]()
+    pace = list[Series]()
     for place, run in enumerate(runs):
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
