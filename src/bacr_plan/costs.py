@@ -172,7 +172,7 @@ def chunk_flops(work: Workload, chunk: DecodedChunk) -> float:
 
 
 def answer_flops(work: Workload, rows: int, steps: int) -> float:
-    """Returns the operations to decode answers at every cut of `rows` rows on all devices."""
+    """Returns the operations to decode the answers at all cuts of `rows` rows, on all devices."""
     trunk_lengths = work.lengths.prompts + work.lengths.thinking
     keys = float(trunk_lengths.mean())
     return rows * steps * work.cuts * _decode_flops(work.model, 1, keys)
@@ -246,8 +246,8 @@ def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
     """Returns the bytes moved per cache position in a decoding step, for all layers.
 
     They consist of the position's key and value. XLA's attention also writes the scores in fp32,
-    reads them three times, and writes and reads them once in the compute dtype. There, the queries
-    that share a key/value head are padded to a multiple of eight.
+    reads them three times, and writes and reads them once in the compute dtype. It pads the queries
+    that share a key/value head to a multiple of eight.
 
     Args:
       work: the sizes of the run.
@@ -311,7 +311,10 @@ def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, step
 
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes per device that an Adam step moves: masters, moments and gradients."""
+    """Returns the bytes that an Adam step reads and writes on one device.
+
+    These are the master weights, the two moments and the gradients.
+    """
     per_parameter = 3 * FP32 + 4 * work.moment_bytes
     return per_parameter * trained_parameters(work) / layout.param_shards
 

@@ -51,7 +51,8 @@ def smaller_choice(
       evaluating: True if the failure happened during an evaluation.
 
     Returns:
-      None if nothing smaller fits, or if the phase is neither in `ROLLOUT` nor in `UPDATE`.
+      The sizes and the mesh, or None if nothing smaller fits. Also None if the phase is neither in
+      `ROLLOUT` nor in `UPDATE`.
     """
     if phase in ROLLOUT:
         sizes = work.evaluation if evaluating else work

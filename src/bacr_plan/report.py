@@ -160,7 +160,7 @@ class Plan:
 
     @functools.cached_property
     def suggestion(self) -> Choice | None:
-        """Returns settings that fit on these devices.
+        """Returns the settings that are suggested for these devices if the config does not fit.
 
         None if the config fits already, or if no settings fit.
         """
@@ -180,8 +180,8 @@ class Plan:
     def larger(self) -> Choice | None:
         """Returns settings that fit on a larger number of these devices.
 
-        None unless no settings fit on the current number of devices. Also None if none of the
-        factors in `LARGER` is enough.
+        This is only computed if no settings fit on the current number of devices, otherwise it is
+        None. It is also None if none of the factors in `LARGER` is enough.
         """
         if self.fits or self.suggestion is not None:
             return None

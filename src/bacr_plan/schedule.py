@@ -2,7 +2,8 @@
 
 This module runs the real rollout loop (`rollout.rollouts`), its scheduler and the code that forms
 micro-batches. The rows only have lengths, and the engine counts steps instead of computing them.
-The plan therefore stays correct when these modules change.
+The plan therefore follows any change of these modules. `workload` explains the terms row, trunk,
+branch and slot.
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ class DecodedChunk:
       slots: number of rows in the program, on all devices.
       length: length of the caches in positions.
       live: number of keys that unfinished rows attend to, for each step and device.
-      tiles: the same number with the keys of each row rounded up to multiples of `TILE`. All other
-        rows count as one tile.
+      tiles: the same number with the keys of each row rounded up to a multiple of `TILE`. Finished
+        rows and free slots count as one tile each.
     """
 
     slots: int

@@ -132,7 +132,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) 
       room: the memory limit.
 
     Returns:
-      0 if not even one row per device fits.
+      The number of rows, or 0 if not even one row per device fits.
     """
     shards = layout.slot_shards
     if portion == "micro_rows":
@@ -243,7 +243,7 @@ def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Ch
     Evaluations get fewer slots, and the warm-up gets fewer tokens per step.
 
     Returns:
-      None if the run still does not fit.
+      The reduced run, or None if it still does not fit.
     """
     shards = layout.slot_shards
     wanted_slots = work.evaluation.slots

@@ -3,6 +3,9 @@
 Weights are not needed. Memory is planned for the maximum sizes that the config allows (prompts and
 budgets), so that the plan errs on the safe side. Durations are planned for the expected lengths
 (see `lengths`).
+
+A row is one sampled trace. Its trunk is the prompt and the thinking. At every cut of the thinking,
+a branch with a suffix and an answer continues from the trunk. A slot decodes one row at a time.
 """
 
 import dataclasses

@@ -55,6 +55,10 @@ class Cell:
 
     Attributes:
       id: the cell's id, see `spec.cell_id`.
+      study_size: size of the study that the run belongs to (`Study.size`).
+      task: id of the task.
+      arm: id of the arm.
+      seed: seed of the run.
       value: the swept value; None if the arm has no sweep.
       provenance: commit, package versions, machine and date.
       config_sha: digest of the run's settings.
@@ -197,7 +201,10 @@ def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
-    """Yields a message for each inconsistency in a cell, which would lead to wrong results."""
+    """Yields a message for each inconsistency in a cell.
+
+    An inconsistent cell is rejected because it would lead to wrong results.
+    """
     variant = Variant(cell.arm, cell.value)
     expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
@@ -306,7 +313,10 @@ class Grid:
         return [variant for variant in self.study.variants() if self.of(task, variant)]
 
     def keys(self, where: Setting) -> list[str]:
-        """Returns the budget keys of a setting: all of the task's for `MEAN`, otherwise one."""
+        """Returns the keys of the budgets that a setting covers.
+
+        `MEAN` covers all budgets of the task, and any other key covers only itself.
+        """
         if where.budget != MEAN:
             return [where.budget]
         task = self.study.task(where.task)
@@ -329,8 +339,8 @@ class Grid:
         not store results per problem, the mean accuracy is returned as an array with one element.
 
         Returns:
-          None if the setting was not evaluated, or if it has a level and the cell does not store
-          results per problem.
+          An array with one value per problem. None if the setting was not evaluated, or if it has a
+          level and the cell does not store results per problem.
         """
         entries = self.entries(cell, where)
         if entries is None:
@@ -399,7 +409,7 @@ class Grid:
           key: one of `NUMBERS`.
 
         Returns:
-          None if no cell has the number.
+          The estimate, or None if no cell has the number.
         """
         values = []
         for cell in self.of(where.task, variant):

@@ -77,7 +77,8 @@ def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
       by_seed: the y values of each seed, one per x; NaN or None if missing.
 
     Returns:
-      Lists `x`, `mean`, `low` and `high`, restricted to the x at which all seeds have a value.
+      A dictionary with the lists `x`, `mean`, `low` and `high`, restricted to the x at which all
+      seeds have a value.
     """
     rows: Float[np.ndarray, "seeds n"] = np.array(by_seed, np.float64)
     complete = np.isfinite(rows).all(0)

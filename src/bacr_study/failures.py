@@ -25,7 +25,8 @@ class Change(NamedTuple):
 
     Attributes:
       budget: thinking budget in tokens, as a key of a cell.
-      measure: `ACCURACY`, or `CLOSED` for the fraction of responses with a closed answer.
+      measure: `ACCURACY`, or `CLOSED` for the fraction of responses that contain a complete
+        (closed) answer.
       before: the value for the policy that the run started from, in [0, 1].
       after: the value for the trained policy, in [0, 1].
       failed: True if the change counts as a failure of the run.
@@ -82,7 +83,7 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
     """Counts the failed runs of every arm on a task.
 
-    Only trained runs whose `Study.before` arm has a cell with the same seed are counted.
+    A trained run is only counted if the arm named by `Study.before` has a cell with the same seed.
 
     Returns:
       A record for each variant with at least one such run:

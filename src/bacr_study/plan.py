@@ -93,7 +93,7 @@ class PlannedRun:
         return self.place / "logs" / f"{self.id}.log"
 
     def has_cells(self, study: Study) -> bool:
-        """True if the run's cell and the cells of all votes over its samples exist.
+        """True if the cells of the run and of all majority votes over its samples exist.
 
         Raises:
           UserError: if one of these cells was trained or evaluated with different settings.

@@ -1,7 +1,8 @@
 """Writes the report of a study: results.json, tables, figures and study.html.
 
-results.json contains every number shown in the tables and figures. Numbers are rounded to six
-significant digits and keys are sorted, so that identical cells produce an identical file.
+results.json contains every number shown in the tables and figures, except for wall-clock times.
+Numbers are rounded to six significant digits and keys are sorted, so that cells with the same
+results produce an identical file.
 """
 
 import base64
@@ -317,7 +318,7 @@ def _provenance_text(cell: Cell, key: str) -> str:
 
 
 def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the warnings that are shown before the results."""
+    """Yields the warnings that the report shows before the results."""
     missing = len(results["missing"])
     if missing:
         yield (

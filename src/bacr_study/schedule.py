@@ -1,4 +1,4 @@
-"""Runs the runs of a study in parallel, each in a process pinned to its CPU cores or GPUs."""
+"""Executes the runs of a study in parallel, each in a process pinned to CPU cores or GPUs."""
 
 import contextlib
 import ctypes
@@ -70,7 +70,7 @@ class Share:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Pins this thread, and processes that it starts in the meantime, to the share's cores."""
+        """Context manager that pins this thread, and processes it starts, to the share's cores."""
         if not hasattr(os, "sched_setaffinity"):
             # macOS does not provide this call, so runs are not pinned on macOS.
             yield
@@ -255,7 +255,7 @@ def run_all(
     progress: Progress,
     poll: Callable[[], None],
 ) -> None:
-    """Runs all waiting runs and displays the progress and the remaining time.
+    """Executes all waiting runs and displays the progress and the remaining time.
 
     Args:
       scheduler: the scheduler with the waiting runs.

@@ -1,7 +1,11 @@
 """Defines the dataclasses of a study: tasks, arms, evaluation settings, sweeps and views.
 
-`study_file` reads them from a file and checks them, and `plan` expands them into runs. This module
-does not run anything, and the only files it reads are the configs of the runs.
+An arm is a method with its settings. A variant is an arm at one value of a sweep. A cell contains
+the results of one run, which is a combination of task, variant and seed. A view is a kind of result
+that the report shows in tables and figures.
+
+`study_file` reads studies from files and checks them, and `plan` expands them into runs. This
+module does not run anything, and the only files it reads are the configs of the runs.
 """
 
 import functools
