@@ -1,1 +1,1 @@
-"""Predicts the memory and the time of a run before any GPU is used."""
+"""Predicts the memory usage and the duration of a run before any GPU is used."""

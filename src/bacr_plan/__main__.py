@@ -1,7 +1,7 @@
 """Command line of plans: `bacr plan --config FILE --devices 8`.
 
-Predicts whether a run fits into the memory of its GPUs, and how long a step takes. Needs no
-weights, no data and no GPU.
+Predicts whether a run fits into GPU memory, and how long a training step takes. Does not need any
+weights, data or GPU.
 """
 
 import argparse
@@ -28,15 +28,16 @@ Every key of the config can be overridden, as in training:
   bacr plan --config configs/qwen2.5-7b-math.yaml --devices 4 mesh.tensor=2
 Exit code: 0 with a plan, whether the run fits or not; 2 for bad input."""
 
-# More than any cluster has. All layouts of so many are tried within a second.
+# Maximum value of `--devices`. More than any cluster has, and all layouts of this many devices can
+# still be tried within a second.
 MOST_DEVICES = 100_000
-# A thousand times the memory of any GPU.
+# Maximum value of `--device-memory` in GiB. More than a thousand times the memory of any GPU.
 MOST_GIB = 1e6
 DEFAULT_DEVICE = "a100-80"
 
 
 def _parser() -> Parser:
-    """Returns the parser of the command line."""
+    """Builds the parser of the command line."""
     parser = Parser(
         prog="bacr plan",
         description="Predicts whether a run fits on GPUs and what a step takes, without a GPU.",
@@ -92,13 +93,17 @@ def _parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads and checks the command line.
+    """Parses and checks the command-line arguments.
+
+    Args:
+      argv: the arguments without the program name; None uses `sys.argv`.
 
     Returns:
-      The options, with the resolved config in `config`, and device and GiB filled in.
+      The arguments. `config` is the resolved `Config`; `device` and `device_memory` (GiB) are
+      filled in if they were not passed.
 
     Raises:
-      UserError: if the config or a number cannot be used.
+      UserError: if the config or a number is invalid.
     """
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
@@ -121,12 +126,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def with_local_shape(config: Config, *, download: bool) -> Config:
-    """Replaces the name of a model on the hub by its folder in the hub's cache, if there.
+    """Replaces a model name from the Hugging Face Hub by the model's folder in the local cache.
 
-    A name without a folder stays, because the shapes of released models are known by name.
+    The name is kept if the cache has no such folder, because the shapes of released models are
+    known by name.
 
     Args:
-      download: True to download a config.json that is not in the cache.
+      config: the config of the run.
+      download: True to download the model's config.json if it is not in the cache.
 
     Raises:
       UserError: if the download fails.
@@ -148,7 +155,7 @@ def with_local_shape(config: Config, *, download: bool) -> Config:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """Discards what is written to stderr, such as reports of JAX's plugins that find no GPU."""
+    """Discards stderr output, such as warnings of JAX plugins that do not find a GPU."""
     sys.stderr.flush()
     original_stderr = os.dup(2)
     try:
@@ -161,18 +168,18 @@ def _muted() -> Iterator[None]:
 
 
 def answer(request: argparse.Namespace) -> "Plan":
-    """Returns the plan of a request.
+    """Computes the plan for the parsed command line.
 
     Args:
-      request: what `parse` returns.
+      request: the arguments returned by `parse`.
 
     Raises:
-      UserError: if the config cannot be planned, or the compiler refused it.
+      UserError: if the config cannot be planned, or if compilation fails.
     """
     with _muted():
         import jax
 
-        # The plan is made on the CPU, because other programs may be using the GPUs.
+        # Use the CPU because other programs may be using the GPUs.
         jax.config.update("jax_platforms", "cpu")
         jax.devices()
 
@@ -193,7 +200,7 @@ def answer(request: argparse.Namespace) -> "Plan":
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Prints the plan of a command line, as text or as JSON."""
+    """Prints the plan as text or as JSON."""
     request = parse(argv)
     plan = answer(request)
     from bacr_plan.report import as_object

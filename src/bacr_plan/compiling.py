@@ -1,13 +1,15 @@
 """Compiles the programs of a run to measure the memory that XLA allocates for them.
 
-Needs no weights, no data and no GPUs. The compiler runs in another process, because devices that do
-not exist must be configured before JAX starts: `measure` runs this module and reads its output.
-There are two ways to compile:
+This does not need any weights, data or GPUs. The compiler runs in a separate process, because
+devices that do not exist must be configured before JAX starts. `measure` runs this module as a
+script and parses its output. There are two ways to compile:
 
-gpu  XLA's GPU compiler for a described device. Needs the plugin of the extra `plan`, but no GPU and
-     no driver. The GPU will allocate what this compiler reports.
-cpu  XLA's CPU compiler for the same number of virtual CPU devices. Arguments and outputs are exact.
-     Temporaries are 2 to 5 times larger than a GPU's (measured), so they are not used.
+gpu  Uses XLA's GPU compiler for a GPU that is only described. This needs the plugin of the extra
+     `plan`, but neither a GPU nor a driver. A real GPU allocates the memory that this compiler
+     reports.
+cpu  Uses XLA's CPU compiler for the same number of virtual CPU devices. The sizes of arguments and
+     outputs are exact. Temporaries are 2 to 5 times larger than on a GPU (measured), so they are
+     not used.
 """
 
 import dataclasses
@@ -30,23 +32,23 @@ from bacr_plan.workload import Workload
 
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
-# Devices of one box, NVIDIA's HGX and DGX boards.
+# Number of GPUs per host, as in NVIDIA's HGX and DGX systems.
 PER_HOST = 8
 
-# Without a GPU, kernels cannot be timed, so library products are used. Both flags change the kernel
-# of a product, but hardly its memory.
+# Kernels cannot be autotuned without a GPU, so matrix products use library kernels. The flags
+# change which kernel computes a product, but have little effect on its memory.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Memory of a compiled program on one device.
+    """The memory of a compiled program on one device.
 
     Attributes:
-      arguments: bytes.
-      outputs: bytes, without outputs that reuse the memory of an argument.
-      temporaries: bytes.
-      seconds: time to compile.
+      arguments: size of the arguments in bytes.
+      outputs: size of the outputs in bytes, without outputs that reuse the memory of an argument.
+      temporaries: size of the temporary buffers in bytes.
+      seconds: compilation time in seconds.
     """
 
     arguments: int
@@ -60,9 +62,10 @@ class Compilation:
     """The compiled programs of a run.
 
     Attributes:
-      source: how the memory was measured, for the plan's text.
-      programs: an update ("train") and a chunk of decoding ("decode"); empty without a compiler.
-      exact: True if the temporaries are a GPU's.
+      source: description of how the memory was determined, for the plan's text.
+      programs: memory of one update ("train") and one chunk of decoding steps ("decode"); empty if
+        nothing was compiled.
+      exact: True if the temporaries come from the GPU compiler.
     """
 
     source: str
@@ -80,11 +83,14 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
     """Compiles the programs of a run.
 
     Args:
-      compiler: gpu, cpu or none. The CPU compiler replaces the GPU compiler if its plugin is not
-        installed.
+      work: the sizes of the run.
+      num_devices: number of GPUs.
+      device: the GPU.
+      compiler: "gpu", "cpu" or "none". If the CUDA plugin is not installed, "gpu" falls back to the
+        CPU compiler.
 
     Raises:
-      UserError: if the compiler fails, or cannot compile for this number of devices.
+      UserError: if compilation fails, or if programs for this number of devices cannot be compiled.
     """
     if compiler == "none":
         return Compilation("arithmetic only (--compile none)", {}, exact=False)
@@ -108,12 +114,15 @@ def compile_run(work: Workload, *, num_devices: int, device: Device, compiler: s
 
 
 def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> Config:
-    """Returns the config with the model's shape in its keys, so that no folder is needed.
+    """Returns the config with the model's shape in its keys, so that no model folder is needed.
 
-    Biases and norms of heads are Qwen2's for every family, because their memory is negligible.
+    The biases and the head norms of Qwen2 are used for every model family, because their memory is
+    negligible.
 
     Args:
-      fused_attention: True to compile cuDNN's attention.
+      config: the config of the run.
+      shape: the model's shape.
+      fused_attention: True to compile cuDNN's attention instead of XLA's.
     """
     config_keys = {field.name for field in dataclasses.fields(config.model)}
     shape_keys = {key: value for key, value in vars(shape).items() if key in config_keys}
@@ -135,20 +144,25 @@ def described(config: Config, shape: Qwen2Config, *, fused_attention: bool) -> C
 def measure(
     config: Config, vocab_size: int, num_devices: int, gpu: Device | None
 ) -> dict[str, ProgramMemory]:
-    """Compiles the programs of a run in another process, one after the other to save memory.
+    """Compiles the programs of a run in a separate process, one at a time to save memory.
 
     Args:
-      config: what `described` returns.
-      gpu: the GPU to compile for; None: virtual CPU devices.
+      config: the config returned by `described`.
+      vocab_size: size of the vocabulary.
+      num_devices: number of devices.
+      gpu: the GPU to compile for; None to compile for virtual CPU devices.
+
+    Returns:
+      The memory of each program, by name.
 
     Raises:
-      UserError: if the compiler fails.
+      UserError: if compilation fails.
     """
     environment = dict(os.environ)
     environment["JAX_PLATFORMS"] = "cpu"
     environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if gpu is not None:
-        # Without this setting the plugin looks for a driver.
+        # Without this setting the plugin requires a GPU driver.
         environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}"
     else:
@@ -169,7 +183,10 @@ def measure(
 
 
 def last_exception(stderr: str) -> str:
-    """Returns the exception of a traceback, or the last line, cut after 300 characters."""
+    """Extracts the last exception from a traceback, truncated to 300 characters.
+
+    Returns the last line of the text if it does not contain an exception.
+    """
     exceptions = [
         line for line in stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)
     ]
@@ -181,11 +198,11 @@ def last_exception(stderr: str) -> str:
 
 
 def described_devices(device: Device, count: int) -> list[Any]:
-    """Returns descriptions of devices that do not exist, in boxes of `PER_HOST`.
+    """Creates descriptions of GPUs that do not exist, with `PER_HOST` of them per host.
 
-    This process can then compile for these devices only: JAX's fused attention checks the machine's
-    cuDNN and GPU, and has no public way to set the GPU that is compiled for, so the checks are
-    replaced.
+    After this call, the process can only compile for these GPUs. JAX's fused attention checks the
+    cuDNN version and the GPU of the current machine and has no public option to specify another
+    GPU, so this function replaces these checks.
     """
     from jax._src.cudnn import fused_attention_stablehlo as checks
     from jax.experimental import topologies
@@ -207,15 +224,16 @@ def described_devices(device: Device, count: int) -> list[Any]:
 
 
 def _capability(text: str) -> tuple[int, ...]:
-    """Returns a compute capability such as `9.0` as numbers."""
+    """Parses a compute capability such as `9.0` into a tuple of integers."""
     return tuple(map(int, text.split(".")))
 
 
 def measured(compiled: Any, seconds: float) -> ProgramMemory:
-    """Returns the memory that a compiled program reports.
+    """Reads the memory statistics of a compiled program.
 
     Args:
-      seconds: time to compile it.
+      compiled: the compiled program.
+      seconds: its compilation time in seconds.
     """
     memory = compiled.memory_analysis()
     return ProgramMemory(
@@ -227,7 +245,7 @@ def measured(compiled: Any, seconds: float) -> ProgramMemory:
 
 
 def main() -> int:
-    """Compiles the programs that `measure` requests on stdin, and prints their memory as JSON."""
+    """Compiles the programs that `measure` sends via stdin, and prints their memory as JSON."""
     import jax
 
     from bacr_plan.programs import Programs

@@ -1,9 +1,9 @@
-"""Computes the costs of a run: parameters, floating-point operations, bytes moved in a step.
+"""Computes the costs of a run: parameters, floating-point operations and bytes moved.
 
-These are pure functions of a `Workload` and a mesh. A product of [m, k] and [k, n] matrices has
-2 m k n operations; norms, activations and softmax are left out (below 1 % at these widths). XLA's
-cost analysis is not used, because it counts the body of a loop once for any number of iterations.
-Memory is in `memory`, seconds are in `seconds`.
+All functions are pure functions of a `Workload` and a mesh. The product of an [m, k] and a [k, n]
+matrix takes 2 m k n operations. Norms, activations and softmax are not counted (below 1 % at these
+widths). XLA's cost analysis is not used because it counts the body of a loop only once, regardless
+of the number of iterations. `memory` computes peak memory and `seconds` computes durations.
 """
 
 import math
@@ -21,12 +21,19 @@ FP32 = 4
 
 
 def vocabulary_matrix(model: Qwen2Config) -> int:
-    """Returns the parameters of the embedding; the output head has as many, or is tied to it."""
+    """Returns the number of parameters of the embedding.
+
+    The output head has the same number of parameters, or shares them if it is tied to the
+    embedding.
+    """
     return model.vocab_size * model.hidden_size
 
 
 def module_parameters(work: Workload) -> int:
-    """Returns the parameters of the budget module: two [D, D] matrices and a gate per layer."""
+    """Returns the number of parameters of the budget module.
+
+    The module has two [D, D] matrices, either shared or per layer, and a gate of width D per layer.
+    """
     if not work.conditioned:
         return 0
     width = work.model.hidden_size
@@ -38,17 +45,23 @@ def module_parameters(work: Workload) -> int:
 
 
 def policy_parameters(work: Workload) -> int:
-    """Returns the parameters of the model and of its budget module."""
+    """Returns the number of parameters of the model and its budget module."""
     return work.model.num_parameters + module_parameters(work)
 
 
 def trained_parameters(work: Workload) -> int:
-    """Returns the parameters that an update changes: all, or adapters and budget module."""
+    """Returns the number of trained parameters.
+
+    These are the budget module and either the adapters or, without adapters, the whole model.
+    """
     return (work.adapters or work.model.num_parameters) + module_parameters(work)
 
 
 def head_parameters(work: Workload) -> int:
-    """Returns the parameters of the value head: features, one hidden layer, one value."""
+    """Returns the number of parameters of the value head.
+
+    The value head maps input features to one hidden layer and then to a scalar.
+    """
     if not work.value_hidden:
         return 0
     features = value.num_features(
@@ -63,18 +76,18 @@ def head_parameters(work: Workload) -> int:
 
 
 def forward_flops_per_token(model: Qwen2Config) -> int:
-    """Returns the operations of a token in the matrices of all layers.
+    """Returns the operations per token for the weight matrices of all layers.
 
-    Attention and the output head are not included.
+    Attention scores and the output head are not included.
     """
     return 2 * model.num_layers * model.layer_matrices
 
 
 def attention_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of attention for one row, all layers, forward pass.
+    """Returns the operations of attention in a forward pass, for one row and all layers.
 
     A fused causal kernel skips the half above the diagonal; XLA's attention computes and masks it.
-    Branches attend to the whole padded trunk in either case.
+    In both cases, branches attend to the complete padded trunk.
     """
     computed_share = 0.5 if work.fused_attention else 1.0
     trunk_pairs = batch.trunk**2 * computed_share
@@ -85,12 +98,12 @@ def attention_flops(work: Workload, batch: PlannedMicroBatch) -> float:
 
 
 def output_flops_per_token(model: Qwen2Config) -> int:
-    """Returns the operations of one token's logits."""
+    """Returns the operations to compute the logits of one token."""
     return 2 * vocabulary_matrix(model)
 
 
 def scored_tokens(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the positions of a row that the learner computes logits for."""
+    """Returns the number of positions per row for which the learner computes logits."""
     suffixes = batch.branches / work.branch * SUFFIX_TOKENS
     thinking = min(work.thinking, batch.trunk)
     return thinking + batch.branches - suffixes
@@ -99,8 +112,9 @@ def scored_tokens(work: Workload, batch: PlannedMicroBatch) -> float:
 def _parts_flops(work: Workload, batch: PlannedMicroBatch) -> tuple[float, float]:
     """Returns the operations of a forward pass over a micro-batch: layers, and output head.
 
-    Without padding, only attention is computed on padded rows; or it is computed between all of the
-    tokens, if these are fewer pairs and the kernel takes masks.
+    With `train.padding_free`, only attention is computed on padded rows. If the kernel supports
+    masks, attention may instead be computed between all tokens of the micro-batch, provided that
+    this involves fewer pairs.
     """
     attention = batch.rows * attention_flops(work, batch)
     scored: float
@@ -123,11 +137,12 @@ def forward_flops(work: Workload, batch: PlannedMicroBatch) -> float:
 
 
 def train_flops(work: Workload, batch: PlannedMicroBatch) -> float:
-    """Returns the operations of forward and backward pass over a micro-batch.
+    """Returns the operations of the forward and backward pass over a micro-batch.
 
-    A backward pass has twice the operations of a forward pass, and full remat adds one forward
-    pass. The output head is always recomputed. A frozen matrix needs no gradient, so one of the two
-    backward products is left out; the products of adapters are small in comparison.
+    A backward pass takes twice the operations of a forward pass, and full remat adds another
+    forward pass. The output head is always recomputed. Frozen matrices need no weight gradient,
+    which saves one of the two backward products. The products of adapters are small in comparison
+    and not counted.
     """
     layers, head = _parts_flops(work, batch)
     weights = 0 if work.adapters else 1
@@ -136,10 +151,12 @@ def train_flops(work: Workload, batch: PlannedMicroBatch) -> float:
 
 
 def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
-    """Returns the operations of decoding tokens.
+    """Returns the operations to decode tokens.
 
     Args:
-      keys: keys that all of the tokens together attend to.
+      model: the model's shape.
+      tokens: number of tokens.
+      keys: number of keys that the tokens attend to, summed over tokens.
     """
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * keys
     per_token = forward_flops_per_token(model) + output_flops_per_token(model)
@@ -147,22 +164,22 @@ def _decode_flops(model: Qwen2Config, tokens: float, keys: float) -> float:
 
 
 def chunk_flops(work: Workload, chunk: DecodedChunk) -> float:
-    """Returns the operations of a chunk of decoding, all devices.
+    """Returns the operations of a chunk of decoding steps on all devices.
 
-    Every slot decodes a token; only unfinished rows have keys.
+    All slots decode one token per step, but only unfinished rows attend to keys.
     """
     return _decode_flops(work.model, chunk.steps * chunk.slots, float(chunk.live.sum()))
 
 
 def answer_flops(work: Workload, rows: int, steps: int) -> float:
-    """Returns the operations of answers at every cut of so many rows, all devices."""
+    """Returns the operations to decode the answers at all cuts of `rows` rows, on all devices."""
     trunk_lengths = work.lengths.prompts + work.lengths.thinking
     keys = float(trunk_lengths.mean())
     return rows * steps * work.cuts * _decode_flops(work.model, 1, keys)
 
 
 def prefill_flops(work: Workload, rows: int, width: int) -> float:
-    """Returns the operations of a prefill, all devices; logits are left out."""
+    """Returns the operations of a prefill on all devices, without logits."""
     model = work.model
     attention = 2 * model.num_layers * model.num_heads * model.head_dim * width**2
     return rows * (width * forward_flops_per_token(model) + attention)
@@ -191,23 +208,25 @@ def step_flops(work: Workload, planned: PlannedIteration) -> dict[str, float]:
 
 
 def kv_bytes_per_token(work: Workload) -> int:
-    """Returns the bytes of the keys and values of one cached token, all layers."""
+    """Returns the bytes of one token's keys and values in the cache, for all layers."""
     model = work.model
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * work.float_bytes
 
 
 def decode_copy_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the decode copy on one device, compute type.
+    """Returns the bytes per device of the copy of the weights that is used for decoding.
 
-    The budget module has no copy; decoding reads the masters.
+    The copy is stored in the compute dtype. The budget module is not copied; decoding reads its
+    fp32 master weights.
     """
     return work.model.num_parameters * work.float_bytes / layout.decode_tensor
 
 
 def weight_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of weights that one device reads at a decoding step.
+    """Returns the bytes of weights that one device reads per decoding step.
 
-    Of an embedding that is not tied to the output head, only a few rows are read.
+    An embedding that is not tied to the output head is not counted because only a few of its rows
+    are read.
     """
     weights = work.model.num_parameters
     if not work.model.tie_embeddings:
@@ -216,22 +235,24 @@ def weight_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def logits_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
-    """Returns the bytes of logits moved at a decoding step, fp32.
+    """Returns the bytes of fp32 logits that are moved per decoding step.
 
-    They are written once and read by the sampler four times.
+    The logits are written once, and the sampler reads them four times.
     """
     return rows * 5 * FP32 * work.model.vocab_size / layout.decode_tensor
 
 
 def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
-    """Returns the bytes moved for a position of the cache at a decoding step, all layers.
+    """Returns the bytes moved per cache position in a decoding step, for all layers.
 
-    These are its key and value. XLA's products also write scores in fp32, read them three times,
-    and write and read them once in the compute type; queries that share a key/value head are padded
-    to a multiple of eight.
+    They consist of the position's key and value. XLA's attention also writes the scores in fp32,
+    reads them three times, and writes and reads them once in the compute dtype. It pads the queries
+    that share a key/value head to a multiple of eight.
 
     Args:
-      queries: queries of a row that read the position, one for each of its answers.
+      work: the sizes of the run.
+      layout: the mesh.
+      queries: number of queries per row that read the position, one for each of the row's answers.
     """
     model = work.model
     moved = kv_bytes_per_token(work)
@@ -243,7 +264,7 @@ def key_bytes(work: Workload, layout: MeshShape, queries: int = 1) -> float:
 
 
 def chunk_bytes(work: Workload, layout: MeshShape, chunk: DecodedChunk) -> float:
-    """Returns the bytes that the slowest device moves in a chunk of decoding."""
+    """Returns the bytes that the slowest device moves in a chunk of decoding steps."""
     rows = chunk.slots / layout.slot_shards
     per_step = weight_bytes(work, layout) + logits_bytes(work, layout, rows)
     if work.own_keys:
@@ -254,14 +275,15 @@ def chunk_bytes(work: Workload, layout: MeshShape, chunk: DecodedChunk) -> float
 
 
 def answer_positions(work: Workload, length: int) -> float:
-    """Returns the positions of a trunk's cache that all answers of a row together read at a step.
+    """Returns the number of cache positions that the answers of a row read per decoding step.
 
-    In XLA's product all answers of a row are queries of one pass over the whole cache. Attention
-    that reads the rows' lengths makes a pass for each answer, up to its cut. Cuts are assumed to be
-    spaced evenly.
+    With XLA's attention, all answers of a row are queries in a single pass over the complete cache.
+    A kernel that reads only the valid positions of each row makes one pass per answer, up to the
+    answer's cut. Cuts are assumed to be evenly spaced.
 
     Args:
-      length: positions of the cache.
+      work: the sizes of the run.
+      length: length of the cache in positions.
     """
     if not work.own_keys:
         return float(length)
@@ -271,10 +293,14 @@ def answer_positions(work: Workload, length: int) -> float:
 
 
 def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, steps: int) -> float:
-    """Returns the bytes that one device moves while answers of so many rows are decoded.
+    """Returns the bytes that one device moves while the answers of `rows` rows are decoded.
 
     Args:
-      length: positions of the caches.
+      work: the sizes of the run.
+      layout: the mesh.
+      rows: number of rows, on all devices.
+      length: length of the caches in positions.
+      steps: number of decoding steps.
     """
     device_rows = rows / layout.slot_shards
     logits = logits_bytes(work, layout, device_rows * work.cuts)
@@ -285,17 +311,20 @@ def answer_bytes(work: Workload, layout: MeshShape, rows: int, length: int, step
 
 
 def optimizer_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one Adam step moves on one device: master, moments, gradient."""
+    """Returns the bytes that an Adam step reads and writes on one device.
+
+    These are the master weights, the two moments and the gradients.
+    """
     per_parameter = 3 * FP32 + 4 * work.moment_bytes
     return per_parameter * trained_parameters(work) / layout.param_shards
 
 
 def gathered_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one device receives in a micro-batch from FSDP's other shards.
+    """Returns the bytes that one device receives from other FSDP shards in a micro-batch.
 
-    The layers are gathered in the compute type for the forward pass, and again for a recomputed
-    backward pass. Their gradients are sent in the compute type, too; gradients of embedding and
-    output head are sent in fp32.
+    The layers are gathered in the compute dtype for the forward pass, and again for a backward pass
+    with recomputation. Their gradients are sent in the compute dtype too. Gradients of the
+    embedding and the output head are sent in fp32.
     """
     num_vocabulary_matrices = 1 if work.model.tie_embeddings else 2
     vocabulary = vocabulary_matrix(work.model) * num_vocabulary_matrices
@@ -311,19 +340,23 @@ def gathered_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def copied_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes that one device receives from other copies in an update.
+    """Returns the bytes that one device receives in an update from other data-parallel replicas.
 
-    It receives the sum of its shard's gradients, in fp32.
+    The fp32 gradients of its shard are summed with an all-reduce.
     """
     shard = trained_parameters(work) / layout.param_shards
     return 2 * FP32 * shard * (layout.data - 1) / layout.data
 
 
 def decode_link_bytes(work: Workload, layout: MeshShape, rows: float) -> float:
-    """Returns the bytes that one device receives at a decoding step: two sums a layer.
+    """Returns the bytes that one device receives per decoding step.
+
+    Tensor parallelism needs two all-reduces per layer.
 
     Args:
-      rows: rows on the device.
+      work: the sizes of the run.
+      layout: the mesh.
+      rows: number of rows on the device.
     """
     shards = layout.decode_tensor
     array = rows * work.model.hidden_size * work.float_bytes

@@ -1,12 +1,12 @@
-"""Lists the GPUs that a run can be planned for: data-sheet ceilings and XLA's descriptions.
+"""Lists the supported GPUs with their data-sheet rates and their descriptions for XLA.
 
-Sources, by NVIDIA: data sheets of A10, RTX A6000, L4, L40S, A100, H100, H200 and of HGX B200; the
-architecture white papers of A100, H100, GA102, Ada and RTX Blackwell (RTX 4090 and 5090). B200's
-multiprocessors, clock, cache and memory rate come from XLA's description of it. Limits per
-multiprocessor come from the CUDA C++ Programming Guide, table of technical specifications per
-compute capability. Matrix rates are dense ones with fp32 sums: most sheets print twice as much,
-"with sparsity". No card of this table but A100, H100 and H200 has been planned against a program
-compiled for it.
+The numbers come from NVIDIA's data sheets of A10, RTX A6000, L4, L40S, A100, H100, H200 and HGX
+B200, and from the architecture white papers of A100, H100, GA102, Ada and RTX Blackwell (RTX 4090
+and 5090). The multiprocessors, clock rate, cache size and memory bandwidth of B200 come from XLA's
+description of it. Limits per multiprocessor come from the table of technical specifications per
+compute capability in the CUDA C++ Programming Guide. Matrix rates are for dense products with fp32
+accumulation; most data sheets list twice this rate, "with sparsity". Only the plans for A100, H100
+and H200 have been compared with programs compiled for these GPUs.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,27 @@ from dataclasses import dataclass
 from bacr_jax.errors import UserError
 
 GIB = 2**30
-# The cuDNN that described devices have: major, minor, patch.
+# cuDNN version of described devices: major, minor, patch.
 CUDNN = (9, 10, 2)
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU.
+    """A GPU model.
 
     Attributes:
-      memory_gib: memory on the card. The sheets print these numbers as GB, but drivers report
-        nearly as many GiB; of GDDR with ECC switched on, as data-center cards come, a sixteenth
-        less.
-      matmul_flops: dense bfloat16 matrix products with fp32 sums, FLOP/s.
+      name: the full name.
+      memory_gib: memory in GiB. Data sheets list these numbers as GB, but drivers report nearly the
+        same number of GiB. The value is a sixteenth smaller for GDDR memory with ECC enabled, which
+        is the default of data-center cards.
+      matmul_flops: dense bfloat16 matrix products with fp32 accumulation, in FLOP/s.
       memory_bandwidth: bytes/s.
-      link_bandwidth: bytes/s to other GPUs of the box, one direction; the PCIe slot's where cards
-        have no NVLink.
-      cores: multiprocessors.
+      link_bandwidth: bytes/s to other GPUs of the same host in one direction; PCIe bandwidth for
+        cards without NVLink.
+      capability: compute capability, major and minor.
+      cores: number of streaming multiprocessors.
+      l2_mib: size of the L2 cache in MiB.
+      clock_ghz: clock rate in GHz.
     """
 
     name: str
@@ -44,15 +48,16 @@ class Device:
     clock_ghz: float
 
 
-# Bytes/s of a PCIe slot with 16 lanes, in one direction.
+# Bandwidth of a PCIe slot with 16 lanes in one direction, in bytes/s.
 _PCIE_4 = 32e9
 _PCIE_5 = 64e9
-# Bytes/s of 12, 18 and 18 links of NVLink's generations 3 to 5 in one direction. Both directions
-# together have 600 GB/s, 900 GB/s and 1.8 TB/s.
+# Bandwidth of NVLink generations 3 to 5 (12, 18 and 18 links) in one direction, in bytes/s. Both
+# directions together have 600 GB/s, 900 GB/s and 1.8 TB/s.
 _NVLINK_3 = 300e9
 _NVLINK_4 = 450e9
 _NVLINK_5 = 900e9
-# Multiprocessors by compute capability: fp32 units, KiB of shared memory, resident threads.
+# Multiprocessor specifications by compute capability: number of fp32 units, KiB of shared memory,
+# and maximum number of resident threads.
 _CORE = {
     (8, 0): (64, 164, 2048),
     (9, 0): (128, 228, 2048),
@@ -83,17 +88,17 @@ DEVICES = {
     "b200": Device("NVIDIA B200", 178.0, 2250e12, 7672e9, _NVLINK_5, (10, 0), 148, 126.5, 1.965),
 }
 
-# Share of the card's memory that JAX may use. The launch scripts give it exactly this
-# (XLA_PYTHON_CLIENT_MEM_FRACTION); the rest is for the CUDA context, NCCL's buffers and the
-# workspaces of cuBLAS and cuDNN, which live outside JAX's pool.
+# Fraction of the GPU's memory that JAX may use. The launch scripts set
+# XLA_PYTHON_CLIENT_MEM_FRACTION to this value. The rest is needed outside of JAX's memory pool for
+# the CUDA context, NCCL's buffers and the workspaces of cuBLAS and cuDNN.
 MEMORY_FRACTION = 0.92
 
 
 def find(name: str) -> Device:
-    """Returns the device with a name of `DEVICES`.
+    """Returns the device with a given name in `DEVICES`.
 
     Raises:
-      UserError: if no device has the name.
+      UserError: if no device has this name.
     """
     if name not in DEVICES:
         raise UserError(f"--device: no device {name!r}; write one of {', '.join(DEVICES)}")
@@ -101,7 +106,10 @@ def find(name: str) -> Device:
 
 
 def smallest_with(memory_gib: float) -> str:
-    """Returns the name of the smallest device with enough memory, or of the largest device."""
+    """Returns the name of the smallest device with at least `memory_gib` of memory.
+
+    Returns the name of the largest device if none has enough memory.
+    """
     names = sorted(DEVICES, key=lambda name: DEVICES[name].memory_gib)
     for name in names:
         if DEVICES[name].memory_gib >= memory_gib:
@@ -110,10 +118,10 @@ def smallest_with(memory_gib: float) -> str:
 
 
 def target_config(device: Device) -> str:
-    """Returns the device as XLA's GpuTargetConfigProto in text form, to compile for it.
+    """Returns a device as GpuTargetConfigProto in text format, which XLA needs to compile for it.
 
-    Registers and grid limits are the same for all capabilities of the table; a block may ask for
-    all shared memory of a multiprocessor but one KiB, which the driver keeps.
+    The limits of registers and grids are the same for all compute capabilities in `_CORE`. A block
+    may request all shared memory of a multiprocessor except one KiB, which the driver reserves.
     """
     major, minor = device.capability
     fp32_units, shared_kib, threads = _CORE[device.capability]

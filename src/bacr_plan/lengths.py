@@ -1,8 +1,8 @@
-"""Predicts the lengths of an iteration's rows: prompts, thinking, answers.
+"""Predicts the lengths of the rows in an iteration: prompts, thinking and answers.
 
-The seconds of a plan depend on the lengths to be expected; its memory depends on the largest
-lengths that a config allows. Rows are drawn once with a fixed seed, so equal settings give equal
-plans.
+The predicted durations of a plan use the expected lengths, whereas its memory uses the maximum
+lengths that the config allows. Rows are sampled with a fixed seed, so identical settings produce
+identical plans.
 """
 
 import dataclasses
@@ -19,18 +19,19 @@ from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
 from bacr_jax.methods import load_method
 
-# Tokens of the longer suffix, rounded up: "\n</think>\n<answer>\n" is 7 tokens of Qwen2.5.
+# Length of the longer suffix in tokens, rounded up. "\n</think>\n<answer>\n" has 7 tokens with
+# Qwen2.5's tokenizer.
 SUFFIX_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """A distribution of prompt lengths, as quantiles.
+    """A distribution of prompt lengths, represented by quantiles.
 
     Attributes:
-      source: where the lengths come from, for the plan's text.
-      shares: ascending shares of all prompts.
-      tokens: for each share, the number of tokens that so many prompts have at most.
+      source: description of where the lengths come from, for the plan's text.
+      shares: cumulative fractions of the prompts in increasing order.
+      tokens: for each fraction, the corresponding quantile of the prompt length in tokens.
     """
 
     source: str
@@ -38,16 +39,17 @@ class PromptLengths:
     tokens: tuple[float, ...]
 
     def at_most(self, limit: int) -> "PromptLengths":
-        """Returns the distribution cut at a limit.
+        """Returns the distribution with all quantiles clipped to `limit` tokens.
 
-        A run leaves out longer prompts. They are so few that the other quantiles are kept.
+        A run drops longer prompts. They are rare enough that the other quantiles are left
+        unchanged.
         """
         tokens = tuple(min(quantile, limit) for quantile in self.tokens)
         return dataclasses.replace(self, tokens=tokens)
 
 
-# Quantiles of the 7,498 MATH training problems in the format think_answer, Qwen2.5's tokenizer, as
-# `bacr data --inspect` counts them: every twentieth, then the longest.
+# Quantiles of the 7,498 MATH training prompts in the format think_answer, in tokens of Qwen2.5, as
+# reported by `bacr data --inspect`. They are five percent apart, except for the longest prompts.
 _TWENTIETHS = np.arange(0, 0.96, 0.05).round(2)
 MATH = PromptLengths(
     source="MATH's training problems, mean 119: the data, or a tokenizer for them, are not here",
@@ -57,15 +59,15 @@ MATH = PromptLengths(
         *(476, 635, 874, 1004),
     ),
 )
-# Quantiles of the answers of those problems, with the closing tag.
+# Quantiles of the lengths of these problems' answers, including the closing tag.
 _ANSWER_SHARES = (0.0, 0.5, 0.9, 0.99, 1.0)
 _ANSWER_TOKENS = (5, 7, 12, 28, 90)
 
 
 def prompt_lengths(config: Config) -> PromptLengths:
-    """Returns the prompt lengths of the run's training set, or MATH's.
+    """Returns the distribution of prompt lengths in the run's training set.
 
-    MATH's are returned if the training set or its tokenizer is not on this machine.
+    Falls back to `MATH` if the training set or its tokenizer is not available locally.
     """
     from bacr_jax.prompts.environment import load_sets
     from bacr_jax.runs.setup import run_tokenizer
@@ -90,11 +92,13 @@ def prompt_lengths(config: Config) -> PromptLengths:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of every row of an iteration. Thinking uses its budget up.
+    """Lengths of all rows of an iteration in tokens. Thinking always uses its complete budget.
 
     Attributes:
-      answers: tokens of each branch of each row.
-      source: where the prompt lengths come from.
+      prompts: number of prompt tokens per row.
+      thinking: number of thinking tokens per row.
+      answers: number of answer tokens per row and branch.
+      source: description of where the prompt lengths come from.
     """
 
     prompts: Int[np.ndarray, "B"]
@@ -104,10 +108,12 @@ class Lengths:
 
 
 def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
-    """Draws the lengths of an iteration's rows; the rows of a group share their prompt.
+    """Samples the lengths of an iteration's rows. The rows of a group share their prompt.
 
     Args:
-      cuts: branches of each row.
+      config: the config of the run.
+      prompts: the distribution of prompt lengths.
+      cuts: number of branches per row.
     """
     rng = np.random.default_rng(0)
     questions = config.rollout.questions
@@ -126,9 +132,10 @@ def rows_of(config: Config, prompts: PromptLengths, *, cuts: int) -> Lengths:
 
 
 def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.ndarray, "B"]:
-    """Draws the thinking tokens of rows: their budgets, or `budget.max` without a limit.
+    """Samples the number of thinking tokens of each row.
 
-    Budgets come from the prior or from the method. Difficulty groups are equally frequent.
+    It is the row's budget, or `budget.max` if the method does not enforce budgets. Budgets come
+    from the prior or from the method. All difficulty groups are assumed to be equally frequent.
     """
     budget = config.budget
     method = load_method(config)
@@ -150,7 +157,7 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
 def _curriculum_budgets(
     config: Config, rng: np.random.Generator, rows: int
 ) -> Int[np.ndarray, "B"]:
-    """Draws budgets from the curriculum's first truncated normal distributions."""
+    """Samples budgets from the curriculum's initial truncated normal distributions."""
     least = config.budget.min
     most = config.budget.max
     sigma = config.curriculum.sigma

@@ -1,9 +1,9 @@
-"""Computes the bytes on one device in each phase of an iteration, by arithmetic.
+"""Computes the memory per device in each phase of an iteration with analytical formulas.
 
-Resident arrays (masters, moments, decode copy, cache) follow from shapes. Temporaries are the
-arrays that must be alive at the peak of an update and of a decoding step. Their factors were read
-off XLA's buffer assignments for A100, and are checked against whole compiles
-(`tests/planning/test_against_xla.py`).
+Resident arrays (master weights, moments, decode copy and cache) follow from shapes. Temporaries are
+the arrays that must exist simultaneously at the peak of an update or of a decoding step. Their
+factors were derived from XLA's buffer assignments for A100. `tests/planning/test_against_xla.py`
+compares them with compiled programs.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from bacr_plan.workload import Workload
 
 @dataclass(frozen=True)
 class MemoryPhase:
-    """Bytes on one device during a phase.
+    """Memory per device during a phase, in bytes.
 
     Attributes:
-      resident: bytes of the train state, which exists in every phase.
-      temporaries: most bytes of temporary arrays at one time.
-      own: bytes of the program's arguments that are not part of the train state.
+      resident: size of the train state, which exists in every phase.
+      temporaries: maximum total size of temporary arrays at any time.
+      own: size of the program's arguments that are not part of the train state.
     """
 
     resident: float
@@ -33,24 +33,27 @@ class MemoryPhase:
 
     @property
     def peak(self) -> float:
-        """Returns the peak bytes."""
+        """Returns the peak memory in bytes."""
         return self.peak_with(1.0)
 
     def peak_with(self, factor: float) -> float:
-        """Returns the peak bytes with the temporaries multiplied by a compiler's factor."""
+        """Returns the peak memory in bytes, with the temporaries multiplied by `factor`.
+
+        The factor is the ratio between a compiler's temporaries and the analytical ones.
+        """
         return self.resident + self.own + factor * self.temporaries
 
 
 def parameter_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the trained masters, fp32."""
+    """Returns the bytes per device of the fp32 master weights that are trained."""
     return FP32 * costs.trained_parameters(work) / layout.param_shards
 
 
 def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
-    """Returns the bytes of each part of the train state.
+    """Returns the bytes per device of each part of the train state.
 
-    The value head and its two moments are whole on every device. The frozen base of adapters is
-    stored once, also for the reference policy.
+    The value head and its two moments are replicated on every device. The frozen base weights of
+    adapters are stored only once, because the reference policy shares them.
     """
     parameters = parameter_bytes(work, layout)
     has_reference = work.config.loss.kl_coef > 0
@@ -66,22 +69,22 @@ def state_parts(work: Workload, layout: MeshShape) -> dict[str, float]:
 
 
 def state_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the train state."""
+    """Returns the bytes per device of the train state."""
     parts = state_parts(work, layout)
     return sum(parts.values())
 
 
 def bounded_update_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the parameters that optimizer.max_update_kl stores, or 0."""
+    """Returns the bytes per device of the parameters that optimizer.max_update_kl stores, or 0."""
     bounded = work.config.optimizer.max_update_kl is not None
     return parameter_bytes(work, layout) if bounded else 0.0
 
 
 def host_snapshot_bytes(work: Workload) -> float:
-    """Returns the host bytes of the state before an update, which train.undo_* stores.
+    """Returns the bytes of host memory for the state before an update, which train.undo_* stores.
 
-    Trained parameters, two moments, and the value head with its moments. Data-parallel copies on
-    one host share it.
+    The state consists of the trained parameters, their two moments, and the value head with its
+    moments. Data-parallel replicas on the same host share it. Returns 0 if neither option is set.
     """
     train = work.config.train
     if train.undo_closed_answers is None and train.undo_filled_budgets is None:
@@ -91,15 +94,17 @@ def host_snapshot_bytes(work: Workload) -> float:
 
 
 def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
-    """Returns the bytes of one layer's attention scores, fp32.
+    """Returns the bytes of the fp32 attention scores of one layer.
 
-    These are the scores of all branches over their trunks, and of the trunks unless a fused kernel
-    computes them. Under train.padding_free the tokens of `rows` full rows come from up to twice as
-    many rows. Attention is then between all of the tokens, if these are fewer pairs and the kernel
-    takes masks.
+    These are the scores of all branches over their trunks. The scores of the trunks are included
+    unless a fused kernel computes them. With `train.padding_free`, the tokens of `rows` full rows
+    may come from up to twice as many rows. If the kernel supports masks, attention is then computed
+    between all tokens, provided that this involves fewer pairs.
 
     Args:
-      rows: full rows on one device.
+      work: the sizes of the run.
+      layout: the mesh.
+      rows: number of full rows on one device.
     """
     heads = work.model.num_heads / layout.tensor
     padding_free = work.config.train.padding_free
@@ -116,15 +121,16 @@ def attention_scores(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
-    """Returns the bytes that the forward pass stores for the backward pass.
+    """Returns the bytes of activations that the forward pass stores for the backward pass.
 
-    With full remat these are the inputs of every layer. Selective remat also stores the results of
-    matrix products (`model.block.PRODUCTS`): q, k, v, the attention's output with two fp32 numbers
-    a head, the stream between attention and MLP, gate, up, and the stream before the budget's gate.
+    Full remat only stores the input of every layer. Selective remat also stores the results of
+    matrix products (`model.block.PRODUCTS`): q, k, v, the attention output with two fp32 numbers
+    per head, the residual stream between attention and MLP, gate, up, and the residual stream
+    before the budget gate.
 
-    Without remat: norms, q, k, v, attention, its output and the residual stream; gate, up, their
-    product, and silu's intermediate results in fp32; scores of attention in both types and their
-    mask.
+    Without remat, the stored arrays are norms, q, k, v, attention, its output and the residual
+    stream; gate, up, their product, and the fp32 intermediate results of silu; and the attention
+    scores in both dtypes with their mask.
     """
     model = work.model
     tokens = rows * work.row_tokens
@@ -142,12 +148,12 @@ def saved_activations(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
-    """Returns the bytes of one layer's temporaries during its backward pass, and of its weights.
+    """Returns the bytes of one layer's temporaries and weights during its backward pass.
 
-    MLP: gate, up, silu, their product and a cotangent. Attention: scores, their exponentials in
-    both types and the mask. Six arrays are as wide as the residual stream. The weights of this
-    layer and of the next one are gathered, and this layer's gradient (fp32) is being sent to its
-    shards. A frozen layer has no gradient, and a layer that is whole on the device is not gathered.
+    MLP: gate, up, silu, their product and one cotangent. Attention: the scores, their exponentials
+    in both dtypes and the mask. Another six arrays have the width of the residual stream. The
+    weights of this layer and of the next one are gathered while this layer's fp32 gradient is sent
+    to its shards. A frozen layer has no gradient, and a layer that is not sharded is not gathered.
     """
     model = work.model
     tokens = rows * work.row_tokens
@@ -163,14 +169,16 @@ def layer_working_set(work: Workload, layout: MeshShape, rows: int) -> float:
 
 
 def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> float:
-    """Returns the bytes of the gathered output head and of one chunk of logits.
+    """Returns the bytes of the gathered output head and one chunk of logits.
 
     Args:
-      backward: True for a pass with gradients, which has one more array of logits.
+      work: the sizes of the run.
+      layout: the mesh.
+      backward: True for a pass with gradients, which stores one more array of logits.
     """
     head = costs.vocabulary_matrix(work.model) / layout.tensor
     tokens = math.ceil(work.micro_rows / layout.row_shards) * work.row_tokens
-    # A chunk has at most as many tokens as a micro-batch.
+    # A chunk cannot have more tokens than the micro-batch.
     chunk_tokens = min(work.config.model.logprob_chunk, tokens)
     logits = chunk_tokens * work.model.vocab_size / layout.tensor * FP32
     has_gradient = backward and not work.adapters
@@ -180,16 +188,20 @@ def output_working_set(work: Workload, layout: MeshShape, *, backward: bool) -> 
 
 
 def gradient_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of the gradients, fp32: of one micro-batch, and the sum of earlier ones."""
+    """Returns the bytes per device of the fp32 gradients.
+
+    With several micro-batches, the gradients of one micro-batch and the accumulated gradients exist
+    at the same time.
+    """
     accumulates = work.by_tokens or work.update_rows > work.micro_rows
     return parameter_bytes(work, layout) * (2 if accumulates else 1)
 
 
 def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of an update: gradients over micro-batches, then Adam.
+    """Returns the memory of an update, which accumulates gradients and then applies Adam.
 
-    With several micro-batches in one program, XLA casts the masters to the compute type once,
-    outside of the loop, and stores that copy.
+    If one program processes several micro-batches, XLA casts the master weights to the compute
+    dtype once, outside of the loop, and stores that copy.
     """
     rows = math.ceil(work.micro_rows / layout.row_shards)
     stored = gradient_bytes(work, layout)
@@ -205,13 +217,14 @@ def update_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
-    """Returns the memory of the supervised warm-up: a step, and the measurement of its accuracy.
+    """Returns the memory of the supervised warm-up: a training step, and measuring its accuracy.
 
-    The state is all weights in fp32 with two moments. If a style decides when the warm-up ends, a
+    The state consists of all weights in fp32 with two moments. If `warmup.style` is set, a second
     copy of the state is trained at the same time.
 
     Returns:
-      `warmup` and, with evaluation sets, `warmup_accuracy`; empty without a warm-up.
+      The phase `warmup` and, if there are evaluation sets, `warmup_accuracy`. Empty without a
+      warm-up.
     """
     warmup = work.warmup
     if warmup is None:
@@ -227,11 +240,15 @@ def warmup_phases(work: Workload, layout: MeshShape) -> dict[str, MemoryPhase]:
 
 
 def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: float = 1.0) -> Remat:
-    """Returns the model.remat that recomputes least and whose update fits; full if none does.
+    """Returns the value of model.remat with the least recomputation whose update fits.
+
+    Returns "full" if no other value fits, without checking whether "full" fits.
 
     Args:
-      limit: bytes of a device that may be used.
-      temporaries: factor of the temporaries, from a compiler.
+      work: the sizes of the run.
+      layout: the mesh.
+      limit: number of bytes that may be used per device.
+      temporaries: factor for the temporaries, determined by a compiler.
     """
     for remat in ("none", "selective"):
         changed = dataclasses.replace(work, remat=remat)
@@ -242,7 +259,7 @@ def least_remat(work: Workload, layout: MeshShape, limit: float, temporaries: fl
 
 
 def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of scoring a micro-batch; no temporaries if the run does not score."""
+    """Returns the memory of scoring a micro-batch. Temporaries are 0 if the run never scores."""
     if not work.scored:
         return MemoryPhase(state_bytes(work, layout), 0.0)
     model = work.model
@@ -259,7 +276,7 @@ def score_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
 
 
 def _cache_bytes(work: Workload, layout: MeshShape, tokens: int) -> float:
-    """Returns the bytes of the keys and values of so many tokens in every slot of one device."""
+    """Returns the bytes of the keys and values of `tokens` tokens in every slot of one device."""
     rows = math.ceil(work.slots / layout.slot_shards)
     return rows * tokens * costs.kv_bytes_per_token(work) / layout.decode_tensor
 
@@ -270,10 +287,10 @@ def trunk_cache_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of keys and values that answers need in addition to the trunks'.
+    """Returns the bytes of keys and values that answers need in addition to the trunk cache.
 
-    With a slot for every row, all branches are decoded at once and read the trunks in place. If
-    slots are refilled, up to half of them (or the share of `rollout.refill`, if larger) are
+    If every row has a slot, all branches are decoded at once and read the trunks in place. If slots
+    are refilled, up to half of them (or the fraction given by `rollout.refill`, if larger) are
     answered at a time, on copies of their trunks.
     """
     branches = _cache_bytes(work, layout, work.cuts * work.branch)
@@ -284,12 +301,15 @@ def answer_cache_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def kv_cache_bytes(work: Workload, layout: MeshShape) -> float:
-    """Returns the peak bytes of the keys and values of one device."""
+    """Returns the peak bytes of keys and values on one device."""
     return trunk_cache_bytes(work, layout) + answer_cache_bytes(work, layout)
 
 
 def decode_temporaries(work: Workload, layout: MeshShape) -> float:
-    """Returns the bytes of a decoding step: five arrays of logits and three of attention scores."""
+    """Returns the bytes of a decoding step's temporaries.
+
+    These are five arrays of logits and three arrays of attention scores, all in fp32.
+    """
     rows = math.ceil(work.slots / layout.slot_shards)
     heads = work.model.num_heads / layout.decode_tensor
     return rows * FP32 * (5 * work.model.vocab_size + 3 * heads * work.trunk)
@@ -298,7 +318,8 @@ def decode_temporaries(work: Workload, layout: MeshShape) -> float:
 def prefill_bytes(work: Workload, layout: MeshShape) -> float:
     """Returns the bytes of caches and temporaries while all slots get their first prompts.
 
-    The caches have a quarter of their length then; the caches of the prompts are copied into them.
+    At this point the caches have a quarter of their full length. The keys and values of the prompts
+    are computed in separate caches and then copied.
     """
     rows = math.ceil(work.slots / layout.slot_shards)
     entering = _cache_bytes(work, layout, max(work.trunk // 4, work.prompt) + work.prompt)
@@ -307,9 +328,9 @@ def prefill_bytes(work: Workload, layout: MeshShape) -> float:
 
 
 def rollout_phase(work: Workload, layout: MeshShape) -> MemoryPhase:
-    """Returns the memory of decoding with every slot in use; the train state stays resident.
+    """Returns the memory of decoding with every slot in use, while the train state stays resident.
 
-    For an evaluation, pass `work.evaluation`.
+    Pass `work.evaluation` to get the memory of an evaluation.
     """
     cache = kv_cache_bytes(work, layout)
     temporaries = max(

@@ -1,4 +1,4 @@
-"""Suggests config keys to a run that ran out of memory."""
+"""Suggests changes to the config of a run that ran out of memory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bacr_plan.workload import Workload, sizes_of
 
 ROLLOUT = ("prefill", "decode", "answers")
 UPDATE = ("scoring", "learner")
-# Keys that make a phase smaller, the ones that cost the least speed first.
+# Config keys that reduce the memory of a phase. Keys with the smallest effect on speed come first.
 KEYS = {
     "prefill": ("rollout.slots", "mesh.decode_tensor"),
     "decode": ("rollout.slots", "mesh.decode_tensor"),
@@ -30,26 +30,29 @@ KEYS = {
     "start": ("mesh.fsdp", "mesh.tensor"),
 }
 _OTHER_KEYS = ("rollout.slots", "train.micro_batch_rows", "mesh.fsdp")
-# A failed phase needs more than the limit, by an unknown amount; this share of the limit is
-# assumed.
+# A failed phase needs more memory than the limit, by an unknown amount. This fraction of the limit
+# is assumed.
 EXCESS = 0.1
 
 
 def smaller_choice(
     work: Workload, layout: MeshShape, limit: float, phase: str, *, evaluating: bool = False
 ) -> Choice | None:
-    """Returns the portions, or portions and layout, that the plan would choose for a failed run.
+    """Searches for smaller sizes, or another mesh, with which a failed run would fit.
 
-    Uses arithmetic only. If the arithmetic finds that the failed phase fits, it underestimates the
-    phase, and the difference is subtracted from the limit.
+    The search only uses arithmetic. If the arithmetic predicts that the failed phase fits, it
+    underestimates the phase. The limit is then reduced by the difference.
 
     Args:
-      limit: bytes that JAX may use on a device.
+      work: the sizes of the failed run.
+      layout: its mesh.
+      limit: number of bytes that JAX may use per device.
       phase: the phase that failed, a key of `KEYS`.
-      evaluating: True if it failed in an evaluation.
+      evaluating: True if the failure happened during an evaluation.
 
     Returns:
-      None if nothing smaller fits, or if the plan does not know the phase.
+      The sizes and the mesh, or None if nothing smaller fits. Also None if the phase is neither in
+      `ROLLOUT` nor in `UPDATE`.
     """
     if phase in ROLLOUT:
         sizes = work.evaluation if evaluating else work
@@ -61,7 +64,7 @@ def smaller_choice(
     else:
         return None
     tight_limit = min(limit, planned - EXCESS * limit)
-    # If nothing fits the tight limit, the next smaller portion is tried.
+    # If nothing fits within the tight limit, any reduction is accepted.
     for tried_limit in (tight_limit, min(limit, planned - 1.0)):
         rows = search.largest(portion, work, layout, MemoryLimit(tried_limit))
         if rows:
@@ -72,14 +75,20 @@ def smaller_choice(
 
 
 def device_memory() -> float | None:
-    """Returns the bytes that JAX may use on a device of this process; None if unknown (CPUs)."""
+    """Returns the number of bytes that JAX may use per device of this process.
+
+    None if the limit is unknown, as on CPUs.
+    """
     statistics = jax.local_devices()[0].memory_stats() or {}
     limit = statistics.get("bytes_limit")
     return None if limit is None else float(limit)
 
 
 def explain(error: OutOfMemory, config: Config) -> str:
-    """Returns the line for a run that ran out of memory: where, how much, what to write."""
+    """Builds the error message for a run that ran out of memory.
+
+    The message contains the original error, and config keys with which the run would fit.
+    """
     if error.on_host:
         return f"{error}; free some, or write a smaller rollout.questions or data set"
     phase = error.phases[0]
@@ -109,7 +118,7 @@ def explain(error: OutOfMemory, config: Config) -> str:
 def _choice_for(
     config: Config, num_devices: int, limit: float, phase: str, *, evaluating: bool
 ) -> Choice | None:
-    """Returns `smaller_choice` of a config; None if the plan does not know its model."""
+    """Returns the result of `smaller_choice` for a config; None if its sizes are unknown."""
     try:
         work, layout = sizes_of(config, num_devices)
         return smaller_choice(work, layout, limit, phase, evaluating=evaluating)
@@ -118,7 +127,7 @@ def _choice_for(
 
 
 def _advice(keys: Sequence[str], num_devices: int) -> str:
-    """Returns which keys to make smaller and, with several devices, which to make larger."""
+    """Describes which keys to decrease and, if there are several devices, which to increase."""
     mesh_keys = [key for key in keys if key.startswith("mesh.")]
     other_keys = [key for key in keys if key not in mesh_keys]
     advice = []

@@ -1,6 +1,6 @@
 """Lowers the jitted functions of a run with abstract arguments, sharded as in training.
 
-Nothing is allocated. The devices may be real, virtual or only described (`compiling`).
+Nothing is allocated. The devices may be real, virtual, or only described (see `compiling`).
 """
 
 import dataclasses
@@ -32,34 +32,35 @@ from bacr_plan.workload import SUFFIX_TOKENS
 
 
 def laid_out(tree: Any, shardings: Any) -> Any:
-    """Returns the shapes and types of a tree's arrays with shardings.
+    """Converts the arrays of a tree to `ShapeDtypeStruct` with shardings.
 
     Args:
-      shardings: one sharding for all arrays, or a tree of them.
+      tree: a tree of arrays or abstract arrays.
+      shardings: one sharding for all arrays, or a tree of shardings.
     """
 
     def with_sharding(array: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
-        """Returns an array's shape and type with a sharding."""
+        """Returns the shape and dtype of an array together with a sharding."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
     return jax.tree.map(with_sharding, tree, jax.tree.broadcast(shardings, tree))
 
 
 def over(mesh: Mesh, *axes: Any) -> NamedSharding:
-    """Returns the sharding of an array whose axes are split over axes of a mesh."""
+    """Returns the sharding of an array whose axes are split over the given mesh axes."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def _whole(tree: Any, mesh: Mesh) -> Any:
-    """Returns a tree's shapes and types, replicated on every device."""
+    """Converts a tree to `ShapeDtypeStruct`, replicated on every device."""
     return laid_out(tree, parallel.replicated(mesh))
 
 
 def _decode_rules(vocab_size: int) -> DecodeRules:
-    """Returns the shapes of the decode rules of the format with answer tags."""
+    """Returns abstract decode rules for the prompt format with answer tags."""
     array: Any = jax.ShapeDtypeStruct
     flags = array((vocab_size,), bool)
-    # One state per byte of "</answer>", and the accepting one.
+    # One state per byte of "</answer>", plus the accepting state.
     states = len("</answer>") + 1
     next_states = array((states, vocab_size), jnp.int32)
     accepted = array((states, vocab_size), bool)
@@ -77,13 +78,14 @@ def _decode_rules(vocab_size: int) -> DecodeRules:
 
 
 class Programs:
-    """The programs of a run, ready to be lowered: an update and a chunk of decoding."""
+    """The programs of a run, ready to be lowered: an update and a chunk of decoding steps."""
 
     def __init__(self, config: Config, vocab_size: int, devices: list[Any]):
-        """Prepares the abstract arguments.
+        """Prepares the abstract arguments of the programs.
 
         Args:
-          config: what `compiling.described` returns.
+          config: the config returned by `compiling.described`.
+          vocab_size: size of the vocabulary.
           devices: real, virtual or described devices.
         """
         self.config = config
@@ -102,7 +104,10 @@ class Programs:
         self.head = jax.eval_shape(lambda key: initial.random_head(key, self.policy), self.key)
 
     def train(self) -> Lowered:
-        """Lowers one update: gradients over micro-batches and one Adam step."""
+        """Lowers one update, which accumulates gradients over micro-batches and applies Adam once.
+
+        With `train.micro_batch_tokens`, only the gradient of one micro-batch is lowered.
+        """
         config = self.config
         policy_tx = policy_optimizer(config.optimizer, 1000)
         head_tx = value_optimizer(config.value, config.optimizer, 1000)
@@ -124,10 +129,13 @@ class Programs:
         )
 
     def _accumulation(self, state: Any, tokens: int) -> Lowered:
-        """Lowers the gradient of a micro-batch of the widest bucket, added to earlier gradients.
+        """Lowers the program that adds a micro-batch's gradient to the accumulated gradients.
+
+        The micro-batch has the widest length bucket.
 
         Args:
-          tokens: tokens of a micro-batch.
+          state: the abstract train state.
+          tokens: number of tokens in the micro-batch.
         """
         row = self._batch(1)
         branch_positions = row.branches.shape[1] * row.branches.shape[2]
@@ -149,7 +157,7 @@ class Programs:
         return learning.accumulate.lower(earlier, *arguments, spec=self.learner)
 
     def decode(self) -> Lowered:
-        """Lowers one chunk of decoding with every slot in use and the longest cache."""
+        """Lowers one chunk of decoding steps with every slot in use and the longest cache."""
         spec = self.rollout
         return trunks.decode_trunks.lower(
             self.decode_copy(),
@@ -160,7 +168,7 @@ class Programs:
         )
 
     def decode_copy(self) -> Any:
-        """Returns the copy of the parameters that decoding reads."""
+        """Returns the abstract copy of the parameters that is used for decoding."""
         mesh = self.decode_mesh
         make_copy = functools.partial(
             decode_params,
@@ -172,13 +180,13 @@ class Programs:
         return laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
 
     def draws(self) -> Draws:
-        """Returns key, rules and temperature, replicated on every device."""
+        """Returns the abstract sampling inputs (key, decode rules and temperature), replicated."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
         return _whole(Draws(self.key, rules, sampling), self.decode_mesh)
 
     def slots(self) -> Any:
-        """Returns the state of decoding with the longest cache."""
+        """Returns the abstract decoding state with the longest cache."""
         spec = self.rollout
         width = self.config.data.max_prompt_tokens
         phi = None
@@ -199,7 +207,7 @@ class Programs:
         row_axes = parallel.AXES[:2]
         tensor_axis = parallel.AXES[2]
         by_row = over(mesh, row_axes)
-        # With a phi of every layer, the first axis is the layers'.
+        # If phi differs per layer, its first axis is the layer.
         per_layer = phi is not None and phi.ndim == 3
         phi_sharding = over(mesh, None, row_axes) if per_layer else by_row
         logits_sharding = parallel.logits_sharding(mesh, state.logits.shape[-1])
@@ -212,7 +220,7 @@ class Programs:
         )
 
     def _batch(self, rows: int) -> Batch:
-        """Returns a batch of so many rows at their largest widths."""
+        """Returns an abstract batch of `rows` rows with their maximum widths."""
         config = self.config
         batch = empty_batch(
             rows,
@@ -225,12 +233,12 @@ class Programs:
         return laid_out(batch, parallel.row_sharding(self.mesh))
 
     def _allowed_tokens(self) -> Any:
-        """Returns the mask of tokens that may be sampled."""
+        """Returns the abstract mask of the tokens that may be sampled."""
         mask = jax.ShapeDtypeStruct((self.learner.model.vocab_size,), bool)
         return _whole(mask, self.mesh)
 
     def _minibatch(self, batch: Batch) -> Minibatch:
-        """Returns a batch with old and reference scores, if the run uses them."""
+        """Returns a batch with abstract old and reference scores, if the run uses them."""
         thinking = batch.thinking_logprobs
         answers = batch.answer_logprobs
         hidden: Any = jax.ShapeDtypeStruct(

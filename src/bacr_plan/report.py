@@ -1,4 +1,4 @@
-"""Makes the plan of a run: whether it fits, what it costs and what would fit."""
+"""Computes the plan of a run: whether it fits, how long it takes, and which settings would fit."""
 
 import dataclasses
 import functools
@@ -17,21 +17,26 @@ from bacr_plan.search import Choice, MemoryLimit
 from bacr_plan.seconds import ASSUMED, DeviceSplit
 from bacr_plan.workload import Workload
 
-# Multiples of the devices that are tried if a run does not fit.
+# Factors by which the number of devices is multiplied if a run does not fit.
 LARGER = (2, 4, 8, 16)
 
 PREDICTED_FOR = ("a100-80", "h100", "h200")
 
-# Share of the time that a suggestion must stay below, because times are predictions.
+# A suggestion is only made if its predicted duration is below this fraction of the current one,
+# because predictions are uncertain.
 _WORTH = 0.95
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run. Each part is computed when it is first read.
+    """The plan of a run. Each part is computed when it is first accessed.
 
     Attributes:
-      memory_gib: memory of a device in GiB.
+      work: the sizes of the run.
+      layout: the mesh.
+      device: the GPU.
+      memory_gib: memory per device in GiB.
+      compilation: the compiled programs; empty if only arithmetic is used.
     """
 
     work: Workload
@@ -42,12 +47,12 @@ class Plan:
 
     @property
     def limit(self) -> float:
-        """Returns the bytes that JAX may use on a device."""
+        """Returns the number of bytes that JAX may use per device."""
         return self.memory_gib * GIB * MEMORY_FRACTION
 
     @functools.cached_property
     def phases(self) -> dict[str, MemoryPhase]:
-        """Returns the memory of each phase: by arithmetic, or from compiled programs."""
+        """Returns the memory of each phase, from compiled programs where available."""
         work = self.work
         layout = self.layout
         update = memory.update_phase(work, layout)
@@ -60,7 +65,8 @@ class Plan:
             "score": dataclasses.replace(score, resident=resident),
             "update": MemoryPhase(resident, update_temporaries, update.own),
         }
-        # Other phases are not compiled, so the ratios of these two are used.
+        # Other phases are not compiled. Their temporaries are scaled by the ratios of these two
+        # phases.
         update_factor = update_temporaries / update.temporaries
         rollout_factor = rollout_temporaries / rollout.temporaries
         if work.evaluated:
@@ -80,7 +86,7 @@ class Plan:
         """Returns the bytes of the train state and of an update's temporaries.
 
         Args:
-          update: the phase by arithmetic, which is used where no program was compiled.
+          update: the analytical memory of the phase, which is used if no program was compiled.
         """
         programs = self.compilation.programs
         resident = update.resident
@@ -88,15 +94,16 @@ class Plan:
         if not programs:
             return resident, temporaries
         train = programs["train"]
-        # With micro-batches by tokens the program computes gradients, which does not read the
-        # moments, so its arguments are not the whole state. Otherwise its arguments are the state
-        # and a batch; the reference policy is stored in addition.
+        # If micro-batches are formed by tokens, the compiled program computes gradients and does
+        # not read the moments, so its arguments are not the complete state. Otherwise its arguments
+        # are the state and a batch. The reference policy is not an argument, so its size is added.
         if not self.work.by_tokens:
             state = memory.state_parts(self.work, self.layout)
             resident = train.arguments + train.outputs + state["reference"]
         if self.compilation.exact:
             temporaries = train.temporaries
-            # The sum of earlier gradients is an argument of this program.
+            # The accumulated gradients are an argument of this program, so its temporaries do not
+            # include them.
             if self.work.by_tokens:
                 temporaries += memory.gradient_bytes(self.work, self.layout) / 2
         return resident, temporaries
@@ -105,7 +112,7 @@ class Plan:
         """Returns the bytes of a rollout's arguments and temporaries.
 
         Args:
-          rollout: the phase by arithmetic, which is used where no program was compiled.
+          rollout: the analytical memory of the phase, which is used if no program was compiled.
         """
         programs = self.compilation.programs
         if not programs:
@@ -121,7 +128,7 @@ class Plan:
 
     @functools.cached_property
     def room(self) -> MemoryLimit:
-        """Returns the limit, with the ratios of the compiler's temporaries to the arithmetic."""
+        """Returns the memory limit, with the ratios of compiled to analytical temporaries."""
         update = memory.update_phase(self.work, self.layout)
         rollout = memory.rollout_phase(self.work, self.layout)
         return MemoryLimit(
@@ -132,17 +139,20 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Returns the peak bytes of an iteration on a device."""
+        """Returns the peak bytes per device over all phases."""
         return max(phase.peak for phase in self.phases.values())
 
     @property
     def fits(self) -> bool:
-        """True if every phase stays within the limit."""
+        """True if no phase exceeds the memory limit."""
         return self.peak <= self.limit
 
     @functools.cached_property
     def largest(self) -> dict[str, int]:
-        """Returns the most rows of each portion that fit; 0 if not even one per device fits."""
+        """Returns the maximum number of rows that fit for each entry of `search.PORTIONS`.
+
+        The number is 0 if not even one row per device fits.
+        """
         return {
             portion: search.largest(portion, self.work, self.layout, self.room)
             for portion in search.PORTIONS
@@ -150,7 +160,10 @@ class Plan:
 
     @functools.cached_property
     def suggestion(self) -> Choice | None:
-        """Returns what would fit on these devices; None if the config fits, or nothing does."""
+        """Returns the settings that are suggested for these devices if the config does not fit.
+
+        None if the config fits already, or if no settings fit.
+        """
         if self.fits:
             return None
         smaller = search.fewer_eval_slots(self.work, self.layout, self.room)
@@ -165,7 +178,11 @@ class Plan:
 
     @functools.cached_property
     def larger(self) -> Choice | None:
-        """Returns what would fit on more of these devices, if nothing fits on so many."""
+        """Returns settings that fit on a larger number of these devices.
+
+        This is only computed if no settings fit on the current number of devices, otherwise it is
+        None. It is also None if none of the factors in `LARGER` is enough.
+        """
         if self.fits or self.suggestion is not None:
             return None
         for factor in LARGER:
@@ -177,9 +194,13 @@ class Plan:
 
     @functools.cached_property
     def card(self) -> tuple[str, Choice] | None:
-        """Returns the smallest larger device on as many of which the run would fit.
+        """Returns the smallest GPU model with more memory on which the run would fit.
 
-        None if something fits on these devices, or if no known device is large enough.
+        The number of devices stays the same.
+
+        Returns:
+          The name in `DEVICES`, and the settings that fit. None if the run, or a suggestion, fits
+          on the current devices, or if no known GPU is large enough.
         """
         if self.fits or self.suggestion is not None:
             return None
@@ -196,7 +217,10 @@ class Plan:
 
     @functools.cached_property
     def faster(self) -> tuple[MeshShape, float] | None:
-        """Returns the layout with the fastest decoding and its seconds, if clearly faster."""
+        """Returns the mesh with the fastest decoding and its rollout time in seconds.
+
+        None if it is not clearly faster than the current mesh, or if the run does not fit.
+        """
         if not self.fits:
             return None
         layout, fastest_seconds = search.fastest_decoding(
@@ -217,7 +241,10 @@ class Plan:
 
     @functools.cached_property
     def remat(self) -> tuple[Remat, float] | None:
-        """Returns a model.remat that recomputes less and fits, and its seconds of updates."""
+        """Returns a value of model.remat with less recomputation that fits, and its update time.
+
+        The time is in seconds. None if no such value exists, or if the run does not fit.
+        """
         if not self.fits:
             return None
         remat = memory.least_remat(self.work, self.layout, self.limit, self.room.update)
@@ -229,13 +256,15 @@ class Plan:
 
     @functools.cached_property
     def less_padding(self) -> tuple[dict[str, Any], float] | None:
-        """Returns config keys with which the learner computes less padding, and their seconds.
+        """Returns config keys that reduce the learner's padding, and the resulting update time.
 
-        These are micro-batches by tokens, on one device without padding. They have as many tokens
-        as the config's micro-batches, or as many as fit.
+        The keys form micro-batches by tokens and, on a single device, remove padding completely.
+        The micro-batches have as many tokens as the current micro-batches, or the maximum number
+        that fits.
 
         Returns:
-          None if updates would not be clearly faster.
+          The keys and the duration of the updates in seconds. None if updates would not be clearly
+          faster.
         """
         train = self.work.config.train
         layout = self.layout
@@ -264,7 +293,7 @@ class Plan:
         return keys, fastest
 
     def _update_seconds(self, work: Workload) -> float:
-        """Returns the seconds of the updates of a changed workload."""
+        """Returns the duration of the updates of a modified workload in seconds."""
         updates = schedule.updates(work, self.layout)
         iteration = PlannedIteration(self.iteration.rollout, updates)
         by_phase = seconds.step_seconds(work, self.layout, self.device, iteration)
@@ -277,7 +306,7 @@ class Plan:
 
     @functools.cached_property
     def splits(self) -> list[DeviceSplit]:
-        """Returns the splits of these devices between a learner and servers of vLLM."""
+        """Returns the possible splits of these devices between a learner and vLLM servers."""
         return seconds.splits(self.work, self.layout, self.device, self.iteration)
 
     @property
@@ -288,7 +317,10 @@ class Plan:
 
     @functools.cached_property
     def predictions(self) -> dict[str, dict[str, float]]:
-        """Returns the seconds of an iteration by device and phase, this device first."""
+        """Returns the duration of an iteration in seconds by device and phase.
+
+        The devices are those in `PREDICTED_FOR` and the device of the plan.
+        """
         names = list(PREDICTED_FOR)
         if self.device_name not in names:
             names.insert(0, self.device_name)
@@ -304,7 +336,7 @@ class Plan:
 
 
 def parts(plan: Plan) -> dict[str, float]:
-    """Returns the bytes on one device by purpose; not all exist at the same time."""
+    """Returns the bytes per device by purpose. Not all of them are in use at the same time."""
     work = plan.work
     layout = plan.layout
     state = memory.state_parts(work, layout)
@@ -321,7 +353,7 @@ def parts(plan: Plan) -> dict[str, float]:
         "kv_cache": memory.kv_cache_bytes(work, layout),
         "decode_temporaries": plan.phases["rollout"].temporaries,
     }
-    # Most runs have none of these.
+    # Most runs do not use these, so they are only included if they are not 0.
     rare_sizes = {
         "frozen_base": state["frozen_base"],
         "reference": state["reference"],
@@ -337,7 +369,7 @@ def parts(plan: Plan) -> dict[str, float]:
 
 
 def _choice_object(choice: Choice) -> dict[str, Any]:
-    """Returns a choice as JSON-able values."""
+    """Converts a choice to a JSON object."""
     return {
         "devices": choice.layout.num_devices,
         "overrides": choice.overrides(),
@@ -346,17 +378,17 @@ def _choice_object(choice: Choice) -> dict[str, Any]:
 
 
 def _gib(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Returns bytes as GiB with three digits."""
+    """Converts bytes to GiB, rounded to three decimals."""
     return {name: round(size / GIB, 3) for name, size in sizes.items()}
 
 
 def _tenths(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns numbers with one digit."""
+    """Rounds numbers to one decimal."""
     return {name: round(value, 1) for name, value in values.items()}
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
-    """Returns the plan as JSON-able values."""
+    """Converts the plan to a JSON object."""
     work = plan.work
     flops = costs.step_flops(work, plan.iteration)
     evaluation = seconds.evaluation_seconds(work, plan.layout, plan.device)
@@ -398,7 +430,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
 
 
 def _prediction_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the fields of the predicted seconds, by device."""
+    """Returns the JSON fields of the predicted durations by device."""
     totals = {name: sum(phases.values()) for name, phases in plan.predictions.items()}
     by_phase = {name: _tenths(phases) for name, phases in plan.predictions.items()}
     return {
@@ -408,7 +440,7 @@ def _prediction_objects(plan: Plan) -> dict[str, Any]:
 
 
 def _split_object(split: DeviceSplit) -> dict[str, Any]:
-    """Returns a split of the devices as JSON-able values."""
+    """Converts a split of the devices to a JSON object."""
     return {
         "learner": split.learner,
         "samplers": split.samplers,
@@ -418,7 +450,7 @@ def _split_object(split: DeviceSplit) -> dict[str, Any]:
 
 
 def _suggestion_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the fields of keys that would be faster; None where there are none."""
+    """Returns the JSON fields of settings that would be faster; None where nothing is suggested."""
     faster = None
     if plan.faster is not None:
         layout, rollout_seconds = plan.faster
@@ -445,7 +477,10 @@ def _suggestion_objects(plan: Plan) -> dict[str, Any]:
 
 
 def _choice_objects(plan: Plan) -> dict[str, Any]:
-    """Returns the fields of what would fit; None where nothing does, or the config fits."""
+    """Returns the JSON fields of settings that would fit.
+
+    A field is None if nothing fits, or if the config fits already.
+    """
     larger_card = None
     if plan.card is not None:
         name, choice = plan.card

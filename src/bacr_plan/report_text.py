@@ -1,4 +1,4 @@
-"""Writes a plan as text for a terminal."""
+"""Formats a plan as text for a terminal."""
 
 from bacr_jax.config.values import shown
 from bacr_plan import costs, memory, schedule, search, seconds
@@ -18,7 +18,7 @@ _PHASE_NAMES = {
 
 
 def as_text(plan: Plan) -> str:
-    """Returns the plan as text for a terminal."""
+    """Formats the plan as text for a terminal."""
     together = sum(plan.predictions[plan.device_name].values())
     lines = [
         *_size_lines(plan),
@@ -39,7 +39,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _size_lines(plan: Plan) -> list[str]:
-    """Returns the lines of the model, the devices, the rows and the source of the memory."""
+    """Describes the model, the devices, the rows and how the memory was determined."""
     work = plan.work
     layout = plan.layout
     parameters = costs.policy_parameters(work) / 1e9
@@ -56,7 +56,7 @@ def _size_lines(plan: Plan) -> list[str]:
 
 
 def _host_memory_lines(plan: Plan) -> list[str]:
-    """Returns the host memory of the state that train.undo_* stores; no line without it."""
+    """Describes the host memory of the state stored for `train.undo_*`; empty if it is not used."""
     snapshot = memory.host_snapshot_bytes(plan.work)
     if not snapshot:
         return []
@@ -68,7 +68,7 @@ def _host_memory_lines(plan: Plan) -> list[str]:
 
 
 def _memory_lines(plan: Plan) -> list[str]:
-    """Returns the tables of memory by purpose and by phase."""
+    """Formats the tables of memory by purpose and by phase."""
     lines = ["Per device, GiB"]
     for name, size in parts(plan).items():
         lines.append(f"  {name.replace('_', ' '):52}{size / GIB:7.2f}")
@@ -83,7 +83,7 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 
 def _fit_lines(plan: Plan) -> list[str]:
-    """Returns the lines of whether the run fits, and of what would fit otherwise."""
+    """Describes whether the run fits and, if it does not, which settings would fit."""
     peak = f"{plan.peak / GIB:.1f}"
     share = f"{MEMORY_FRACTION:.0%} of {plan.memory_gib:g}"
     limit = f"{plan.limit / GIB:.1f} GiB ({share}; the launch scripts give JAX as much)"
@@ -117,7 +117,7 @@ def _fit_lines(plan: Plan) -> list[str]:
 
 
 def _choice_lines(title: str, choice: Choice) -> list[str]:
-    """Returns the lines of a choice: its title with its peak, and its config keys."""
+    """Formats a choice as two lines: the title with the peak memory, and the config keys."""
     return [
         f"{title} ({choice.peak / GIB:.1f} GiB):",
         f"  {choice.overrides()}",
@@ -125,14 +125,14 @@ def _choice_lines(title: str, choice: Choice) -> list[str]:
 
 
 def _largest_line(plan: Plan) -> str:
-    """Returns the line of the largest portions that fit on this mesh."""
+    """Describes the maximum micro-batch and numbers of slots that fit on this mesh."""
     work = plan.work
     keys = work.micro_batch(plan.largest["micro_rows"])
     keys["rollout.slots"] = plan.largest["slots"]
     if work.evaluated:
         keys["eval.slots"] = plan.largest["eval_slots"]
     fitting = [f"{key}={rows}" for key, rows in keys.items() if rows]
-    # A portion of 0 rows is not a setting, so it is named separately.
+    # A key with 0 rows is not a valid setting, so it is reported separately.
     too_large = [key for key, rows in keys.items() if not rows]
     sentences = []
     if fitting:
@@ -144,7 +144,7 @@ def _largest_line(plan: Plan) -> str:
 
 
 def _adapter_lines(plan: Plan) -> list[str]:
-    """Returns the line of the trained parameters, if the run trains adapters."""
+    """Describes the number of trained parameters; empty if the run does not train adapters."""
     if not plan.work.adapters:
         return []
     million = costs.trained_parameters(plan.work) / 1e6
@@ -155,7 +155,7 @@ def _adapter_lines(plan: Plan) -> list[str]:
 
 
 def _work_lines(plan: Plan) -> list[str]:
-    """Returns the lines of the operations and of the share of padding."""
+    """Describes the number of operations and the fraction of padding."""
     flops = costs.step_flops(plan.work, plan.iteration)
     by_phase = ", ".join(f"{name} {count:.2g}" for name, count in flops.items())
     share = schedule.real_share(plan.work, plan.iteration.updates)
@@ -167,7 +167,7 @@ def _work_lines(plan: Plan) -> list[str]:
 
 
 def _seconds_lines(plan: Plan) -> list[str]:
-    """Returns the lines of predicted seconds, their assumptions, and what would be faster."""
+    """Formats the predicted durations, their assumptions, and settings that would be faster."""
     lines = [
         "Predicted seconds of an iteration, grading left out",
         f"  {'':10}{'total':>8}{'rollout':>9}{'score':>8}{'update':>8}",
@@ -190,12 +190,12 @@ def _seconds_lines(plan: Plan) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Returns seconds as a whole number from 10 on, else with two significant digits."""
+    """Formats seconds as an integer from 10 on, otherwise with two significant digits."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _faster_ways(plan: Plan) -> list[str]:
-    """Returns the config keys that would be faster, each with its seconds."""
+    """Describes the settings that would be faster, each with its duration."""
     ways = []
     if plan.faster is not None:
         layout, rollout_seconds = plan.faster
@@ -212,7 +212,7 @@ def _faster_ways(plan: Plan) -> list[str]:
 
 
 def _warmup_lines(plan: Plan) -> list[str]:
-    """Returns the line of the warm-up's time, if the run has a warm-up."""
+    """Describes the duration of the warm-up; empty if the run has no warm-up."""
     work = plan.work
     if work.warmup is None:
         return []
@@ -226,7 +226,7 @@ def _warmup_lines(plan: Plan) -> list[str]:
 
 
 def _evaluation_lines(plan: Plan) -> list[str]:
-    """Returns the line of an evaluation's time, if the run has evaluation sets."""
+    """Describes the duration of an evaluation; empty if the run has no evaluation sets."""
     work = plan.work
     if not work.evaluated:
         return []

@@ -1,8 +1,9 @@
-"""Computes the schedule of an iteration: which rows are decoded when, and the micro-batches.
+"""Computes the schedule of an iteration: the decoding calls and the learner's micro-batches.
 
-The run's rollout loop (`rollout.rollouts`), its scheduler and its micro-batch maker are used with
-rows that have lengths only, and with an engine that counts steps instead of computing them. So the
-plan follows any change of these modules.
+This module runs the real rollout loop (`rollout.rollouts`), its scheduler and the code that forms
+micro-batches. The rows only have lengths, and the engine counts steps instead of computing them.
+The plan therefore follows any change of these modules. `workload` explains the terms row, trunk,
+branch and slot.
 """
 
 import dataclasses
@@ -25,19 +26,20 @@ from bacr_jax.types import Prompts
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
 from bacr_plan.workload import Workload
 
-# Keys that an attention kernel which reads the rows' lengths processes at a time.
+# Number of keys that an attention kernel processes at a time if it skips invalid positions.
 TILE = 128
 
 
 @dataclass(frozen=True)
 class DecodedChunk:
-    """Decoding steps of one call.
+    """The decoding steps of one call.
 
     Attributes:
-      slots: rows of the program, on all devices.
-      length: positions of the caches.
-      live: keys that the unfinished rows attend to, at each step on each device.
-      tiles: the same keys in whole tiles, and one tile for every other row.
+      slots: number of rows in the program, on all devices.
+      length: length of the caches in positions.
+      live: number of keys that unfinished rows attend to, for each step and device.
+      tiles: the same number with the keys of each row rounded up to a multiple of `TILE`. Finished
+        rows and free slots count as one tile each.
     """
 
     slots: int
@@ -56,8 +58,9 @@ class Schedule:
     """The calls of a rollout, in order.
 
     Attributes:
-      prefills: rows and width of each prefill, padding included.
-      answers: rows, positions of their caches and steps of each round of answers.
+      prefills: number of rows and width of each prefill, including padding.
+      chunks: the chunks of decoding steps.
+      answers: number of rows, cache length and number of steps of each round of answers.
     """
 
     prefills: list[tuple[int, int]] = field(default_factory=list)
@@ -66,26 +69,28 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Returns the number of decoding steps of trunks."""
+        """Returns the number of decoding steps for trunks."""
         return sum(chunk.steps for chunk in self.chunks)
 
 
 class CountingEngine(Engine):
-    """A rollout engine that counts calls; a row ends when its thinking is used up.
+    """A rollout engine that only counts calls. A row ends when its thinking budget is used up.
 
     Attributes:
       schedule: the calls so far.
-      length: current positions of the caches.
+      length: current length of the caches in positions.
     """
 
-    # `Engine` has this as a property of its caches; here it is a number.
+    # In `Engine` this is a property derived from the caches. Here it is a plain number.
     length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
-        """Creates an engine with free slots.
+        """Creates an engine whose slots are all free.
 
         Args:
-          width: prompt tokens, padding included.
+          spec: settings of the rollout.
+          rows: lengths of the rows.
+          width: prompt length in tokens, including padding.
         """
         no_tokens: Any = np.zeros((len(rows.prompts), width), np.int8)
         lengths: Any = rows.prompts
@@ -97,19 +102,19 @@ class CountingEngine(Engine):
         self.sizes = spec.batch_sizes()
         self.schedule = Schedule()
         self.length = self.lengths[0]
-        # The row in each slot, -1 if free, and the tokens that it has sampled.
+        # The row in each slot (-1 if the slot is free), and the number of tokens it has sampled.
         self._row = np.full(spec.slots, -1)
         self._sampled = np.zeros(spec.slots, np.int32)
 
     def fit_caches(self, positions: int) -> None:
-        """Sets the caches to the shortest length with so many positions."""
+        """Sets the cache length to the shortest one with at least `positions` positions."""
         wanted = min(positions, self.lengths[-1])
         self.length = smallest_holding(self.lengths, wanted)
 
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
     ) -> None:
-        """Puts rows into slots, and counts a prefill for every prompt, shared or not."""
+        """Assigns rows to slots, and counts a prefill for every prompt, even if rows share it."""
         widths = np.asarray(prompt_widths(self.width))
         indices = np.searchsorted(widths, self.rows.prompts[entering])
         padded_widths = widths[indices]
@@ -121,9 +126,9 @@ class CountingEngine(Engine):
         self._sampled[slots] = 0
 
     def decode(self) -> None:
-        """Counts chunks until a row ends, because nothing else can happen before.
+        """Counts chunks until a row ends, because nothing else can happen before that.
 
-        Live rows are one token longer at every step.
+        Every live row grows by one token per step.
         """
         chunk_steps = self.spec.chunk
         sampled = self._sampled
@@ -134,7 +139,7 @@ class CountingEngine(Engine):
         steps = np.arange(num_chunks * chunk_steps, dtype=np.int32)[:, None]
         keys = np.where(steps < left, prompts + sampled + steps + 1, 0)
         tiles = np.maximum(-(-keys // TILE), 1) * TILE
-        # Sums over the rows of each device.
+        # Sum over the rows of each device.
         by_device = (num_chunks, chunk_steps, self.spec.row_shards, -1)
         live_by_chunk = keys.reshape(by_device).sum(-1)
         tiles_by_chunk = tiles.reshape(by_device).sum(-1)
@@ -152,13 +157,17 @@ class CountingEngine(Engine):
         self._sampled = sampled + np.clip(left, 0, num_chunks * chunk_steps)
 
     def status(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which slots have ended, which are broken (none), and the tokens of each."""
+        """Returns the state of each slot.
+
+        Returns:
+          Whether the slot's row has ended, whether it is broken (never), and its number of tokens.
+        """
         used_up = self._sampled >= self.rows.thinking[self._row]
         ended = (self._row < 0) | used_up
         return ended, np.zeros_like(ended), self._sampled.copy()
 
     def answer(self, slots: np.ndarray) -> None:
-        """Frees slots and counts the steps of their rows' answers, in whole chunks."""
+        """Frees slots and counts the decoding steps of their rows' answers in complete chunks."""
         answers = self.rows.answers[self._row[slots]]
         self._row[slots] = -1
         if not answers.size:
@@ -172,7 +181,7 @@ class CountingEngine(Engine):
 
 
 class CountingLoop(rollouts.Loop):
-    """The run's rollout loop over an engine that counts; its outputs are not used."""
+    """The rollout loop of a run, using an engine that only counts. Its outputs are not used."""
 
     engine: CountingEngine
 
@@ -183,7 +192,7 @@ class CountingLoop(rollouts.Loop):
 
 
 def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
-    """Returns the settings of a run's rollouts that its schedule depends on."""
+    """Returns the rollout settings that the schedule of a run depends on."""
     rollout_config = work.config.rollout
     mesh_shape = (1, layout.slot_shards, layout.decode_tensor)
     return RolloutSpec(
@@ -199,7 +208,7 @@ def rollout_spec(work: Workload, layout: MeshShape) -> RolloutSpec:
 
 
 def rollout(work: Workload, layout: MeshShape) -> Schedule:
-    """Returns the schedule of one rollout of the expected rows."""
+    """Computes the schedule of one rollout of the expected rows."""
     spec = rollout_spec(work, layout)
     rows = work.lengths
     engine = CountingEngine(spec, rows, work.prompt)
@@ -219,11 +228,11 @@ class PlannedMicroBatch:
     """The shape of a micro-batch.
 
     Attributes:
-      rows: rows, empty ones included.
-      trunk: positions of a row's trunk.
-      branches: positions of a row's branches.
-      tokens: real tokens, if everything except attention is computed on these only; None:
-        everything is computed on every position.
+      rows: number of rows, including empty ones.
+      trunk: number of positions in a row's trunk.
+      branches: number of positions in a row's branches.
+      tokens: number of real tokens, if everything except attention is only computed on these; None
+        if everything is computed on all positions.
     """
 
     rows: int
@@ -233,14 +242,14 @@ class PlannedMicroBatch:
 
     @property
     def positions(self) -> int:
-        """Returns the positions on which everything except attention is computed."""
+        """Returns the number of positions on which everything except attention is computed."""
         if self.tokens is not None:
             return self.tokens
         return self.rows * (self.trunk + self.branches)
 
 
 def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
-    """Returns the micro-batches of every update, made by the run's micro-batch maker."""
+    """Computes the micro-batches of every update, using the same code as a run."""
     train = work.config.train
     size = work.update_rows
     if train.micro_batch_tokens is None:
@@ -264,7 +273,10 @@ def updates(work: Workload, layout: MeshShape) -> list[list[PlannedMicroBatch]]:
 
 
 def _batch_of_lengths(work: Workload, part: slice) -> Batch:
-    """Returns a batch with the lengths of some rows; the micro-batch maker reads nothing else."""
+    """Returns a batch that only contains the lengths of some rows.
+
+    The code that forms micro-batches does not read anything else.
+    """
     rows = work.lengths
     answered = rows.answers[part]
     widths = empty_batch(
@@ -285,13 +297,14 @@ def _batch_of_lengths(work: Workload, part: slice) -> Batch:
 
 
 def _without_padding(work: Workload, batch: Batch, part: slice) -> list[PlannedMicroBatch]:
-    """Returns the micro-batches of some rows under train.padding_free."""
+    """Computes the micro-batches of some rows with `train.padding_free`."""
     config = work.config
     tokens = config.train.micro_batch_tokens
     assert tokens is not None
-    # Rows of a question share their prompt, unless the budget changes the prompt's activations.
+    # Rows of the same question share their prompt, unless the budget changes the prompt's
+    # activations.
     prompt_has_budget = work.conditioned and config.conditioning.positions != "response"
-    # The maker compares trunks to find equal prompts, so the question's number stands for them.
+    # Equal prompts are found by comparing trunks, so the trunk is filled with the question's index.
     question = np.arange(work.rows)[part] // config.rollout.group_size
     trunk: Any = np.broadcast_to(question[:, None], (len(question), work.trunk))
     batch = dataclasses.replace(batch, trunk=trunk)
@@ -310,6 +323,7 @@ class PlannedIteration:
     """The schedule of an iteration.
 
     Attributes:
+      rollout: the calls of the rollout.
       updates: the micro-batches of each update.
     """
 
@@ -318,14 +332,14 @@ class PlannedIteration:
 
 
 def iteration(work: Workload, layout: MeshShape) -> PlannedIteration:
-    """Returns the schedule of a run's iteration."""
+    """Computes the schedule of an iteration."""
     return PlannedIteration(rollout(work, layout), updates(work, layout))
 
 
 def real_share(work: Workload, all_updates: list[list[PlannedMicroBatch]]) -> float:
-    """Returns the share of the learner's positions that have a token.
+    """Returns the fraction of the learner's positions that contain a token.
 
-    The share is above 1 if rows share prompts.
+    The fraction can exceed 1 if rows share prompts.
     """
     rows = work.lengths
     branches = rows.answers + SUFFIX_TOKENS - 1

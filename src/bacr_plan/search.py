@@ -1,7 +1,7 @@
-"""Searches portions and layouts that fit into a given memory.
+"""Searches for portions and meshes that fit into a given amount of memory.
 
-A portion is a number of rows that a run processes together: rows of a micro-batch, decoding slots,
-slots of an evaluation.
+A portion is a number of rows that a run processes at the same time: the rows of a micro-batch, the
+decoding slots, or the slots of an evaluation.
 """
 
 import bisect
@@ -16,20 +16,20 @@ from bacr_plan import memory, schedule, seconds
 from bacr_plan.devices import Device
 from bacr_plan.workload import Workload
 
-# Names of the portions in a workload.
+# Fields of `Workload` that are portions.
 PORTIONS = ("micro_rows", "slots", "eval_slots")
-# Most waves of decoding in a suggested layout: an iteration's rows over its slots.
+# Maximum number of decoding waves in a suggested layout: rows per iteration divided by slots.
 _MOST_WAVES = 8
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The bytes of a device that may be used, and the bytes that each phase takes.
+    """The memory that may be used per device, with methods for the memory that each phase needs.
 
     Attributes:
-      limit: bytes of a device that may be used.
-      update: temporaries of an update by the compiler, divided by those by arithmetic.
-      rollout: the same ratio for a rollout.
+      limit: number of bytes that may be used per device.
+      update: ratio of the compiled to the analytical temporaries of an update.
+      rollout: ratio of the compiled to the analytical temporaries of a rollout.
     """
 
     limit: float
@@ -47,7 +47,7 @@ class MemoryLimit:
         return phase.peak_with(self.rollout)
 
     def of_evaluation(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of an evaluation, in training or in the warm-up."""
+        """Returns the peak bytes of an evaluation, during training or the warm-up."""
         peak = self.of_rollout(work.evaluation, layout)
         phase = memory.warmup_phases(work, layout).get("warmup_accuracy")
         if phase is None:
@@ -55,7 +55,7 @@ class MemoryLimit:
         return max(peak, phase.peak_with(self.rollout))
 
     def of_warmup_step(self, work: Workload, layout: MeshShape) -> float:
-        """Returns the peak bytes of a step of the warm-up; 0 without a warm-up."""
+        """Returns the peak bytes of a training step in the warm-up; 0 without a warm-up."""
         phase = memory.warmup_phases(work, layout).get("warmup")
         if phase is None:
             return 0.0
@@ -64,10 +64,12 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class Choice:
-    """A run with portions and a layout that fit.
+    """A run with portions and a mesh that fit.
 
     Attributes:
-      peak: peak bytes on a device.
+      work: the sizes of the run, including the portions.
+      layout: the mesh.
+      peak: peak bytes per device.
     """
 
     work: Workload
@@ -75,7 +77,7 @@ class Choice:
     peak: float
 
     def overrides(self) -> str:
-        """Returns the choice as config keys, such as `mesh.data=1 rollout.slots=64`."""
+        """Returns the choice as config overrides, such as `mesh.data=1 rollout.slots=64`."""
         work = self.work
         keys: dict[str, Any] = {}
         for axis, size in self.layout._asdict().items():
@@ -90,9 +92,10 @@ class Choice:
 
 
 def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
-    """Returns the numbers of rows, up to `most`, that a micro-batch can have, rising.
+    """Returns the possible numbers of rows in a micro-batch, up to `most`, in increasing order.
 
-    They divide evenly over the devices, and divide an update's rows.
+    They are divisible by the number of devices that share the rows. Unless micro-batches are formed
+    by tokens, they also divide the number of rows in an update.
     """
     multiples = range(layout.row_shards, most + 1, layout.row_shards)
     if work.by_tokens:
@@ -101,9 +104,9 @@ def _micro_batches(work: Workload, layout: MeshShape, most: int) -> list[int]:
 
 
 def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """Returns the largest of some rising sizes that fits; 0 if none does."""
-    # Tried first, because only the largest size may need less memory than a smaller one: with a
-    # slot for every row, answers need no copies of the trunks.
+    """Returns the largest of some increasing sizes that fits; 0 if none does."""
+    # The largest size is tried first because it is the only size that may need less memory than a
+    # smaller one: with a slot for every row, answers do not need copies of the trunks.
     if not sizes or fits(sizes[-1]):
         return max(sizes, default=0)
     count = bisect.bisect_left(
@@ -116,13 +119,20 @@ def _largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) -> int:
-    """Returns the most rows of a portion that fit; 0 if not even one per device fits.
+    """Returns the maximum number of rows in a portion that fits.
 
-    Rows of a micro-batch divide the rows of an update. Slots are at most the rows of an iteration;
-    slots of an evaluation are at most the rows of its largest call.
+    The rows of a micro-batch divide the rows of an update, unless micro-batches are formed by
+    tokens. The slots are at most the rows of an iteration. The slots of an evaluation are at most
+    the rows of its largest call, rounded up to a multiple of the slot shards.
 
     Args:
       portion: one of `PORTIONS`.
+      work: the sizes of the run.
+      layout: the mesh.
+      room: the memory limit.
+
+    Returns:
+      The number of rows, or 0 if not even one row per device fits.
     """
     shards = layout.slot_shards
     if portion == "micro_rows":
@@ -136,7 +146,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) 
         peak_of_phase = room.of_evaluation
 
     def fits(rows: int) -> bool:
-        """True if the run fits with this many rows in the portion."""
+        """True if the run fits with `rows` rows in the portion."""
         changes: dict[str, Any] = {portion: rows}
         changed = dataclasses.replace(work, **changes)
         return peak_of_phase(changed, layout) <= room.limit
@@ -145,7 +155,7 @@ def largest(portion: str, work: Workload, layout: MeshShape, room: MemoryLimit) 
 
 
 def decoding_peak(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
-    """Returns the peak bytes of decoding on one device, in training and in evaluations."""
+    """Returns the peak bytes of decoding on one device, during training and evaluations."""
     training = room.of_rollout(work, layout)
     if not work.evaluated:
         return training
@@ -163,14 +173,15 @@ def peak_of(work: Workload, layout: MeshShape, room: MemoryLimit) -> float:
 
 
 def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
-    """Returns every legal layout, the ones with the least communication first."""
+    """Returns all valid meshes, ordered by increasing communication."""
     legal = parallel.layouts(
         num_devices,
         hidden_size=work.model.hidden_size,
         intermediate_size=work.model.intermediate_size,
         num_kv_heads=work.model.num_kv_heads,
     )
-    # Tensor parallelism communicates twice per layer, in decoding at every token; FSDP once.
+    # Tensor parallelism communicates twice per layer, and during decoding for every token. FSDP
+    # communicates once per layer.
     return sorted(
         legal,
         key=lambda layout: (layout.tensor, layout.decode_tensor, layout.fsdp),
@@ -178,11 +189,11 @@ def layouts(work: Workload, num_devices: int) -> list[MeshShape]:
 
 
 def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | None:
-    """Returns the first layout that fits, with its portions; None if no layout fits.
+    """Returns the first mesh that fits, with its portions; None if no mesh fits.
 
-    Portions are the config's if they fit, else the largest that do. A layout needs enough slots
-    that decoding takes at most eight waves. If no layout has as many, the result is the layout with
-    the most slots.
+    The portions of the config are kept if they fit; otherwise the largest portions that fit are
+    used. A mesh is accepted if it has enough slots to decode all rows in at most eight waves. If no
+    mesh has enough slots, the one with the most slots is returned.
     """
     fitting: list[Choice] = []
     for layout in layouts(work, num_devices):
@@ -196,7 +207,7 @@ def suggest(work: Workload, num_devices: int, room: MemoryLimit) -> Choice | Non
 
 
 def _choice_on(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
-    """Returns the portions with which a run fits on a layout; None if there are none."""
+    """Returns portions with which a run fits on a mesh; None if no portions fit."""
     most = largest("micro_rows", work, layout, room)
     if work.rows % layout.row_shards or not most:
         return None
@@ -212,9 +223,9 @@ def _choice_on(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice |
 
 
 def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: MemoryLimit) -> Workload:
-    """Returns the run with fewer tokens in a step of its warm-up.
+    """Reduces the number of tokens per step in the warm-up until a step fits.
 
-    The tokens are halved until the step fits or has one row.
+    The number is halved repeatedly. The search stops at one row, even if it does not fit.
     """
     warmup = work.warmup
     while warmup is not None and warmup.rows > 1:
@@ -227,12 +238,12 @@ def fewer_warmup_tokens(work: Workload, layout: MeshShape, room: MemoryLimit) ->
 
 
 def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Choice | None:
-    """Returns the run with smaller evaluations and a smaller warm-up, if they do not fit.
+    """Reduces the sizes of evaluations and of the warm-up if they do not fit.
 
-    Evaluations get fewer slots, a warm-up gets fewer tokens.
+    Evaluations get fewer slots, and the warm-up gets fewer tokens per step.
 
     Returns:
-      None if another phase does not fit.
+      The reduced run, or None if it still does not fit.
     """
     shards = layout.slot_shards
     wanted_slots = work.evaluation.slots
@@ -251,14 +262,14 @@ def fewer_eval_slots(work: Workload, layout: MeshShape, room: MemoryLimit) -> Ch
 def fastest_decoding(
     work: Workload, layout: MeshShape, room: MemoryLimit, device: Device
 ) -> tuple[MeshShape, float]:
-    """Returns the layout whose mesh.decode_tensor makes a rollout fastest, and its seconds.
+    """Finds the value of mesh.decode_tensor with the fastest rollout.
 
-    With more tensor shards a decoding step reads less of the weights, and fewer rows wait for the
-    longest one; two sums a layer are added. Other axes of the layout stay. Only layouts that fit,
-    and the given one, are tried.
+    With more tensor shards, each device reads a smaller part of the weights per decoding step, and
+    fewer rows have to wait for the longest row. In return, each layer needs two all-reduces. The
+    other mesh axes are not changed. The candidates are the current mesh and all meshes that fit.
 
     Returns:
-      The layout, and its seconds of prefill and decoding.
+      The mesh, and the duration of its prefill and decoding in seconds.
     """
     candidates = []
     for other in layouts(work, layout.num_devices):

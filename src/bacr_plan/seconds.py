@@ -1,8 +1,9 @@
-"""Predicts the seconds of an iteration and of an evaluation.
+"""Predicts the duration of an iteration and of an evaluation.
 
-A prediction divides the operations and bytes of a schedule by shares of a device's data-sheet
-rates. The shares are assumptions, and are printed with every prediction; docs/performance.md has
-what one GPU reached. The time of kernel launches is left out.
+The operations and bytes of a schedule are divided by the rates that a device is assumed to reach,
+as fractions of its data-sheet rates. These fractions are assumptions, and are printed with every
+prediction. docs/performance.md lists the rates measured on one GPU. The overhead of kernel launches
+is not included.
 """
 
 import dataclasses
@@ -25,13 +26,13 @@ from bacr_plan.workload import Workload, sizes_of
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the data-sheet rates that programs are assumed to reach.
+    """Fractions of the data-sheet rates that programs are assumed to reach.
 
     Attributes:
-      matmul: share of the dense bfloat16 rate, for matrix products and everything around them.
-      bandwidth: share of the memory's bandwidth, in decoding and in the optimizer.
-      links: share of the bandwidth between GPUs.
-      wait: seconds that a collective takes in addition to its bytes.
+      matmul: fraction of the dense bfloat16 rate, for matrix products and everything around them.
+      bandwidth: fraction of the memory bandwidth, in decoding and in the optimizer.
+      links: fraction of the bandwidth between GPUs.
+      wait: latency of a collective operation in seconds, in addition to the time for its bytes.
     """
 
     matmul: float = 0.5
@@ -46,10 +47,10 @@ ASSUMED = Shares()
 def rollout_seconds(
     work: Workload, layout: MeshShape, device: Device, rollout: Schedule
 ) -> dict[str, float]:
-    """Returns the seconds of prefill and decoding.
+    """Returns the durations of prefill and decoding in seconds.
 
-    A chunk takes the longer of the time for its bytes and the time for its products. With tensor
-    shards, two sums a layer are added.
+    The duration of a chunk is the maximum of its memory time and its compute time. With tensor
+    parallelism, two all-reduces per layer are added.
     """
     rate = _flops_per_second(work, layout, device)
     bandwidth = device.memory_bandwidth * ASSUMED.bandwidth
@@ -71,12 +72,12 @@ def rollout_seconds(
 
 
 def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Schedule) -> float:
-    """Returns the seconds of the sums between tensor shards while decoding; 0 without shards."""
+    """Returns the seconds of all-reduces between tensor shards during decoding; 0 if unsharded."""
     if layout.decode_tensor == 1:
         return 0.0
     links = device.link_bandwidth * ASSUMED.links
     rows = work.slots / layout.slot_shards
-    # Two sums a layer.
+    # Two all-reduces per layer.
     wait = 2 * work.model.num_layers * ASSUMED.wait
     trunk_bytes = costs.decode_link_bytes(work, layout, rows)
     answer_bytes = costs.decode_link_bytes(work, layout, rows * work.cuts)
@@ -88,13 +89,17 @@ def _sum_seconds(work: Workload, layout: MeshShape, device: Device, rollout: Sch
 def step_seconds(
     work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration | None = None
 ) -> dict[str, float]:
-    """Returns the predicted seconds of one iteration by phase, without grading and evaluation.
+    """Predicts the duration of one iteration in seconds by phase, without grading and evaluation.
 
-    A micro-batch takes the longer of its products and its gathers, because they run at the same
-    time. Copies of the policy are assumed to be connected like the devices of a box.
+    The duration of a micro-batch is the maximum of its compute time and the time of its FSDP
+    gathers, because they overlap. Data-parallel replicas are assumed to be connected as fast as the
+    GPUs of one host.
 
     Args:
-      planned: the iteration; computed from the workload by default.
+      work: the sizes of the run.
+      layout: the mesh.
+      device: the GPU.
+      planned: the schedule of the iteration; computed from `work` by default.
     """
     planned = planned or schedule.iteration(work, layout)
     rate = _flops_per_second(work, layout, device)
@@ -116,9 +121,9 @@ def step_seconds(
 
 
 def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the seconds of `warmup.steps` supervised steps.
+    """Returns the duration of `warmup.steps` supervised steps in seconds.
 
-    The measurements of the warm-up and its additional rounds are left out.
+    Measuring the accuracy during the warm-up and its additional rounds are not included.
     """
     warmup = work.warmup
     if warmup is None:
@@ -130,15 +135,16 @@ def warmup_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
 
 
 def _flops_per_second(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the operations per second of all devices; float32 products take twice as long."""
+    """Returns the assumed FLOP/s of all devices; float32 products take twice as long."""
     type_factor = 1.0 if work.float_bytes == 2 else 0.5
     return device.matmul_flops * ASSUMED.matmul * type_factor * layout.num_devices
 
 
 def evaluation_seconds(work: Workload, layout: MeshShape, device: Device) -> float:
-    """Returns the seconds of one evaluation.
+    """Returns the duration of one evaluation in seconds.
 
-    Every call of every set is counted. Budgets are used up, and a trace has one answer.
+    All calls for all evaluation sets are included. Every response uses its complete budget and has
+    one answer.
     """
     seconds_of_call: dict[tuple[tuple[int, int], ...], float] = {}
     for call in set(work.evaluated):
@@ -153,7 +159,9 @@ def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int]
     """Returns the workload of one call of an evaluation.
 
     Args:
-      call: the rows and the largest budget of each part of the call.
+      work: the sizes of the run.
+      layout: the mesh.
+      call: the number of rows and the largest budget of each part of the call.
     """
     evaluation = work.evaluation
     row_counts = [rows for rows, _ in call]
@@ -175,23 +183,24 @@ def _work_of_call(work: Workload, layout: MeshShape, call: tuple[tuple[int, int]
 
 # Devices split between a learner and servers that sample (rollout.engine=vllm) --------------------
 #
-# Servers are assumed to reach the shares of `ASSUMED`, with all their rows decoded at once. Whether
-# the learner's part fits is not checked here; a plan of the learner's devices shows it.
+# Servers are assumed to reach the rates of `ASSUMED`, and to decode all their rows at once. This
+# code does not check that the learner fits into the memory of its devices; run `bacr plan` with the
+# learner's number of devices to check it.
 
-# Bytes per second at which a policy is written to a folder in memory, and at which it is read.
+# Rate in bytes/s at which a policy is written to an in-memory folder, and at which it is read back.
 POLICY_BANDWIDTH = 2e9
 
 
 @dataclass(frozen=True)
 class DeviceSplit:
-    """A split of the devices between a learner and samplers, with the seconds of an iteration.
+    """A split of the devices between a learner and samplers, with its predicted durations.
 
     Attributes:
-      learner: number of devices that learn.
-      samplers: number of devices that sample.
-      learn: seconds of the learner.
-      sample: seconds of the samplers.
-      hand: seconds of copying the policy to the samplers, while neither works.
+      learner: number of devices used for learning.
+      samplers: number of devices used for sampling.
+      learn: duration of learning in one iteration, in seconds.
+      sample: duration of sampling in one iteration, in seconds.
+      hand: duration of copying the policy to the samplers in seconds, during which both are idle.
     """
 
     learner: int
@@ -202,19 +211,19 @@ class DeviceSplit:
 
     @property
     def in_turn(self) -> float:
-        """Returns the seconds of an iteration with rollout.ahead=0."""
+        """Returns the duration of an iteration in seconds with rollout.ahead=0."""
         return self.learn + self.sample + self.hand
 
     @property
     def ahead(self) -> float:
-        """Returns the seconds of an iteration with rollout.ahead=1."""
+        """Returns the duration of an iteration in seconds with rollout.ahead=1."""
         return max(self.learn, self.sample) + self.hand
 
 
 def splits(
     work: Workload, layout: MeshShape, device: Device, planned: PlannedIteration
 ) -> list[DeviceSplit]:
-    """Returns every split of a run's devices whose learner can divide the batch evenly."""
+    """Returns all splits of a run's devices for which the learner's mesh is valid."""
     config = dataclasses.replace(work.config, mesh=type(work.config.mesh)())
     policy_bytes = work.float_bytes * costs.policy_parameters(work)
     hand = 2 * policy_bytes / POLICY_BANDWIDTH
@@ -240,10 +249,13 @@ def splits(
 
 
 def _sampling_seconds(work: Workload, device: Device, samplers: int, config: Config) -> float:
-    """Returns the seconds of a rollout on servers with so many devices.
+    """Returns the duration of a rollout in seconds on servers with `samplers` devices.
 
     Args:
-      config: the run's config, without a mesh.
+      work: the sizes of the run.
+      device: the GPU.
+      samplers: number of devices used for sampling.
+      config: the config of the run, without mesh settings.
     """
     layout = decoding_mesh(config, work.model, samplers)
     shards = layout.slot_shards
@@ -254,10 +266,11 @@ def _sampling_seconds(work: Workload, device: Device, samplers: int, config: Con
 
 
 def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]:
-    """Returns the lines of the best splits, next to the run without a split.
+    """Describes the best splits, and compares them with a run that does not split the devices.
 
     Args:
-      together: seconds of an iteration in which all devices do everything.
+      all_splits: the splits; if empty, no lines are returned.
+      together: duration of an iteration in seconds if all devices sample and learn in turn.
     """
     if not all_splits:
         return []
@@ -280,5 +293,5 @@ def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]
 
 
 def _split_text(split: DeviceSplit) -> str:
-    """Returns the numbers of devices of a split, such as `6 learn, 2 sample`."""
+    """Describes the numbers of devices in a split, such as `6 learn, 2 sample`."""
     return f"{split.learner} learn, {split.samplers} sample"

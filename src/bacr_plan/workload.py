@@ -1,7 +1,11 @@
-"""Computes the sizes of a run from its config: shapes, rows and widths, without weights.
+"""Computes the sizes of a run from its config: model shape, numbers of rows and widths.
 
-Memory is planned with the largest sizes that the config allows (prompts, budgets), so that a plan
-errs on the safe side. Seconds are planned with the lengths to be expected (`lengths`).
+Weights are not needed. Memory is planned for the maximum sizes that the config allows (prompts and
+budgets), so that the plan errs on the safe side. Durations are planned for the expected lengths
+(see `lengths`).
+
+A row is one sampled trace. Its trunk is the prompt and the thinking. At every cut of the thinking,
+a branch with a suffix and an answer continues from the trunk. A slot decodes one row at a time.
 """
 
 import dataclasses
@@ -29,10 +33,11 @@ from bacr_jax.runs import setup
 from bacr_jax.types import NO_BUDGET
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths, prompt_lengths, rows_of
 
-# Tokens to which the longest supervised examples of the ledger are padded.
+# Padded length of the longest supervised examples of the ledger task, in tokens.
 _LEDGER_EXAMPLE = 80
 _FP32 = 4
-# Problems of the public test sets. Other sets are not read, and are assumed to have 500.
+# Number of problems in public test sets. Other sets are assumed to have `_PROBLEMS_OF_OTHERS`
+# problems, because a plan does not read the evaluation sets.
 _PROBLEMS = {
     "gsm8k": 1319,
     "math500": 500,
@@ -41,7 +46,7 @@ _PROBLEMS = {
 }
 _PROBLEMS_OF_OTHERS = 500
 
-# A call of an evaluation: for each part its rows and their largest budget in tokens.
+# A call of an evaluation: for each part, the number of rows and their largest budget in tokens.
 EvaluationCall = tuple[tuple[int, int], ...]
 
 
@@ -50,27 +55,35 @@ class Workload:
     """The sizes of one iteration.
 
     Attributes:
-      shape_source: where the model's shape was read, for the plan's text.
-      value_hidden: width of the value head; 0 without a value head.
-      rows: traces per iteration, Q G.
-      micro_rows: traces per gradient accumulation step, on all devices.
-      scored: passes over all rows that only score them (old and reference log-probabilities,
-        and those before and after an update that optimizer.max_update_kl bounds).
-      prompt: prompt tokens, padded.
-      thinking: thinking tokens, padded: the largest budget.
-      draw: returns the tokens of the expected rows (`lengths`); reads the data if it exists.
-      cuts: branches per trace: M, or M times the answers that a method samples at each cut.
-      slots: rows decoded together.
-      own_keys: True if attention in decoding reads each row's keys only (cuDNN), not the whole
-        length of the caches.
+      config: the config of the run.
+      model: the model's shape.
+      shape_source: description of where the model's shape comes from, for the plan's text.
+      conditioned: True if the run has a budget module.
+      value_hidden: hidden width of the value head; 0 without a value head.
+      rows: number of traces per iteration, Q G.
+      micro_rows: number of traces per gradient accumulation step, on all devices.
+      scored: number of forward passes over all rows that only compute log-probabilities. These are
+        the old and the reference log-probabilities, and the ones before and after an update that
+        optimizer.max_update_kl bounds.
+      prompt: padded prompt length in tokens.
+      thinking: padded thinking length in tokens, which is the largest budget.
+      draw: function that returns the expected lengths of the rows (`lengths`); reads the training
+        data if it exists.
+      cuts: number of branches per trace: M, multiplied by the number of answers that the method
+        samples at each cut.
+      slots: number of rows decoded together.
+      own_keys: True if attention in decoding only reads the valid keys of each row (cuDNN), not the
+        complete caches.
       evaluated: the calls of an evaluation.
-      eval_slots: rows decoded together in an evaluation; 0: as many as in training.
-      float_bytes: bytes of a number of the compute type.
-      fused_attention: True if the trunk's attention does not store its scores (cuDNN).
-      adapters: parameters of low-rank adapters; 0: all weights are trained.
-      frozen_bytes: bytes of a number of the frozen base; 0 without adapters.
-      moment_bytes: bytes of a number of Adam's moments.
-      warmup_tokens: tokens of a step of the supervised warm-up, padding included; 0 without one.
+      eval_slots: number of rows decoded together in an evaluation; 0 to use `slots`.
+      float_bytes: size of a number of the compute dtype in bytes.
+      remat: the value of model.remat.
+      fused_attention: True if attention in trunks does not store its scores (cuDNN).
+      adapters: number of parameters of low-rank adapters; 0 if all weights are trained.
+      frozen_bytes: size of a number of the frozen base weights in bytes; 0 without adapters.
+      moment_bytes: size of a number of Adam's moments in bytes.
+      warmup_tokens: number of tokens per step of the supervised warm-up, including padding; 0
+        without a warm-up.
     """
 
     config: Config
@@ -99,46 +112,46 @@ class Workload:
 
     @property
     def branch(self) -> int:
-        """Returns the tokens of a branch: suffix and answer."""
+        """Returns the number of tokens in a branch: suffix and answer."""
         return SUFFIX_TOKENS + self.config.rollout.answer_tokens
 
     @property
     def trunk(self) -> int:
-        """Returns the tokens of a trunk: prompt and thinking."""
+        """Returns the number of tokens in a trunk: prompt and thinking."""
         return self.prompt + self.thinking
 
     @property
     def row_tokens(self) -> int:
-        """Returns the tokens of a row in the learner: a trunk and all its branches."""
+        """Returns the number of tokens per row in the learner: a trunk and all its branches."""
         return self.trunk + self.cuts * self.branch
 
     @property
     def by_tokens(self) -> bool:
-        """True if micro-batches have nearly equal numbers of tokens."""
+        """True if micro-batches are formed by tokens (`train.micro_batch_tokens`)."""
         return self.config.train.micro_batch_tokens is not None
 
     def micro_batch(self, rows: int) -> dict[str, int]:
-        """Returns the config key and value of a micro-batch with so many rows."""
+        """Returns the config key and its value for a micro-batch with `rows` rows."""
         if self.by_tokens:
             return {"train.micro_batch_tokens": rows * self.row_tokens}
         return {"train.micro_batch_rows": rows}
 
     @property
     def lengths(self) -> Lengths:
-        """Returns the tokens of the expected rows."""
+        """Returns the expected lengths of the rows in tokens."""
         return self.draw()
 
     @property
     def update_rows(self) -> int:
-        """Returns the rows of one update."""
+        """Returns the number of rows in one update."""
         return self.rows // self.config.train.minibatches
 
     @property
     def warmup(self) -> "Workload | None":
-        """Returns the sizes of a step of the supervised warm-up; None without a warm-up.
+        """Returns the sizes of a step in the supervised warm-up; None without a warm-up.
 
-        The warm-up trains all weights of the plain model in fp32, also for a run that trains
-        adapters. A batch is one micro-batch, with rows as long as the longest example.
+        The warm-up trains all weights of the plain model in fp32, even if the run trains adapters
+        afterwards. A batch is a single micro-batch, whose rows are as long as the longest example.
         """
         if not self.warmup_tokens:
             return None
@@ -173,7 +186,7 @@ class Workload:
         )
 
     def by_real_tokens(self, tokens: int, *, padding_free: bool) -> "Workload":
-        """Returns the run with micro-batches of so many tokens, optionally without padding."""
+        """Returns the run with micro-batches of `tokens` tokens, optionally without padding."""
         train = dataclasses.replace(
             self.config.train,
             micro_batch_rows=None,
@@ -187,7 +200,8 @@ class Workload:
     def evaluation(self) -> "Workload":
         """Returns the sizes of the largest call of an evaluation.
 
-        The answers of a trace are decoded together: one, or several with `eval.dense`.
+        The answers of a trace are decoded together. There is one answer, or several with
+        `eval.dense`.
         """
         budget = self.config.budget
         spacing = self.config.eval.dense
@@ -206,10 +220,12 @@ class Workload:
 
 
 def _preset_of(path: str) -> str:
-    """Returns the preset of a folder's name, such as qwen2.5-7b of Qwen2.5-7B-Instruct.
+    """Returns the preset that a model folder is named after.
+
+    For example, Qwen2.5-7B-Instruct uses the preset qwen2.5-7b.
 
     Raises:
-      UserError: if no released model in `PRESETS` has the name.
+      UserError: if the name does not match any released model in `PRESETS`.
     """
     name = Path(path).name.lower()
     for preset in PRESETS:
@@ -225,10 +241,10 @@ def _preset_of(path: str) -> str:
 
 
 def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
-    """Returns the shape of the policy, and where it was read; weights are not needed.
+    """Returns the shape of the policy's model, and a description of its source.
 
-    The shape comes from the model's folder if it exists, else from `model.preset`, else from the
-    name of the folder, if a released model has it.
+    Weights are not needed. The shape comes from the model's folder if it exists. Otherwise it comes
+    from `model.preset`, or from the folder's name if it matches a released model.
 
     Raises:
       UserError: if the shape is unknown.
@@ -254,8 +270,9 @@ def planned_shape(config: Config) -> tuple[Qwen2Config, str]:
 def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
     """Returns the calls of an evaluation.
 
-    Each set has a call with all budgets, greedily and sampled, and a call with its dense traces.
-    Held-out questions that select a checkpoint are evaluated as a set, all of them, greedily.
+    Each set has one call with all budgets, greedy and sampled, and one call with its dense traces.
+    Held-out questions that are used to select a checkpoint count as another set, which is evaluated
+    completely with greedy decoding.
     """
     eval_config = config.eval
     sets = []
@@ -282,15 +299,15 @@ def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
 
 
 def _budget_limit(config: Config, budget: int) -> int:
-    """Returns a budget in tokens; without a budget it is the longest thinking allowed."""
+    """Returns the budget in tokens, or the maximum thinking length if there is no budget."""
     return derived.cap(config) if budget == NO_BUDGET else budget
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
-    """Returns the sizes and the mesh of a run on a number of devices, without using a device.
+    """Computes the sizes and the mesh of a run on a number of devices, without using a device.
 
     Raises:
-      UserError: if the model's shape is unknown, or no mesh is possible.
+      UserError: if the model's shape is unknown, or if no valid mesh exists.
     """
     shape, source = planned_shape(config)
     setup.check_positions(config, shape, longest_prompt=1)
@@ -300,17 +317,17 @@ def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:
     rows = config.rollout.questions * config.rollout.group_size
     cuts = method.num_cuts * method.answers
     update_rows = rows // train.minibatches
-    # Before and after each update.
+    # One pass before and one pass after each update.
     bound_passes = 2 if config.optimizer.max_update_kl is not None else 0
     old_passes = num_scored(config.loss.old_logprobs, train.minibatches) / train.minibatches
     reference_passes = 1 if config.loss.kl_coef > 0 else 0
 
     def is_fused(attention: str) -> bool:
-        """True if an attention setting means cuDNN on a GPU."""
+        """True if an attention setting selects cuDNN on a GPU."""
         return setup.attention_for(config, shape.head_dim, "gpu", attention) == "cudnn"
 
     def draw() -> Lengths:
-        """Draws the expected rows; see `lengths`."""
+        """Samples the expected rows; see `lengths`."""
         return rows_of(config, prompt_lengths(config), cuts=cuts)
 
     work = Workload(

@@ -1,1 +1,1 @@
-"""Runs the experiments of the paper: many methods, tasks and seeds, compared with each other."""
+"""Runs the experiments of the paper and compares methods across tasks and seeds."""

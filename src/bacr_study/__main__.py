@@ -1,6 +1,7 @@
 """Command line of studies: `bacr study --config FILE [key=value ...]`.
 
-Runs methods x tasks x seeds and writes tables, figures and a page.
+A study trains and evaluates every combination of method, task and seed. The command then writes
+tables, figures and an HTML page.
 """
 
 import argparse
@@ -29,10 +30,16 @@ EPILOG = (
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line.
+    """Parses and checks the command-line arguments.
+
+    Args:
+      argv: the arguments without the program name; None uses `sys.argv`.
+
+    Returns:
+      The arguments. `config` is resolved to a path if the name of a shipped study was passed.
 
     Raises:
-      UserError: if --config or --jobs cannot be used.
+      UserError: if `--config` does not exist or `--jobs` is below 1.
     """
     parser = Parser(
         prog="bacr study",
@@ -93,18 +100,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
-    """Returns a line for every run, and a last line with the sums.
-
-    A line has the run's tokens, its predicted training time and its state.
+    """Formats the plan that `--dry-run` prints.
 
     Args:
-      jobs: runs at a time, for the predicted time.
+      study: the study, whose `tokens_per_second` is used to predict times.
+      runs: all planned runs.
+      jobs: number of runs that train at the same time.
+
+    Returns:
+      One line per run, with its number of tokens, its predicted training time and its state. A last
+      line has the totals over the runs that still need training.
     """
     lines = []
     runs_to_train = 0
     tokens = 0
     seconds = 0.0
-    # Runs of equal settings share a folder; the first of them is the one that is trained.
+    # Runs with identical settings share a folder. Only the first of them is trained.
     first_of_folder = {run.folder: run for run in reversed(runs)}
     for number, run in enumerate(runs):
         run_seconds = None
@@ -112,7 +123,8 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
             run_seconds = 0.0
         elif run.tokens is not None and study.tokens_per_second:
             run_seconds = run.tokens / study.tokens_per_second
-        # Called for every run, because it refuses cells of other settings.
+        # Called for every run because it raises an error if a cell was made with different
+        # settings.
         has_cells = run.has_cells(study)
         first = first_of_folder[run.folder]
         if first.id != run.id:
@@ -138,10 +150,12 @@ def forecast(study: Study, runs: Sequence[PlannedRun], jobs: int) -> str:
 
 
 def check_inputs(runs: Sequence[PlannedRun]) -> None:
-    """Checks the models and data sets of all runs before the first one starts.
+    """Checks that the models and data sets of all untrained runs can be loaded.
+
+    Called before the first run starts, so that a missing input is reported immediately.
 
     Raises:
-      UserError: a line for every model or set that is missing or cannot be read.
+      UserError: with one line for every model or data set that is missing or unreadable.
     """
     import jax
 
@@ -149,13 +163,13 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
     from bacr_jax.training import start
 
     def check_run(config: Config) -> None:
-        """Checks the model and the sets of one config."""
+        """Checks the model and the data sets of one config."""
         local_config = train.with_local_model(config, download=False)
         start.check_inputs(train.with_sets_that_are_there(local_config))
 
-    # On CPU, because this process would otherwise occupy GPU memory that the runs need.
+    # Use the CPU because this process would otherwise occupy GPU memory that the runs need.
     jax.config.update("jax_platforms", "cpu")
-    # Inputs depend on the model and the data only, so the first run of each pair is enough.
+    # The inputs depend only on the model and the data, so one run per combination is enough.
     configs = {}
     for run in reversed(runs):
         if not run.trained:
@@ -167,8 +181,14 @@ def check_inputs(runs: Sequence[PlannedRun]) -> None:
 
 
 def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Runs every run whose cells are missing, or none with --report; returns the exit code."""
-    # Imports JAX, which neither --help nor a listing needs.
+    """Trains and evaluates every run whose cells are missing.
+
+    Runs nothing if `--report` was passed.
+
+    Returns:
+      The exit code: 0 on success, `STOPPED` if a signal stopped the study, and 1 if any run failed.
+    """
+    # Imported here because the module imports JAX, which `--help` and `--list` do not need.
     from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 
     waiting = [run for run in runs if not run.has_cells(study)]
@@ -200,7 +220,10 @@ def run_missing(study: Study, runs: Sequence[PlannedRun], arguments: argparse.Na
 
 
 def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Writes results.json, tables, figures and study.html from the study's cells."""
+    """Writes results.json, the tables, the figures and study.html from the study's cells.
+
+    Prints the path of each file.
+    """
     from bacr_study.configured import configured, with_sets
     from bacr_study.results import write_results
 
@@ -212,12 +235,18 @@ def report(study: Study, runs: Sequence[PlannedRun], folder: Path) -> None:
 def run_and_report(
     study: Study, runs: Sequence[PlannedRun], folder: Path, arguments: argparse.Namespace
 ) -> int:
-    """Runs the missing runs, then writes the report; returns the exit code."""
+    """Trains and evaluates the missing runs, then writes the report.
+
+    The report is also written if some runs failed, as long as at least one cell exists.
+
+    Returns:
+      The exit code of `run_missing`.
+    """
     code = run_missing(study, runs, arguments)
     paths = [cell_path(folder, id_) for id_ in study.cell_ids()]
     if code == STOPPED:
         return code
-    # If every run failed, there is nothing to report.
+    # If every run failed, there are no results to report.
     if code == 0 or any(path.exists() for path in paths):
         report(study, runs, folder)
     return code
@@ -225,14 +254,14 @@ def run_and_report(
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the command; returns its exit code (see `EPILOG`)."""
+    """Runs the command and returns its exit code (see `EPILOG`)."""
     arguments = parse(argv)
     study = read_study(arguments.config, size=arguments.size, overrides=arguments.overrides)
     folder = folder_of(study, arguments.out)
     unpack(folder)
     runs = plan_runs(study, folder)
     if arguments.list:
-        # A job of an array gets one of the numbers.
+        # Each job of a job array passes one of these numbers to `--only`.
         lines = [f"{number} {run.id}" for number, run in enumerate(runs)]
         print(*lines, sep="\n")
         return 0

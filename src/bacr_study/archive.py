@@ -1,8 +1,9 @@
-"""Reads the compressed cells of a study that a repository keeps.
+"""Reads the compressed results of a study that is committed to a repository.
 
-A committed study is a folder with `cells.jsonl.xz` (a JSON line for each cell), `results.json.xz`,
-figures and Markdown tables. `unpack` writes the cells as the files that a study reads; `--report`
-makes everything else from them. `benchmarks/pack_study.py` writes such folders.
+The folder of a committed study contains `cells.jsonl.xz` (one line of JSON per cell),
+`results.json.xz`, figures and Markdown tables. `unpack` extracts the cells into separate files,
+which `bacr study --report` needs to recreate everything else. `benchmarks/pack_study.py` creates
+such folders.
 """
 
 import json
@@ -18,16 +19,16 @@ from bacr_study.spec import cell_path
 
 CELLS = "cells.jsonl.xz"
 RESULTS = "results.json.xz"
-# Cell ids consist of names from a study's file and swept values, joined by dots.
+# Cell ids consist of names from the study file and swept values, joined by dots.
 _CELL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
 
 
 def read_compressed(path: Path) -> str:
-    """Reads the text of an .xz file.
+    """Reads and decompresses an .xz file of UTF-8 text.
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: if the file is damaged, cut off or not UTF-8.
+      ValueError: if the file is damaged, truncated or not UTF-8.
     """
     try:
         return lzma.decompress(read_file(path)).decode("utf-8")
@@ -36,7 +37,7 @@ def read_compressed(path: Path) -> str:
 
 
 def archived_cells(folder: Path) -> list[Any]:
-    """Reads the cells of a folder's `cells.jsonl.xz`, each as parsed JSON.
+    """Reads the cells from `cells.jsonl.xz` in a folder and parses each as JSON.
 
     Raises:
       UserError: if the file cannot be read or contains invalid JSON.
@@ -49,17 +50,17 @@ def archived_cells(folder: Path) -> list[Any]:
 
 
 def unpack(folder: Path) -> None:
-    """Writes a file for every archived cell that has none; existing cell files stay.
+    """Extracts the cells of `cells.jsonl.xz` into separate files.
 
-    Does nothing if the folder has no `cells.jsonl.xz`. The contents of a cell are checked by
-    `cells.read_cell`, not here.
+    Existing cell files are not overwritten. Does nothing if the folder has no `cells.jsonl.xz`.
+    This function only checks the ids; `cells.read_cell` checks the contents.
 
     Raises:
-      UserError: if the archive cannot be read, or a cell has no valid id.
+      UserError: if the archive cannot be read, or if a cell has no valid id.
     """
     if not (folder / CELLS).exists():
         return
-    # Jobs of an array may unpack the same folder at the same time.
+    # Several jobs of a job array may unpack the same folder at the same time.
     with lock_when_free(folder / LOCK):
         for cell in archived_cells(folder):
             cell_id = cell.get("id") if isinstance(cell, dict) else None

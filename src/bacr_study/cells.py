@@ -1,7 +1,8 @@
-"""Reads and writes cells, the numbers of finished runs, and compares them in a grid.
+"""Stores the results of finished runs as cells, and compares cells in a grid.
 
-A study's folder has one file `cells/ID.json` for each cell. A cell keeps verdicts per problem,
-because a test of two arms pairs their problems; all other numbers are means.
+A cell contains the results of one run and is stored as `cells/ID.json` in the study's folder. It
+records how many samples of each problem are correct, because comparisons of two arms are paired by
+problem. All other numbers are means.
 """
 
 import hashlib
@@ -21,11 +22,11 @@ from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_study.spec import MEAN, Study, Value, Variant, cell_id, cell_path
 from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 
-# Base of the digits that store counts per problem: up to 35 samples.
+# Each count of correct samples is stored as one base-36 digit, which allows up to 35 samples.
 _BASE = 36
-# Largest difference between a cell's accuracy and the mean of its verdicts.
+# Maximum absolute difference between a cell's accuracy and the mean over its per-problem results.
 _AGREE = 1e-4
-# Numbers of every set, decoding and budget.
+# Numbers stored for every evaluation set, decoding mode and budget.
 NUMBERS = (
     "accuracy",
     "mean_thinking_tokens",
@@ -33,13 +34,13 @@ NUMBERS = (
     "forced_share",
     "no_answer_share",
 )
-# Numbers of the whole training.
+# Numbers stored once per run, for the whole training.
 COSTS = (
     "steps",
     "generated_tokens",
     "wall_seconds",
 )
-# Numbers of each difficulty group in a curriculum's records, and the metrics that they come from.
+# Numbers stored for each difficulty group of a curriculum, and the training metrics they come from.
 OF_GROUP = {
     "pass_rate": "curriculum/pass_rate",
     "mu": "curriculum/mu",
@@ -50,21 +51,33 @@ OF_GROUP = {
 
 @dataclass(frozen=True)
 class Cell:
-    """The numbers of one finished and evaluated run.
+    """The results of one run that was trained and evaluated.
 
     Attributes:
-      departures: settings that differ from those of the method's publication.
-      steps: training steps; 0: not trained.
-      wall_seconds: seconds of training. A shared warm-up counts in the run that made it.
-      sets: by evaluation set, decoding and budget: accuracy, mean tokens, shares, and `correct`,
-        which has a digit (base 36) for each problem: the number of its right samples.
-      samples: samples per problem, by decoding.
-      problems_digest: digest of the problems' ids, by evaluation set.
-      levels_of: a digit for each problem, its level, by evaluation set.
-      curve: records of `step`, `tokens`, `seconds`, `reward` and `accuracy`, and from training
-        `closed_answers`, `forced_share` and `entropy` (missing in older cells).
-      schedule: records of `step` and `groups`; empty without a curriculum.
-      evaluation: `Study.asked`; empty in older cells.
+      id: the cell's id, see `spec.cell_id`.
+      study_size: size of the study that the run belongs to (`Study.size`).
+      task: id of the task.
+      arm: id of the arm.
+      seed: seed of the run.
+      value: the swept value; None if the arm has no sweep.
+      provenance: commit, package versions, machine and date.
+      config_sha: digest of the run's settings.
+      departures: settings that differ from the ones in the method's publication.
+      steps: number of training steps; 0 for an untrained policy.
+      generated_tokens: number of tokens generated during training.
+      wall_seconds: wall-clock training time in seconds. The time of a shared warm-up is counted in
+        the run that performed it.
+      sets: for each evaluation set, decoding mode and budget, the values of `NUMBERS` and
+        `correct`, a string with one base-36 digit per problem: the number of correct samples.
+      samples: number of samples per problem, for each decoding mode.
+      problems_digest: digest of the problem ids, for each evaluation set.
+      levels_of: string with one digit per problem, the problem's difficulty level, for each
+        evaluation set.
+      curve: training curve as a list of records with `step`, `tokens`, `seconds`, `reward` and
+        `accuracy`. Newer cells also have `closed_answers`, `forced_share` and `entropy`.
+      schedule: curriculum as a list of records with `step` and `groups`; empty without a
+        curriculum.
+      evaluation: the evaluation settings returned by `Study.asked`; empty in older cells.
     """
 
     id: str
@@ -88,13 +101,13 @@ class Cell:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
     def entry(self, name: str, mode: str, budget: str) -> dict[str, Any] | None:
-        """Returns the numbers of a set, decoding and budget; None if not evaluated."""
+        """Returns the numbers for a set, decoding mode and budget; None if not evaluated."""
         by_mode = self.sets.get(name, {})
         by_budget = by_mode.get(mode, {})
         return by_budget.get(budget)
 
     def rates(self, name: str, mode: str, budget: str) -> Float[np.ndarray, "n"] | None:
-        """Returns the share of right samples of each problem; None if not stored."""
+        """Returns the fraction of correct samples for each problem; None if not stored."""
         entry = self.entry(name, mode, budget)
         if entry is None or not entry.get("correct"):
             return None
@@ -102,7 +115,7 @@ class Cell:
         return np.array(counts, np.float64) / self.samples[mode]
 
     def levels(self, name: str) -> Int[np.ndarray, "n"] | None:
-        """Returns the level of each problem of a set; None if not stored."""
+        """Returns the difficulty level of each problem in a set; None if not stored."""
         digits = self.levels_of.get(name)
         if not digits:
             return None
@@ -110,19 +123,22 @@ class Cell:
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """Returns a digest of problem ids in their order, as `problems_digest` stores it."""
+    """Returns the digest of a list of problem ids that `Cell.problems_digest` stores.
+
+    The digest depends on the order of the ids.
+    """
     text = json.dumps(list(ids))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def correct_digits(correct: Int[np.ndarray, "n"]) -> str:
-    """Returns the number of right samples of each problem as one digit (base 36) each."""
+    """Encodes the number of correct samples of each problem as one base-36 digit."""
     digits = [np.base_repr(int(count), _BASE) for count in correct]
     return "".join(digits).lower()
 
 
 def write_cell(folder: Path, cell: Cell) -> Path:
-    """Writes a cell into a study's folder; returns the path.
+    """Writes a cell into a study's folder and returns the path of its file.
 
     Raises:
       UserError: if the file cannot be written.
@@ -135,10 +151,10 @@ def write_cell(folder: Path, cell: Cell) -> Path:
 
 
 def read_cell(path: Path) -> Cell:
-    """Reads one cell.
+    """Reads a cell from its file and checks it for consistency.
 
     Raises:
-      UserError: if the file is damaged, lacks a field or contradicts itself.
+      UserError: if the file is damaged, lacks a field or contains inconsistent values.
     """
     advice = "remove it and run the study again"
     try:
@@ -154,15 +170,18 @@ def read_cell(path: Path) -> Cell:
 
 
 def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that a cell was evaluated with, as far as they are known.
+    """Returns the known settings that a cell was evaluated with.
 
-    Older cells do not store them; then budgets, samples and size follow from the numbers.
+    Older cells do not store these settings. For them, the budgets, the number of samples and the
+    number of problems are inferred from the results.
 
     Args:
-      wanted: `Study.asked` of the cell's arm. The size is left out unless the cell has more
-        problems than wanted, because a set may have fewer problems than the size.
+      cell: the cell.
+      wanted: the evaluation settings that the study uses now (`Study.asked`). For an older cell,
+        `size` is only returned if the cell has more problems than `wanted["size"]`, because a data
+        set may be smaller than the requested size.
     """
-    # The cell of a vote has samples of another arm, so its numbers do not show its settings.
+    # A vote uses the samples of another arm, so its settings cannot be inferred from its numbers.
     if cell.evaluation or GREEDY not in cell.samples:
         return cell.evaluation
     budgets = set()
@@ -182,7 +201,10 @@ def evaluated(cell: Cell, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
-    """Yields what is inconsistent in a cell, because such a cell would give wrong numbers."""
+    """Yields a message for each inconsistency in a cell.
+
+    An inconsistent cell is rejected because it would lead to wrong results.
+    """
     variant = Variant(cell.arm, cell.value)
     expected = cell_id(cell.task, variant, cell.seed)
     if cell.id != expected or path.stem != expected:
@@ -197,7 +219,7 @@ def _contradictions(cell: Cell, path: Path) -> Iterator[str]:
 
 
 def _entry_contradictions(cell: Cell, name: str, mode: str, budget: str) -> Iterator[str]:
-    """Yields what is inconsistent in the numbers of one set, decoding and budget."""
+    """Yields a message for each inconsistency in the numbers of a set, decoding mode and budget."""
     entry = cell.sets[name][mode][budget]
     levels = cell.levels(name)
     rates = cell.rates(name, mode, budget)
@@ -220,11 +242,14 @@ def _entry_contradictions(cell: Cell, name: str, mode: str, budget: str) -> Iter
 
 
 def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
-    """Reads the existing cells of a study, by id; cells of other studies are not read.
+    """Reads the existing cells of a study.
+
+    Returns:
+      The cells by id. Cells in the folder that do not belong to the study are ignored.
 
     Raises:
-      UserError: if no cell exists, or if cells must not be compared because they are of several
-        sizes of the study or of different problems.
+      UserError: if no cell exists, or if the cells are not comparable because they come from
+        different sizes of the study or were evaluated on different problems.
     """
     cells: dict[str, Cell] = {}
     for id_ in study.cell_ids():
@@ -254,12 +279,14 @@ def read_cells(folder: Path, study: Study) -> dict[str, Cell]:
 
 @dataclass(frozen=True)
 class Setting:
-    """The conditions of a measurement, without the arm.
+    """The conditions under which an arm is measured.
 
     Attributes:
+      task: id of the task.
+      set: name of the evaluation set.
       budget: key of a budget, or `MEAN` for the mean over the task's budgets.
-      level: only problems of this level; None: all problems.
-      mode: decoding. Tables and figures show sampled answers by default.
+      level: restricts the measurement to problems of this level; None uses all problems.
+      mode: decoding mode. Tables and figures use sampled responses by default.
     """
 
     task: str
@@ -271,29 +298,32 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """The existing cells of a study, with means and tests over them."""
+    """The existing cells of a study, with methods that compute means and tests over them."""
 
     study: Study
     cells: Mapping[str, Cell]
 
     def of(self, task: str, variant: Variant) -> list[Cell]:
-        """Returns the cells of a task and a variant, in the order of the seeds."""
+        """Returns the existing cells of a task and variant, ordered by the study's seeds."""
         ids = [cell_id(task, variant, seed) for seed in self.study.seeds]
         return [self.cells[id_] for id_ in ids if id_ in self.cells]
 
     def variants(self, task: str) -> list[Variant]:
-        """Returns the variants that have at least one cell of a task."""
+        """Returns the variants that have at least one cell for a task."""
         return [variant for variant in self.study.variants() if self.of(task, variant)]
 
     def keys(self, where: Setting) -> list[str]:
-        """Returns the keys of a setting's budgets: one, or all of the task for `MEAN`."""
+        """Returns the keys of the budgets that a setting covers.
+
+        `MEAN` covers all budgets of the task, and any other key covers only itself.
+        """
         if where.budget != MEAN:
             return [where.budget]
         task = self.study.task(where.task)
         return list(map(str, task.budgets))
 
     def entries(self, cell: Cell, where: Setting) -> list[dict[str, Any]] | None:
-        """Returns a cell's numbers at each budget of a setting; None if one is missing."""
+        """Returns a cell's numbers at each budget of a setting; None if any of them is missing."""
         entries = []
         for key in self.keys(where):
             entry = cell.entry(where.set, where.mode, key)
@@ -303,10 +333,14 @@ class Grid:
         return entries
 
     def rates(self, cell: Cell, where: Setting) -> Float[np.ndarray, "n"] | None:
-        """Returns the share of right samples of each problem, averaged over the budgets.
+        """Returns the fraction of correct samples per problem, averaged over the setting's budgets.
 
-        Only problems of the setting's level are returned. Without verdicts the result is the
-        accuracy as an array of one element; None if the setting has a level, or was not evaluated.
+        If the setting has a level, only the problems of that level are included. If the cell does
+        not store results per problem, the mean accuracy is returned as an array with one element.
+
+        Returns:
+          An array with one value per problem. None if the setting was not evaluated, or if it has a
+          level and the cell does not store results per problem.
         """
         entries = self.entries(cell, where)
         if entries is None:
@@ -326,7 +360,7 @@ class Grid:
         return np.mean(stored_rates, axis=0)
 
     def table(self, variant: Variant, where: Setting) -> dict[int, Float[np.ndarray, "n"]]:
-        """Returns `rates` by seed; seeds without rates are left out."""
+        """Returns the result of `rates` for each seed. Seeds without a result are left out."""
         table = {}
         for cell in self.of(where.task, variant):
             rates = self.rates(cell, where)
@@ -335,18 +369,18 @@ class Grid:
         return table
 
     def difference(self, of: Variant, less: Variant, where: Setting) -> dict[str, Any] | None:
-        """Tests the accuracy of `of` minus the accuracy of `less`; see `contrast`."""
+        """Tests the accuracy of `of` minus the accuracy of `less` against 0; see `contrast`."""
         return self.contrast([(of, where, 1.0), (less, where, -1.0)])
 
     def contrast(self, terms: Sequence[tuple[Variant, Setting, float]]) -> dict[str, Any] | None:
-        """Tests a weighted sum of accuracies, paired by seed and problem, against 0.
+        """Tests a weighted sum of accuracies against 0, paired by seed and problem.
 
         Args:
-          terms: variant, setting and weight of each accuracy. The weights sum to 0.
+          terms: the variant, setting and weight of each accuracy. The weights sum to 0.
 
         Returns:
-          The fields of `statistics.Contrast` over the seeds that all terms have. None if there are
-          none, or if one seed has no verdicts.
+          The fields of `statistics.Contrast`, computed over the seeds that all terms have in
+          common. None if they have no seed in common, or only one seed and no results per problem.
         """
         tables = [self.table(variant, where) for variant, where, _ in terms]
         seeds = [seed for seed in self.study.seeds if all(seed in table for table in tables)]
@@ -357,7 +391,7 @@ class Grid:
         for table, (_, _, weight) in zip(tables, terms):
             rows = [table[seed] for seed in seeds]
             if len(lengths) > 1:
-                # A term without verdicts has only its mean, so means are compared.
+                # At least one term only has its mean over problems, so means are compared.
                 rows = [rates.mean(keepdims=True) for rates in rows]
             total = weight * np.stack(rows) + total
         contrast = crossed_test(total)
@@ -366,14 +400,16 @@ class Grid:
     def estimate(self, variant: Variant, where: Setting, key: str) -> Estimate | None:
         """Returns the mean of a number over seeds, with its 95 % interval.
 
-        With one seed, or seeds that do not differ, the interval of a sampled accuracy is over
-        problems.
+        The interval is usually computed over seeds. With a single seed, or if all seeds have the
+        same value, the interval of a sampled accuracy is computed over problems instead.
 
         Args:
+          variant: the arm, at one of its swept values.
+          where: the setting.
           key: one of `NUMBERS`.
 
         Returns:
-          None if no cell has the number.
+          The estimate, or None if no cell has the number.
         """
         values = []
         for cell in self.of(where.task, variant):

@@ -1,6 +1,6 @@
-"""Collects the facts about a study's runs that their cells do not store.
+"""Collects information about a study's runs that their cells do not store.
 
-These are a few config keys of each arm, and the problems of data sets that are generated.
+This covers a few config keys of each arm, and the problems in generated data sets.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from bacr_study.cells import Cell, ids_digest
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Study
 
-# Generated sets, which may contain a problem more than once. Sets that are read do not.
+# Data sets that are generated rather than read from files. They may contain duplicate problems.
 _GENERATED = ("ledger",)
 # Config keys that the tables show for each arm.
 SHOWN = (
@@ -34,9 +34,9 @@ class Problems:
     """The problems of a generated evaluation set.
 
     Attributes:
-      levels: level of each row.
-      digest: digest of the rows' ids.
-      counts: numbers of rows and of distinct problems, in all and by level.
+      levels: difficulty level of each row.
+      digest: digest of the row ids (`cells.ids_digest`).
+      counts: numbers of rows and of distinct problems, in total and per level.
     """
 
     levels: Int[np.ndarray, "n"]
@@ -44,7 +44,7 @@ class Problems:
     counts: Mapping[str, Any]
 
     def are_of(self, cell: Cell, name: str) -> bool:
-        """True if a cell was evaluated on these problems under the name of a set."""
+        """True if `cell` was evaluated on exactly these problems as the evaluation set `name`."""
         levels = cell.levels(name)
         if levels is None or not np.array_equal(levels, self.levels):
             return False
@@ -53,11 +53,11 @@ class Problems:
 
 @dataclass(frozen=True)
 class Configured:
-    """Facts about a study that its cells do not store.
+    """Information about a study that its cells do not store.
 
     Attributes:
-      settings: the values of `SHOWN`, by task and key of a variant.
-      problems: the problems of generated sets, by task and set.
+      settings: the values of the config keys in `SHOWN`, by task and variant key.
+      problems: the problems of generated data sets, by task and evaluation set.
     """
 
     settings: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Configured:
 
 
 def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
-    """Collects the facts from the planned runs of a study."""
+    """Collects the settings and the generated problems from a study's planned runs."""
     settings = {}
     run_of_task = {}
     for run in runs:
@@ -81,7 +81,10 @@ def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
 
 
 def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
-    """Returns the problems of the generated sets of a run's task, and of their hard levels."""
+    """Returns the generated evaluation sets of a run's task, by name.
+
+    If the task has hard levels, the problems at these levels are included as separate sets.
+    """
     task = study.task(run.task)
     evaluation = study.evaluation
     by_set = {}
@@ -100,7 +103,7 @@ def _problems(study: Study, run: PlannedRun) -> dict[str, Problems]:
 
 
 def _counted(question_set: QuestionSet) -> Problems:
-    """Counts the rows and the distinct problems of a set."""
+    """Counts the rows and the distinct problems in a set, in total and per level."""
     questions = np.array(question_set.questions)
     levels = question_set.levels
     by_level = {}
@@ -115,7 +118,7 @@ def _counted(question_set: QuestionSet) -> Problems:
 
 
 def _row_counts(questions: Sequence[str]) -> dict[str, int]:
-    """Returns the numbers of rows and of distinct problems of some questions."""
+    """Returns the number of rows and the number of distinct problems in a list of questions."""
     return {
         "rows": len(questions),
         "distinct_problems": len(set(questions)),
@@ -123,7 +126,10 @@ def _row_counts(questions: Sequence[str]) -> dict[str, int]:
 
 
 def with_sets(study: Study, runs: Sequence[PlannedRun]) -> Study:
-    """Returns the study with the evaluation sets `main` and `hard` of each task filled in."""
+    """Returns the study with the fields `main` and `hard` of each task filled in.
+
+    The main evaluation set of a task is the first one that the task, or else its config, lists.
+    """
     sets_of_config = {run.task: run.config.data.eval for run in runs}
     tasks = []
     for task in study.tasks:

@@ -1,4 +1,7 @@
-"""Averages training curves over seeds: rewards, accuracies, times to a level, curricula."""
+"""Averages training curves over seeds.
+
+Covers rewards, held-out accuracies, the time until an accuracy is reached, and curricula.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,22 +16,29 @@ from bacr_study.spec import Task, Variant
 from bacr_study.statistics import mean_interval
 
 AXES = ("step", "tokens", "seconds")
-# Points of a curve: enough to see its shape, few enough for small files.
+# Number of points per curve: enough to show its shape, few enough to keep results.json small.
 _BINS = 30
 _SCHEDULE_POINTS = 40
-# The levels to be reached, as shares of the reference arm's gain.
+# Accuracy levels for which the time is measured, as fractions of the reference arm's gain.
 SHARES = (0.5, 0.9)
 
-# The x and y of a curve's points.
+# The x and y coordinates of a curve's points.
 Points = tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]
 
 
 def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dict[int, Points]:
-    """Returns a column of the curves of trained runs, by seed.
+    """Extracts one column of the training curves for each seed. Untrained runs are skipped.
 
     Args:
-      axis: x, one of `AXES`.
-      key: y, a field of `Cell.curve`. Steps without the field are left out.
+      grid: the study's cells.
+      task: the task.
+      variant: the arm, at one of its swept values.
+      axis: the field used as x, one of `AXES`.
+      key: the field of the records in `Cell.curve` used as y. Steps where it is missing are
+        skipped.
+
+    Returns:
+      The points of the curve, by seed.
     """
     by_seed = {}
     for cell in grid.of(task.id, variant):
@@ -43,7 +53,12 @@ def series(grid: Grid, task: Task, variant: Variant, axis: str, key: str) -> dic
 
 
 def _binned(points: Points, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
-    """Returns the mean y of the points in each bin; NaN for a bin without points."""
+    """Returns the mean y in each bin, with NaN for empty bins.
+
+    Args:
+      points: the curve.
+      edges: the K + 1 bin edges, in increasing order. Points outside of them are ignored.
+    """
     x, y = points
     bins = len(edges) - 1
     indices = np.searchsorted(edges, x, side="left") - 1
@@ -55,10 +70,15 @@ def _binned(points: Points, edges: Float[np.ndarray, "N"]) -> Float[np.ndarray, 
 
 
 def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
-    """Returns mean and 95 % interval over seeds at every x at which all seeds have a value.
+    """Computes the mean and its 95 % interval over seeds at each x.
 
     Args:
-      by_seed: for each seed its y at every x; NaN or None if missing.
+      x: the x coordinates.
+      by_seed: the y values of each seed, one per x; NaN or None if missing.
+
+    Returns:
+      A dictionary with the lists `x`, `mean`, `low` and `high`, restricted to the x at which all
+      seeds have a value.
     """
     rows: Float[np.ndarray, "seeds n"] = np.array(by_seed, np.float64)
     complete = np.isfinite(rows).all(0)
@@ -72,10 +92,10 @@ def _band(x: Iterable[float], by_seed: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _rewards(runs: Sequence[Points]) -> dict[str, list[Any]]:
-    """Returns the mean reward in bins of the axis.
+    """Returns the mean reward in equal bins along the x axis.
 
-    The last bin ends where the shortest run ends, because beyond that the mean would be over other
-    seeds.
+    The last bin ends where the shortest run ends. Beyond that, the mean would only cover some of
+    the seeds.
     """
     most_points = max(len(x) for x, _ in runs)
     end = min(x[-1] for x, _ in runs)
@@ -86,12 +106,15 @@ def _rewards(runs: Sequence[Points]) -> dict[str, list[Any]]:
 
 
 def _accuracies(runs: Sequence[Points]) -> dict[str, list[Any]] | None:
-    """Returns the mean held-out accuracy where the axes of all runs overlap; None if nowhere."""
+    """Returns the mean held-out accuracy over the range of x that all runs cover.
+
+    Returns None if the runs have no common range.
+    """
     start = max(x[0] for x, _ in runs)
     stop = min(x[-1] for x, _ in runs)
     if stop < start:
         return None
-    # Runs are evaluated at equal steps, but at different tokens and seconds.
+    # All runs are evaluated at the same steps, but at different numbers of tokens and seconds.
     first_x, _ = runs[0]
     if all(np.array_equal(x, first_x) for x, _ in runs):
         x_of_band = first_x
@@ -102,16 +125,17 @@ def _accuracies(runs: Sequence[Points]) -> dict[str, list[Any]] | None:
     return _band(x_of_band, interpolated)
 
 
-# Averages the curves of several seeds; None if there is nothing to show.
+# A function that averages the curves of several seeds. It returns None if they can't be averaged.
 _Average = Callable[[Sequence[Points]], dict[str, list[Any]] | None]
 
 
 def convergence(grid: Grid) -> dict[str, Any]:
-    """Returns rewards and held-out accuracies over training, and times to a level.
+    """Averages rewards and held-out accuracies over training, and measures convergence times.
 
     Returns:
-      By task: `curves` by variant, by `reward` or `accuracy`, and by axis, without arms that were
-      not trained; `thresholds`, see `_times`.
+      For each task, `curves` and `thresholds`. `curves` maps variant, then `reward` or `accuracy`,
+      then axis to the averaged curve; untrained arms are left out. `thresholds` is the result of
+      `_times`.
     """
     by_task: dict[str, Any] = {}
     for task in grid.study.tasks:
@@ -135,7 +159,7 @@ def convergence(grid: Grid) -> dict[str, Any]:
 def _curves_by_axis(
     grid: Grid, task: Task, variant: Variant, name: str, average: _Average
 ) -> dict[str, Any]:
-    """Returns the averaged curve of a variant against each axis; axes without points left out."""
+    """Returns the averaged curve of a variant for each axis that has points."""
     by_axis = {}
     for axis in AXES:
         runs = list(series(grid, task, variant, axis, name).values())
@@ -146,9 +170,9 @@ def _curves_by_axis(
 
 
 def first_crossing(points: Points, level: float) -> float | None:
-    """Returns the x where a curve first reaches a level; None if it never does.
+    """Returns the x at which a curve first reaches a level; None if it never does.
 
-    Between two points the curve is a straight line.
+    The curve is linearly interpolated between points.
     """
     x, y = points
     reached = np.flatnonzero(y >= level)
@@ -164,16 +188,20 @@ def first_crossing(points: Points, level: float) -> float | None:
 
 
 def _times(grid: Grid, task: Task) -> list[dict[str, Any]]:
-    """Returns steps, tokens and seconds until held-out accuracy reaches each of two levels.
+    """Measures the steps, tokens and seconds until held-out accuracy reaches each of two levels.
 
-    A level is start + share (end - start), with start and end the first reference arm's mean over
-    seeds. Ratios to the reference are paired by seed: exp of the mean of log ratios, with its t
-    interval.
+    For each share in `SHARES`, the level is start + share (end - start). Here start and end are the
+    first and last accuracy of the first reference arm, averaged over seeds. Ratios to the reference
+    arm are paired by seed: the ratio is exp of the mean log ratio, with its t interval.
 
     Returns:
-      Records with variant, axis, share, level, seeds, reached (the number of seeds that reach the
-      level), time (an estimate; None unless all seeds reach it) and ratio (of the time to the
-      reference's; None for the reference).
+      A list of records with the fields
+        variant: key of the variant.
+        axis: one of `AXES`.
+        share, level: the entry of `SHARES` and the accuracy that it corresponds to.
+        seeds, reached: the number of seeds, and how many of them reach the level.
+        time: an estimate over seeds; None unless all seeds reach the level.
+        ratio: the time divided by the reference arm's time; None for the reference arm itself.
     """
     study = grid.study
     if not study.references:
@@ -224,9 +252,16 @@ def _crossings(
 def _ratio(
     times: Mapping[int, float | None], others: Mapping[int, float | None]
 ) -> dict[str, Any] | None:
-    """Returns the geometric mean of times / others over seeds, with its interval.
+    """Computes the geometric mean of the ratios times / others, paired by seed, with its interval.
 
-    None unless every seed of `times` that `others` has, too, has a time in both.
+    Seeds that `others` does not have are ignored.
+
+    Args:
+      times: the time of each seed; None if the seed never reaches the level.
+      others: the same for the reference arm.
+
+    Returns:
+      None if the arguments have no seed in common, or if a common seed lacks a time in one of them.
     """
     pairs = [(time, others[seed]) for seed, time in times.items() if seed in others]
     log_ratios = [float(np.log(time / other)) for time, other in pairs if time and other]
@@ -240,11 +275,11 @@ def _ratio(
 
 
 def schedules(grid: Grid) -> dict[str, Any]:
-    """Returns budgets and weights of difficulty groups over training, averaged over seeds.
+    """Averages the budgets and weights of difficulty groups over seeds.
 
     Returns:
-      By task and by variant with a curriculum: a list of groups, the easiest first, each with a
-      curve over steps for every key of `OF_GROUP`.
+      For each task and each variant with a curriculum, a list of difficulty groups, easiest first.
+      Each group has a curve over training steps for every key of `OF_GROUP`.
     """
     by_task: dict[str, Any] = {}
     for task in grid.study.tasks:
@@ -257,9 +292,12 @@ def schedules(grid: Grid) -> dict[str, Any]:
 
 
 def _schedule_of(cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
-    """Returns the curves of every difficulty group at steps that all cells have.
+    """Averages the curriculum of one variant over its cells.
 
-    None if the cells have no step in common.
+    Only steps that all cells have in common are used.
+
+    Returns:
+      One dictionary of curves per difficulty group; None if the cells have no step in common.
     """
     runs = []
     for cell in cells:

@@ -1,4 +1,4 @@
-"""Makes the tables of paired differences between arms, from results.json."""
+"""Creates the tables of paired differences between arms from results.json."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from bacr_study.figures import CONTRASTS
 from bacr_study.items import Results
 from bacr_study.spec import Study
 
-# Addition to the task's name in tables of differences, by view.
+# Suffix appended to the task's name in tables of differences, by view.
 _FAMILIES = {
     "accuracy": "",
     "anytime": ", mean over budgets",
@@ -19,7 +19,10 @@ _FAMILIES = {
 
 
 def contrast_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of the named pairs: difference and Holm's p at each budget in focus."""
+    """Yields the table of the study's named contrasts.
+
+    Each row has the difference and the Holm-adjusted p-value at each budget in focus.
+    """
     entries = {}
     for entry in results["contrasts"]:
         entries[entry["name"], entry["task"], entry["budget"]] = entry
@@ -78,7 +81,7 @@ def difference_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _difference_row(study: Study, names: Mapping[str, str], entry: Mapping[str, Any]) -> list[Item]:
-    """Returns the row of an entry of `comparisons` in results.json."""
+    """Formats an entry of `comparisons` in results.json as a table row."""
     task = study.task(entry["task"]).label
     return [
         names[entry["variant"]],
@@ -93,9 +96,10 @@ def _difference_row(study: Study, names: Mapping[str, str], entry: Mapping[str, 
 
 
 def decoding_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of the differences from reference arms that depend on the decoding.
+    """Yields the table of differences between arms that depend on the decoding mode.
 
-    Yields nothing if no difference does.
+    It contains the differences for which `items.differs_by_mode` is true. Yields nothing if none of
+    them qualifies.
     """
     names = items.row_names(study)
     rows: list[list[Item]] = []

@@ -1,4 +1,4 @@
-"""Compares the arms of a study in pairs, and computes what each part of an ablation adds."""
+"""Compares the arms of a study in pairs, and computes the effect of each part of an ablation."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,17 +10,18 @@ from bacr_study.cells import Grid, Setting
 from bacr_study.spec import MEAN, PARTS, Study, Variant
 from bacr_study.statistics import holm, mean_interval
 
-# An object of results.json.
+# A JSON object in results.json.
 Record = dict[str, Any]
 
 
 class _Case(NamedTuple):
-    """A difference to be tested.
+    """A difference between two variants that is to be tested.
 
     Attributes:
-      labels: fields of the record that identify the case.
+      labels: fields of the result's record that identify the case.
       of: the variant whose accuracy is the minuend.
       less: the variant whose accuracy is subtracted.
+      where: the setting in which both are measured.
     """
 
     labels: Record
@@ -30,7 +31,7 @@ class _Case(NamedTuple):
 
 
 def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
-    """Yields every other variant with the reference arm at the same swept value."""
+    """Yields each variant together with the reference arm at the same swept value."""
     references = {variant.value: variant for variant in study.variants_of(study.arm(reference))}
     for variant in study.variants():
         if variant.arm != reference and variant.value in references:
@@ -38,7 +39,7 @@ def _pairs(study: Study, reference: str) -> Iterator[tuple[Variant, Variant]]:
 
 
 def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
-    """Yields every swept value with the default value of the same arm."""
+    """Yields each swept variant together with the same arm at the sweep's default value."""
     for sweep, arms in study.sweeps().items():
         for arm, value in itertools.product(arms, sweep.values):
             if sweep.default is not None and value != sweep.default:
@@ -46,7 +47,7 @@ def _default_pairs(study: Study) -> Iterator[tuple[Variant, Variant]]:
 
 
 def _in_focus(study: Study) -> list[Setting]:
-    """Returns a setting for every task and each of its budgets in focus."""
+    """Returns a setting for each task and each of its budgets in focus."""
     return [
         Setting(task.id, task.main, budget)
         for task in study.tasks
@@ -55,11 +56,12 @@ def _in_focus(study: Study) -> list[Setting]:
 
 
 def _tested(grid: Grid, cases: Iterable[_Case]) -> list[Record]:
-    """Tests a family of differences and corrects their p-values.
+    """Tests a family of differences and adjusts their p-values for multiple testing.
 
     Returns:
-      For each case: its labels, the fields of `Contrast`, `p_holm` (corrected over the family) and
-      `tests` (the size of the family). Cases that lack an arm are left out.
+      A record for each case with its labels, the fields of `Contrast`, `p_holm` (the p-value
+      adjusted over the family) and `tests` (the size of the family). Cases that cannot be tested
+      because an arm has no cells are left out.
     """
     records: list[Record] = []
     for case in cases:
@@ -79,7 +81,17 @@ def _family(
     pairs: Sequence[tuple[Variant, Variant]],
     settings: Iterable[Setting],
 ) -> list[Record]:
-    """Tests the differences of pairs in each setting, as one family: the tests of a table."""
+    """Tests the differences of all pairs in all settings as one family of tests.
+
+    Args:
+      grid: the study's cells.
+      view: the view for which the tests are made; stored in the records.
+      pairs: the variants to compare; the second one is subtracted from the first.
+      settings: the settings in which they are compared.
+
+    Returns:
+      The records returned by `_tested`.
+    """
     cases = []
     for where in settings:
         for of, less in pairs:
@@ -96,13 +108,14 @@ def _family(
 
 
 def contrasts(grid: Grid) -> list[Record]:
-    """Returns the differences of the study's named pairs, at the budgets in focus and on average.
+    """Tests the study's named contrasts at the budgets in focus and on average over budgets.
 
-    A study with few questions names the pairs that answer them. Holm's correction is then over
-    these pairs, not over all pairs of its arms.
+    A study that addresses only a few questions names the pairs of arms that answer them. Holm's
+    correction then applies to these pairs, not to all pairs of arms.
 
     Returns:
-      Records with name, of, less, task, budget, and the fields of `_tested`.
+      Records with the fields `name`, `of`, `less`, `task` and `budget`, and the fields returned by
+      `_tested`.
     """
     cases = []
     for where in _in_focus(grid.study):
@@ -119,13 +132,14 @@ def contrasts(grid: Grid) -> list[Record]:
 
 
 def comparisons(grid: Grid) -> list[Record]:
-    """Returns the paired differences from each reference arm.
+    """Tests the paired differences of all arms from each reference arm.
 
-    A table and a reference make one family of tests. The mean over budgets is a separate family
-    (view `anytime`), so that it does not reduce the power at the budgets.
+    The tests of one table and one reference arm form a family. The mean over budgets is a separate
+    family (view `anytime`), so that it does not reduce the power of the tests at single budgets.
 
     Returns:
-      Records with view, task, set, budget, variant, reference, and the fields of `_tested`.
+      Records with the fields `view`, `task`, `set`, `budget`, `variant` and `reference`, and the
+      fields returned by `_tested`.
     """
     study = grid.study
     by_budget = []
@@ -152,12 +166,13 @@ def comparisons(grid: Grid) -> list[Record]:
 
 
 def decoding(grid: Grid) -> list[Record]:
-    """Returns the differences from each reference arm, sampled and greedily, and their change.
+    """Tests whether differences from the reference arms depend on the decoding mode.
 
     Returns:
-      Records with task, set, budget, variant, reference, and the contrasts `sampled`, `greedy` and
-      `change`. `change` is the greedy minus the sampled difference, tested as one contrast. Arms
-      that were decoded in one mode only are left out.
+      Records with the fields `task`, `set`, `budget`, `variant` and `reference`, and the contrasts
+      `sampled`, `greedy` and `change`. `change` is the greedy difference minus the sampled
+      difference, tested as a single contrast. Arms that were evaluated in only one mode are left
+      out.
     """
     study = grid.study
     records = []
@@ -182,7 +197,17 @@ def decoding(grid: Grid) -> list[Record]:
 def _differences_by_mode(
     grid: Grid, of: Variant, less: Variant, sampled: Setting
 ) -> dict[str, Record | None]:
-    """Tests a difference sampled and greedily, and the change between the two; see `decoding`."""
+    """Tests a difference under sampled and greedy decoding, and the change between them.
+
+    Args:
+      grid: the study's cells.
+      of: the variant whose accuracy is the minuend.
+      less: the variant whose accuracy is subtracted.
+      sampled: the setting, with sampled decoding.
+
+    Returns:
+      The contrasts `sampled`, `greedy` and `change` described in `decoding`.
+    """
     greedy = replace(sampled, mode=GREEDY)
     change = grid.contrast(
         [
@@ -200,11 +225,12 @@ def _differences_by_mode(
 
 
 def difficulty(grid: Grid) -> dict[str, Any]:
-    """Returns the accuracy by level, and its difference from the first reference arm.
+    """Computes the accuracy per difficulty level, and the difference from the first reference arm.
 
     Returns:
-      By task, budget in focus, variant and level: problems, accuracy (an estimate over seeds) and
-      difference (a contrast; None for the reference, and without verdicts).
+      A nested dictionary by task, budget in focus, variant and level. Each entry has `problems`
+      (the number of problems), `accuracy` (an estimate over seeds) and `difference` (a contrast;
+      None for the reference arm, or without results per problem).
     """
     study = grid.study
     reference = Variant(study.references[0]) if study.references else None
@@ -232,32 +258,37 @@ def difficulty(grid: Grid) -> dict[str, Any]:
 
 
 def _levels_of(grid: Grid, where: Setting) -> list[int]:
-    """Returns the levels of a set's problems, rising; level 0 means no level."""
+    """Returns the difficulty levels of a set's problems in increasing order.
+
+    Level 0 is excluded because it marks problems without a level.
+    """
     for variant in grid.variants(where.task):
         for cell in grid.of(where.task, variant):
             levels = cell.levels(where.set)
-            # All cells of a task have the same problems.
+            # All cells of a task have the same problems, so the first cell with levels is enough.
             if levels is not None:
                 return sorted(set(levels.tolist()) - {0})
     return []
 
 
 def ablation(grid: Grid) -> dict[str, Any]:
-    """Returns what each part of an ablation adds, and whether the gains add up.
+    """Computes the effect of each part of an ablation, and whether the effects add up.
 
-    With y(S) the accuracy with the parts S on, k parts, and 0 the empty set:
+    Let y(S) be the accuracy with the set of parts S enabled, k the number of parts, and 0 the empty
+    set:
 
       main effect of i    mean over the 2^(k-1) sets S without i of y(S + i) - y(S)
       alone               y({i}) - y(0);  on top of the first part: y({1, i}) - y({1})
       joint               y(all) - y(0);  on top of the first part: y(all) - y({1})
-      surplus             joint - sum over i of alone: above 0 if parts help each other
+      surplus             joint - sum over i of alone; positive if the parts reinforce each other
 
-    Each effect is a contrast of runs on the same seeds and problems, tested once (`crossed_test`).
-    An effect that lacks an arm is left out.
+    Each effect is a contrast of runs on the same seeds and problems, and is tested once by
+    `crossed_test`. Effects that need a missing arm are left out.
 
     Returns:
-      By task and budget in focus: `rows` (difference of each arm from the arm without parts) and
-      `effects` (records with kind, part and the fields of `Contrast`).
+      A nested dictionary by task and budget in focus. Each entry has `rows` (the difference of each
+      arm from the arm without any parts) and `effects` (records with `kind`, `part` and the fields
+      of `Contrast`).
     """
     study = grid.study
     variants: dict[frozenset[str], Variant] = {}
@@ -286,7 +317,10 @@ def ablation(grid: Grid) -> dict[str, Any]:
 def effect_weights(
     parts: Sequence[str],
 ) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
-    """Yields kind, part, and weight of each set of parts, for every effect of `ablation`."""
+    """Yields the kind, the part and the weight of each subset of parts for every effect.
+
+    The effects are defined in `ablation`.
+    """
     subsets: list[frozenset[str]] = [frozenset()]
     for part in parts:
         subsets += [subset | {part} for subset in subsets]
@@ -303,7 +337,7 @@ def effect_weights(
 def _effects_on_top(
     parts: Sequence[str], ground: frozenset[str], suffix: str
 ) -> Iterator[tuple[str, str, Mapping[frozenset[str], float]]]:
-    """Yields the effects alone, joint and surplus over the set of parts `ground`."""
+    """Yields the effects alone, joint and surplus on top of the parts in `ground`."""
     everything = frozenset(parts)
     rest = [part for part in parts if part not in ground]
     for part in rest:

@@ -1,8 +1,8 @@
-"""Counts the runs of a study that ended worse than they began.
+"""Counts the runs of a study whose policy became worse during training.
 
-A mean over seeds hides a training run that ruined its policy. `results` counts such runs for every
-arm, and `tables` shows the counts. This module compares a run with the policy that it started from;
-it does not compare arms with each other.
+A mean over seeds can hide a training run that ruined its policy. `results` calls this module to
+count such runs for every arm, and `tables` shows the counts. A run is compared with the policy that
+it started from; arms are not compared with each other.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,15 @@ from bacr_study.statistics import clopper_pearson_interval
 
 
 class Change(NamedTuple):
-    """A share at one budget, before and after a training run.
+    """A measure at one budget, before and after a training run.
 
     Attributes:
       budget: thinking budget in tokens, as a key of a cell.
-      measure: `ACCURACY` or `CLOSED`, the share of answers that were closed.
-      before: the share of the policy that the run started from, in [0, 1].
-      after: the share of the trained policy, in [0, 1].
-      failed: True if `after` counts as a failure of the run.
+      measure: `ACCURACY`, or `CLOSED` for the fraction of responses that contain a complete
+        (closed) answer.
+      before: the value for the policy that the run started from, in [0, 1].
+      after: the value for the trained policy, in [0, 1].
+      failed: True if the change counts as a failure of the run.
     """
 
     budget: str
@@ -39,15 +40,19 @@ class Change(NamedTuple):
 
 
 def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Iterator[Change]:
-    """Compares a run with the policy that it started from, budget by budget.
+    """Compares a trained run with the policy that it started from at each budget.
 
-    What counts as a failure is the rule of `bacr_jax.evaluation.decline`.
+    `bacr_jax.evaluation.decline` defines which changes count as a failure.
 
     Args:
-      cell: the trained run.
-      before: the untrained policy on the same problems.
+      cell: the cell of the trained run.
+      before: the cell of the untrained policy, evaluated on the same problems.
       name: the evaluation set.
-      mode: the decoding; budgets that one of the two cells lacks are left out.
+      mode: the decoding mode.
+
+    Yields:
+      The change of the accuracy and of the fraction of closed answers at each budget. Budgets that
+      are missing in either cell are skipped.
     """
     for budget, after in cell.sets.get(name, {}).get(mode, {}).items():
         entry = before.entry(name, mode, budget)
@@ -76,13 +81,17 @@ def changes_of(cell: Cell, before: Cell, name: str, mode: str = GREEDY) -> Itera
 
 
 def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
-    """Counts the failed runs of every arm of a task.
+    """Counts the failed runs of every arm on a task.
+
+    A trained run is only counted if the arm named by `Study.before` has a cell with the same seed.
 
     Returns:
-      A record for every variant that has a run whose `before` cell (`Study.before`) is known: the
-      number of `runs`, the number that `failed`, the Clopper-Pearson interval `low` to `high` of
-      the share that fails, the `failures` (seed, budget, measure, before, after), and the `worst`
-      change of accuracy of all runs and budgets. An empty dict if the study has no `before`.
+      A record for each variant with at least one such run:
+        runs, failed: the number of runs, and how many of them failed.
+        low, high: the Clopper-Pearson interval of the failure probability.
+        failures: records with `seed`, `budget`, `measure`, `before` and `after`.
+        worst: the record of the largest loss of accuracy over all runs and budgets.
+      The dictionary is empty if the study does not specify `before`.
     """
     rates: dict[str, Any] = {}
     if not grid.study.before:
@@ -115,7 +124,7 @@ def failure_rates(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _record(seed: int, change: Change) -> dict[str, Any]:
-    """Returns a change as fields of results.json."""
+    """Converts a change to a JSON object for results.json."""
     return {
         "seed": seed,
         "budget": change.budget,

@@ -1,4 +1,4 @@
-"""Draws what the figures of a study have in common: looks of arms, intervals, axes, panels."""
+"""Shared parts of a study's figures: styles of arms, intervals, axes and panels."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -8,20 +8,23 @@ from bacr_jax.report.charts import COLOURS, Axis, Chart, Series, marker
 from bacr_study.items import budget_phrase, variant_name
 from bacr_study.spec import Study, Task, Variant
 
-# Line styles of arms. Arms have different colours first; the styles repeat the colours.
+# Line styles of arms. The line style changes once all colours have been used.
 _ARM_LINES = ("-", "--", ":")
-# Most curves of one panel; more are spread over a panel for each line style.
+# Maximum number of curves per panel. If there are more, each line style gets a separate panel.
 _CURVES_IN_A_PANEL = 12
 
-# An estimate in results.json: mean, low, high.
+# An estimate from results.json, with the fields `mean`, `low` and `high`.
 EstimateRecord = Mapping[str, Any]
 
 
 def looks_of(study: Study) -> dict[str, Series]:
-    """Returns the look of every arm and variant by key, as a series without points.
+    """Assigns a style to every arm and variant, so that it looks the same in all figures.
 
-    The look is the same in all figures. Up to 27 arms are different; the first reference is grey.
-    Arms of one colour have different line styles and fillings of markers.
+    Up to 27 arms get distinct styles. The first reference arm is grey. Arms of the same colour
+    differ in line style and in the fill of their markers.
+
+    Returns:
+      Series without points, by variant key.
     """
     looks = {}
     first_reference = study.references[:1]
@@ -42,7 +45,7 @@ def looks_of(study: Study) -> dict[str, Series]:
 
 
 def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
-    """Returns the ends of an interval; both are the mean if the interval is unknown."""
+    """Returns the ends of an interval; both equal the mean if the interval is unknown."""
     mean = estimate["mean"]
     low = mean if estimate["low"] is None else estimate["low"]
     high = mean if estimate["high"] is None else estimate["high"]
@@ -50,7 +53,13 @@ def ends_of(estimate: EstimateRecord) -> tuple[float, float]:
 
 
 def accuracies(look: Series, x: Iterable[float], estimates: Collection[EstimateRecord]) -> Series:
-    """Returns accuracies in % with their intervals as a series; ends are cut at 0 and 100."""
+    """Creates a series of accuracies in percent with their intervals, clipped to [0, 100].
+
+    Args:
+      look: the style of the series.
+      x: the x coordinate of each estimate.
+      estimates: accuracies in [0, 1].
+    """
     ends = []
     for estimate in estimates:
         low, high = ends_of(estimate)
@@ -60,15 +69,16 @@ def accuracies(look: Series, x: Iterable[float], estimates: Collection[EstimateR
 
 
 def _percent(share: float) -> float:
-    """Returns a share in percent, at least 0 and at most 100."""
+    """Converts a fraction to percent, clipped to [0, 100]."""
     return 100 * min(max(share, 0.0), 1.0)
 
 
 def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """Returns the fields of a series for a curve of results.json; its interval is a shade.
+    """Converts a curve from results.json to fields of a `Series` with a shaded interval.
 
     Args:
-      scale: factor of the numbers.
+      curve: lists `x`, `mean`, `low` and `high`.
+      scale: factor that the means and the intervals are multiplied by.
     """
     ends = None
     if curve["low"] and curve["low"][0] is not None:
@@ -84,10 +94,11 @@ def band(curve: Mapping[str, Any], scale: float) -> dict[str, Any]:
 
 
 def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
-    """Returns the charts with one scale of an axis, so that they can be compared.
+    """Gives all charts the same limits on one axis, so that they can be compared.
 
     Args:
-      name: the axis, x or y.
+      charts: the charts.
+      name: the axis, "x" or "y".
     """
     index = "xy".index(name)
     scales = [chart.scales()[index] for chart in charts if chart.drawn]
@@ -101,10 +112,10 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
 
 
 def told_apart(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
-    """Groups the variants into panels so that the curves of a panel can be distinguished.
+    """Distributes the variants over panels so that the curves in each panel are distinguishable.
 
-    Up to 12 variants share a panel. More are grouped by line style, and every group has the first
-    reference.
+    Up to 12 variants share one panel. Otherwise the variants are grouped by line style, and the
+    first reference arm appears in every group.
     """
     variants = study.variants()
     if len(variants) <= _CURVES_IN_A_PANEL:
@@ -135,12 +146,12 @@ def budget_axis(budgets: Sequence[int], label: str = "thinking budget (tokens)")
 
 
 def basis(study: Study) -> str:
-    """Returns the basis of a figure's intervals: `5 seeds`, or `problems, one seed`."""
+    """Describes the basis of a figure's intervals: `5 seeds`, or `problems, one seed`."""
     if len(study.seeds) > 1:
         return f"{len(study.seeds)} seeds"
     return "problems, one seed"
 
 
 def panel_title(task: Task, budget: str) -> str:
-    """Returns the title of a panel: the task and the budget."""
+    """Returns the title of a panel, which names the task and the budget."""
     return f"{task.label}, {budget_phrase(budget)}"

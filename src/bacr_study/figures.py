@@ -25,25 +25,25 @@ from bacr_study.figure_parts import (
 from bacr_study.items import Results, estimate_of, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
 
-# Line styles of difficulty groups, the easiest first.
+# Line styles of the difficulty groups, easiest first.
 _GROUP_LINES = ("-", "--", "-.", ":")
-# A cost and the gain at that cost.
+# A pair of a cost (tokens) and the gain (accuracy) at this cost.
 Point = tuple[float | int, float | int]
 
-# Most curves of a figure of accuracies. The table has all arms.
+# Maximum number of curves in the accuracy figure. The table shows all arms in any case.
 MOST_CURVES = 16
-# Panels in a row; more tasks continue in the next row.
+# Number of panels per row.
 _PANELS_IN_A_ROW = 3
 _AXIS_NAMES = {
     "step": "steps",
     "tokens": "generated tokens",
 }
-# Curves of a training: key, label of the axis, and factor of the numbers.
+# Training curves: key in results.json, axis label, and factor that the values are multiplied by.
 _CURVES = (
     ("reward", "mean reward", 1.0),
     ("accuracy", "held-out accuracy (%)", 100.0),
 )
-# Curves of a curriculum: key, heading, unit, and factor of the numbers.
+# Curriculum curves: key in results.json, title, unit, and factor that the values are multiplied by.
 _SCHEDULE = (
     ("mean_budget", "median sampled budget", "tokens", 1.0),
     ("weight", "share of sampled questions", "%", 100.0),
@@ -54,7 +54,7 @@ _ACCURACY = Axis(f"accuracy (%, {SAMPLED} decoding)")
 _APART = "Methods stand side by side, up to a tenth left or right of their budget."
 _TOKENS = Axis("mean tokens used: thinking, forced, answer", log2=True)
 _THINKING = Axis("mean thinking tokens used", log2=True)
-# Title of the table and of the figures of a study's contrasts.
+# Title of the table and the figures that show the study's named contrasts.
 CONTRASTS = "Pairs that the study asks about"
 _SIGNIFICANT_COLOUR = "s1"
 
@@ -64,9 +64,11 @@ class StudyFigure:
     """A figure of a study.
 
     Attributes:
-      name: name of its files, without ending.
-      rows: panels, row by row.
-      legend: columns of the legend.
+      name: name of the figure's files, without extension.
+      title: title of the figure.
+      caption: caption of the figure.
+      rows: the charts, row by row.
+      legend: number of columns in the legend.
     """
 
     name: str
@@ -79,10 +81,10 @@ class StudyFigure:
 def draw_figures(
     folder: Path, results: Results, study: Study
 ) -> list[tuple[StudyFigure, Path, Path]]:
-    """Draws the figures of the study's views into a folder, in the order of its page.
+    """Draws the figures of the study's views into a folder.
 
     Returns:
-      Each figure with its PNG and PDF files.
+      Each figure with the paths of its PNG and PDF files, in the order of the study's views.
     """
     figures_of_view: Mapping[str, Callable[[Results, Study], Iterator[StudyFigure]]] = {
         "accuracy": accuracy_figures,
@@ -96,7 +98,7 @@ def draw_figures(
         "sensitivity": sweep_figures,
         "contrasts": contrast_figures,
     }
-    # Two views may share a function, which is called once.
+    # Two views may share a function, which must only be called once.
     makers = dict.fromkeys(figures_of_view[view] for view in study.views)
     pictures = []
     for make in makers:
@@ -113,7 +115,7 @@ def draw_figures(
 
 
 def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    """Saves a matplotlib figure as PNG and PDF; returns the two files."""
+    """Saves a matplotlib figure as PNG and PDF, and returns the paths of both files."""
     png_path = folder / f"{name}.png"
     pdf_path = folder / f"{name}.pdf"
     png.save(figure, png_path)
@@ -127,12 +129,16 @@ def saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 def _by_budget(
     results: Results, task: Task, name: str, variants: Sequence[Variant], key: str = "accuracy"
 ) -> Iterator[dict[float, EstimateRecord]]:
-    """Yields a number of each variant by the x of its point.
+    """Yields the estimates of one number for each variant, by the x coordinate of their points.
 
-    A point is drawn near its budget, a little left or right, so that variants do not overlap.
+    Each point is shifted slightly to the left or right of its budget, so that the variants do not
+    overlap.
 
     Args:
+      results: the contents of results.json.
+      task: the task.
       name: the evaluation set.
+      variants: the variants that share a chart.
       key: one of `cells.NUMBERS`.
     """
     count = len(variants)
@@ -150,10 +156,14 @@ def _by_budget(
 def accuracy_figures(
     results: Results, study: Study, *, hard: bool = False
 ) -> Iterator[StudyFigure]:
-    """Yields the figure of accuracy against the budget, if it has at most `MOST_CURVES` curves.
+    """Yields the figure that plots accuracy against the budget.
+
+    Yields nothing if the study has more than `MOST_CURVES` variants.
 
     Args:
-      hard: True for the problems of the view `hard`.
+      results: the contents of results.json.
+      study: the study.
+      hard: if True, plots the accuracy on the problems of the view `hard`.
     """
     if len(study.variants()) > MOST_CURVES:
         return
@@ -183,7 +193,7 @@ def _accuracy_chart(
     variants: Sequence[Variant],
     looks: Mapping[str, Series],
 ) -> Chart:
-    """Returns the chart of accuracy against the budget of some variants on a set."""
+    """Plots the accuracy of some variants on an evaluation set against the budget."""
     series = []
     for variant, points in zip(variants, _by_budget(results, task, name, variants)):
         series.append(accuracies(looks[variant.key], points, points.values()))
@@ -194,7 +204,11 @@ def _accuracy_chart(
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Returns the points (cost, gain) that no other point beats in both, by rising cost."""
+    """Returns the Pareto front of points (cost, gain), sorted by increasing cost.
+
+    A point is on the front if no other point has both a cost at most as high and a gain at least as
+    high.
+    """
     front: list[Point] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
@@ -203,7 +217,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 1a of the paper: accuracy against tokens used, and tokens used by budget."""
+    """Yields Fig. 1a of the paper: accuracy against tokens used, and tokens used per budget."""
     looks = looks_of(study)
     rows = [_efficiency_charts(results, study, task, looks) for task in study.tasks]
     yield StudyFigure(
@@ -218,11 +232,11 @@ def efficiency_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 def _efficiency_charts(
     results: Results, study: Study, task: Task, looks: Mapping[str, Series]
 ) -> list[Chart]:
-    """Returns two charts of a task: accuracy against tokens, and thinking tokens by budget."""
+    """Plots accuracy against tokens used, and thinking tokens used against the budget."""
     variants = study.variants()
     accuracy_series: list[Series] = []
     thinking_series: list[Series] = []
-    # The logarithmic axis needs a smallest number of thinking tokens.
+    # A logarithmic axis needs a positive lower limit for the thinking tokens.
     floor = min(task.budgets) / 4
     columns = zip(
         variants,
@@ -241,7 +255,7 @@ def _efficiency_charts(
         points = [point for series in accuracy_series for point in zip(series.x, series.y)]
         x, y = stepped(*zip(*pareto_front(points)))
         accuracy_series.insert(0, Series("Pareto front", x, y, "s2", kind="broad"))
-    # A policy that hardly thinks would press all other curves together.
+    # Otherwise a policy that uses almost no thinking tokens would compress all other curves.
     low_ends = [low for series in thinking_series for low, _ in series.ends or ()]
     least = max(floor, min(low_ends, default=floor))
     return [
@@ -259,10 +273,13 @@ def _efficiency_charts(
 def _thinking_series(
     look: Series, by_budget: Mapping[float, EstimateRecord], floor: float
 ) -> Series:
-    """Returns the thinking tokens of a variant by budget, without means of 0.
+    """Creates the series of thinking tokens used per budget, without means of 0.
 
     Args:
-      floor: intervals are cut at half of it, because a logarithmic axis has no 0.
+      look: the style of the series.
+      by_budget: estimates of the thinking tokens, by x coordinate.
+      floor: the lower ends of intervals are clipped to half of this value, because a logarithmic
+        axis cannot show 0.
     """
     x = []
     y = []
@@ -281,7 +298,7 @@ def _thinking_series(
 
 
 def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 3b of the paper: difference from the reference arm by level."""
+    """Yields Fig. 3b of the paper: the difference from the reference arm per difficulty level."""
     if not study.references:
         return
     looks = looks_of(study)
@@ -311,10 +328,13 @@ def _level_chart(
     variants: Sequence[Variant],
     looks: Mapping[str, Series],
 ) -> Chart:
-    """Returns the chart of the differences of some variants by level.
+    """Plots the differences of some variants from the reference arm per difficulty level.
 
     Args:
-      by_variant: records of `effects.difficulty`, by key of a variant and by level.
+      title: title of the chart.
+      by_variant: results of `effects.difficulty`, by variant key and by level.
+      variants: the variants to plot.
+      looks: style of each variant, by its key.
     """
     levels = sorted({int(level) for by_level in by_variant.values() for level in by_level})
     differences: dict[str, dict[int, Any]] = {}
@@ -328,7 +348,7 @@ def _level_chart(
             differences[variant.key] = by_level
     series = []
     for index, (key, by_level) in enumerate(differences.items()):
-        # Points of a level are drawn side by side.
+        # The points of a level are drawn side by side so that they do not overlap.
         position = index - (len(differences) - 1) / 2
         shift = 0.8 * position / max(len(differences), 4)
         x = [level + shift for level in by_level]
@@ -350,7 +370,7 @@ def _level_chart(
 def _points(
     differences: Iterable[Mapping[str, Any]],
 ) -> tuple[list[float], list[tuple[float, float]]]:
-    """Returns differences in percentage points, and the ends of their intervals."""
+    """Converts differences and the ends of their intervals to percentage points."""
     values = []
     ends = []
     for entry in differences:
@@ -360,7 +380,7 @@ def _points(
 
 
 def effect_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Table 3 of the paper as a figure: what each part adds."""
+    """Yields a figure of the effects of an ablation, the numbers behind Table 3 of the paper."""
     rows = []
     for task in study.tasks:
         charts = []
@@ -384,7 +404,10 @@ def effect_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def contrast_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields a figure per task: a row for each named pair, a panel for each budget in focus."""
+    """Yields a figure of the study's named contrasts for each task.
+
+    The figure has a panel for each budget in focus, with a row for each contrast.
+    """
     entries = {}
     for entry in results["contrasts"]:
         entries[entry["name"], entry["task"], entry["budget"]] = entry
@@ -408,11 +431,12 @@ def _forest(
     *,
     unclear: str = _SIGNIFICANT_COLOUR,
 ) -> Chart:
-    """Returns a chart with a row for each name: its difference and its interval.
+    """Draws a forest plot: one row per name with the difference and its interval.
 
     Args:
-      entries: contrasts by name; None leaves the row empty.
-      unclear: colour of differences whose interval contains 0.
+      title: title of the chart.
+      entries: contrasts by name; the row of a name is empty if its entry is None.
+      unclear: colour of the differences whose interval contains 0.
     """
     row_of_name = {name: -float(row) for row, name in enumerate(entries)}
     series = []
@@ -456,9 +480,10 @@ def sweep_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 
 
 def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budget: str) -> Chart:
-    """Returns the chart of accuracy against the swept value at one budget.
+    """Plots accuracy against the swept value at one budget.
 
-    Numbers are drawn at their value, words side by side.
+    Numeric values are placed at their position on the axis. Otherwise the values are placed at
+    equal distances.
     """
     are_numbers = all(isinstance(value, int | float) for value in sweep.values)
     x_of_value = {}
@@ -491,7 +516,7 @@ def _sweep_chart(results: Results, study: Study, sweep: Sweep, task: Task, budge
 
 
 def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 3a of the paper for each task: reward and held-out accuracy over training."""
+    """Yields Fig. 3a of the paper for each task: reward and held-out accuracy during training."""
     looks = looks_of(study)
     for task in study.tasks:
         curves = results["convergence"][task.id]["curves"]
@@ -519,7 +544,7 @@ def convergence_figures(results: Results, study: Study) -> Iterator[StudyFigure]
 
 
 def curriculum_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
-    """Yields Fig. 2 of the paper: budgets and weights of the difficulty groups over training."""
+    """Yields Fig. 2 of the paper: budgets and weights of the difficulty groups during training."""
     for task, variant in itertools.product(study.tasks, study.variants()):
         groups = results["curriculum"].get(task.id, {}).get(variant.key)
         if not groups:
@@ -537,9 +562,10 @@ def curriculum_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
 def _schedule_chart(
     groups: Sequence[Mapping[str, Any]], key: str, heading: str, unit: str, scale: float
 ) -> Chart:
-    """Returns the chart of one number of every difficulty group over the steps.
+    """Plots one quantity of every difficulty group against the training step.
 
     Args:
+      groups: the curves of each group, easiest group first.
       key, heading, unit, scale: a row of `_SCHEDULE`.
     """
     remarks = {

@@ -1,4 +1,4 @@
-"""Formats the items of a study's tables: means, differences, p-values, ranks and marks."""
+"""Formats the entries of a study's tables: means, differences, p-values, ranks and marks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,9 +8,9 @@ from bacr_jax.evaluation.samples import SAMPLED
 from bacr_jax.report.table import BEST, MARKS, NONE, SECOND, Item, Shown, budget_name
 from bacr_study.spec import MEAN, Study, Task, Variant
 
-# The object in results.json.
+# The contents of results.json.
 Results = Mapping[str, Any]
-# Level of the tests after Holm's correction.
+# Significance level for Holm-adjusted p-values.
 _LEVEL = 0.05
 _MINUS = "−"
 
@@ -18,10 +18,16 @@ _MINUS = "−"
 def estimate_of(
     results: Results, task: Task, name: str, variant: Variant, budget: str, key: str = "accuracy"
 ) -> Mapping[str, Any] | None:
-    """Returns a number of a variant over its seeds from results.json; None if not measured.
+    """Returns an estimate of a variant from results.json; None if it was not measured.
+
+    The estimate is a mean over seeds with sampled decoding.
 
     Args:
+      results: the contents of results.json.
+      task: the task.
       name: the evaluation set.
+      variant: the arm, at one of its swept values.
+      budget: key of a budget, or `MEAN`.
       key: one of `cells.NUMBERS`.
     """
     by_set = results["means"].get(task.id, {})
@@ -32,14 +38,17 @@ def estimate_of(
 
 
 def budget_phrase(budget: str) -> str:
-    """Returns `budget 1,024`, or `mean over budgets`."""
+    """Returns a phrase for a budget key, such as `budget 1,024` or `mean over budgets`."""
     if budget == MEAN:
         return "mean over budgets"
     return f"budget {budget_name(budget)}"
 
 
 def signed(value: float) -> str:
-    """Returns a number such as `+4.1`, with a minus sign (U+2212) and `0.0` without a sign."""
+    """Formats a number with one decimal and its sign, such as `+4.1`.
+
+    Uses the minus sign U+2212. Values that round to zero are written as `0.0` without a sign.
+    """
     text = f"{value:+.1f}"
     if text in ("-0.0", "+0.0"):
         return "0.0"
@@ -47,7 +56,7 @@ def signed(value: float) -> str:
 
 
 def difference_text(entry: Mapping[str, Any]) -> str:
-    """Returns a difference in percentage points with its interval: `+4.1 [+2.0, +6.2]`."""
+    """Formats a difference and its interval in percentage points, such as `+4.1 [+2.0, +6.2]`."""
     value = signed(100 * entry["difference"])
     low = signed(100 * entry["low"])
     high = signed(100 * entry["high"])
@@ -55,19 +64,19 @@ def difference_text(entry: Mapping[str, Any]) -> str:
 
 
 def p_text(p: float) -> str:
-    """Returns a p-value such as `.013`, or `<.001`."""
+    """Formats a p-value, such as `.013` or `<.001`."""
     if p < 0.001:
         return "<.001"
     return f"{p:.3f}".removeprefix("0")
 
 
 def p_item(p: float) -> Item:
-    """Returns a p-value as an item of a table."""
+    """Returns a p-value as a table entry."""
     return Shown(p_text(p), (p,))
 
 
 def difference_item(entry: Mapping[str, Any] | None) -> Item:
-    """Returns a difference in percentage points as an item; a dash for None."""
+    """Returns a difference in percentage points as a table entry; a dash for None."""
     if entry is None:
         return NONE
     numbers = (
@@ -79,10 +88,10 @@ def difference_item(entry: Mapping[str, Any] | None) -> Item:
 
 
 def differs_by_mode(entry: Mapping[str, Any]) -> bool:
-    """True if a difference of two arms depends on the decoding.
+    """True if a difference between two arms depends on the decoding mode.
 
-    It does if the sampled and the greedy difference are significantly apart, or have opposite signs
-    and are each significant.
+    This is the case if the sampled and the greedy difference differ significantly from each other,
+    or if both are significant with opposite signs.
 
     Args:
       entry: an entry of `decoding` in results.json.
@@ -103,11 +112,13 @@ def _excludes_zero(contrast: Mapping[str, Any]) -> bool:
 def mean_item(
     estimate: Mapping[str, Any] | None, *, scale: int = 1, digits: int = 1, marks: str = ""
 ) -> Item:
-    """Returns a mean and half the width of its interval, such as `52.7 ± 1.2`; a dash for None.
+    """Formats a mean and half the width of its interval, such as `52.7 ± 1.2`; a dash for None.
 
     Args:
-      scale: factor of the numbers, such as 100 for percent.
-      digits: digits after the point.
+      estimate: an estimate from results.json.
+      scale: factor that the numbers are multiplied by, such as 100 for percent.
+      digits: number of decimals.
+      marks: significance marks that are appended to the number.
     """
     if estimate is None:
         return NONE
@@ -122,19 +133,19 @@ def mean_item(
 
 
 def accuracy_item(estimate: Mapping[str, Any] | None, marks: str = "") -> Item:
-    """Returns an accuracy in percent, with its interval."""
+    """Formats an accuracy in percent with half the width of its interval."""
     return mean_item(estimate, scale=100, marks=marks)
 
 
 def failed_item(rate: Mapping[str, Any] | None) -> Item:
-    """Returns the number of failed runs, such as `1 of 6`; a dash for None."""
+    """Formats the number of failed runs, such as `1 of 6`; a dash for None."""
     if rate is None:
         return NONE
     return Shown(f"{rate['failed']} of {rate['runs']}", (rate["failed"],))
 
 
 def failure_share_item(rate: Mapping[str, Any]) -> Item:
-    """Returns the share of failed runs in %, such as `16.7 [0.4, 64.1]`."""
+    """Formats the percentage of failed runs with its interval, such as `16.7 [0.4, 64.1]`."""
     share = 100 * (rate["failed"] / rate["runs"])
     low = 100 * rate["low"]
     high = 100 * rate["high"]
@@ -142,7 +153,7 @@ def failure_share_item(rate: Mapping[str, Any]) -> Item:
 
 
 def loss_text(change: Mapping[str, Any]) -> str:
-    """Returns a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
+    """Describes a change of accuracy, such as `55.8 to 0.0 at 48, seed 2`."""
     before = 100 * change["before"]
     after = 100 * change["after"]
     budget = budget_name(change["budget"])
@@ -150,7 +161,7 @@ def loss_text(change: Mapping[str, Any]) -> str:
 
 
 def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
-    """Returns mean tokens such as `1,234.5`; a dash for None."""
+    """Formats a mean number of tokens, such as `1,234.5`; a dash for None."""
     if estimate is None:
         return NONE
     mean = estimate["mean"]
@@ -158,10 +169,10 @@ def tokens_item(estimate: Mapping[str, Any] | None) -> Item:
 
 
 def ranked(column: Sequence[Item]) -> list[Item]:
-    """Marks the best and the second-best number of a column.
+    """Marks the best and the second-best number in a column.
 
-    Numbers are compared as they are printed, so equal ones share a rank. A column with fewer than
-    two different numbers gets no marks.
+    Numbers are compared as printed, so numbers that round to the same text share a rank. A column
+    with fewer than two distinct numbers is returned unchanged.
     """
     printed_numbers = {_printed(item) for item in column} - {NONE}
     order = sorted(printed_numbers, key=float, reverse=True)
@@ -178,7 +189,7 @@ def ranked(column: Sequence[Item]) -> list[Item]:
 
 
 def _printed(item: Item) -> str:
-    """Returns the first number of an item with one digit after the point; a dash if none."""
+    """Returns an entry's first number, rounded to one decimal; a dash if it has no number."""
     if not isinstance(item, Shown):
         return NONE
     return f"{item.numbers[0]:.1f}"
@@ -187,7 +198,7 @@ def _printed(item: Item) -> str:
 def significance_marks(
     results: Results, study: Study, view: str, task: Task, variant: Variant, budget: str
 ) -> str:
-    """Returns the marks of the reference arms that a variant differs from (Holm p < .05)."""
+    """Returns the marks of the reference arms from which a variant differs (Holm p < .05)."""
     marks = ""
     where = (view, task.id, budget, variant.key)
     for reference, mark in zip(study.references, MARKS):
@@ -207,7 +218,10 @@ def significance_marks(
 
 
 def marks_caption(study: Study) -> str:
-    """Returns the caption of `significance_marks`, after a space; empty without references."""
+    """Returns a sentence that explains the marks of `significance_marks`.
+
+    The sentence starts with a space. It is empty if the study has no reference arms.
+    """
     meanings = [
         f"{mark} differs from {study.arm(reference).name}"
         for reference, mark in zip(study.references, MARKS)
@@ -218,7 +232,7 @@ def marks_caption(study: Study) -> str:
 
 
 def what_is_shown(study: Study) -> str:
-    """Returns the first sentence of every caption of accuracies."""
+    """Returns the first sentence of the caption of every accuracy table."""
     if len(study.seeds) > 1:
         numbers = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"
     else:
@@ -227,7 +241,7 @@ def what_is_shown(study: Study) -> str:
 
 
 def variant_name(study: Study, variant: Variant) -> str:
-    """Returns the arm's name and the swept value."""
+    """Returns the arm's name, followed by the swept value if there is one."""
     name = study.arm(variant.arm).name
     if variant.value is None:
         return name
@@ -235,12 +249,12 @@ def variant_name(study: Study, variant: Variant) -> str:
 
 
 def row_name(study: Study, variant: Variant) -> str:
-    """Returns the name of a variant with its arm's remark, as rows of tables have it."""
+    """Returns the name of a variant in table rows: its name and the arm's remark."""
     name = variant_name(study, variant)
     mark = study.arm(variant.arm).mark
     return f"{name} ({mark})" if mark else name
 
 
 def row_names(study: Study) -> dict[str, str]:
-    """Returns the row name of every variant, by the variant's key."""
+    """Returns the row name of every variant, by variant key."""
     return {variant.key: row_name(study, variant) for variant in study.variants()}

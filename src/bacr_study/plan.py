@@ -1,6 +1,7 @@
-"""Turns a study into its runs: their ids, configs, folders and tokens.
+"""Expands a study into its runs, with their ids, configs, folders and token counts.
 
-Nothing is run here. `schedule` runs the planned runs side by side, `work` runs one of them.
+This module does not run anything. `schedule` runs several planned runs in parallel, and `work`
+performs a single run.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_study.spec import Arm, Study, Task, Variant, cell_id, cell_path
 
-# Config keys that a run of a study must not have, with the reason.
+# Config keys that must not be set in a study, and the reason.
 _NOT_IN_STUDIES = {
     "grader": "a study counts right answers, which a score between 0 and 1 is not",
     "warmup.dir": "a study keeps its warm-ups in --out, where its runs share them",
@@ -27,12 +28,15 @@ _NOT_IN_STUDIES = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study, and the cell that it fills.
+    """A run of a study, which produces one cell.
 
     Attributes:
-      place: the study's folder, with `cells/`, `logs/` and `configs/`. The folders `runs/`,
-        `warmups/` and `compiled/` next to it are shared by all studies.
-      config: the resolved config, with the run's folder and warm-up.
+      place: the study's folder, which contains `cells/`, `logs/` and `configs/`. All studies share
+        the folders `runs/`, `warmups/` and `compiled/` next to it.
+      task: id of the task.
+      variant: the arm, at one of its swept values.
+      seed: the seed.
+      config: the resolved config, including the run folder and the warm-up folder.
     """
 
     place: Path
@@ -43,7 +47,7 @@ class PlannedRun:
 
     @property
     def id(self) -> str:
-        """Returns the cell's id."""
+        """Returns the id of the run's cell."""
         return cell_id(self.task, self.variant, self.seed)
 
     @property
@@ -53,19 +57,19 @@ class PlannedRun:
 
     @property
     def digest(self) -> str:
-        """Returns the digest of the settings, the last part of the run folder's name."""
+        """Returns the digest of the run's settings, the last part of the run folder's name."""
         return self.folder.name.rpartition("-")[2]
 
     @property
     def warmup(self) -> Path | None:
-        """Returns the folder of the shared warm-up; None if the run starts from a checkpoint."""
+        """Returns the folder of the shared warm-up; None if the config has no warm-up folder."""
         if not self.config.warmup.dir:
             return None
         return Path(self.config.warmup.dir)
 
     @property
     def warmed_up(self) -> bool:
-        """True if the weights that the run starts from exist."""
+        """True if the run needs no warm-up from this study, or if its warm-up is finished."""
         return self.warmup is None or WarmupPaths(self.warmup).identity.exists()
 
     @property
@@ -75,23 +79,26 @@ class PlannedRun:
 
     @property
     def tokens(self) -> int | None:
-        """Returns the generated tokens at which training stops; None if steps decide."""
+        """Returns the number of generated tokens at which training stops.
+
+        0 for an untrained policy. None if only the number of steps is limited.
+        """
         if self.config.train.steps == 0:
             return 0
         return self.config.train.max_generated_tokens
 
     @property
     def log(self) -> Path:
-        """Returns the path of the output of the run's process."""
+        """Returns the path of the file to which the run's process writes stdout and stderr."""
         return self.place / "logs" / f"{self.id}.log"
 
     def has_cells(self, study: Study) -> bool:
-        """True if the run's cell exists, and the cells of all votes over its samples.
+        """True if the cells of the run and of all majority votes over its samples exist.
 
         Raises:
-          UserError: if a cell of that name was made or evaluated with other settings.
+          UserError: if one of these cells was trained or evaluated with different settings.
         """
-        # Imports JAX, which a listing does not need.
+        # Imported here because the module imports JAX, which `--list` does not need.
         from bacr_study.cells import evaluated, read_cell
 
         variants = (self.variant, *study.votes_over(self.variant))
@@ -120,15 +127,21 @@ class PlannedRun:
 
 
 def folder_of(study: Study, root: Path) -> Path:
-    """Returns the folder of a study at its size, below the folder of all studies."""
+    """Returns the folder of a study, whose name contains the study's name and size.
+
+    Args:
+      study: the study.
+      root: the folder of all studies.
+    """
     return root / f"{study.name}-{study.size}"
 
 
 def settings_digest(config: Config) -> str:
-    """Returns a short hash of the settings of a config that differ from the defaults.
+    """Returns a short hash of the settings in a config that differ from the defaults.
 
-    Defaults are left out so that a key which a later version adds does not change the digest of
-    existing runs. Folders, and keys that only change how a run is shown, are left out too.
+    Default values are not hashed, so that adding a config key in a later version does not change
+    the digests of existing runs. Folders, and keys that only affect how a run is displayed, are not
+    hashed either.
     """
     defaults = config_io.identity(Config())
     settings = config_io.identity(config)
@@ -141,13 +154,16 @@ def settings_digest(config: Config) -> str:
 
 
 def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
-    """Returns every run of a study, seeds outermost, so that early results cover all arms.
+    """Returns all runs of a study.
+
+    The seed is the outermost loop, so that early results cover all arms.
 
     Args:
+      study: the study.
       folder: the study's folder.
 
     Raises:
-      UserError: if a run's config cannot be used; the line names task and variant.
+      UserError: if a run's config is invalid. The message names the task and the variant.
     """
     arms_with_runs = [arm for arm in study.arms if arm.of is None]
     configs: dict[tuple[str, Variant], Config] = {}
@@ -166,7 +182,7 @@ def plan_runs(study: Study, folder: Path) -> list[PlannedRun]:
 
 
 def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Config:
-    """Returns the config of a variant on a task, checked, without seed and folder."""
+    """Builds and checks the config of a variant on a task, without seed and folders."""
     sweep = study.sweep_of(arm)
     varied = sweep.settings[variant.value] if sweep else {}
     config = study.config_of(task.id, arm.id, varied)
@@ -179,12 +195,15 @@ def _checked_config(study: Study, task: Task, arm: Arm, variant: Variant) -> Con
 
 
 def _with_folders(config: Config, root: Path, seed: int) -> Config:
-    """Returns the config with its seed, warm-up folder and run folder.
+    """Returns the config with its seed, warm-up folder and run folder filled in.
 
-    The run folder's name has the digest of the settings, so runs of equal settings share it.
+    The name of the run folder contains the digest of the settings, so runs with identical settings
+    share a folder.
 
     Args:
+      config: the config without seed and folders.
       root: the folder of all studies.
+      seed: the seed.
     """
     from bacr_jax.training.warmup_folder import warmup_fingerprint
 
@@ -194,7 +213,8 @@ def _with_folders(config: Config, root: Path, seed: int) -> Config:
     output = dataclasses.replace(config.output, dir=str(root / "runs" / run_name))
     warmup = config.warmup
     if warmup.steps:
-        # The name has the settings of the warm-up, so runs with equal settings share it.
+        # The name contains a fingerprint of the warm-up's settings, so runs with identical warm-up
+        # settings share the folder.
         warmup_seed = derived.warmup_config(config).seed
         warmup_name = f"{warmup_seed}-{warmup_fingerprint(config)}"
         warmup = dataclasses.replace(warmup, dir=str(root / "warmups" / warmup_name))
@@ -202,7 +222,7 @@ def _with_folders(config: Config, root: Path, seed: int) -> Config:
 
 
 def find_run(runs: Sequence[PlannedRun], text: str) -> PlannedRun:
-    """Returns the run with a number of --list or an id.
+    """Returns the run with a given number or id, as printed by `--list`.
 
     Raises:
       UserError: if no run has this number or id.

@@ -1,7 +1,8 @@
 """Writes the report of a study: results.json, tables, figures and study.html.
 
-results.json has every number that tables and figures show. Numbers have six significant digits and
-keys are sorted, so that equal cells give equal bytes.
+results.json contains every number shown in the tables and figures, except for wall-clock times.
+Numbers are rounded to six significant digits and keys are sorted, so that cells with the same
+results produce an identical file.
 """
 
 import base64
@@ -27,9 +28,10 @@ from bacr_study.tables import tables_of, write_table
 
 _DIGITS = 6
 _TASK_FIELDS = ("id", "label", "main", "hard", "budgets")
-# Fields in which two equal studies differ. Tables and cells have them; results.json does not.
+# Fields that differ between two otherwise identical studies. They appear in cells and tables, but
+# not in results.json.
 _MACHINE_FIELDS = ("wall_seconds", "seconds", "date")
-# Long fields of a cell, which results.json leaves out.
+# Long fields of a cell, which results.json omits.
 _LONG_FIELDS = ("correct", "curve", "schedule", "levels_of")
 _NO_FACTS = Configured()
 
@@ -38,16 +40,18 @@ def write_results(folder: Path, study: Study, facts: Configured = _NO_FACTS) -> 
     """Writes the report of a study's existing cells into the study's folder.
 
     Args:
-      facts: what the cells do not store.
+      folder: the study's folder.
+      study: the study, with the evaluation sets of its tasks filled in.
+      facts: information about the runs that the cells do not store.
 
     Returns:
-      The files written: results.json, tables, figures (PNG and PDF) and study.html.
+      The paths of the files written: results.json, tables, figures (PNG and PDF) and study.html.
     """
     results = build_results(read_cells(folder, study), study, facts)
     results_path = folder / "results.json"
     write_atomically(results_path, as_text(without_times(results)))
     files = [results_path]
-    # Captions mention the number of seeds, so seeds without runs are left out.
+    # Captions mention the number of seeds, so seeds without any cell are removed.
     seeds_with_cells = {cell["seed"] for cell in results["cells"].values()}
     seeds = tuple(seed for seed in study.seeds if seed in seeds_with_cells)
     reported_study = replace(study, seeds=seeds)
@@ -69,14 +73,26 @@ def write_results(folder: Path, study: Study, facts: Configured = _NO_FACTS) -> 
 def build_results(
     cells: Mapping[str, Cell], study: Study, facts: Configured = _NO_FACTS
 ) -> dict[str, Any]:
-    """Returns results.json as an object.
+    """Computes the contents of results.json.
+
+    Args:
+      cells: the study's existing cells, by id.
+      study: the study.
+      facts: information about the runs that the cells do not store.
 
     Returns:
-      study, missing (ids of missing cells), warnings, provenance, cells (without verdicts, curves
-      and schedules), problems (rows and distinct problems by task, set and level, if known), means
-      (by task, set, decoding, variant and budget), failures and costs (by task and variant),
-      comparisons, decoding; and difficulty, ablation, convergence, curriculum and contrasts if the
-      study has the view.
+      A dictionary with the keys
+        study: the study's definition, without the settings of its runs.
+        missing: ids of missing cells.
+        warnings: messages that the page shows before the results.
+        provenance: commits, package versions, machines and dates of the cells.
+        cells: the cells by id, without per-problem results, curves and schedules.
+        problems: numbers of rows and of distinct problems by task, set and level, if known.
+        means: means over seeds by task, set, decoding mode, variant and budget.
+        failures, costs: numbers of failed runs, and training costs, by task and variant.
+        comparisons, decoding: the results of the functions of the same name in `effects`.
+        difficulty, ablation, convergence, curriculum, contrasts: present only if the study has the
+          view of this name.
     """
     grid = Grid(study, cells)
     results: dict[str, Any] = {
@@ -102,13 +118,13 @@ def build_results(
     for view, section in sections.items():
         if view in study.views:
             results[view] = section(grid)
-    # Converted to JSON and back, so that tables and figures show what the file has.
+    # Converted to JSON and back, so that tables and figures use exactly the numbers in the file.
     text = json.dumps(rounded(results, _DIGITS), allow_nan=False)
     return json.loads(text)
 
 
 def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any]:
-    """Returns the numbers of rows and problems of generated sets that a cell was evaluated on."""
+    """Returns the row and problem counts of the generated sets that any cell was evaluated on."""
     counts: dict[str, Any] = {}
     for (task, name), problems in facts.problems.items():
         cells_of_task = [cell for cell in cells if cell.task == task]
@@ -118,7 +134,7 @@ def _problem_counts(cells: Collection[Cell], facts: Configured) -> dict[str, Any
 
 
 def _study_object(study: Study) -> dict[str, Any]:
-    """Returns the study as results.json has it, without the settings of its runs."""
+    """Converts the study to a JSON object for results.json, without the settings of its runs."""
     contrasts = [[name, *pair] for name, pair in study.contrasts.items()]
     tasks = []
     for task in study.tasks:
@@ -140,7 +156,7 @@ def _study_object(study: Study) -> dict[str, Any]:
 
 
 def _arm_object(arm: Arm) -> dict[str, Any]:
-    """Returns an arm as results.json has it."""
+    """Converts an arm to a JSON object for results.json."""
     return {
         "id": arm.id,
         "label": arm.label,
@@ -152,7 +168,7 @@ def _arm_object(arm: Arm) -> dict[str, Any]:
 
 
 def _sweep_object(sweep: Sweep | None) -> dict[str, Any] | None:
-    """Returns a sweep as results.json has it; None if there is none."""
+    """Converts a sweep to a JSON object for results.json; None stays None."""
     if sweep is None:
         return None
     return {
@@ -164,14 +180,14 @@ def _sweep_object(sweep: Sweep | None) -> dict[str, Any] | None:
 
 
 def without_times(results: Any) -> Any:
-    """Returns results without times and dates, so that equal runs give equal results."""
+    """Removes times and dates from results, so that identical runs produce identical results."""
     return _without(results, _MACHINE_FIELDS)
 
 
 def _without(value: Any, names: Collection[str]) -> Any:
-    """Returns a nested value without fields of these names.
+    """Removes all fields with the given names from a nested value.
 
-    Records of lists whose field `axis` is one of the names are left out too.
+    Records in lists are removed if their field `axis` is one of the names.
     """
     if isinstance(value, dict):
         return {key: _without(item, names) for key, item in value.items() if key not in names}
@@ -186,9 +202,9 @@ def _without(value: Any, names: Collection[str]) -> Any:
 
 
 def as_text(results: Mapping[str, Any]) -> str:
-    """Returns results as JSON with a line for each cell, comparison and so on.
+    """Serializes results as JSON with one line for each cell, comparison and other entry.
 
-    The form is small, and shows differences line by line.
+    The file stays small, and a diff shows which entries changed.
     """
     parts = []
     for key, value in sorted(results.items()):
@@ -207,7 +223,7 @@ def as_text(results: Mapping[str, Any]) -> str:
 
 
 def _compact_json(value: Any) -> str:
-    """Returns a value as JSON on one line, without spaces and with sorted keys."""
+    """Serializes a value as JSON on one line, without spaces and with sorted keys."""
     return json.dumps(
         value,
         separators=(",", ":"),
@@ -218,7 +234,7 @@ def _compact_json(value: Any) -> str:
 
 
 def _means(grid: Grid, task: Task) -> dict[str, Any]:
-    """Returns the means over seeds of a task, by set, decoding, variant, budget and number."""
+    """Computes a task's means over seeds, by set, decoding mode, variant, budget and number."""
     by_set: dict[str, Any] = {}
     for variant in grid.variants(task.id):
         for name, mode, budget in _evaluated(grid.of(task.id, variant)):
@@ -236,7 +252,10 @@ def _means(grid: Grid, task: Task) -> dict[str, Any]:
 
 
 def _evaluated(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
-    """Returns set, decoding and budget of all numbers of some cells, with `MEAN` as a budget."""
+    """Returns all combinations of set, decoding mode and budget that any of the cells has.
+
+    The mean over budgets (`MEAN`) is included as an additional budget.
+    """
     evaluated: dict[tuple[str, str, str], None] = {}
     for cell in cells:
         for name, by_mode in cell.sets.items():
@@ -247,11 +266,12 @@ def _evaluated(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
 
 
 def _costs(grid: Grid, task: Task, facts: Configured) -> dict[str, Any]:
-    """Returns what the runs of a task took, by variant.
+    """Computes the training costs of a task's runs, averaged over seeds.
 
     Returns:
-      By variant: runs, the estimates of `COSTS`, departures (from the method's publication) and, if
-      the settings are known, updates (an estimate) and settings.
+      A record for each variant: `runs` (number of runs), an estimate for each key of `COSTS`, and
+      `departures` (settings that differ from the method's publication). If the settings are known,
+      the record also has `updates` (an estimate of the number of optimizer updates) and `settings`.
     """
     by_variant: dict[str, Any] = {}
     for variant in grid.variants(task.id):
@@ -273,7 +293,10 @@ def _costs(grid: Grid, task: Task, facts: Configured) -> dict[str, Any]:
 
 
 def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
-    """Returns each commit, set of versions and machine with its number of cells, and the dates."""
+    """Lists each commit, set of package versions and machine with its number of cells.
+
+    The range of dates is included as well.
+    """
     lines = {}
     for key in ("commit", "versions", "machine"):
         counts = collections.Counter(_provenance_text(cell, key) for cell in cells)
@@ -286,7 +309,7 @@ def _provenance(cells: Collection[Cell]) -> dict[str, list[str]]:
 
 
 def _provenance_text(cell: Cell, key: str) -> str:
-    """Returns a field of a cell's provenance as text; versions are joined."""
+    """Formats a field of a cell's provenance as text. Package versions are joined by commas."""
     value = cell.provenance.get(key, "unknown")
     if isinstance(value, dict):
         versions = [f"{name} {version}" for name, version in sorted(value.items())]
@@ -295,7 +318,7 @@ def _provenance_text(cell: Cell, key: str) -> str:
 
 
 def _warnings(study: Study, results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the warnings that a reader needs before the numbers."""
+    """Yields the warnings that the report shows before the results."""
     missing = len(results["missing"])
     if missing:
         yield (
@@ -346,10 +369,13 @@ def page(
     tables: Sequence[Table],
     figures: Sequence[tuple[StudyFigure, Path, Path]],
 ) -> str:
-    """Returns study.html, one page that loads no other file.
+    """Renders study.html as a single page that does not load any other file.
 
     Args:
-      figures: each figure with its PNG and PDF files.
+      results: the contents of results.json.
+      study: the study.
+      tables: the tables of the page.
+      figures: each figure with the paths of its PNG and PDF files.
     """
     pictures = []
     for figure, png, _ in figures:
@@ -372,9 +398,10 @@ def page(
 
 
 def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
-    """Yields which arm leads each task, and by how much.
+    """Yields sentences that report which arm has the highest accuracy on each task.
 
-    There is a line for the smallest budget, the largest budget and the mean over budgets.
+    There is one sentence each for the smallest budget, the largest budget and the mean over
+    budgets.
     """
     comparisons: dict[tuple[str, ...], Any] = {}
     for entry in results["comparisons"]:
@@ -401,7 +428,7 @@ def _verdict(results: Mapping[str, Any], study: Study) -> Iterator[str]:
 def _accuracies(
     results: Mapping[str, Any], task: Task, variants: Sequence[Variant], budget: str
 ) -> dict[str, float]:
-    """Returns the mean accuracy of each variant that was measured at a budget, by its key."""
+    """Returns the mean accuracy at a budget by variant key, for the variants that were measured."""
     accuracies = {}
     for variant in variants:
         estimate = estimate_of(results, task, task.main, variant, budget)

@@ -1,4 +1,4 @@
-"""Runs the runs of a study side by side: one process each, pinned to its cores or its GPUs."""
+"""Executes the runs of a study in parallel, each in a process pinned to CPU cores or GPUs."""
 
 import contextlib
 import ctypes
@@ -18,13 +18,13 @@ from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.progress import Progress
 from bacr_study.plan import PlannedRun
 
-# Environment variable with the process id of the study that started a run.
+# Environment variable with the process id of the study process that started a run.
 _PARENT = "BACR_JAX_STUDY"
-# Seconds between two polls of the processes.
+# Polling interval of the processes in seconds.
 POLL = 0.5
-# Weight of starting and evaluating a run in the progress, as a share of the longest training.
+# Progress assigned to starting and evaluating a run, as a fraction of the longest training run.
 _AROUND_TRAINING = 0.25
-# Bytes read at the end of a run's metrics, enough for some of its lines.
+# Number of bytes read from the end of a run's metrics file, enough for several lines.
 _TAIL = 64 * 1024
 
 
@@ -33,19 +33,20 @@ class Share:
     """The part of the machine that one run may use.
 
     Attributes:
-      cores: CPU cores; empty: all of them.
-      gpus: GPUs by name; None: the run uses CPUs.
+      cores: indices of CPU cores; empty for all cores.
+      gpus: names of GPUs, as in CUDA_VISIBLE_DEVICES; None if the run uses CPUs.
     """
 
     cores: tuple[int, ...] = ()
     gpus: tuple[str, ...] | None = None
 
     def environment(self, base: Mapping[str, str], compiled: Path) -> dict[str, str]:
-        """Returns the environment of a process that uses this share only.
+        """Returns environment variables that restrict a process to this share.
 
         Args:
-          base: the environment to extend. Its settings of the compile cache are kept.
-          compiled: folder of compiled programs, which the runs share.
+          base: the environment to extend. Settings of the compilation cache that are already in it
+            take precedence.
+          compiled: folder of the compilation cache, which all runs share.
         """
         environment = {**base, _PARENT: str(os.getpid())}
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
@@ -59,7 +60,8 @@ class Share:
         environment["JAX_PLATFORMS"] = "cpu"
         environment.setdefault(TUNABLES, HUGE_PAGES)
         if len(self.cores) == 1:
-            # One thread for products, because a second one would wait for the same core.
+            # Use one thread for matrix products, because a second one would compete for the same
+            # core.
             flags = base.get("XLA_FLAGS", "")
             one_thread = "--xla_cpu_multi_thread_eigen=false"
             environment["XLA_FLAGS"] = f"{flags} {one_thread}".strip()
@@ -68,9 +70,9 @@ class Share:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keeps this thread, and processes that it starts meanwhile, on the share's cores."""
+        """Context manager that pins this thread, and processes it starts, to the share's cores."""
         if not hasattr(os, "sched_setaffinity"):
-            # macOS has no such call, so runs are not pinned there.
+            # macOS does not provide this call, so runs are not pinned on macOS.
             yield
             return
         cores_before = os.sched_getaffinity(0)
@@ -82,7 +84,7 @@ class Share:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Returns the names of the GPUs that this process may use, without starting JAX."""
+    """Returns the names of the GPUs that this process may use, without initializing JAX."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(name for name in visible.split(",") if name.strip())
@@ -97,7 +99,8 @@ def visible_gpus() -> tuple[str, ...]:
 def end_with_parent() -> None:
     """Makes the kernel send SIGTERM to this process when the study that started it ends.
 
-    Otherwise the runs of a killed study would keep their folders locked. On Linux only.
+    Otherwise the runs of a killed study would continue and keep their folders locked. Only works on
+    Linux.
     """
     if sys.platform != "linux" or os.environ.get(_PARENT) != str(os.getppid()):
         return
@@ -107,11 +110,11 @@ def end_with_parent() -> None:
 
 
 def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
-    """Divides the machine between runs.
+    """Divides the machine into equal shares, one per parallel run.
 
     Args:
-      devices_per_run: GPUs of a run; 0: runs use CPU cores.
-      jobs: most runs at a time; None: as many as there are cores, or as the GPUs are enough for.
+      devices_per_run: number of GPUs per run; 0 if runs use CPU cores.
+      jobs: maximum number of parallel runs; None for as many as the cores or GPUs allow.
 
     Raises:
       UserError: if there are fewer GPUs than one run needs.
@@ -132,7 +135,7 @@ def shares(devices_per_run: int, jobs: int | None) -> list[Share]:
 
 
 def _gpu_shares(devices_per_run: int, jobs: int | None) -> list[Share]:
-    """Divides the GPUs between runs; see `shares`."""
+    """Divides the GPUs into shares; see `shares`."""
     gpus = visible_gpus()
     most = len(gpus) // devices_per_run
     if most == 0:
@@ -158,14 +161,15 @@ class RunningProcess:
 
 @dataclass
 class RunScheduler:
-    """Starts runs as shares become free.
+    """Starts runs as soon as shares of the machine become free.
 
     Attributes:
-      command: starts a run; the run's id is appended.
+      command: command that starts a run, to which the run's id is appended.
       shares: free shares of the machine.
-      waiting: runs that were not started yet.
-      failed: exit codes of runs that ended with an error, by id.
-      stopping: True once `stop` was called; no run is started after that.
+      waiting: runs that have not been started yet.
+      running: runs in progress.
+      failed: exit codes of runs that ended with an error, by run id.
+      stopping: True once `stop` has been called; no run is started after that.
     """
 
     command: Sequence[str]
@@ -178,8 +182,9 @@ class RunScheduler:
     def start_some(self) -> None:
         """Starts waiting runs while a share is free.
 
-        A run waits while another process uses its folder or makes its warm-up. Cells of equal
-        settings share a run folder: the second process finds the run trained.
+        A run has to wait while another process uses its run folder or creates its warm-up. Runs
+        with identical settings share a run folder, so the second process finds the training
+        finished.
         """
         while self.shares and not self.stopping:
             run = self._next_run()
@@ -189,7 +194,7 @@ class RunScheduler:
             self._start(run, self.shares.pop(0))
 
     def _next_run(self) -> PlannedRun | None:
-        """Returns the first waiting run that can start now; None if there is none."""
+        """Returns the first waiting run that can start now; None if all of them have to wait."""
         busy_folders = set()
         busy_warmups = set()
         for other in self.running:
@@ -204,7 +209,7 @@ class RunScheduler:
         return None
 
     def _start(self, run: PlannedRun, share: Share) -> None:
-        """Starts the process of a run on a share; its output goes to the run's log."""
+        """Starts the process of a run on a share. Its stdout and stderr go to the run's log."""
         run.log.parent.mkdir(parents=True, exist_ok=True)
         compiled = run.place.parent / "compiled"
         with run.log.open("a", encoding="utf-8") as log, share.pinned():
@@ -214,13 +219,14 @@ class RunScheduler:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=share.environment(os.environ, compiled),
-                # `stop` passes on a Ctrl-C at the terminal, once.
+                # A separate session does not receive Ctrl-C from the terminal. `stop` sends the
+                # signal instead, so each run receives it only once.
                 start_new_session=True,
             )
         self.running.append(RunningProcess(run, share, process))
 
     def collect(self) -> list[PlannedRun]:
-        """Returns the runs that ended since the last call, and frees their shares."""
+        """Returns the runs that have ended since the last call, and frees their shares."""
         ended = [entry for entry in self.running if entry.process.poll() is not None]
         for entry in ended:
             self.running.remove(entry)
@@ -232,7 +238,10 @@ class RunScheduler:
         return [entry.run for entry in ended]
 
     def stop(self) -> None:
-        """Sends SIGTERM to every run, and waits until they have saved and ended."""
+        """Sends SIGTERM to every running process, and waits until they have exited.
+
+        A run saves its state before it exits.
+        """
         self.stopping = True
         for entry in self.running:
             entry.process.send_signal(signal.SIGTERM)
@@ -246,12 +255,14 @@ def run_all(
     progress: Progress,
     poll: Callable[[], None],
 ) -> None:
-    """Runs all waiting runs, and shows which have ended and the time left.
+    """Executes all waiting runs and displays the progress and the remaining time.
 
     Args:
-      everything: all runs of the study, also those that are done; for the progress.
-      poll: called every `POLL` seconds. It may raise; the runs continue until
-        `RunScheduler.stop`.
+      scheduler: the scheduler with the waiting runs.
+      everything: all runs of the study including finished ones, for the progress.
+      progress: the progress display.
+      poll: called every `POLL` seconds. If it raises an exception, the processes keep running until
+        `RunScheduler.stop` is called.
     """
     longest = max((run.tokens or 0 for run in everything), default=0)
     around = max(int(_AROUND_TRAINING * longest), 1)
@@ -277,7 +288,12 @@ def run_all(
 
 
 def _end_line(run: PlannedRun, code: int | None) -> str:
-    """Returns the line for a run that ended; `code` is its exit code if it failed."""
+    """Returns the message for a run that has ended.
+
+    Args:
+      run: the run.
+      code: the exit code if the run failed, otherwise None.
+    """
     if code is None:
         return f"done: {run.id}"
     reason = f"exit code {code}"
@@ -287,15 +303,16 @@ def _end_line(run: PlannedRun, code: int | None) -> str:
 
 
 def _trained_tokens(run: PlannedRun) -> int:
-    """Returns the tokens that an unfinished run has generated, from the last line of its metrics.
+    """Returns the number of tokens that an unfinished run has generated so far.
 
-    Returns 0 if the metrics have no whole line yet.
+    The number is read from the last complete line of the run's metrics. Returns 0 if the metrics
+    have no complete line yet.
     """
     metrics = RunPaths(run.folder).metrics
     with contextlib.suppress(OSError, LookupError, ValueError), metrics.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
-        # The last element is empty, or a line that is being written.
+        # The last element is either empty or an incomplete line that is still being written.
         last_line = file.read().split(b"\n")[-2]
         record = json.loads(last_line)
         return min(int(record["rollout/tokens_total"]), run.tokens or 0)

@@ -1,7 +1,11 @@
-"""Defines the records of a study: tasks, arms, seeds, evaluation, comparisons and views.
+"""Defines the dataclasses of a study: tasks, arms, evaluation settings, sweeps and views.
 
-`study_file` reads these records from a file and checks them; `plan` turns them into runs. Nothing
-here runs or reads anything, except for the config files of the runs.
+An arm is a method with its settings. A variant is an arm at one value of a sweep. A cell contains
+the results of one run, which is a combination of task, variant and seed. A view is a kind of result
+that the report shows in tables and figures.
+
+`study_file` reads studies from files and checks them, and `plan` expands them into runs. This
+module does not run anything, and the only files it reads are the configs of the runs.
 """
 
 import functools
@@ -29,18 +33,18 @@ View = Literal[
     "sensitivity",
     "contrasts",
 ]
-# The four parts of BACR in an ablation, named as in the paper.
+# The four parts of BACR that an ablation switches on and off, named as in the paper.
 Part = Literal["BUP", "CAS", "TDR", "BCAE"]
 PARTS: tuple[str, ...] = typing.get_args(Part)
-# Label of each way to count the tokens of a vote.
+# Label of each way to count the tokens of a majority vote with budget b.
 ACCOUNTING = {
     "per_sample": "b tokens a sample",
     "matched_total": "b tokens in all",
 }
-# Key of the mean over all budgets, next to the keys of the budgets.
+# Key of the mean over all budgets, used in the same places as the key of a single budget.
 MEAN = "mean"
 SEEDS = "[0, 4294967295]"
-# A cell stores the number of right samples of a problem as one digit in base 36.
+# A cell stores the number of correct samples of a problem as one base-36 digit.
 SAMPLES = "[0, 35]"
 
 Value = str | float | int
@@ -62,7 +66,7 @@ class Variant:
 
 
 def cell_id(task: str, variant: Variant, seed: int) -> str:
-    """Returns `task.arm.seed`, or `task.arm.value.seed` for a swept value."""
+    """Returns `task.arm.seed`, or `task.arm.value.seed` if the variant has a swept value."""
     return f"{task}.{variant.key}.{seed}"
 
 
@@ -77,9 +81,11 @@ class Sweep:
 
     Attributes:
       key: the config key that is varied, or a name for several keys that vary together.
-      values: the key's values. In a file also a mapping from names to the keys that each name sets.
-      default: the value that the other values are tested against; None: no tests.
-      settings: by value, the config keys that the value sets.
+      values: the values of the key. A study file may instead map names to the config keys that each
+        name sets.
+      label: label in tables and figures; the key by default.
+      default: the value that the other values are tested against; None for no tests.
+      settings: the config keys that each value sets.
     """
 
     key: str
@@ -96,18 +102,22 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with its settings, run with every seed and on every task.
+    """A method with its settings, which is run on every task with every seed.
 
     Attributes:
-      set: config keys of this arm, such as `{train.steps: 10}`; they override those of the study.
-      votes: k of Self-Consistency. The arm's numbers are maj@k over the samples of arm `of`.
-      accounting: tokens of a vote: `per_sample` (k samples of b tokens), `matched_total` (k samples
-        of b / k tokens).
-      samples: sampled answers per problem; None: the number that the study evaluates with.
-      of: the arm whose runs are evaluated for this arm; None: the arm has runs.
-      sweep: the setting that is varied within this arm; None: the study's sweep.
-      parts: the parts of BACR that are on, in an ablation.
-      marked: True if the paper has this row.
+      id: id of the arm, its key in the study file.
+      label: name of the arm in tables and figures.
+      config: paths of config files, relative to the study file.
+      set: config keys of this arm, such as `{train.steps: 10}`. They override the study's `set`.
+      votes: number k of votes in Self-Consistency. The arm's accuracy is maj@k over the samples of
+        arm `of`.
+      accounting: how the tokens of a vote with budget b are counted: `per_sample` uses k samples of
+        b tokens each, `matched_total` uses k samples of b / k tokens each.
+      samples: number of sampled responses per problem; None for the study's `evaluation.samples`.
+      of: the arm whose runs are evaluated for this arm; None if this arm has runs itself.
+      sweep: the setting that is varied within this arm; None for the study's sweep.
+      parts: the parts of BACR that are enabled, in an ablation.
+      marked: True if the paper's table contains this row.
     """
 
     id: str
@@ -124,27 +134,32 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Returns the label, with the accounting of tokens if the arm is a vote."""
+        """Returns the label, followed by how tokens are counted if the arm is a vote."""
         if not self.votes:
             return self.label
         return f"{self.label} ({ACCOUNTING[self.accounting]})"
 
     @property
     def mark(self) -> str:
-        """Returns the remark that tables print next to the arm's name; empty if there is none."""
+        """Returns the remark shown next to the arm's name in tables; empty if `marked` is False."""
         return "paper's row" if self.marked else ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Questions and the base config of the runs on them.
+    """A set of questions, and the base config of the runs that train on them.
 
     Attributes:
-      budgets: thinking budgets that tables show, in tokens, rising.
-      data: evaluation sets; empty: the sets that the config names.
+      id: id of the task, its key in the study file.
+      label: name of the task in tables and figures.
+      config: paths of config files, relative to the study file.
+      set: config keys of all runs on this task. They override the config files.
+      budgets: thinking budgets in tokens that tables show, in increasing order.
+      data: names of the evaluation sets; empty for the evaluation sets of the config.
       hard_levels: difficulty levels that the view `hard` evaluates separately.
-      main: evaluation set of every view except `hard`. `configured.with_sets` fills it in.
-      hard: evaluation set of the view `hard`; empty if the study has no such view.
+      main: the evaluation set of all views except `hard`, filled in by `configured.with_sets`.
+      hard: the evaluation set of the view `hard`, filled in by `configured.with_sets`; empty if
+        there are neither hard levels nor this view.
     """
 
     id: str
@@ -158,14 +173,17 @@ class Task:
     hard: str = ""
 
     def hard_set(self, name: str) -> str:
-        """Returns the name of the problems of an evaluation set that are at the hard levels."""
+        """Returns the name for the hard problems of an evaluation set.
+
+        The hard problems are the ones whose level is in `hard_levels`.
+        """
         levels = ", ".join(map(str, self.hard_levels))
         return f"{name}, levels {levels}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings with which finished runs are evaluated, equal for every arm and seed."""
+    """Evaluation settings of finished runs. They are the same for all arms and seeds."""
 
     samples: int = setting(4, "answers per problem and budget, beside the greedy one", SAMPLES)
     size: int | None = setting(None, "problems per set; null: all", "[1, inf)")
@@ -177,24 +195,34 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Study:
-    """Methods x tasks x seeds, optionally x one swept setting.
+    """A comparison of methods x tasks x seeds, optionally x the values of a sweep.
 
     Attributes:
+      name: name of the study, which is the name of its file.
+      size: the chosen entry of the file's section `sizes`.
+      title: title of the report.
+      tasks: tasks in the order of the tables. A study file specifies them as a mapping from ids.
+      arms: arms in the order of the tables. A study file specifies them as a mapping from ids.
+      seeds: seeds of the runs. The run with seed s starts from the warm-up with seed s.
       paper: the part of the paper that the study reproduces, such as "Table 1 of the paper"; empty
-        if none.
-      tasks: tasks in the order of the tables; a file has them as a mapping, like arms.
-      seeds: seeds of the runs. A run with seed s starts from the warm-up with seed s.
+        if it does not reproduce any.
       set: config keys of all arms and tasks, such as `{train.max_generated_tokens: ...}`.
-      own: by arm, config keys of that arm that override `set`; for example rates from a search.
-      sweep: the setting that is varied within every arm; None: none.
-      reference: arms that the other arms are tested against. The views `convergence` and
-        `difficulty` use the first one.
-      before: the arm that is the policy before training. Failed runs are counted against it; empty:
-        failed runs are not counted.
-      focus: budgets of the views that show one or two; empty: the second smallest of each task.
-      contrasts: by name, pairs of arms for the view `contrasts`: `{entropy: [with, without]}`.
-      tokens_per_second: pace of one run, measured or planned, for predictions of the time.
-      devices_per_run: GPUs of one run; 0: each run uses one CPU core.
+      own: config keys by arm, which override `set` and the arm's `set`. Used, for example, for
+        learning rates found by a search.
+      evaluation: evaluation settings of finished runs.
+      sweep: the setting that is varied within every arm; None for no sweep.
+      reference: ids of the arms that the other arms are tested against. The views `convergence` and
+        `difficulty` only use the first one.
+      before: id of the arm that represents the policy before training. Failed runs are determined
+        by comparison with this arm; empty to not count failed runs.
+      views: the tables and figures of the report.
+      focus: budgets shown in views that only cover a few budgets; empty for the second-smallest
+        budget of each task.
+      contrasts: pairs of arms for the view `contrasts` by name, such as `{entropy: [with,
+        without]}`.
+      tokens_per_second: measured or planned throughput of one run, used to predict training times.
+      devices_per_run: number of GPUs per run; 0 if each run uses one share of the CPU cores.
+      folder: folder of the study file, which the paths of configs are relative to.
     """
 
     name: str
@@ -219,7 +247,7 @@ class Study:
 
     @property
     def heading(self) -> str:
-        """Returns the title, with the part of the paper that the study reproduces."""
+        """Returns the title, followed by the part of the paper that the study reproduces."""
         if not self.paper:
             return self.title
         return f"{self.title} ({self.paper})"
@@ -231,21 +259,22 @@ class Study:
         return tuple(name for name in self.reference if name in chosen_arms)
 
     def arm(self, id_: str) -> Arm:
-        """Returns the arm with an id."""
+        """Returns the arm with the given id."""
         return next(arm for arm in self.arms if arm.id == id_)
 
     def task(self, id_: str) -> Task:
-        """Returns the task with an id."""
+        """Returns the task with the given id."""
         return next(task for task in self.tasks if task.id == id_)
 
     def samples_of(self, arm: Arm) -> int:
-        """Returns the number of sampled answers per problem in an arm's evaluation."""
+        """Returns the number of sampled responses per problem when an arm is evaluated."""
         return self.evaluation.samples if arm.samples is None else arm.samples
 
     def asked(self, task: str, arm: str) -> dict[str, Any]:
-        """Returns the evaluation settings that an arm's numbers on a task depend on.
+        """Returns the evaluation settings that affect the results of an arm on a task.
 
-        Cells store them. The number of slots is left out, because it changes the speed only.
+        Cells store these settings. The number of slots is left out because it only affects the
+        speed.
         """
         settings: dict[str, Any] = dict(vars(self.evaluation))
         settings["samples"] = self.samples_of(self.arm(arm))
@@ -255,15 +284,15 @@ class Study:
         return settings
 
     def votes_over(self, variant: Variant) -> list[Variant]:
-        """Returns the variants that are votes over the samples of a variant's runs."""
+        """Returns the variants that are majority votes over the samples of a variant's runs."""
         return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]
 
     def sweep_of(self, arm: Arm) -> Sweep | None:
-        """Returns the arm's sweep, or the study's sweep if the arm has none."""
+        """Returns the arm's sweep, or the study's sweep if the arm does not define one."""
         return arm.sweep or self.sweep
 
     def sweeps(self) -> dict[Sweep, list[Arm]]:
-        """Returns every sweep with the arms that it is varied in."""
+        """Returns every sweep with the arms that it applies to."""
         arms_by_sweep: dict[Sweep, list[Arm]] = {}
         for arm in self.arms:
             sweep = self.sweep_of(arm)
@@ -272,24 +301,24 @@ class Study:
         return arms_by_sweep
 
     def variants(self) -> list[Variant]:
-        """Returns every arm at every value, in the order of the file."""
+        """Returns the variants of all arms, in the order of the study file."""
         return [variant for arm in self.arms for variant in self.variants_of(arm)]
 
     def variants_of(self, arm: Arm) -> list[Variant]:
-        """Returns an arm at each of its swept values, or the arm if nothing is swept."""
+        """Returns an arm's variants: one per swept value, or only one if nothing is swept."""
         sweep = self.sweep_of(arm)
         if sweep is None:
             return [Variant(arm.id)]
         return [Variant(arm.id, value) for value in sweep.values]
 
     def focus_budgets(self, task: Task) -> list[str]:
-        """Returns the keys of a task's budgets in focus, then `MEAN`."""
+        """Returns the keys of a task's budgets in focus, followed by `MEAN`."""
         second_smallest = task.budgets[min(1, len(task.budgets) - 1)]
         budgets = self.focus or (second_smallest,)
         return [*map(str, budgets), MEAN]
 
     def cell_ids(self) -> Iterator[str]:
-        """Yields the ids of all cells, in the order of tasks, variants and seeds."""
+        """Yields the ids of all cells, ordered by task, variant and seed."""
         combinations = itertools.product(
             self.tasks,
             self.variants(),
@@ -299,14 +328,19 @@ class Study:
             yield cell_id(task.id, variant, seed)
 
     def config_of(self, task: str, arm: str, varied: Mapping[str, Any]) -> Config:
-        """Returns the resolved config of a run, without seed and folder.
+        """Builds the resolved config of a run, without seed and folders.
+
+        Config files of the task and of the arm are loaded first. The keys that override them are
+        applied in this order: the task's `set`, the study's `set`, the arm's `set`, the study's
+        `own` for this arm, and `varied`.
 
         Args:
-          varied: config keys of the swept value. Later layers win: the task's keys, the study's,
-            the arm's, `own` of the arm, then these.
+          task: id of the task.
+          arm: id of the arm.
+          varied: config keys of the swept value.
 
         Raises:
-          UserError: if a file or a key cannot be used.
+          UserError: if a config file or a key is invalid.
         """
         task_spec = self.task(task)
         arm_spec = self.arm(arm)
@@ -326,5 +360,5 @@ class Study:
         return config_io.override(_loaded(files), overrides)
 
 
-# Cached because many runs start from the same files.
+# Cached because many runs load the same files.
 _loaded = functools.lru_cache(maxsize=64)(config_io.load)

@@ -1,8 +1,8 @@
 """Computes means and differences of arms over seeds and problems, with intervals and tests.
 
-A seed is one whole training run, so an average over seeds has as many independent observations as
-there are seeds. A difference of two arms has two crossed sources of chance: the seeds, which both
-arms were trained with, and the problems, which all runs answer.
+Each seed is one complete training run, so a mean over seeds has as many independent observations as
+there are seeds. A difference between two arms has two crossed sources of randomness: the seeds,
+with which both arms were trained, and the problems, which all runs answer.
 """
 
 import math
@@ -22,12 +22,15 @@ NO_SPREAD = "none"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds with its interval.
 
     Attributes:
-      low: lower end of the 95 % interval; None if there is only one value.
-      high: upper end; None if there is only one value.
-      basis: source of chance of the interval: `OVER_SEEDS`, `OVER_PROBLEMS` or `NO_SPREAD`.
+      mean: the mean.
+      low: lower end of the 95 % interval; None if it is unknown.
+      high: upper end of the 95 % interval; None if it is unknown.
+      seeds: number of seeds.
+      basis: the randomness that the interval covers: `OVER_SEEDS`, `OVER_PROBLEMS`, or `NO_SPREAD`
+        if the interval is unknown.
     """
 
     mean: float
@@ -39,13 +42,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference of arms, with its 95 % interval and its test against 0.
+    """A difference between arms, with its 95 % interval and its test against 0.
 
     Attributes:
+      difference: the difference.
+      low: lower end of the 95 % interval.
+      high: upper end of the 95 % interval.
       p: two-sided p-value.
+      standard_error: standard error of the difference.
       df: degrees of freedom of the t distribution.
-      problems: number of problems; 1 if only means over problems are known.
-      basis: `OVER_BOTH`, or `OVER_PROBLEMS` with one seed, or `OVER_SEEDS` with `problems` 1.
+      seeds: number of seeds.
+      problems: number of problems; 1 if only means over problems are available.
+      basis: the randomness that the interval covers: `OVER_BOTH`, `OVER_PROBLEMS` if there is one
+        seed, or `OVER_SEEDS` if `problems` is 1.
     """
 
     difference: float
@@ -60,10 +69,10 @@ class Contrast:
 
 
 def mean_interval(values: Sequence[float | int]) -> Estimate:
-    """Returns the mean and its 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S).
+    """Computes the mean and its 95 % t interval, mean +- t_{.975, S - 1} s / sqrt(S).
 
     Args:
-      values: one value for each of the S seeds. With one seed the interval is unknown.
+      values: one value for each of the S seeds. With a single seed the interval is unknown.
     """
     array = np.asarray(values, np.float64)
     mean = float(array.mean())
@@ -76,9 +85,9 @@ def mean_interval(values: Sequence[float | int]) -> Estimate:
 
 
 def clopper_pearson_interval(events: int, trials: int) -> tuple[float, float]:
-    """Returns the exact 95 % interval of a probability (Clopper and Pearson 1934).
+    """Computes the exact 95 % interval of a probability (Clopper and Pearson 1934).
 
-    The ends are quantiles of beta distributions. With k events in n trials:
+    The ends of the interval are quantiles of beta distributions. For k events in n trials:
 
         low  = B(.025; k, n - k + 1), and 0 if k = 0
         high = B(.975; k + 1, n - k), and 1 if k = n
@@ -97,16 +106,19 @@ def clopper_pearson_interval(events: int, trials: int) -> tuple[float, float]:
 
 
 def variance_parts(values: Float[np.ndarray, "s n"]) -> tuple[float, float, float]:
-    """Returns the variances of a mean that come from seeds, from problems, and from the rest.
+    """Computes the parts of a mean's variance that come from seeds, from problems, and the rest.
 
-    With S seeds, P problems, row means y_s., column means y_.p and the mean y:
+    For S seeds, P problems, row means y_s., column means y_.p and overall mean y:
 
         seeds     sum_s (y_s. - y)^2 / (S (S - 1))
         problems  sum_p (y_.p - y)^2 / (P (P - 1))
         rest      sum_sp (y_sp - y_s. - y_.p + y)^2 / (S (S - 1) P (P - 1))
 
-    They are the mean squares of a two-way table without replication, divided by S P. The variances
-    of seeds and of problems both contain the rest.
+    These are the mean squares of a two-way table without replication, divided by S P. The parts of
+    seeds and of problems both include the rest.
+
+    Args:
+      values: one value per seed and problem, with at least two seeds and two problems.
     """
     seeds, problems = values.shape
     seed_means = values.mean(1)
@@ -126,28 +138,29 @@ def variance_parts(values: Float[np.ndarray, "s n"]) -> tuple[float, float, floa
 
 
 def crossed_test(differences: Float[np.ndarray, "s n"]) -> Contrast | None:
-    """Tests a mean difference against 0 over seeds and problems, as crossed random effects.
+    """Tests a mean difference against 0, with seeds and problems as crossed random effects.
 
-    The model is d_sp = delta + a_s + b_p + e_sp, with the last three terms random. From
-    `variance_parts`,
+    The model is d_sp = delta + a_s + b_p + e_sp, where the last three terms are random. Using the
+    parts computed by `variance_parts`,
 
-        Var(mean) = V_seed + V_problem - V_rest,
+        Var(mean) = V_seed + V_problem - V_rest.
 
-    but at least V_seed and V_problem, because a negative component must not lower them, and at
-    least 1 / (P + 2)^2, the variance that two imaginary problems leave if all problems agree
-    (Agresti and Min 2005). Degrees of freedom are Satterthwaite's (1946),
+    Two lower bounds apply. The variance is at least V_seed and V_problem, because a negative
+    variance component must not reduce it. It is also at least 1 / (P + 2)^2, the variance that two
+    imaginary problems leave if all problems agree (Agresti and Min 2005). The degrees of freedom
+    are Satterthwaite's (1946),
 
         df = Var^2 / (V_seed^2 / (S - 1) + V_problem^2 / f + V_rest^2 / ((S - 1) f)),   f = P - 1.
 
-    With one seed only problems vary, and with one problem (means over problems) only seeds vary:
-    both are ordinary t tests.
+    With one seed only the problems vary, and with one problem (when only means over problems are
+    available) only the seeds vary. Both cases reduce to an ordinary t test.
 
     Args:
-      differences: differences of two arms, averaged over the samples of a problem, in [-1, 1]; or
-        another contrast of arms.
+      differences: difference of two arms for each seed and problem, averaged over the samples of
+        the problem, in [-1, 1]; or any other contrast of arms.
 
     Returns:
-      None with one seed and one problem.
+      The contrast, or None if there is only one seed and one problem.
     """
     values = np.asarray(differences, np.float64)
     seeds, problems = values.shape
@@ -197,11 +210,12 @@ def _crossed_variance(values: Float[np.ndarray, "s n"]) -> tuple[float, float]:
 def two_sided(difference: float, error: float, df: float) -> float:
     """Returns the two-sided p-value of a difference, P(|T| >= |difference| / error).
 
-    With an error of 0 the p-value is 1 for a difference of 0, else 0.
+    If `error` is 0, the p-value is 1 for a difference of 0 and 0 otherwise.
 
     Args:
+      difference: the difference.
       error: standard error of the difference.
-      df: degrees of freedom of Student's t.
+      df: degrees of freedom of Student's t distribution.
     """
     if error == 0:
         return 1.0 if difference == 0 else 0.0
@@ -212,7 +226,7 @@ def two_sided(difference: float, error: float, df: float) -> float:
 def rounded(value: Any, digits: int) -> Any:
     """Rounds every float in a nested value to a number of significant digits.
 
-    NaN and infinity become None; arrays and tuples become lists.
+    NaN and infinity are replaced by None; arrays and tuples are converted to lists.
     """
     if isinstance(value, Mapping):
         return {key: rounded(item, digits) for key, item in value.items()}
@@ -226,11 +240,11 @@ def rounded(value: Any, digits: int) -> Any:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns Holm's adjusted p-values of a family of tests (Holm 1979), in the given order.
+    """Returns Holm's adjusted p-values for a family of tests (Holm 1979), in the given order.
 
-    With the m values in rising order, the i-th becomes max over j <= i of min(1, (m - j + 1) p_j).
-    If all tests with an adjusted value below .05 are called significant, the chance of any false
-    one in the family is at most 5 %.
+    With the m values sorted in increasing order, the i-th one becomes max over j <= i of min(1, (m
+    - j + 1) p_j). If every test with an adjusted p-value below .05 is called significant, the
+    probability of at least one false positive in the family is at most 5 %.
     """
     values = np.asarray(p_values, np.float64)
     order = np.argsort(values, kind="stable")

@@ -1,7 +1,8 @@
-"""Reads studies from files, and refuses a study that cannot be used before anything is run.
+"""Reads studies from files, and rejects an invalid study before anything is run.
 
-A file in `configs/studies/` has the keys of `Study`. Its section `sizes` has, by name (`cpu`,
-`gpu`, `7b`), keys that replace those at the top. Paths of configs are relative to the file.
+A study file in `configs/studies/` contains the fields of `Study`. Its section `sizes` maps names
+(such as `cpu`, `gpu` or `7b`) to fields that replace the ones at the top level. Paths of configs
+are relative to the study file.
 """
 
 import re
@@ -21,35 +22,37 @@ _RANGES = {
     "tokens_per_second": "(0, inf)",
     "devices_per_run": "[0, inf)",
 }
-# Names become parts of file names and of cell ids.
+# Names become parts of file names and cell ids, so only these characters are allowed.
 _NAME = re.compile(r"[A-Za-z0-9_+-]+")
-# Swept values do, too; they may contain a point.
+# Swept values become parts of file names and cell ids too. They may also contain a decimal point.
 _VALUE = re.compile(r"[A-Za-z0-9_+.-]+")
-# Config keys that the study sets for each run, and how to change them.
+# Config keys that the study sets for each run, and what to write instead.
 _KEYS_OF_STUDY = {
     "seed": "the study's key seeds, such as seeds=[4]",
     "output.dir": "--out DIR",
 }
 _STUDY_TYPES = typing.get_type_hints(Study)
-# Fields of `Study` that no file sets.
+# Fields of `Study` that cannot be set in a file.
 _UNWRITTEN = {"name", "size", "folder"}
 
-# A check: True if it passed, the key's path, the value there, and what to write instead.
+# A check: True if it passed, the path of the key, its value, and what to write instead.
 _Check = tuple[Any, str, Any, str]
 
 
 def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
-    """Reads the keys of a study's file at one size.
+    """Reads a study file and merges the fields of one size into the fields at the top level.
+
+    Mappings are merged key by key; other values of the size replace the top-level values.
 
     Args:
-      size: a name under `sizes`; None: the first.
+      path: the study file.
+      size: a name in the section `sizes`; None for the first one.
 
     Returns:
-      The keys at the top of the file, replaced by the size's keys (mappings are merged key by key),
-      and the name of the size.
+      The merged fields and the name of the size.
 
     Raises:
-      UserError: if the file cannot be read, or has no such size.
+      UserError: if the file cannot be read, or does not define this size.
     """
     document: dict[str, Any] = dict(constructed(parse_file(path)) or {})
     sizes = document.pop("sizes", None)
@@ -78,30 +81,32 @@ def merged(path: Path, size: str | None) -> tuple[dict[str, Any], str]:
 
 
 def overridden(text: str) -> tuple[str, Any]:
-    """Parses `key=value` of the command line; returns the key and the value."""
+    """Parses a `key=value` argument of the command line and returns the key and the value."""
     override = parse_override(text)
     return override.prefix[:-1], constructed(override)
 
 
 def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] = ()) -> Study:
-    """Reads and checks a study; the configs of its runs are not resolved yet.
+    """Reads and checks a study, without building the configs of its runs.
 
     Args:
-      size: one of the file's sizes; None: the first.
-      overrides: `key=value`, such as `seeds=[0]`. Keys that `Study` does not have are config keys
-        of all runs.
+      path: the study file.
+      size: a name in the file's section `sizes`; None for the first one.
+      overrides: `key=value` arguments, such as `seeds=[0]`. Keys that are not fields of `Study` are
+        config keys of all runs.
 
     Raises:
-      UserError: if the study cannot be used; the line names the file or the command line.
+      UserError: if the study is invalid. The message names the file or the command line as the
+        source.
     """
     keys, chosen_size = merged(path, size)
     arms_of_file = [*(keys.get("arms") or {})]
     keys_written = {text.partition("=")[0].partition(".")[0] for text in overrides}
-    # The command line chooses arms and tasks; their settings are in the file.
+    # The command line only selects arms and tasks. Their settings come from the file.
     keys_written -= {"arms", "tasks"}
 
     def place_of(key: str) -> str:
-        """Returns the place of a key for an error: the command line or the file."""
+        """Returns the location of a key for error messages: the command line or the file."""
         on_command_line = key.split(".")[0] in keys_written
         return f"{'command line' if on_command_line else path}: {key}"
 
@@ -155,14 +160,23 @@ def read_study(path: Path, *, size: str | None = None, overrides: Sequence[str] 
 
 
 def _merge(below: Any, value: Any) -> Any:
-    """Returns two mappings merged key by key, or else the second value."""
+    """Merges two mappings key by key; returns the second value if either is not a mapping."""
     if isinstance(value, Mapping) and isinstance(below, Mapping):
         return {**below, **value}
     return value
 
 
 def _chosen(by_name: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[str, Any]:
-    """Returns the named arms or tasks of a file, in the order of the file."""
+    """Selects arms or tasks of a file by name, and keeps the order of the file.
+
+    Args:
+      by_name: the arms or tasks in the file.
+      names: the names to select.
+      key: `arms` or `tasks`, for error messages.
+
+    Raises:
+      UserError: if a name does not exist or is repeated.
+    """
     for name in names:
         if name not in by_name:
             raise refusal(
@@ -180,13 +194,16 @@ def _chosen(by_name: Mapping[str, Any], names: Sequence[Any], key: str) -> dict[
 
 
 def _named(cls: Any, parsed: Any, where: str, **unwritten: Any) -> tuple[Any, ...]:
-    """Reads one dataclass per entry of a mapping from names.
+    """Parses a mapping from names to the fields of a dataclass.
 
     Args:
       cls: `Task` or `Arm`.
-      parsed: the mapping as the file has it.
-      where: the mapping's path, for errors.
-      unwritten: fields that a file must not set, with their values.
+      parsed: the mapping as parsed from the file.
+      where: path of the mapping, for error messages.
+      unwritten: values of fields that cannot be set in a file.
+
+    Returns:
+      One instance of `cls` per name, with the name as its `id`.
     """
     if not isinstance(parsed, Mapping) or not parsed:
         raise refusal(where, f"found {shown(parsed)}", "at least one, by name")
@@ -199,7 +216,7 @@ def _named(cls: Any, parsed: Any, where: str, **unwritten: Any) -> tuple[Any, ..
 
 
 def _check_name(name: Any, where: str) -> None:
-    """Refuses a name that cannot be a part of a file name."""
+    """Raises a UserError if a name contains characters that are not allowed in file names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise refusal(
             where,
@@ -209,7 +226,14 @@ def _check_name(name: Any, where: str) -> None:
 
 
 def _with_sweep(cls: Any, parsed: Any, where: str, fields: Mapping[str, Any]) -> Any:
-    """Reads a dataclass whose section may contain a sweep; a `Task` never does."""
+    """Parses a dataclass whose section may contain a sweep; a `Task` never contains one.
+
+    Args:
+      cls: `Study`, `Task` or `Arm`.
+      parsed: the section as parsed from the file.
+      where: path of the section, for error messages.
+      fields: values of fields that are not in the section.
+    """
     has_sweep = isinstance(parsed, Mapping) and parsed.get("sweep") is not None
     if cls is not Task and has_sweep:
         sweep = _sweep(parsed["sweep"], f"{where}.sweep")
@@ -219,7 +243,7 @@ def _with_sweep(cls: Any, parsed: Any, where: str, fields: Mapping[str, Any]) ->
 
 
 def _sweep(parsed: Any, where: str) -> Sweep:
-    """Reads the section of a sweep, and resolves the config keys that each value sets."""
+    """Parses the section of a sweep, and determines the config keys that each value sets."""
     read = read_dataclass(Sweep, parsed, where, given={"settings": {}})
     if not isinstance(read.values, list | Mapping) or not read.values:
         raise refusal(
@@ -264,7 +288,11 @@ def _sweep(parsed: Any, where: str) -> Sweep:
 
 
 def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Returns the config keys that only the study may set: name, value, what to write instead."""
+    """Returns the config keys in `keys` that only the study may set.
+
+    Returns:
+      The name, the value and what to write instead, for each such key.
+    """
     output = keys.get("output")
     nested = output if isinstance(output, Mapping) else {}
     flat = dict(keys)
@@ -281,10 +309,14 @@ def _keys_of_study(keys: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
 
 
 def _checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
-    """Yields the checks of a study; each one relies on the checks before it.
+    """Yields the checks of a study.
+
+    Each check may assume that all checks before it have passed.
 
     Args:
-      arms_of_file: ids of the file's arms, also of those that the command line left out.
+      study: the study.
+      arms_of_file: ids of all arms in the file, including arms that the command line did not
+        select.
     """
     yield from _number_checks(study)
     yield from _name_checks(study, arms_of_file)
@@ -297,7 +329,7 @@ def _checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
 
 
 def _number_checks(study: Study) -> Iterator[_Check]:
-    """Yields the checks of seeds and of numbers with a range."""
+    """Yields the checks of the seeds and of all numbers that have a range."""
     seeds = study.seeds
     yield 0 < len(seeds) == len(set(seeds)), "seeds", list(seeds), "different seeds"
     for seed in seeds:
@@ -313,7 +345,7 @@ def _number_checks(study: Study) -> Iterator[_Check]:
 
 
 def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
-    """Yields the checks of keys that name arms, and of config keys that only the study may set."""
+    """Yields the checks of fields that refer to arms, and of config keys."""
     for name, keys in study.own.items():
         yield name in arms_of_file, "own", name, any_of(arms_of_file)
         yield isinstance(keys, Mapping), f"own.{name}", keys, "a mapping of config keys"
@@ -334,7 +366,7 @@ def _name_checks(study: Study, arms_of_file: Sequence[str]) -> Iterator[_Check]:
 
 
 def _unswept_arms(study: Study) -> list[str]:
-    """Returns the ids of the arms within which nothing is varied."""
+    """Returns the ids of the arms that no sweep applies to."""
     return [arm.id for arm in study.arms if study.sweep_of(arm) is None]
 
 
@@ -360,7 +392,7 @@ def _checks_of_config_keys(study: Study) -> Iterator[_Check]:
 
 
 def _task_checks(study: Study, task: Task) -> Iterator[_Check]:
-    """Yields the checks of a task's budgets and levels."""
+    """Yields the checks of a task's budgets and difficulty levels."""
     where = f"tasks.{task.id}"
     budgets = list(task.budgets)
     rising = budgets == sorted(set(budgets)) and min(budgets, default=-1) >= 0
@@ -392,8 +424,10 @@ def _vote_checks(study: Study, arm: Arm, matched_votes: dict[str | None, int]) -
     """Yields the checks of an arm's samples, and of its votes over another arm's samples.
 
     Args:
-      matched_votes: by arm with runs, the k of the `matched_total` votes checked so far; this
-        arm's k is added.
+      study: the study.
+      arm: the arm.
+      matched_votes: number of votes of the `matched_total` arms checked so far, by the arm whose
+        samples vote. The number of this arm is added, because all such arms must agree.
     """
     where = f"arms.{arm.id}"
     votes = arm.votes
@@ -409,7 +443,7 @@ def _vote_checks(study: Study, arm: Arm, matched_votes: dict[str | None, int]) -
     samples = study.samples_of(arms[arm.of or arm.id])
     yield inside(samples, SAMPLES), f"{where}.samples", samples, range_text(SAMPLES)
 
-    # An evaluation votes over powers of 2 and over all samples.
+    # An evaluation only computes votes over powers of 2 and over all samples.
     passed = votes is None or (
         2 <= votes <= samples and (votes == samples or votes.bit_count() == 1)
     )

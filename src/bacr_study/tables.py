@@ -1,4 +1,4 @@
-"""Makes the tables of a study from its results.json."""
+"""Creates the tables of a study from its results.json."""
 
 import functools
 import itertools
@@ -15,12 +15,12 @@ from bacr_study.difference_tables import contrast_tables, decoding_tables, diffe
 from bacr_study.items import Results
 from bacr_study.spec import MEAN, PARTS, Study, Sweep, Task, Variant
 
-# Columns of tokens in the table of harder problems.
+# Token columns in the table of harder problems, and their headings.
 _TOKENS = {
     "mean_thinking_tokens": "thinking tok",
     "mean_total_tokens": "total tok",
 }
-# Columns of a task in the table of how the arms were trained.
+# Columns per task in the table "How the arms were trained".
 _TRAINING = (
     "updates",
     "entropy coefficient",
@@ -30,7 +30,7 @@ _TRAINING = (
 
 
 def write_table(folder: Path, table: Table) -> list[Path]:
-    """Writes a table as Markdown, LaTeX and CSV; returns the files."""
+    """Writes a table as Markdown, LaTeX and CSV, and returns the paths of the files."""
     texts = {
         "md": table.markdown(),
         "tex": table.latex(),
@@ -45,7 +45,7 @@ def write_table(folder: Path, table: Table) -> list[Path]:
 
 
 def tables_of(results: Results, study: Study) -> list[Table]:
-    """Returns the tables of the study's views, in the order of its page."""
+    """Returns the tables of the study's views, in the order in which study.html shows them."""
     tables_of_view: Mapping[str, Callable[[Results, Study], Iterator[Table]]] = {
         "accuracy": accuracy_tables,
         "hard": functools.partial(accuracy_tables, hard=True),
@@ -57,13 +57,13 @@ def tables_of(results: Results, study: Study) -> list[Table]:
         "contrasts": contrast_tables,
     }
     views = [view for view in study.views if view in tables_of_view]
-    # Two views may share a function, which is called once.
+    # Two views may share a function, which must only be called once.
     makers = list(dict.fromkeys(tables_of_view[view] for view in views))
     tables: list[Table] = []
     for make in makers[:1]:
         tables += make(results, study)
     tables += failure_tables(results, study)
-    # Next to the accuracies, because updates and rates may explain them.
+    # Placed next to the accuracies, because numbers of updates and learning rates may explain them.
     tables += arm_tables(results, study)
     for make in makers[1:]:
         tables += make(results, study)
@@ -77,10 +77,13 @@ def tables_of(results: Results, study: Study) -> list[Table]:
 
 
 def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> Iterator[Table]:
-    """Yields Table 1 of the paper, or Table 2 with tokens: arm by task and budget.
+    """Yields Table 1 or Table 2 of the paper: the accuracy of each arm by task and budget.
 
     Args:
-      hard: True for Table 2, the problems of the view `hard`.
+      results: the contents of results.json.
+      study: the study.
+      hard: if True, yields Table 2, which shows the problems of the view `hard` and the tokens
+        used.
     """
     names = [items.row_name(study, variant) for variant in study.variants()]
     header = ["method"]
@@ -116,7 +119,11 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
 
 
 def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
-    """Returns headings and columns of a task in Table 1: budgets, mean and failed runs."""
+    """Returns the columns of a task in Table 1: accuracy per budget, mean and failed runs.
+
+    Returns:
+      The heading and the entries of each column.
+    """
     columns: list[tuple[str, Sequence[Item]]] = []
     for budget in (*map(str, task.budgets), MEAN):
         view = "anytime" if budget == MEAN else "accuracy"
@@ -130,7 +137,11 @@ def _main_columns(results: Results, study: Study, task: Task) -> list[tuple[str,
 
 
 def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str, Sequence[Item]]]:
-    """Returns headings and columns of a task in Table 2: budgets and tokens."""
+    """Returns the columns of a task in Table 2: accuracy per budget and tokens used.
+
+    Returns:
+      The heading and the entries of each column.
+    """
     columns: list[tuple[str, Sequence[Item]]] = []
     budgets = list(map(str, task.budgets))
     for budget in budgets:
@@ -148,10 +159,15 @@ def _hard_columns(results: Results, study: Study, task: Task) -> list[tuple[str,
 def _marked_accuracies(
     results: Results, study: Study, view: str, task: Task, name: str, budget: str
 ) -> list[Item]:
-    """Returns a column of accuracies with marks of significance and ranks.
+    """Returns a column of accuracies with significance marks and ranks.
 
     Args:
+      results: the contents of results.json.
+      study: the study.
+      view: the view whose tests determine the marks.
+      task: the task.
       name: the evaluation set.
+      budget: key of a budget, or `MEAN`.
     """
     column = []
     for variant in study.variants():
@@ -164,7 +180,7 @@ def _marked_accuracies(
 def _ranked_accuracies(
     results: Results, task: Task, variants: Sequence[Variant], budget: str
 ) -> list[Item]:
-    """Returns a column of accuracies on the task's main set, with ranks."""
+    """Returns a column of accuracies on the task's main evaluation set, with ranks."""
     column = []
     for variant in variants:
         estimate = items.estimate_of(results, task, task.main, variant, budget)
@@ -173,7 +189,7 @@ def _ranked_accuracies(
 
 
 def failure_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of failed runs of every arm, if the study counts any."""
+    """Yields the table of failed runs per arm, if the study counts failed runs."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for task in study.tasks:
@@ -206,7 +222,7 @@ def failure_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields two tables for each task: Table 3 of the paper, and the effect of each part."""
+    """Yields two tables per task: Table 3 of the paper, and the effect of each part."""
     for task in study.tasks:
         by_budget = results["ablation"][task.id]
         yield _ablation_table(results, study, task)
@@ -214,7 +230,7 @@ def ablation_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _ablation_table(results: Results, study: Study, task: Task) -> Table:
-    """Returns Table 3 of the paper for a task: accuracy of each combination of parts."""
+    """Creates Table 3 of the paper for a task: the accuracy of each combination of parts."""
     by_budget = results["ablation"][task.id]
     variants = [Variant(arm.id) for arm in study.arms]
     columns: list[list[Item]] = []
@@ -240,10 +256,11 @@ def _ablation_table(results: Results, study: Study, task: Task) -> Table:
 
 
 def _effects_table(by_budget: Results, task: Task) -> Table:
-    """Returns the table of what each part of an ablation adds.
+    """Creates the table of the effect of each part in an ablation.
 
     Args:
       by_budget: the task's object under `ablation` in results.json.
+      task: the task.
     """
     effects: dict[str, dict[tuple[str, str], Any]] = {}
     for budget, section in by_budget.items():
@@ -277,7 +294,7 @@ def _effects_table(by_budget: Results, task: Task) -> Table:
 
 
 def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields Table 4 of the paper, and the numbers of Fig. 4: arm by swept value."""
+    """Yields Table 4 and the numbers of Fig. 4 of the paper: each arm by swept value."""
     for task, (sweep, arms) in itertools.product(study.tasks, study.sweeps().items()):
         names = [items.row_name(study, Variant(arm.id)) for arm in arms]
         rows: list[list[Item]] = []
@@ -309,10 +326,10 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
 def _difference_rows(
     results: Results, study: Study, task: Task, budget: str, sweep: Sweep
 ) -> Iterator[tuple[Item, ...]]:
-    """Yields rows of differences by swept value, of each arm with the sweep.
+    """Yields rows of differences by swept value for each arm that the sweep applies to.
 
-    There is a row for each reference arm, at the same value, and one for the arm's default value.
-    Rows without any difference are left out.
+    An arm has one row per reference arm, compared at the same swept value, and one row compared
+    with the sweep's default value. Rows without any difference are left out.
     """
     entries = {}
     for entry in results["comparisons"]:
@@ -347,10 +364,13 @@ def difficulty_tables(results: Results, study: Study) -> Iterator[Table]:
 def _difficulty_table(
     study: Study, task: Task, budget: str, by_variant: Mapping[str, Any]
 ) -> Table:
-    """Returns the table of accuracies and differences by level at a budget.
+    """Creates the table of accuracies and differences by difficulty level at one budget.
 
     Args:
-      by_variant: records of `effects.difficulty`, by key of a variant and by level.
+      study: the study.
+      task: the task.
+      budget: key of a budget, or `MEAN`.
+      by_variant: results of `effects.difficulty`, by variant key and by level.
     """
     problem_counts = {}
     for by_level in by_variant.values():
@@ -385,7 +405,7 @@ def _difficulty_table(
 
 
 def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields for each task the time until held-out accuracy reaches shares of a gain."""
+    """Yields for each task the table of times until held-out accuracy reaches given levels."""
     names = items.row_names(study)
     for task in study.tasks:
         rows: dict[tuple[float, str], list[Item]] = {}
@@ -420,7 +440,7 @@ def convergence_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _time_items(record: Mapping[str, Any]) -> list[Item]:
-    """Returns the items of a time to a level, and of its ratio to the reference arm."""
+    """Formats the time until a level is reached, and its ratio to the reference arm."""
     time = record["time"]
     ratio = record["ratio"]
     digits = 1 if time and time["mean"] < 100 else 0
@@ -435,9 +455,9 @@ def _time_items(record: Mapping[str, Any]) -> list[Item]:
 
 
 def arm_tables(results: Results, study: Study) -> Iterator[Table]:
-    """Yields the table of updates, entropy bonus, learning rate and tokens of each arm.
+    """Yields the table of updates, entropy coefficient, learning rate and tokens of each arm.
 
-    Yields nothing if no run's settings are known.
+    Yields nothing if the settings of the runs are not known.
     """
     costs = results["costs"]
     tasks = [
@@ -465,7 +485,7 @@ def arm_tables(results: Results, study: Study) -> Iterator[Table]:
 
 
 def _training_items(cost: Mapping[str, Any]) -> list[Item]:
-    """Returns the items of `_TRAINING` of an arm on a task; dashes if it was not trained.
+    """Returns an arm's entries in the columns `_TRAINING`; dashes if it was not trained.
 
     Args:
       cost: the arm's object under `costs` in results.json.
@@ -485,7 +505,7 @@ def _training_items(cost: Mapping[str, Any]) -> list[Item]:
 
 
 def cost_table(results: Results, study: Study) -> Table:
-    """Returns the table of steps, tokens and seconds of the runs."""
+    """Creates the table of training steps, generated tokens and wall-clock seconds per arm."""
     names = items.row_names(study)
     rows: list[list[Item]] = []
     for task in study.tasks:

@@ -1,6 +1,6 @@
-"""Makes the cells of one run: trains it, evaluates it and stores the numbers.
+"""Trains and evaluates one run of a study, and stores its results as cells.
 
-Training and evaluation are the ordinary commands `train` and `evaluate`.
+Training and evaluation use the regular commands `train` and `evaluate`.
 """
 
 import dataclasses
@@ -34,28 +34,34 @@ from bacr_study.cells import OF_GROUP, Cell, correct_digits, ids_digest, write_c
 from bacr_study.plan import PlannedRun
 from bacr_study.spec import Arm, Study, Task, cell_id
 
-# Metrics named `time/...` that are not seconds of a step: a pace, and seconds in parallel.
+# Metrics named `time/...` that are not part of a step's duration: a throughput, and the time of
+# work that overlaps with other work.
 _NO_SECONDS = {"time/tokens_per_s", "time/overlap"}
-# Metrics that show whether a policy is being ruined, by their names in a cell's curve.
+# Metrics that reveal a degenerating policy, by their names in a cell's curve.
 _HEALTH = {
     "closed_answers": "rollout/closed_answers",
     "forced_share": "rollout/forced_share",
     "entropy": "policy/entropy",
 }
 
-# Graded answers of an evaluation: by evaluation set, then by budget and decoding.
+# Graded answers of an evaluation, by evaluation set and then by budget and decoding mode.
 GradedSets = Mapping[str, Mapping[EvalSetting, Graded]]
 
 
 def run_one(study: Study, run: PlannedRun) -> int:
-    """Trains and evaluates one run and writes its cells, if they do not exist.
+    """Trains and evaluates one run and writes its cells. Does nothing if they already exist.
 
-    Resumes a run that was stopped. Returns 0, or the exit code of the command that failed.
+    A run that was interrupted is resumed.
+
+    Returns:
+      0 on success, `STOPPED` if a signal arrived while waiting for the run's lock, or the exit code
+      of the command that failed.
     """
     if run.has_cells(study):
         print(f"{run.id}: its cells are there")
         return 0
-    # Cells of equal settings share the run folder: the second process finds it trained.
+    # Runs with identical settings share a run folder. The lock makes the second process wait, and
+    # it then finds the training finished.
     lock_path = run.folder.with_name(f"{run.folder.name}.lock")
     try:
         with PreemptionHandler() as handler:
@@ -64,14 +70,18 @@ def run_one(study: Study, run: PlannedRun) -> int:
         print(f"{signal}: stopped; the same command goes on", file=sys.stderr)
         return STOPPED
     with lock:
-        # Another process may have written the cells while this one waited.
+        # Another process may have written the cells while this one was waiting for the lock.
         if run.has_cells(study):
             return 0
         return _train_and_evaluate(study, run)
 
 
 def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
-    """Trains a run if it is not trained, evaluates it, and writes its cells; see `run_one`."""
+    """Trains a run unless it is already trained, evaluates it and writes its cells.
+
+    Returns:
+      The exit code; see `run_one`.
+    """
     config = run.place / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
@@ -88,9 +98,10 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
 
 
 def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
-    """Returns the command line of `evaluate` for a run, and the folder that it writes.
+    """Returns the command-line arguments of `evaluate` for a run, and its output folder.
 
-    The folder's name has a digest of the command line, so other settings use another folder.
+    The folder's name contains a digest of the arguments, so other evaluation settings use another
+    folder.
     """
     evaluation = study.evaluation
     task = study.task(run.task)
@@ -116,16 +127,17 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
 
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     out = RunPaths(run.folder).later_evaluations / f"study-{digest}"
-    # A cell is the policy at the end of training: the best checkpoint would favour unsteady arms.
+    # Evaluate the policy at the end of training, because selecting the best checkpoint would favour
+    # arms whose training is unstable.
     arguments = ["--run", str(run.folder), *settings, "--step", NEWEST, "--out", str(out)]
     return arguments, out
 
 
 def entry_of(answers: Graded) -> dict[str, Any]:
-    """Returns the numbers of one budget of a cell.
+    """Computes the numbers that a cell stores for one evaluation set, decoding mode and budget.
 
-    They are means over problems and samples, and `correct`, the number of right samples of each
-    problem as a digit.
+    All numbers are means over problems and samples, except for `correct`, which has one digit per
+    problem: its number of correct samples.
     """
     no_answer = [
         answer is None for answers_of_problem in answers.answers for answer in answers_of_problem
@@ -143,7 +155,8 @@ def entry_of(answers: Graded) -> dict[str, Any]:
 def read_graded(out: Path, task: Task) -> GradedSets:
     """Reads the graded answers of a finished evaluation.
 
-    The problems at a task's hard levels are also an evaluation set (`Task.hard_set`).
+    If the task has hard levels, the problems at these levels form additional evaluation sets, named
+    by `Task.hard_set`.
     """
     samples_by_set = read_samples(out)
     hard_sets = {}
@@ -157,13 +170,14 @@ def read_graded(out: Path, task: Task) -> GradedSets:
 
 
 def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
-    """Returns the field `sets` of a Self-Consistency arm's cell.
+    """Returns the field `sets` of the cell of a Self-Consistency arm.
 
-    Votes have no verdicts problem by problem, so `correct` is None.
+    Votes do not have per-problem results, so `correct` is None.
 
     Args:
-      out: the folder of the evaluation.
-      graded: the samples that vote.
+      out: the output folder of the evaluation.
+      graded: the graded samples that the votes are computed from.
+      arm: the Self-Consistency arm.
     """
     sets: dict[str, Any] = {}
     for name, result in read_object(out / RESULTS)["sets"].items():
@@ -189,7 +203,7 @@ def votes_of(out: Path, graded: GradedSets, arm: Arm) -> dict[str, Any]:
 def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
     """Returns the fields `sets`, `problems_digest`, `levels_of` and `samples` of a cell.
 
-    Budgets that the task does not name are left out; they were evaluated for votes.
+    Budgets that are not in `task.budgets` are left out. They were only evaluated for votes.
     """
     sets: dict[str, Any] = {}
     problems_digest = {}
@@ -216,11 +230,17 @@ def sets_of(graded: GradedSets, task: Task) -> dict[str, Any]:
 
 
 def curve(folder: RunPaths) -> list[dict[str, Any]]:
-    """Returns a record per training step, from a run's metrics and evaluations.
+    """Reads the training curve from a run's metrics and evaluations.
 
-    A record holds tokens and seconds so far, the step's reward, held-out accuracy (None if the step
-    was not evaluated), and the shares of closed answers and of cut traces and the policy's entropy
-    if the run recorded them.
+    Returns:
+      One record per training step, preceded by a record for step 0 if the initial policy was
+      evaluated:
+        step: the training step.
+        tokens, seconds: cumulative generated tokens and wall-clock seconds.
+        reward: mean reward of the step; None at step 0.
+        accuracy: held-out accuracy; None if the step was not evaluated.
+        closed_answers, forced_share, entropy: see `_HEALTH`; missing if the run did not record
+          them.
     """
     accuracy_at = {
         record["step"]: record["anytime"][HOLDOUT][GREEDY]["mean"]
@@ -256,7 +276,7 @@ def curve(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def _seconds_of_step(record: Mapping[str, Any]) -> float:
-    """Returns the seconds of a step: the sum of the times of its parts."""
+    """Returns the duration of a step in seconds, as the sum over its parts."""
     parts = [
         value
         for name, value in record.items()
@@ -266,7 +286,11 @@ def _seconds_of_step(record: Mapping[str, Any]) -> float:
 
 
 def schedule(folder: RunPaths) -> list[dict[str, Any]]:
-    """Returns the curriculum of a run: per step, the numbers `OF_GROUP` of every group."""
+    """Reads the curriculum from a run's metrics.
+
+    Returns:
+      One record per training step, with the numbers of `OF_GROUP` for every difficulty group.
+    """
     records = []
     for record in read_lines(folder.metrics):
         keys = [key for key in record if "curriculum/mu_" in key]
@@ -282,10 +306,12 @@ def schedule(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
-    """Writes the cells of a run and of the votes over its samples.
+    """Writes the cell of a run and the cells of the votes over its samples.
 
     Args:
-      out: the folder of the run's evaluation.
+      study: the study.
+      run: the run.
+      out: the output folder of the run's evaluation.
     """
     graded = read_graded(out, study.task(run.task))
     cell = _cell_of(study, run, graded)
@@ -300,12 +326,12 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
             samples={SAMPLED: 1},
         )
         write_cell(run.place, vote_cell)
-    # Written last, so that its existence means that all cells exist.
+    # Written last, so that the existence of this cell implies that all of them exist.
     write_cell(run.place, cell)
 
 
 def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
-    """Returns the cell of a run from its folder and its graded answers."""
+    """Builds the cell of a run from its run folder and its graded answers."""
     folder = RunPaths(run.folder)
     summary = read_object(folder.summary)
     has_schedule = load_method(run.config).follows_prior and run.config.budget.prior == "curriculum"
@@ -330,7 +356,7 @@ def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:
 
 
 def _provenance(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Returns the commit, versions, machine and date of a cell."""
+    """Returns the commit, the package versions, the machine and the date for a cell."""
     cpu = f"{platform.machine()}, {os.cpu_count()} cores"
     return {
         "commit": commit(),
