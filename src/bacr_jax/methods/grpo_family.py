@@ -36,7 +36,7 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
 
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
-    """Builds a `Method.sample_budgets` that returns the same budget, in tokens, for every rollout."""
+    """Builds a `Method.sample_budgets` that returns one fixed budget, in tokens, for all rollouts."""
 
     def sample_budgets(
         key: Array, state: CurriculumState, groups: Int[Array, "Q"]
@@ -81,7 +81,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def told_nothing(config: Config) -> Iterator[str]:
-    """Yields an error message if the prompt contains the budget, for methods with a single budget."""
+    """Yields an error message if the prompt contains the budget, for single-budget methods."""
     if config.conditioning.in_words:
         yield (
             f"conditioning.told={config.conditioning.told}: method={config.method} trains at one "

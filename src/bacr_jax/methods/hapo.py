@@ -1,4 +1,4 @@
-"""HAPO (arXiv 2505.11225): rewards responses that are shorter than the shortest correct one so far."""
+"""HAPO (arXiv 2505.11225): rewards responses shorter than the shortest correct one so far."""
 
 from typing import Literal
 

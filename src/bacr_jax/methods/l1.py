@@ -96,7 +96,7 @@ def told_alone(config: Config) -> dict[str, Any]:
 
 
 def make(config: Config) -> Method:
-    """Builds L1: GRPO on correctness and the distance between the length and the prompt's budget."""
+    """Builds L1: GRPO on correctness and the deviation of the length from the prompt's budget."""
     settings = config.l1
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:

@@ -1,4 +1,4 @@
-"""RLOO (arXiv 2402.14740): the baseline of a trace is the mean over the other traces of its group."""
+"""RLOO (arXiv 2402.14740): the baseline of a trace is the mean over the rest of its group."""
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
