@@ -36,7 +36,7 @@ def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]
 
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
-    """Builds a `Method.sample_budgets` that returns one fixed budget, in tokens, for all rollouts."""
+    """Builds a `Method.sample_budgets` that returns the same budget in tokens for all rollouts."""
 
     def sample_budgets(
         key: Array, state: CurriculumState, groups: Int[Array, "Q"]

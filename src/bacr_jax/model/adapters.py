@@ -2,8 +2,7 @@
 
 A model with adapters has the parameters of `model.qwen2` and two additional entries:
 
-    adapter        two leaves per target matrix, with a leading L: q_a [L, D, r], q_b [L, r, N H]
-    ...
+    adapter        two leaves per target matrix, stacked: q_a [L, D, r], q_b [L, r, N H], ...
     adapter_scale  []   alpha / r
 
 Only `adapter` and `budget` are trained. All other parameters form the frozen base model. As in

@@ -1,9 +1,9 @@
 """Softmax attention over one or more key/value segments, with grouped query heads.
 
-A query can attend to keys in different arrays: the cache of a trunk, which its branches share and
-do not modify, and the few tokens of its own branch. Each segment yields a `Partial`, which consists
-of the maximum score, the sum of exponentials and the weighted sum of values. Partials can be merged
-exactly into one softmax over all keys. The softmax is computed in fp32.
+A query can attend to keys in different arrays: the cache of a trunk, which its branches share
+without modifying it, and the few tokens of the query's branch. Each segment yields a `Partial`,
+which consists of the maximum score, the sum of exponentials and the weighted sum of values.
+Partials can be merged exactly into one softmax over all keys. The softmax is computed in fp32.
 """
 
 import functools
@@ -357,7 +357,7 @@ def _tree_attention_by_blocks(
     branch_of: Int[Array, "B F"] | None,
     trunk_length: int,
 ) -> Float[Array, "B T N H"]:
-    """Computes `tree_attention` with XLA, in blocks of trunk queries and one block of branch queries."""
+    """Computes `tree_attention` with XLA, in blocks of trunk queries and a block for branches."""
     count = q.shape[1] - trunk_length
     sizes = _block_sizes(trunk_length)
     trunk_rows = 0

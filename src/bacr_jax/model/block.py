@@ -32,8 +32,8 @@ _ONES = nn.initializers.ones
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
     """Computes the root-mean-square norm, x / rms(x) * scale.
 
-    The normalised value is cast to the dtype of x before it is multiplied by the scale, as in the
-    reference implementations of the released weights.
+    The normalised value is cast to the dtype of x before it is multiplied by the scale, as the
+    released weights expect.
     """
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
@@ -74,7 +74,7 @@ def rotation(
 
 
 def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"]:
-    """Applies the rotary embedding. Component i is paired with component i + H/2 (half-split layout)."""
+    """Applies the rotary embedding in half-split layout: component i is paired with i + H/2."""
     cos, sin = (part[:, :, None, :].astype(x.dtype) for part in rotary)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin

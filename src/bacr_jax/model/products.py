@@ -1,8 +1,9 @@
-"""Matrix products whose gradients are fast on XLA's CPU backend. Elsewhere, they are plain products.
+"""Matrix products whose gradients are fast on XLA's CPU backend.
 
-The gradient of the second operand of a product is a sum of outer products over rows. XLA's CPU
-backend computes this sum at about half the speed if the result has more rows than columns. In this
-case, the narrower operand is placed first and the result is transposed.
+On other backends, they are plain products. The gradient of the second operand of a product is a sum
+of outer products over rows. XLA's CPU backend computes this sum at about half the speed if the
+result has more rows than columns. In this case, the narrower operand is placed first and the result
+is transposed.
 """
 
 import functools

@@ -37,7 +37,11 @@ class ValueHead(nn.Module):
 def pool_question(
     hidden: Float[Array, "B P D"], start: Int[Array, "B"], end: Int[Array, "B"]
 ) -> Float[Array, "B D"]:
-    """Averages the final hidden states over the question tokens [start, end). Returns h_q in fp32."""
+    """Averages the final hidden states over the question tokens [start, end).
+
+    Returns:
+      h_q, in fp32.
+    """
     chex.assert_rank([hidden, start, end], [3, 1, 1])
     index = jnp.arange(hidden.shape[1])
     mask = (index >= start[:, None]) & (index < end[:, None])

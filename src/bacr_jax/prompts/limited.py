@@ -2,8 +2,8 @@
 
 A chat template is a program, and the Rust tokenizer library can abort the process. Both therefore
 run first in a separate process with limited CPU time and memory (`limited_worker.py`). Only if this
-succeeds does the main process load the same files or use the rendered text. The resource-limited process
-is started once and shared by all requests.
+succeeds does the main process load the same files or use the rendered text. The limited process is
+started once and shared by all requests.
 """
 
 import atexit

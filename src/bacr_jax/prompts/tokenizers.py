@@ -12,8 +12,8 @@ from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.limited import Failed, shared_process
 from bacr_jax.prompts.stop_strings import vocabulary
 
-# Exclusive upper bound of token ids. Larger ids indicate an error in a file and would need too much
-# memory, because tables have one entry per id.
+# Exclusive upper bound of token ids. Larger ids are treated as an error in the file, because tables
+# have one entry per id.
 MOST_IDS = 1 << 24
 # Tokenizer classes that load tokenizer.json unchanged, and classes that AutoTokenizer rebuilds
 # differently.
