@@ -95,7 +95,7 @@ def sequence_ratio(
 def gspo_ratio(
     logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Shaped[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """Computes the length-normalised sequence ratio (GSPO-token, arXiv 2507.18071).
+    """Computes the length-normalized sequence ratio (GSPO-token, arXiv 2507.18071).
 
         s = exp(mean_t(log pi(y_t) - log pi_old(y_t)));  rho_t = sg[s] pi(y_t) / sg[pi(y_t)]
 

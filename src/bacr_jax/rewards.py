@@ -232,7 +232,7 @@ def outcome_coefficients(
     With uniform weights, u_j is 1/M, and (1 + lambda)/M for the last cut. If the weight grows by
     more than a factor of (1 + lambda)/lambda from cut j to cut j + 1, u_j is negative and the
     objective rewards a wrong answer at cut j. For "final_heavy" with 4 cuts, this happens for
-    lambda of 1/6 and above.
+    lambda above 1/6.
 
     Args:
       weights: weight w of each cut.

@@ -19,13 +19,13 @@ _EPSILON = 1e-6
 def advantage_scale(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "..."]:
-    """Computes the divisor that normalises advantages (paper Eq. 14).
+    """Computes the divisor that normalizes advantages (paper Eq. 14).
 
         group:      max(std over a question's G x M advantages, floor)
         batch_rms:  max(root mean square over all advantages, floor)
         none:       1
 
-    Advantages with a learned baseline are not centred. If all traces of a question have the same
+    Advantages with a learned baseline are not centered. If all traces of a question have the same
     reward, their standard deviation is 0 but their advantage may not be. The floor must therefore
     be about .1 instead of 1e-6.
 
@@ -121,7 +121,7 @@ def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arr
 
 
 def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
-    """Computes rewards normalised by the mean and standard deviation of the group (GRPO).
+    """Computes rewards normalized by the mean and standard deviation of the group (GRPO).
 
         A_i = (R_i - mean_G R) / (std_G R + eps),   std with divisor G - 1, eps = 1e-6
 
@@ -147,8 +147,8 @@ def decoupled_advantage(
 
         A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
 
-    The second normalisation uses the mean and standard deviation of the whole batch. If the rewards
-    were summed before normalising, as in GRPO, different combinations of rewards could have the
+    The second normalization uses the mean and standard deviation of the whole batch. If the rewards
+    were summed before normalizing, as in GRPO, different combinations of rewards could have the
     same advantage, and the reward with the largest variance would dominate.
 
     Args:

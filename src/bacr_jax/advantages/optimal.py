@@ -1,6 +1,6 @@
 """Minimum-variance baseline: expected return, weighted by squared score norms.
 
-The constant baseline of a segment that minimises the variance of the gradient is not the mean
+The constant baseline of a segment that minimizes the variance of the gradient is not the mean
 return but
 
     b* = E |s|^2 G / E |s|^2

@@ -135,8 +135,8 @@ def prior_strength(sigma2: Scalar, error2: Scalar) -> Float[Array, ""]:
       error2: v^2 (`residual_moments`), averaged over training steps. It can be negative.
 
     Returns:
-      n0. If v^2 is at most 1e-6 sigma^2 or negative, which means no measurable error of V, n0 is
-      1e6.
+      n0, at most 1e6. The maximum is returned if v^2 is not above 1e-6 sigma^2, which means that V
+      has no measurable error.
     """
     sigma2 = at_least_float32(sigma2)
     error2 = at_least_float32(error2)

@@ -29,13 +29,13 @@ def group_weights(
         w_k ~ rho_k (1 - rho_k) + epsilon
 
     Without the floor, a group with pass rate 0 or 1 would never be sampled again, so a change of
-    its pass rate could not be observed. If all pass rates were 0 or 1, the normalised weights would
+    its pass rate could not be observed. If all pass rates were 0 or 1, the normalized weights would
     be 0/0. The weight is largest at rho = 1/2. Note that a group in which half of the problems are
     solved and half are impossible also has this pass rate.
 
     Args:
       pass_rate: pass rate rho of each group, in [0, 1].
-      epsilon: floor of the weights before normalisation. A value of 0 is Eq. 6 exactly as in the
+      epsilon: floor of the weights before normalization. A value of 0 is Eq. 6 exactly as in the
         paper.
       sizes: number of questions per group. If specified, the weights are multiplied by the sizes,
         so that equally hard questions have equal probability, rather than equally hard groups.

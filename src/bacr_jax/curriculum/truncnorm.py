@@ -132,7 +132,7 @@ def truncnorm_ppf(
 def _quantile_in_tail(
     u: Array, start: Array, end: Array, width: Array, sigma: Array, low: Array, high: Array
 ) -> Array:
-    """Computes quantiles for a mode outside the interval, as a distance from the nearest edge."""
+    """Computes quantiles if the mode is outside the interval, from the edge closest to the mode."""
     mode_is_below = start >= 0.0
     from_edge = jnp.where(mode_is_below, u, 1.0 - u)
     rest = jnp.where(mode_is_below, 1.0 - u, u)

@@ -1,6 +1,6 @@
 """AnytimeReasoner (arXiv 2505.13438): one trace, scored at several budgets.
 
-The budget is not an input of the policy. Budget-relative policy optimisation (BRPO) compares a
+The budget is not an input of the policy. Budget-relative policy optimization (BRPO) compares a
 trace with its own earlier outcomes (V1) and with its group (V2). With `anytime.baseline: v2`, only
 the group is used, as in some descriptions of the method. The name of the method is then
 "AnytimeReasoner, simplified BRPO".

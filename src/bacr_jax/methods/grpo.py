@@ -1,4 +1,4 @@
-"""GRPO (arXiv 2402.03300): group-normalised advantages at a fixed budget."""
+"""GRPO (arXiv 2402.03300): group-normalized advantages at a fixed budget."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ PUBLISHED = {
 def make(config: Config) -> Method:
     """Builds GRPO: rewards minus the group mean, divided by the group's standard deviation.
 
-    With `reward.apart`, each reward in `reward.weights` is normalised separately (GDPO).
+    With `reward.apart`, each reward in `reward.weights` is normalized separately (GDPO).
     """
     if not config.reward.apart:
         return grpo_family(config, "GRPO", published=PUBLISHED)

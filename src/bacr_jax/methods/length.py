@@ -1,4 +1,4 @@
-"""Variants of GRPO that favour short correct answers: Laser, ShorterBetter and GFPO.
+"""Variants of GRPO that favor short correct answers: Laser, ShorterBetter and GFPO.
 
 Laser and ShorterBetter reward short answers. GFPO only trains on the shortest responses.
 """

@@ -203,7 +203,7 @@ def make(config: Config) -> Method:
 
     The state contains one limit per training question: the length of the initial policy's response
     if that response was correct, otherwise infinity. A response that declares a budget above the
-    limit is penalised.
+    limit is penalized.
     """
     settings = config.selfbudgeter
     close = format_for(config, declares_budget=True).budget_close

@@ -55,7 +55,7 @@ def cached_attention(
     *,
     transposed: bool = False,
 ) -> Partial:
-    """Computes the unnormalised attention of queries over the keys of one segment.
+    """Computes the unnormalized attention of queries over the keys of one segment.
 
     Query head n uses key/value head n // (N / K). The keys of each head are contiguous, as in the
     KV cache, and the group of query heads is folded into the query axis. Both products are
@@ -118,7 +118,7 @@ def token_attention(
 ) -> Float[Array, "B 1 N H"]:
     """Computes attention for a single query per row.
 
-    The softmax is normalised directly, without a `Partial`, and the mask is applied by addition.
+    The softmax is normalized directly, without a `Partial`, and the mask is applied by addition.
     XLA's CPU backend then computes scores and exponentials in one pass and distributes the rows
     over all threads.
 

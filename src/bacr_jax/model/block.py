@@ -32,7 +32,7 @@ _ONES = nn.initializers.ones
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
     """Computes the root-mean-square norm, x / rms(x) * scale.
 
-    The normalised value is cast to the dtype of x before it is multiplied by the scale, as the
+    The normalized value is cast to the dtype of x before it is multiplied by the scale, as the
     released weights expect.
     """
     y = x.astype(jnp.float32)

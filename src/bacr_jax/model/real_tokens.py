@@ -1,11 +1,12 @@
-"""Unpads right-padded rows into a list of real tokens, so that padding is not computed.
+"""Converts right-padded rows to a list of their real tokens, to avoid computing padding.
 
     rows   [B, T]   right-padded, the layout required by attention
     list   [1, U]   contains each token once, even if several rows share it
 
-Rows with a common prefix share the tokens of the prefix, for example the rollouts of a prompt that
-does not contain the budget. Both conversions between rows and list are gathers, and so are their
-gradients, because scatters are slow on every backend.
+All layers are computed on the list, except that attention may still need the padded rows. Rows with
+a common prefix share the tokens of the prefix, for example the rollouts of a prompt that does not
+contain the budget. Both conversions between rows and list are gathers, and so are their gradients,
+because scatters are slow on every backend.
 """
 
 import jax
@@ -50,11 +51,14 @@ class RealTokens:
         return entries**2 <= rows * width**2
 
     def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
-        """Returns the mask [U, U] of the preceding entries that are visible to each entry.
+        """Returns the mask [U, U] of the entries that are visible to each entry.
 
-        Rows consist of a trunk and its branches (see `attention.tree_attention`). Entries attend to
-        the trunk of their row, and branch entries only up to their context. For shared positions,
-        the trunk of the row's owner is used. A branch entry also attends to its branch.
+        Rows consist of a trunk and its branches (see `attention.tree_attention`). An entry attends
+        to the trunk of its row. If the row shares a prefix, this part of the trunk belongs to the
+        row's owner. A branch entry attends to the trunk only up to the branch's context, and to its
+        branch.
+
+        The mask does not include causality, which `attention.masked_attention` adds.
 
         Args:
           context: number of trunk tokens visible to each branch.

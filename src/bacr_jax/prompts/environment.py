@@ -101,14 +101,14 @@ class Questions:
 
 @dataclass(frozen=True)
 class Environment:
-    """All parts of a run other than the model and its training.
+    """Tokenizer, question sets, prompts and graders of a run: everything except the model.
 
     Attributes:
       vocab_size: number of rows of the model's embedding matrix.
       style: prompt format.
       rules: vocabulary tables used during decoding.
       train: training questions.
-      holdout: questions that are held out from the training set, without duplicates.
+      holdout: held-out questions of the training set, without duplicates.
       eval: evaluation sets, keyed by their names in data.eval.
       graders: graders, keyed by `QuestionSet.graded_by`.
       graded_by: key of the current grader. This is the training set's grader unless it was changed

@@ -112,7 +112,7 @@ def grade_cuts(
         flat_texts, references, mode=STRICT, poll=poll, questions=flat_questions
     )
     outcomes = np.array([verdict.correct for verdict in verdicts], np.float32)
-    # Assigned to an object array, because np.array would convert the contents of the verdicts.
+    # Assigned to an object array, because np.array would inspect the contents of the verdicts.
     verdict_array = np.empty(len(verdicts), object)
     verdict_array[:] = verdicts
     return outcomes.reshape(num_rows, num_cuts), verdict_array.reshape(num_rows, num_cuts)

@@ -122,8 +122,8 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
 
     A string that overlaps with itself by two or more bytes may be rejected. For example, after four
     tokens `a`, the match of `aaab` started in the second token. `opens` cannot represent this,
-    because it only distinguishes whether a match started in the current token. Tags never overlap
-    with themselves in this way.
+    because it only marks matches that start in the current token. Tags never overlap with
+    themselves in this way.
 
     Args:
       string: stop string. An empty string never matches.

@@ -1,7 +1,8 @@
-"""Running moments per budget bin, where each bin covers a factor of two (`score_by_budget`).
+"""Running moments per budget bin (`advantage.score_by_budget`).
 
-The moments of K bins and M cuts are stored as one vector of K * M numbers, ordered by bin. With a
-single bin, every function in this module returns its argument unchanged.
+Each bin covers a factor of two in the budget. The moments of K bins and M cuts are stored as one
+vector of K * M numbers, ordered by bin. With a single bin, every function in this module returns
+its argument unchanged.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Shifts any baseline towards the baseline that minimises the variance of the gradient.
+"""Shifts any baseline towards the baseline that minimizes the variance of the gradient.
 
 This is enabled by `advantage.score_weighted`. The minimum-variance baseline weights returns by
 squared score norms. A running regression, fitted only to earlier batches, shifts the baseline of
