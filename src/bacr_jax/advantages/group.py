@@ -143,7 +143,7 @@ def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arra
 def decoupled_advantage(
     rewards: Float[Array, "Q G R"], weights: Float[Array, "R"]
 ) -> Float[Array, "Q G"]:
-    """Normalises each of several rewards within its group and sums them (GDPO, arXiv 2601.05242).
+    """Normalizes each of several rewards within its group and sums them (GDPO, arXiv 2601.05242).
 
         A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
 

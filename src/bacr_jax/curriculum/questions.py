@@ -9,7 +9,7 @@ from bacr_jax.types import Scalar
 
 
 def _normalised(weights: Array, allowed: Array) -> Array:
-    """Normalises weights to sum to 1 over the allowed entries.
+    """Normalizes weights to sum to 1 over the allowed entries.
 
     If all allowed weights are zero, the result is uniform over the allowed entries.
     """

@@ -93,10 +93,10 @@ def truncnorm_ppf(
 ) -> Float[Array, "..."]:
     """Computes quantiles of TruncNorm(mu, sigma^2; low, high), the distribution in paper Eq. 4.
 
-    The error is below 1e-5 of the width of the interval for any location and scale, provided that
-    the spacing of float32 numbers near the ends is much smaller than that. For example, it is 3e-3
-    for a width of .135 near 8,814. In far tails, the error is also small relative to the distance
-    from the edge.
+    For any location and scale, the error is below 1e-5 of the width of the interval, provided that
+    the spacing of float32 numbers near the ends is much smaller than that. Otherwise, the error can
+    be larger, for example 3e-3 for a width of .135 near 8,814. In far tails, the error is also
+    small relative to the distance from the edge.
 
     Args:
       u: probabilities, in [0, 1].

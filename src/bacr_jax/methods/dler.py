@@ -37,7 +37,7 @@ PUBLISHED = {
 
 
 def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Float[Array, "Q G"]:
-    """Normalises advantages to mean 0 and standard deviation 1 over the tokens of a batch.
+    """Normalizes advantages to mean 0 and standard deviation 1 over the tokens of a batch.
 
         (A - m) / sqrt(v + 1e-8),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
 

@@ -1,8 +1,7 @@
 """SelfBudgeter (arXiv 2505.11274): a response declares a budget and is rewarded for matching it.
 
 The code of the publication is not public. `declared_budget_reward` and the comments in
-`config.SelfBudgeterConfig` state which parts are published, which are recalled from memory and
-which are inferred.
+`config.SelfBudgeterConfig` distinguish between published, recalled and inferred parts.
 """
 
 import itertools

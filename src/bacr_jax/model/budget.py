@@ -58,9 +58,10 @@ class _Weights(nn.Module):
 def init(key: Array, conditioning: ConditioningConfig, *, width: int, layers: int) -> Params:
     """Initializes the budget module: W1 scaled by fan-in, W2 and the gates with zeros.
 
-    A sigmoid gate with zero weights is 1/2. Since W2 is zero, phi is zero and a pretrained model is
-    initially unchanged, bit for bit. With tanh gates initialized to zero, the gradients of both W2
-    and the gates would stay zero forever, so tanh gates are initialized with small random values.
+    A sigmoid gate without bias is initially 1/2. Since W2 is zero, phi is zero and a pretrained
+    model is initially unchanged, bit for bit. With tanh gates initialized to zero, the gradients of
+    both W2 and the gates would stay zero forever, so tanh gates are initialized with small random
+    values.
 
     Returns:
       {"w1", "w2", "gate"} in fp32. The shapes are [D, D], [D, D] and [L, D]. If each layer has a

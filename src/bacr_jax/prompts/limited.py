@@ -1,8 +1,8 @@
 """Loads tokenizers and renders chat templates of untrusted models in a resource-limited process.
 
 A chat template is a program, and the Rust tokenizer library can abort the process. Both therefore
-run first in a separate process with limited CPU time and memory (`limited_worker.py`). Only if this
-succeeds does the main process load the same files or use the rendered text. The limited process is
+run first in a separate process with limited CPU time and memory (`limited_worker.py`). The main
+process only loads the same files or uses the rendered text if this succeeds. The limited process is
 started once and shared by all requests.
 """
 

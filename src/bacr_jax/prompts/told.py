@@ -30,8 +30,8 @@ def budget_words(config: Config, style: PromptFormat) -> str:
     """Returns the sentence with the budget in prompts, with `{budget}` as the placeholder.
 
     The sentence of a prompt format takes precedence over `conditioning.words`, because some
-    formats, such as the ledger's, have special tokens for it. The result is empty if prompts do not
-    contain the budget under `conditioning.told`.
+    formats, such as the ledger's, have special tokens for it. The result is empty if
+    `conditioning.told` does not put the budget into prompts.
     """
     if not config.conditioning.in_words:
         return ""
