@@ -1,12 +1,13 @@
-"""Policy, value and divergence losses on token log-probabilities.
+"""Policy, value and divergence losses computed from token log-probabilities.
 
-Losses are elementwise; a sum over a denominator turns [B, T] into a scalar. Micro-batches give the
-same loss as the full batch if every part is divided by the denominator of the full batch:
+All losses are elementwise. `aggregate_sum` and `loss_denominator` reduce a [B, T] loss to a scalar.
+Micro-batches give the same loss as the full batch if each partial sum is divided by the denominator
+of the full batch:
 
     denominator = loss_denominator(full_mask, mode="constant", constant=b_max)
     loss = sum(aggregate_sum(x, mask, mode="constant") / denominator for x, mask in parts)
 
-The clipped objective of a token with ratio rho = pi/pi_old and advantage A:
+The clipped objective of a token with importance ratio rho = pi / pi_old and advantage A is
 
     policy_loss(token_ratio(logprobs, old_logprobs), advantages, clip_low=.2, clip_high=.2)
 """
@@ -23,9 +24,9 @@ from bacr_jax.types import Scalar
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"]
 
-# exp(20) = 5e8 is far outside every clip range and far inside the range of float32. The log of the
-# GSPO ratio is a mean over tokens, so 10 is enough for it. Common open implementations have both
-# limits.
+# Upper bounds of |log ratio|, which keep exp() finite in float32. exp(20) = 5e8 is far outside
+# every clip range. The log of the GSPO ratio is a mean over tokens, so a bound of 10 is enough.
+# Common open-source implementations use the same two bounds.
 _LOG_RATIO_LIMIT = 20.0
 _GSPO_LOG_LIMIT = 10.0
 
@@ -34,12 +35,15 @@ _GSPO_LOG_LIMIT = 10.0
 
 
 def _log_ratio(logprobs: Array, others: Array, mask: Array | None) -> Array:
-    """Returns logprobs - others; 0, without gradient, outside the mask. `others` are constants."""
+    """Returns logprobs - others, with a stopped gradient through `others`.
+
+    Outside the mask, the result is 0 and has no gradient.
+    """
     logprobs = at_least_float32(logprobs)
     others = at_least_float32(others)
     if mask is not None:
-        # Masked before the subtraction, because the difference of two infinities is NaN, and so is
-        # any gradient through it.
+        # Masked before the subtraction, because the difference of two infinities is NaN and would
+        # also make the gradient NaN.
         keep = jnp.asarray(mask).astype(bool)
         logprobs = jnp.where(keep, logprobs, 0.0)
         others = jnp.where(keep, others, 0.0)
@@ -51,16 +55,16 @@ def token_ratio(
     old_logprobs: Float[Array, "*batch"],
     mask: Shaped[Array, "*batch"] | None = None,
 ) -> Float[Array, "*batch"]:
-    """Returns the importance ratio of each token.
+    """Computes the importance ratio of each token.
 
-        rho_t = pi(y_t) / pi_old(y_t), log-ratio clamped to +-20
+        rho_t = pi(y_t) / pi_old(y_t), with the log-ratio clamped to [-20, 20]
 
     Args:
       logprobs: log-probabilities under the current policy.
-      old_logprobs: log-probabilities under the policy that sampled, by the same forward
-        computation.
-      mask: tokens that count; required if log-probabilities of other tokens may be -inf. Outside
-        the mask the ratio is 1, without gradient.
+      old_logprobs: log-probabilities under the policy that sampled the tokens. They must be
+        computed by the same forward pass code as `logprobs`.
+      mask: tokens to include. Required if the log-probabilities of excluded tokens can be -inf.
+        Outside the mask, the ratio is 1 and has no gradient.
     """
     chex.assert_equal_shape([logprobs, old_logprobs])
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
@@ -70,15 +74,15 @@ def token_ratio(
 def sequence_ratio(
     logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Shaped[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """Returns the importance ratio of each sequence (paper Eq. 15 to the letter).
+    """Computes the importance ratio of each sequence, exactly as in Eq. 15 of the paper.
 
-        rho = exp(sum_t log pi(y_t) - log pi_old(y_t)), clamped to exp(+-20)
+        rho = exp(sum_t log pi(y_t) - log pi_old(y_t)), with the log-ratio clamped to [-20, 20]
 
-    Over a thousand tokens, a tiny change per token adds up to a ratio outside any clip range.
-    `token_ratio` and `gspo_ratio` are the usable forms.
+    Over a thousand tokens, a tiny change per token adds up to a ratio outside any clip range. Use
+    `token_ratio` or `gspo_ratio` in practice.
 
     Returns:
-      rho of the row, in every entry of the row.
+      rho of each row, repeated for every token of the row.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, mask])
@@ -91,15 +95,15 @@ def sequence_ratio(
 def gspo_ratio(
     logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], mask: Shaped[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """Returns the length-normalised sequence ratio (GSPO-token, arXiv 2507.18071).
+    """Computes the length-normalized sequence ratio (GSPO-token, arXiv 2507.18071).
 
         s = exp(mean_t(log pi(y_t) - log pi_old(y_t)));  rho_t = sg[s] pi(y_t) / sg[pi(y_t)]
 
-    sg stops the gradient. The log-ratio is a mean over tokens and varies little, so the clip range
-    is about 3e-4 / 4e-4, not 0.2.
+    sg[.] stops the gradient. The log-ratio is a mean over tokens and varies little, so typical clip
+    ranges are about 3e-4 and 4e-4 instead of 0.2.
 
     Returns:
-      rho, with value s at every token of the row. Its gradient is s times the gradient of the
+      rho, whose value is s at every token of the row. Its gradient is s times the gradient of the
       token's log-probability, and 0 outside the mask.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
@@ -107,7 +111,7 @@ def gspo_ratio(
     frozen = jax.lax.stop_gradient(logprobs)
     frozen_log_ratio = _log_ratio(frozen, old_logprobs, mask)
     mean = masked_mean(frozen_log_ratio, mask, axis=1, keepdims=True)
-    # Its value is 0; it carries the gradient of the token's log-probability.
+    # Always 0 in value, but carries the gradient of the token's log-probability.
     gradient_carrier = _log_ratio(logprobs, logprobs, mask)
     return jnp.exp(jnp.minimum(mean + gradient_carrier, _GSPO_LOG_LIMIT))
 
@@ -122,15 +126,15 @@ def policy_loss(
     clip_low: Scalar,
     clip_high: Scalar,
 ) -> Float[Array, "*batch"]:
-    """Returns the clipped surrogate loss of each token (paper Eq. 15).
+    """Computes the clipped surrogate loss of each token (paper Eq. 15).
 
         L = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
 
     Args:
-      ratio: rho (`token_ratio`, `sequence_ratio` or `gspo_ratio`).
-      advantages: A, constants to the gradient.
-      clip_low: epsilon below 1.
-      clip_high: epsilon above 1; a value above `clip_low` is DAPO's clip-higher.
+      ratio: importance ratio rho (`token_ratio`, `sequence_ratio` or `gspo_ratio`).
+      advantages: advantages A. Gradients through them are stopped.
+      clip_low: clip range below 1.
+      clip_high: clip range above 1. A value above `clip_low` is DAPO's clip-higher.
     """
     chex.assert_equal_shape([ratio, advantages])
     advantages = jax.lax.stop_gradient(advantages)
@@ -145,7 +149,7 @@ def is_clipped(
     clip_low: Scalar,
     clip_high: Scalar,
 ) -> Bool[Array, "*batch"]:
-    """True for tokens without gradient in `policy_loss` because their ratio left the range."""
+    """True for tokens whose gradient in `policy_loss` is zero because their ratio was clipped."""
     clipped_above = (advantages > 0.0) & (ratio > 1.0 + clip_high)
     clipped_below = (advantages < 0.0) & (ratio < 1.0 - clip_low)
     return clipped_above | clipped_below
@@ -158,15 +162,18 @@ def truncated_importance_weight(
     *,
     cap: Scalar = 2.0,
 ) -> Float[Array, "*batch"]:
-    """Returns weights that correct for a sampler whose probabilities differ from the learner's.
+    """Computes truncated importance weights that correct for the sampler-learner mismatch.
 
-        w = min(pi_learner(y) / pi_sampler(y), cap), a constant that multiplies the loss
+        w = min(pi_learner(y) / pi_sampler(y), cap)
+
+    The sampler and the learner can assign different probabilities to the same token under the same
+    weights. The loss is multiplied by w, and the gradient through w is stopped.
 
     Args:
-      logprobs: the learner's log-probabilities under the weights that sampled.
+      logprobs: the learner's log-probabilities under the weights that sampled the tokens.
       rollout_logprobs: the sampler's log-probabilities.
-      mask: tokens that count (see `token_ratio`).
-      cap: largest weight, 2 to 5.
+      mask: tokens to include (see `token_ratio`).
+      cap: maximum weight, typically 2 to 5.
     """
     ratio = token_ratio(logprobs, rollout_logprobs, mask)
     return jax.lax.stop_gradient(jnp.minimum(ratio, cap))
@@ -179,11 +186,15 @@ def sequence_mask(
     *,
     bound: Scalar,
 ) -> Bool[Array, "B 1"]:
-    """True for rows whose log-probabilities are similar for learner and sampler.
+    """Selects rows on which the learner and the sampler assign similar log-probabilities.
 
         mean_t |log pi_learner(y_t) - log pi_sampler(y_t)| <= bound
 
-    The mean, not the sum, is compared, because a sum would exclude rows for their length.
+    The mean is compared instead of the sum, because the sum would exclude rows merely for being
+    long.
+
+    Returns:
+      True for rows within the bound.
     """
     gap = jnp.abs(jax.lax.stop_gradient(logprobs - rollout_logprobs))
     return masked_mean(gap, mask, axis=1, keepdims=True) <= bound
@@ -193,7 +204,7 @@ def sequence_mask(
 
 
 def _check_mode(mode: str) -> None:
-    """Raises a ValueError if the aggregation mode is unknown."""
+    """Raises a ValueError if `mode` is not one of `Aggregation`."""
     modes = get_args(Aggregation)
     if mode not in modes:
         raise ValueError(f"mode: found {mode!r}; write one of {', '.join(modes)}")
@@ -202,15 +213,15 @@ def _check_mode(mode: str) -> None:
 def aggregate_sum(
     x: Float[Array, "B T"], mask: Shaped[Array, "B T"], *, mode: Aggregation
 ) -> Float[Array, ""]:
-    """Returns the numerator of the loss.
+    """Computes the numerator of the aggregated loss.
 
-    It is additive over rows, and therefore over micro-batches and devices.
+    The numerator is additive over rows, and therefore over micro-batches and devices.
 
     Returns:
-      Sum of token values; for "seq_mean_token_mean" the sum of row means.
+      Sum over the tokens in the mask. For "seq_mean_token_mean", the sum of the row means.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: If the mode is unknown.
     """
     chex.assert_rank([x, mask], 2)
     chex.assert_equal_shape([x, mask])
@@ -224,10 +235,10 @@ def aggregate_sum(
 def loss_denominator(
     mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar
 ) -> Float[Array, ""]:
-    """Returns the denominator of the loss, which sets the weight of long and short rows.
+    """Computes the denominator of the loss, which sets the relative weight of long and short rows.
 
         token_mean           sum over tokens / number of tokens (DAPO): long rows weigh more
-        seq_mean_token_sum   sum over tokens / rows
+        seq_mean_token_sum   sum over tokens / number of rows
         seq_mean_token_mean  mean over rows of row means (GRPO): tokens of long rows weigh less
         constant             sum over tokens / (rows x constant) (Dr.GRPO): no length bias
 
@@ -235,11 +246,11 @@ def loss_denominator(
     It is 0 for an empty batch.
 
     Args:
-      constant: tokens per row in mode "constant", for instance the largest response length; the
+      constant: tokens per row in mode "constant", for example the maximum response length. The
         other modes ignore it.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: If the mode is unknown.
     """
     chex.assert_rank(mask, 2)
     _check_mode(mode)
@@ -257,11 +268,11 @@ def loss_denominator(
 def value_loss(
     values: Float[Array, "*batch"], returns: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
-    """Returns the squared error of the value head (paper Eq. 12).
+    """Computes the squared error of the value head (paper Eq. 12).
 
         L = (V - R)^2
 
-    PPO's factor 1/2 is part of the loss coefficient instead.
+    PPO's factor of 1/2 is absorbed into the loss coefficient.
     """
     chex.assert_equal_shape([values, returns])
     return jnp.square(values - jax.lax.stop_gradient(returns))
@@ -278,21 +289,22 @@ def kl_penalty(
 
         d = log pi - log ref;   k1 = d   k2 = d^2 / 2   k3 = exp(-d) + d - 1
 
-    All estimate the divergence's value (k2 with a small bias). As a loss term, only k2 has the
-    divergence's gradient in expectation: the gradient of k1 is zero on average, and the gradient of
-    k3 is biased. "k3+" has the value of k3 and the gradient of k2.
+    All three estimate the value of the divergence, k2 with a small bias. When used as a loss term,
+    only k2 has the gradient of the divergence in expectation: the gradient of k1 is zero on
+    average, and the gradient of k3 is biased. "k3+" has the value of k3 and the gradient of k2.
 
     Args:
       logprobs: log-probabilities under pi.
-      reference_logprobs: log-probabilities under the reference, constants to the gradient.
-      mask: tokens that count; required if log-probabilities of other tokens may be -inf. Outside
-        the mask the estimate is 0.
+      reference_logprobs: log-probabilities under the reference policy. Gradients through them are
+        stopped.
+      mask: tokens to include. Required if the log-probabilities of excluded tokens can be -inf.
+        Outside the mask, the estimate is 0.
 
     Returns:
-      Estimate of each token. In k3, d is clamped to +-20 and the estimate to at most 10.
+      Estimate for each token. For k3, d is clamped to [-20, 20] and the estimate is capped at 10.
 
     Raises:
-      ValueError: the kind is unknown.
+      ValueError: If the kind is unknown.
     """
     chex.assert_equal_shape([logprobs, reference_logprobs])
     d = _log_ratio(logprobs, reference_logprobs, mask)
@@ -320,14 +332,14 @@ def total_loss(
     kl: Scalar = 0.0,
     kl_coef: Scalar = 0.0,
 ) -> Scalar:
-    """Returns the total loss of an update (paper Eq. 16).
+    """Computes the total loss of an update (paper Eq. 16).
 
         L = L_pi + c_v L_V - c_h H (+ c_kl KL)
 
     Args:
       policy: aggregated `policy_loss`.
       value: aggregated `value_loss`.
-      entropy: aggregated token entropy; a bonus, hence the minus sign.
-      kl: aggregated `kl_penalty`; not in the paper.
+      entropy: aggregated token entropy. It is a bonus and is therefore subtracted.
+      kl: aggregated `kl_penalty`, which is not part of the paper's loss.
     """
     return policy + value_coef * value - entropy_coef * entropy + kl_coef * kl

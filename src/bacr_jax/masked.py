@@ -1,8 +1,8 @@
-"""Sums, means and standard deviations over the entries that a mask selects.
+"""Sums, means and standard deviations over the entries selected by a mask.
 
-Every function and its gradient are finite, even if the mask selects nothing or if an entry outside
-the mask is NaN or infinite. Arithmetic is in float32 or wider for every input type. A mask is
-boolean or 0/1 and is broadcast to the values.
+Every function and its gradient are finite, even if the mask is empty or entries outside the mask
+are NaN or infinite. All arithmetic is in float32 or wider, regardless of the input dtype. Masks are
+boolean or 0/1 and are broadcast to the shape of the values.
 """
 
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ Axis = int | tuple[int, ...] | None
 
 
 def at_least_float32(x: Num[Array, "*shape"] | float) -> Array:
-    """Converts numbers to float32; wider types stay as they are."""
+    """Converts `x` to an array of float32, or of its current dtype if that is wider."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _masked_values(x: Array, mask: Array) -> tuple[Array, Array]:
-    """Returns the values, set to 0 outside the mask, and the mask as 0/1 of the same type."""
+    """Sets values outside the mask to 0. Returns them with the mask as 0/1 of the same dtype."""
     x = at_least_float32(x)
     keep = jnp.broadcast_to(jnp.asarray(mask).astype(bool), x.shape)
     values = jnp.where(keep, x, 0.0)
@@ -26,7 +26,7 @@ def _masked_values(x: Array, mask: Array) -> tuple[Array, Array]:
 
 
 def _safe_sqrt(x: Array) -> Array:
-    """Returns the square root, with a gradient of 0 at 0 instead of an infinite one."""
+    """Computes the square root with a gradient of 0, instead of infinity, at 0."""
     positive = x > 0.0
     safe = jnp.where(positive, x, 1.0)
     return jnp.where(positive, jnp.sqrt(safe), 0.0)
@@ -39,7 +39,7 @@ def masked_sum(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Returns the sum of the entries inside the mask."""
+    """Computes the sum of the entries inside the mask."""
     values, _ = _masked_values(x, mask)
     return jnp.sum(values, axis=axis, keepdims=keepdims)
 
@@ -51,7 +51,7 @@ def masked_mean(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Returns the mean of the entries inside the mask, 0 if the mask is empty."""
+    """Computes the mean of the entries inside the mask. An empty mask gives 0."""
     values, keep = _masked_values(x, mask)
     count = jnp.sum(keep, axis=axis, keepdims=keepdims)
     total = jnp.sum(values, axis=axis, keepdims=keepdims)
@@ -66,13 +66,14 @@ def masked_std(
     ddof: int = 0,
     keepdims: bool = False,
 ) -> Array:
-    """Returns the standard deviation of the entries inside the mask, 0 if they are too few.
+    """Computes the standard deviation of the entries inside the mask.
 
-    The mean is subtracted before squaring, because a large common offset would otherwise use up the
-    float32 digits. The gradient at zero spread is 0.
+    The result is 0 if the mask has too few entries. The mean is subtracted before squaring, because
+    a large common offset would otherwise lose float32 precision. The gradient at zero standard
+    deviation is 0.
 
     Args:
-      ddof: 0 divides the squares by n, 1 by n - 1.
+      ddof: delta degrees of freedom. The sum of squares is divided by n - ddof.
     """
     values, keep = _masked_values(x, mask)
     mean = masked_mean(x, mask, axis, keepdims=True)
@@ -83,7 +84,7 @@ def masked_std(
 
 
 def masked_rms(x: Num[Array, "*shape"], mask: Shaped[Array, "..."]) -> Array:
-    """Returns the root mean square of the entries inside the mask, 0 if the mask is empty."""
+    """Computes the root mean square of the entries inside the mask. An empty mask gives 0."""
     values, _ = _masked_values(x, mask)
     mean_square = masked_mean(jnp.square(values), mask)
     return _safe_sqrt(mean_square)

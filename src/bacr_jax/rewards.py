@@ -1,16 +1,17 @@
 """Truncation-aware dense reward: cuts of a trace, and the reward and weight of each cut.
 
-An outcome r_j is the correctness of the answer given after the first c_j thinking tokens. For a
-trace cut at four positions,
+A cut truncates a reasoning trace after a number of thinking tokens. The outcome r_j is the
+correctness of the answer that the policy gives after the first c_j thinking tokens. For a trace
+with four cuts:
 
     cuts    = cut_points(budgets, num_cuts=4)               # [.., M], the last one is the budget
-    source  = distinct_cuts(cuts, lengths)                  # cuts past the natural end are one text
-    r       = take_along_axis(outcomes, source, -1)         # one verdict per cut
+    source  = distinct_cuts(cuts, lengths)                  # cuts past the natural end are equal
+    r       = take_along_axis(outcomes, source, -1)         # one outcome per cut
     R       = dense_reward(r, coefficient=.3)               # Eq. 7
     R_bar   = sum(cut_weights("uniform", 4) * R, -1)        # Eq. 9
 
-Eq. 7 and 8 also take NumPy arrays, for callers that must not use a device. The rewards of published
-length-aware methods are in `methods`.
+The functions for Eq. 7 and 8 also accept NumPy arrays, for callers that must not use a device. The
+rewards of published length-aware methods are in `methods`.
 """
 
 from collections.abc import Sequence
@@ -25,25 +26,25 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.types import Scalar
 
-# A function of Numbers returns the type of array that it takes.
+# The return type of a function of `Numbers` is the array type of its arguments.
 Numbers = TypeVar("Numbers", Array, np.ndarray)
 
-# Weight of the last cut in "final_heavy". A policy with the largest budget in its prompt keeps its
-# long, more accurate style only if the cut at that budget has more than about .6 of the weight.
+# Weight of the last cut in "final_heavy". When the prompt contains the largest budget, the policy
+# only keeps its long, more accurate style if the cut at that budget has a weight above about .6.
 _FINAL_SHARE = 0.7
 
 
 def _namespace(x: Array | np.ndarray) -> ModuleType:
-    """Returns the module with the functions for an array: numpy or jax.numpy."""
+    """Returns the array module of `x`: `numpy` for NumPy arrays, else `jax.numpy`."""
     return np if isinstance(x, np.ndarray) else jnp
 
 
 def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*batch M"]:
-    """Returns evenly spaced cuts of each budget, in tokens (paper appendix: b/4, b/2, 3b/4, b).
+    """Returns M evenly spaced cuts per budget, in tokens (paper appendix: b/4, b/2, 3b/4, b).
 
         c_j = ceil(j b / M),  j = 1..M
 
-    A budget below M has repeated cuts, which `distinct_cuts` finds.
+    For a budget below M, some cuts are equal (see `distinct_cuts`).
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
@@ -52,12 +53,12 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
 def random_cut_points(
     key: Array, budgets: Int[Array, "*batch"], *, num_cuts: int
 ) -> Int[Array, "*batch M"]:
-    """Draws cuts uniformly up to each budget and adds the budget (paper Algorithm 1, line 10).
+    """Samples cuts uniformly up to each budget and appends the budget (Algorithm 1, line 10).
 
-        c_1 <= .. <= c_{M-1} sorted draws from 1..b,  c_M = b
+        c_1 <= .. <= c_{M-1} sorted samples from 1..b,  c_M = b
 
-    The last cut is the budget, because pass rates and the answer that a user gets are measured at
-    the budget. Cuts may be equal (`distinct_cuts`).
+    The last cut is always the budget, because pass rates and the final answer are measured at the
+    budget. Cuts can coincide (see `distinct_cuts`).
 
     Args:
       budgets: thinking budget of each trace, in tokens, at least 1.
@@ -74,19 +75,19 @@ def cuts_of_trace(
     lengths: Int[np.ndarray, "*batch"],
     budgets: Int[np.ndarray, "*batch"],
 ) -> Int[np.ndarray, "*batch M"]:
-    """Scales the cuts of a budget to the length of the trace that was sampled under it.
+    """Rescales the cuts of a budget to the actual length of each trace.
 
         ceil(c n / b) if c < b, else c
 
-    A cut at the budget does not change, because it keeps the entire trace.
+    A cut at the budget is unchanged, because it keeps the entire trace.
 
     Args:
-      cuts: c, in 1..b tokens.
-      lengths: n, thinking tokens of each trace.
-      budgets: b, in tokens.
+      cuts: cuts c in [1, b], in tokens.
+      lengths: number of thinking tokens n of each trace.
+      budgets: budgets b, in tokens.
     """
     budgets = budgets[..., None]
-    # In int64, because the product of two positions below 2^31 may exceed 2^31.
+    # Computed in int64, because the product of two int32 values can overflow int32.
     products = cuts.astype(np.int64) * lengths[..., None]
     scaled_cuts = -(-products // np.maximum(budgets, 1))
     return np.where(cuts < budgets, scaled_cuts, cuts).astype(cuts.dtype)
@@ -95,14 +96,14 @@ def cuts_of_trace(
 def with_grace(
     cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: int
 ) -> Int[Numbers, "*batch M"]:
-    """Moves the cuts at the end of a trace to the end of its grace window.
+    """Moves cuts at or beyond the token limit to the end of the grace window.
 
         b + g if c >= b, else c
 
     Args:
-      cuts: c, in tokens.
-      limits: b, tokens after which a trace is cut.
-      grace: g, further tokens in which sampling goes on up to a line break.
+      cuts: cuts c, in tokens.
+      limits: number of tokens b after which each trace is truncated.
+      grace: maximum number of extra tokens g that are sampled beyond the limit, up to a line break.
     """
     limits = limits[..., None]
     return _namespace(cuts).where(cuts >= limits, limits + grace, cuts)
@@ -111,19 +112,19 @@ def with_grace(
 def distinct_cuts(
     cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"]
 ) -> Int[Numbers, "*batch M"]:
-    """Returns, for each cut, the first cut that truncates the trace to the same text.
+    """Maps each cut to the first cut that truncates the trace to the same text.
 
-    Cuts at or past the natural end leave the entire trace. Such cuts share one sampled answer, so
-    that the progress reward between them is exactly 0 instead of sampling noise.
-    `take_along_axis(r, source, -1)` copies the outcome of the answer to all its cuts.
+    All cuts at or past the natural end of a trace keep the entire trace. These cuts share one
+    sampled answer, so that the progress reward between them is exactly 0 instead of sampling noise.
+    `take_along_axis(r, source, -1)` copies the outcome of a shared answer to all its cuts.
 
     Args:
-      cuts: cuts in tokens.
-      lengths: thinking tokens of each trace.
+      cuts: cuts, in tokens.
+      lengths: number of thinking tokens of each trace.
 
     Returns:
-      source: for each cut, the index of the cut whose answer it uses. A cut with a sampled answer
-      has its own index.
+      source: for each cut, the index of the cut whose answer it uses. A cut for which an answer was
+        sampled maps to itself.
     """
     chex.assert_equal_shape_prefix([cuts, lengths], lengths.ndim)
     xp = _namespace(cuts)
@@ -135,19 +136,23 @@ def distinct_cuts(
 def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[np.ndarray, "M"]:
     """Returns the weight of each cut in the objective sum_j w_j R_j.
 
-    The paper weighs cuts equally, so most of the reward comes from answers long before the budget
-    of the prompt, as in anytime reasoning. The other choices give the answer at that budget more
-    weight.
+    The paper weights all cuts equally, so most of the reward comes from answers long before the
+    budget in the prompt, as in anytime reasoning. The other choices give more weight to the answer
+    at that budget.
 
     Args:
-      kind: "uniform": 1/M each (Eq. 9). "final_heavy": .7 for the last cut, the rest shared.
-        "own_budget": 1 for the last cut (Eq. 1). Or a list of M weights that sum to 1.
+      kind: one of the following.
+        "uniform": 1/M for each cut (Eq. 9).
+        "final_heavy": .7 for the last cut; the other cuts share the rest equally.
+        "own_budget": 1 for the last cut and 0 for all others (Eq. 1).
+        A list of M nonnegative weights that sum to 1.
 
     Returns:
-      Weights that sum to 1, float64 NumPy.
+      Weights that sum to 1, as a float64 NumPy array.
 
     Raises:
-      ValueError: the kind is unknown, or the list is not M nonnegative weights that sum to 1.
+      ValueError: If the kind is unknown, or the list does not contain M nonnegative weights that
+        sum to 1.
     """
     if not isinstance(kind, str):
         return _checked_weights(kind, num_cuts)
@@ -168,10 +173,10 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
 def _checked_weights(
     weights: Sequence[float] | np.ndarray, num_cuts: int
 ) -> Float[np.ndarray, "M"]:
-    """Checks a list of weights and scales it to a sum of exactly 1."""
+    """Validates a list of weights and rescales it to sum to exactly 1."""
     array = np.asarray(weights, np.float64)
     is_valid = array.shape == (num_cuts,) and array.min() >= 0.0
-    # Written so that NaN is refused: every comparison with NaN is false.
+    # The comparison is negated so that NaN is rejected: every comparison with NaN is false.
     if not (is_valid and abs(array.sum() - 1.0) <= 1e-4):
         raise ValueError(
             f"weights: found {array.tolist()}; write {num_cuts} numbers of at least 0 that sum to 1"
@@ -185,12 +190,12 @@ def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Floa
 
 
 def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
-    """Returns the change of the outcome since the previous cut (paper Eq. 8).
+    """Computes the change of the outcome since the previous cut (paper Eq. 8).
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
 
     Returns:
-      Progress in [-1, 1]; negative if more thinking turned a right answer wrong.
+      Progress in [-1, 1]. It is negative if more thinking turned a correct answer into a wrong one.
     """
     xp = _namespace(r)
     before_first = xp.zeros_like(r[..., :1])
@@ -200,14 +205,15 @@ def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
 def dense_reward(
     r: Float[Numbers, "*batch M"], *, coefficient: Scalar
 ) -> Float[Numbers, "*batch M"]:
-    """Returns the reward of each cut, its outcome plus weighted progress (paper Eq. 7).
+    """Computes the reward of each cut: its outcome plus weighted progress (paper Eq. 7).
 
         R_j = r_j + lambda (r_j - r_{j-1})
 
-    For 0/1 outcomes the values are 0, 1, 1 + lambda and -lambda, so a value function of R must not
-    be limited to [0, 1]. With uniform weights the progress telescopes: mean_j R_j =
-    mean_j r_j + (lambda / M) r_M. Over a trace, progress is therefore extra weight on the final
-    answer. It distinguishes segments only if credit starts at the segment (`advantages.to_go`).
+    For 0/1 outcomes, R takes the values 0, 1, 1 + lambda and -lambda, so a value function of R must
+    not be restricted to [0, 1]. With uniform weights, the progress terms telescope: mean_j R_j =
+    mean_j r_j + (lambda / M) r_M. Over a whole trace, progress therefore only adds weight to the
+    final answer. It distinguishes between segments only if the credit of a segment starts at that
+    segment (`advantages.to_go`).
 
     Args:
       coefficient: lambda.
@@ -218,17 +224,18 @@ def dense_reward(
 def outcome_coefficients(
     weights: Float[Numbers, "M"], *, coefficient: Scalar
 ) -> Float[Numbers, "M"]:
-    """Returns the total weight of each outcome r_j in the objective sum_j w_j R_j.
+    """Computes the total weight of each outcome r_j in the objective sum_j w_j R_j.
 
         u_j = (1 + lambda) w_j - lambda w_{j+1},  w_{M+1} = 0
 
-    r_j is part of R_j, as outcome and progress, and of R_{j+1}, as lost progress. With uniform
-    weights u_j is 1/M, and (1 + lambda)/M for the last cut. If the weight grows from one cut to the
-    next by more than a factor (1 + lambda)/lambda, u_j is negative: the objective rewards a wrong
-    answer at j. "final_heavy" over 4 cuts has a negative u_j from lambda = 1/6 up.
+    The outcome r_j contributes to R_j, as outcome and progress, and to R_{j+1}, as lost progress.
+    With uniform weights, u_j is 1/M, and (1 + lambda)/M for the last cut. If the weight grows by
+    more than a factor of (1 + lambda)/lambda from cut j to cut j + 1, u_j is negative and the
+    objective rewards a wrong answer at cut j. For "final_heavy" with 4 cuts, this happens for
+    lambda above 1/6.
 
     Args:
-      weights: w, one per cut.
+      weights: weight w of each cut.
       coefficient: lambda of Eq. 7.
     """
     next_weights = _namespace(weights).append(weights[1:], 0.0)

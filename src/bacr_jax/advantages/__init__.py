@@ -1,8 +1,8 @@
-"""Computes advantages: from rewards per cut to a number per token.
+"""Advantage estimators, from rewards per cut to one advantage per token.
 
-The rewards of G traces of a question, each scored at M cuts, form one array [Q, G, M]. The thinking
-tokens between two cuts form a segment. They can only influence the cuts at or after the segment's
-end. Budget-conditioned advantages (BCAE) are built as
+The rewards of G traces per question, each scored at M cuts, form an array [Q, G, M]. The thinking
+tokens between two cuts form a segment. A segment can only influence the cuts at or after its end.
+Budget-conditioned advantages (BCAE) are computed as follows:
 
     residual = bcae_advantage(R, V)                               # Eq. 10, [Q, G, M]
     thinking = thinking_credit(residual, weights, mode="to_go")   # one per segment
@@ -10,8 +10,9 @@ end. Budget-conditioned advantages (BCAE) are built as
     scale    = advantage_scale(residual, mode="batch_rms", floor=.1)
     tokens   = scatter_segments((thinking / scale).reshape(B, M), cuts, T)
 
-The group baselines (GRPO, RLOO, Dr.GRPO; BRPO in `methods.anytime`) work on the same arrays.
-Advantages are constants to the policy gradient: gradients into rewards and values are stopped.
+The group-based estimators (GRPO, RLOO, Dr.GRPO, and BRPO in `methods.anytime`) operate on the same
+arrays. Advantages are constants in the policy gradient: gradients through rewards and values are
+stopped.
 """
 
 from bacr_jax.advantages.batch import same_budget_mean as same_budget_mean

@@ -1,4 +1,7 @@
-"""Baselines from the group of traces of a question, and the scale that divides advantages."""
+"""Group-based baselines, and the scale by which advantages are divided.
+
+A group consists of the traces that were sampled for one question.
+"""
 
 from typing import Literal
 
@@ -16,24 +19,24 @@ _EPSILON = 1e-6
 def advantage_scale(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "..."]:
-    """Returns the number that advantages are divided by (paper Eq. 14).
+    """Computes the divisor that normalizes advantages (paper Eq. 14).
 
         group:      max(std over a question's G x M advantages, floor)
         batch_rms:  max(root mean square over all advantages, floor)
         none:       1
 
-    Advantages with a learned baseline are not centred. A question whose traces all agree therefore
-    has a standard deviation of 0 and an advantage that is not 0, so the floor must be about .1, not
-    1e-6.
+    Advantages with a learned baseline are not centered. If all traces of a question have the same
+    reward, their standard deviation is 0 but their advantage may not be. The floor must therefore
+    be about .1 instead of 1e-6.
 
     Args:
-      floor: epsilon of Eq. 14, the smallest divisor.
+      floor: lower bound of the divisor, epsilon in Eq. 14.
 
     Returns:
-      The divisor, broadcastable against `advantages`.
+      The divisor, which can be broadcast against `advantages`.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: If the mode is unknown.
     """
     all_entries = jnp.ones((), bool)
     if mode == "none":
@@ -51,33 +54,34 @@ def advantage_scale(
 def normalize(
     advantages: Float[Array, "Q ..."], *, mode: Literal["group", "batch_rms", "none"], floor: Scalar
 ) -> Float[Array, "Q ..."]:
-    """Divides advantages by `advantage_scale` (paper Eq. 14). Nothing is subtracted."""
+    """Divides advantages by `advantage_scale` (paper Eq. 14), without subtracting a mean."""
     scale = advantage_scale(advantages, mode=mode, floor=floor)
     return advantages / scale
 
 
 def other_questions_mean(rewards: Float[Array, "Q G M"]) -> Float[Array, "Q"]:
-    """Returns the mean reward of the other questions, a baseline before any value is known.
+    """Computes the mean reward of the other questions in the batch.
 
         m_q = mean_{p != q} R_p
 
-    The mean does not depend on anything sampled for q, so the policy gradient stays unbiased.
+    This is a baseline for the time before any value estimate is available. The policy gradient
+    stays unbiased, because the mean does not depend on anything sampled for q.
 
     Returns:
-      m, in units of reward; 0 if the batch has only one question.
+      m, in units of reward. It is 0 if the batch contains only one question.
     """
     num_questions = rewards.shape[0]
     rewards_per_question = rewards[0].size
     sums = jax.lax.stop_gradient(rewards).sum((1, 2))
     count = max(rewards.size - rewards_per_question, 1)
     is_other_question = ~jnp.eye(num_questions, dtype=bool)
-    # Not the total minus the question's sum, whose rounding would let the question's rewards into
-    # its mean.
+    # Summed over the other questions, because subtracting the question's sum from a total would
+    # leak the rounding error of its rewards into its baseline.
     return jnp.where(is_other_question, sums, 0.0).sum(1) / count
 
 
 def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
-    """Raises a ValueError if an axis of rewards is not a group of at least two traces."""
+    """Raises a ValueError if `axis` does not exist or contains fewer than two traces."""
     rank = rewards.ndim
     if not -rank <= axis < rank:
         raise ValueError(
@@ -93,40 +97,42 @@ def _check_group(rewards: Float[Array, "..."], axis: int) -> None:
 
 
 def group_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
-    """Returns each reward minus the group's mean (Dr.GRPO, arXiv 2503.20783).
+    """Computes rewards minus the group mean (Dr.GRPO, arXiv 2503.20783).
 
         A_i = R_i - mean_G R
 
-    The mean includes R_i, which shrinks the expected gradient by 1 - 1/G. The signal-to-noise ratio
-    is the same as with RLOO. A group of equal rewards gives exact zeros.
+    The mean includes R_i, which shrinks the expected gradient by a factor of 1 - 1/G. The
+    signal-to-noise ratio is the same as for RLOO. If all rewards of a group are equal, the
+    advantages are exactly zero.
 
     Args:
-      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+      axis: axis of the G traces of a group. The default is correct for [Q, G] and [Q, G, M].
 
     Raises:
-      ValueError: a group has fewer than two traces.
+      ValueError: If a group has fewer than two traces.
     """
     _check_group(rewards, axis)
     rewards = jax.lax.stop_gradient(rewards)
-    # One member is subtracted first, so that equal rewards cancel exactly in float32.
+    # The first reward is subtracted before the mean, so that equal rewards cancel exactly in
+    # float32.
     first_member = jax.lax.slice_in_dim(rewards, 0, 1, axis=axis)
     shifted = rewards - first_member
     return shifted - jnp.mean(shifted, axis=axis, keepdims=True)
 
 
 def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
-    """Returns group-normalised rewards (GRPO, arXiv 2402.03300).
+    """Computes rewards normalized by the mean and standard deviation of the group (GRPO).
 
-        A_i = (R_i - mean_G R) / (std_G R + eps),   squares divided by G - 1, eps = 1e-6
+        A_i = (R_i - mean_G R) / (std_G R + eps),   std with divisor G - 1, eps = 1e-6
 
-    The division by the group's standard deviation weighs questions by 1/std and depends on R_i
-    nonlinearly.
+    See arXiv 2402.03300. Dividing by the group's standard deviation weights each question by 1/std
+    and makes the advantage a nonlinear function of R_i.
 
     Args:
-      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+      axis: axis of the G traces of a group. The default is correct for [Q, G] and [Q, G, M].
 
     Raises:
-      ValueError: a group has fewer than two traces.
+      ValueError: If a group has fewer than two traces.
     """
     centred = group_advantage(rewards, axis=axis)
     all_entries = jnp.ones((), bool)
@@ -137,16 +143,16 @@ def grpo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Arra
 def decoupled_advantage(
     rewards: Float[Array, "Q G R"], weights: Float[Array, "R"]
 ) -> Float[Array, "Q G"]:
-    """Normalises each of several rewards in its group, then adds them up (GDPO, arXiv 2601.05242).
+    """Normalizes each of several rewards within its group and sums them (GDPO, arXiv 2601.05242).
 
         A_i = sum_k w_k (R_ik - mean_G R_k) / (std_G R_k + eps),  then (A - mean A) / (std A + eps)
 
-    The second mean and standard deviation are over the whole batch. If the rewards were added
-    first, as in GRPO, different combinations of rewards could give the same advantage, and the
-    reward that varies most would outweigh the others.
+    The second normalization uses the mean and standard deviation of the whole batch. If the rewards
+    were summed before normalizing, as in GRPO, different combinations of rewards could have the
+    same advantage, and the reward with the largest variance would dominate.
 
     Args:
-      weights: w, one for each reward.
+      weights: weight w of each reward.
     """
     weighted_sum = jnp.sum(weights * grpo_advantage(rewards), axis=-1)
     normalised = grpo_advantage(weighted_sum.reshape(-1), axis=0)
@@ -154,22 +160,22 @@ def decoupled_advantage(
 
 
 def others_mean(x: Float[Array, "Q G ..."]) -> Float[Array, "Q G ..."]:
-    """Returns, for each trace, the mean of x over the other traces; 0 in a group of one."""
+    """Computes, for each trace, the mean of `x` over the other traces. A group of one gives 0."""
     num_others = x.shape[1] - 1
     sum_of_others = jnp.sum(x, axis=1, keepdims=True) - x
     return sum_of_others / max(num_others, 1)
 
 
 def rloo_advantage(rewards: Float[Array, "..."], *, axis: int = 1) -> Float[Array, "..."]:
-    """Returns each reward minus the mean of the others in the group (RLOO, arXiv 2402.14740).
+    """Computes rewards minus the leave-one-out mean of the group (RLOO, arXiv 2402.14740).
 
         A_i = R_i - mean_{k != i} R_k = G / (G - 1) (R_i - mean_G R)
 
     Args:
-      axis: the traces of a group, G; the second axis of [Q, G] and [Q, G, M].
+      axis: axis of the G traces of a group. The default is correct for [Q, G] and [Q, G, M].
 
     Raises:
-      ValueError: a group has fewer than two traces.
+      ValueError: If a group has fewer than two traces.
     """
     centred = group_advantage(rewards, axis=axis)
     size = rewards.shape[axis]

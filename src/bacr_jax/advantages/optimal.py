@@ -1,21 +1,26 @@
-"""The baseline with the least gradient noise: mean returns, weighted by squared score norms.
+"""Minimum-variance baseline: expected return, weighted by squared score norms.
 
-The best constant baseline of a segment is not the mean return but
+The constant baseline of a segment that minimizes the variance of the gradient is not the mean
+return but
 
-    b* = E |s|^2 G / E |s|^2,   s the score of the segment's tokens, G their return
+    b* = E |s|^2 G / E |s|^2
 
-(Weaver and Tao 2001, arXiv 1301.2315; Greensmith et al. 2004; for language models OPO, arXiv
-2505.23585). If a policy is sure of most tokens, nearly all of its squared score is in the few
-traces with improbable tokens, and their returns differ from the average. Two numbers per segment
-move V towards b*. They come from earlier batches, so the gradient stays unbiased. The exception is
-`advantage.score_uniform` with a baseline that reads the group's returns: its mean over the batch
-contains each trace's return with weight 1 / traces.
+where s is the score of the segment's tokens (the gradient of their log-probability) and G is their
+return (Weaver and Tao 2001, arXiv 1301.2315; Greensmith et al. 2004; OPO for language models, arXiv
+2505.23585). If a policy is confident about most tokens, nearly all of the squared score norm is in
+the few traces with improbable tokens, whose returns differ from the average.
 
-No gradient has to be taken: a token drawn with probability p has a score of at least 1 - p in its
-logit, and p comes with the rollout.
+A regression with two coefficients per segment moves the baseline V towards b*. The coefficients are
+estimated from earlier batches, so the gradient stays unbiased. The exception is
+`advantage.score_uniform` in combination with a baseline that depends on the returns of the group:
+the mean shift over the batch then contains the return of each trace with weight 1 / traces.
 
-`token_baseline` is the same idea for a group and a position instead of a running regression (the
-optimal token baseline, arXiv 2602.07078); it includes the trace's return.
+No backward pass is needed to estimate |s|^2. The score of a token sampled with probability p has
+the entry 1 - p for the logit of that token, and p is known from the rollout.
+
+`token_baseline` applies the same idea per group and position instead of fitting a running
+regression (the optimal token baseline, arXiv 2602.07078). It includes the return of the trace from
+which it is subtracted.
 """
 
 import chex
@@ -26,23 +31,26 @@ from jaxtyping import Array, Float, Int
 from bacr_jax.advantages.group import rloo_advantage
 from bacr_jax.masked import at_least_float32
 
-# Added to the diagonal, relative to its mean, because equal expected returns determine one slope.
+# Ridge added to the diagonal, relative to its mean. Without it, the system is singular if all
+# expected returns are equal.
 _RIDGE = 1e-3
-# Weight, in traces, of the prior that the baseline is right: one trace for each of the two slopes.
+# Weight of the prior that the baseline is already optimal, in traces: one trace for each of the two
+# coefficients.
 _PRIOR_TRACES = 2.0
 
 
 def segment_surprise(
     logprobs: Float[Array, "B T"], sampled: Int[Array, "B"], cuts: Int[Array, "B M"]
 ) -> Float[Array, "B M"]:
-    """Returns the sum of (1 - p)^2 over the tokens of each segment.
+    """Computes the sum of (1 - p)^2 over the tokens of each segment.
 
-    The sum is a proxy for the squared norm of the segment's score. p is the token's probability.
+    p is the probability of the sampled token. The sum is a proxy for the squared norm of the
+    segment's score.
 
     Args:
       logprobs: log-probabilities of the sampled thinking tokens.
-      sampled: number of tokens of each row; later entries are not read.
-      cuts: ends of the segments, in tokens. A segment past the end of its row is empty.
+      sampled: number of sampled tokens in each row. Later entries are ignored.
+      cuts: end of each segment, in tokens. A segment past the end of its row is empty.
     """
     chex.assert_rank([logprobs, cuts], 2)
     squares = jnp.square(1.0 - jnp.exp(logprobs))
@@ -56,23 +64,24 @@ def segment_surprise(
 
 
 def _regressors(expected: Float[Array, "Q G M"]) -> Float[Array, "Q G M 2"]:
-    """Returns the regressors x = (1, expected return)."""
+    """Stacks the regressors x = (1, expected return) on a new last axis."""
     return jnp.stack([jnp.ones_like(expected), expected], -1)
 
 
 def optimal_moments(
     credit: Float[Array, "Q G M"], expected: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
 ) -> tuple[Float[Array, "M 2 2"], Float[Array, "M 2"], Float[Array, "M"]]:
-    """Returns the moments of the weighted regression of credit on x = (1, expected return).
+    """Computes the moments of the weighted regression of credit on x = (1, expected return).
 
     Args:
-      credit: A, return minus baseline of each segment (`thinking_credit`).
-      expected: return that this baseline expects.
-      surprise: weights w (`segment_surprise`).
+      credit: A, the return minus the baseline of each segment (`thinking_credit`).
+      expected: the return predicted by the baseline.
+      surprise: regression weights w (`segment_surprise`).
 
     Returns:
-      mean w x x^T, mean w x A, and (mean w^2) / N over the batch's N traces, per segment. Over
-      training steps, average the first two with weights a_i and sum the last with a_i^2.
+      mean w x x^T, mean w x A, and (mean w^2) / N per segment, over the N traces of the batch. To
+      accumulate them over training steps with weights a_i, average the first two with a_i and sum
+      the third with a_i^2.
     """
     chex.assert_equal_shape([credit, expected, surprise])
     x = _regressors(expected)
@@ -88,16 +97,18 @@ def optimal_moments(
 
 
 def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -> Float[Array, "M"]:
-    """Returns Kish's effective number of traces behind each segment's slopes.
+    """Computes Kish's effective sample size, in traces, behind the coefficients of each segment.
 
-        (sum a w)^2 / sum (a w)^2,   a the weight of a trace's batch, w the weight of the trace
+        (sum a w)^2 / sum (a w)^2
+
+    a is the weight of a trace's batch and w is the weight of the trace.
 
     Args:
-      square: E w x x^T (`optimal_moments`); its first entry is E w.
+      square: E w x x^T (`optimal_moments`). Its first entry is E w.
       spread: sum of a^2 w^2 (`optimal_moments`).
 
     Returns:
-      The number per segment; 0 before the first batch.
+      Effective number of traces per segment. It is 0 before the first batch.
     """
     square = at_least_float32(square)
     spread = at_least_float32(spread)
@@ -108,20 +119,20 @@ def effective_traces(square: Float[Array, "M 2 2"], spread: Float[Array, "M"]) -
 def optimal_slopes(
     square: Float[Array, "M 2 2"], product: Float[Array, "M 2"], effective: Float[Array, "M"]
 ) -> Float[Array, "M 2"]:
-    """Solves for the offset and slope of every segment from `optimal_moments`.
+    """Solves the ridge regression of each segment for its offset and slope.
 
         (E[w x x^T] + ridge I)^-1 E[w x A],   ridge = (1e-3 + 2 / n) tr E[w x x^T] / 2
 
-    n is the effective number of traces. If n is small, as heavy weights make it after one batch,
-    the slopes stay near 0, which leaves the baseline unchanged.
+    n is the effective number of traces. If n is small, for example because a few large weights
+    dominate the first batch, the coefficients stay close to 0 and the baseline is almost unchanged.
 
     Args:
-      square: E w x x^T.
-      product: E w x A.
+      square: E w x x^T (`optimal_moments`).
+      product: E w x A (`optimal_moments`).
       effective: n (`effective_traces`).
 
     Returns:
-      Offset and slope; 0 before the first batch.
+      Offset and slope per segment. Both are 0 before the first batch.
     """
     chex.assert_shape(square, (*product.shape, 2))
     square = at_least_float32(square)
@@ -148,11 +159,13 @@ def optimal_slopes(
 def optimal_shift(
     expected: Float[Array, "Q G M"], slopes: Float[Array, "M 2"]
 ) -> Float[Array, "Q G M"]:
-    """Returns the shift of the baseline, k_s0 + k_s1 V_s; its gradient is stopped.
+    """Computes the shift k_s0 + k_s1 V_s of the baseline of each segment s.
+
+    Gradients through the shift are stopped.
 
     Args:
-      expected: V, the return that the baseline expects.
-      slopes: k, from earlier batches (`optimal_slopes`).
+      expected: V, the return predicted by the baseline.
+      slopes: coefficients k, estimated from earlier batches (`optimal_slopes`).
     """
     shift = jnp.einsum("qgmi,mi->qgm", _regressors(expected), slopes, precision="highest")
     return jax.lax.stop_gradient(shift)
@@ -161,20 +174,20 @@ def optimal_shift(
 def token_baseline(
     returns: Float[Array, "Q G T"], path: Float[Array, "Q G T"]
 ) -> Float[Array, "Q one T"]:
-    """Returns the optimal token baseline (arXiv 2602.07078), one number per group and position.
+    """Computes the optimal token baseline per group and position (arXiv 2602.07078).
 
         B_t = sum_i W_it G_it / sum_i W_it,   W_it = sum_{u <= t} (1 - 2 p_iu + sum_v p_iu(v)^2)
 
-    The sums over i include every trace of the group that has a token at t, also the trace that
-    the baseline is subtracted from.
+    The sums over i run over all traces of the group that have a token at position t, including the
+    trace from which the baseline is subtracted.
 
     Args:
-      returns: G, the return of each token's segment.
-      path: W, squared norms of the scores in the logits, summed up to each token; 0 if a trace
-        has no token.
+      returns: G, the return of the segment that contains each token.
+      path: W, the squared norm of the score with respect to the logits, accumulated up to each
+        token. It is 0 where a trace has no token.
 
     Returns:
-      B; 0 if no trace of the group has a weight at t.
+      B, or 0 at positions where no trace of the group has a weight.
     """
     chex.assert_equal_shape([returns, path])
     returns = at_least_float32(returns)
@@ -187,29 +200,32 @@ def token_baseline(
 def score_statistics(
     returns: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
 ) -> dict[str, Float[Array, ""]]:
-    """Measures how much a batch would gain from weighing returns by scores.
+    """Estimates how much weighting returns by score norms would reduce gradient noise.
 
         predicted_saving = sum_s kappa_s^2 / F_s / sum_s H_s,
-        kappa = E w e,  F = E w,  H = E w e^2,  e = G minus the other traces' mean
+        kappa = E w e,  F = E w,  H = E w e^2,  e = G - mean return of the other traces
 
-    The predicted saving is the share of gradient noise that the best constant saves against the
-    mean (docs/theory.md). It leaves out the squared norm of the gradient and does not depend on
-    the method's baseline.
+    The predicted saving is the fraction of gradient variance that the optimal constant baseline
+    saves relative to the mean baseline (docs/theory.md). It neglects the squared norm of the
+    gradient and does not depend on the baseline of the method.
 
     Args:
-      returns: G, one per segment.
-      surprise: w (`segment_surprise`).
+      returns: return G of each segment.
+      surprise: weights w (`segment_surprise`).
 
     Returns:
-      `predicted_saving`; `cv`, the standard deviation of w divided by its mean; `correlation` of w
-      and G; `effective_traces` of the batch. The last three are means over segments, weighted by
-      each segment's share of w.
+      Scalars by name.
+        `predicted_saving`: as defined above.
+        `cv`: standard deviation of w divided by its mean.
+        `correlation`: correlation of w and G.
+        `effective_traces`: effective number of traces in the batch.
+      The last three are averaged over segments, weighted by the share of each segment in w.
     """
     chex.assert_equal_shape([returns, surprise])
     group_size = returns.shape[1]
     num_traces = surprise[..., 0].size
     tiny = jnp.finfo(jnp.float32).tiny
-    # A group of one has no other traces, so its error is 0.
+    # A group of one has no other traces, so its error is defined as 0.
     error = rloo_advantage(returns) if group_size > 1 else jnp.zeros_like(returns)
 
     weight = _mean_over_traces(surprise)

@@ -1,4 +1,4 @@
-"""Credit assignment: turns residuals at the cuts into advantages per segment, answer and token."""
+"""Credit assignment, from residuals at the cuts to advantages per segment, answer and token."""
 
 from typing import Literal
 
@@ -15,12 +15,12 @@ CreditMode = Literal["to_go", "trajectory", "segment", "answer_literal"]
 
 
 def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Array, "*batch M"]:
-    """Returns the weighted sum of x over each cut and the later cuts.
+    """Computes the weighted sum of x over the current cut and all later cuts.
 
         G_s = sum_{j >= s} w_j x_j
 
-    If x = R, G_s is the return of a token in segment s: the part of sum_j w_j R_j that the token
-    can still change.
+    For x = R, G_s is the return of a token in segment s: the part of sum_j w_j R_j that the token
+    can still influence.
     """
     chex.assert_axis_dimension(x, -1, weights.shape[0])
     from_last = jnp.flip(weights * x, axis=-1)
@@ -31,22 +31,22 @@ def to_go(x: Float[Array, "*batch M"], weights: Float[Array, "M"]) -> Float[Arra
 def thinking_credit(
     residual: Float[Array, "Q G M"], weights: Float[Array, "M"], *, mode: CreditMode
 ) -> Float[Array, "Q G M"]:
-    """Returns the advantage of each thinking segment from the residuals at the cuts.
+    """Computes the advantage of each thinking segment from the residuals at the cuts.
 
         to_go, answer_literal:  sum_{j >= s} w_j A_j
         trajectory:             sum_j w_j A_j, the same for all segments of a trace
         segment:                w_s A_s
 
-    "to_go" gives the policy gradient of sum_j w_j R_j. "answer_literal" differs from it only in the
-    answers (`answer_credit`). "trajectory" is paper Eq. 15 to the letter. It has the same
-    expectation with more variance, because a token cannot change outcomes of earlier cuts.
-    "segment" is biased, because it ignores the effect of a segment on later answers.
+    "to_go" gives the policy gradient of sum_j w_j R_j. "answer_literal" is identical here and only
+    differs in `answer_credit`. "trajectory" is Eq. 15 exactly as in the paper. It has the same
+    expected gradient but a higher variance, because a token cannot influence the outcomes of
+    earlier cuts. "segment" is biased, because it ignores the effect of a segment on later answers.
 
     Args:
       residual: A_j = R_j - V_j (`bcae_advantage`).
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: If the mode is unknown.
     """
     chex.assert_rank([residual, weights], [3, 1])
     if mode in ("to_go", "answer_literal"):
@@ -69,28 +69,31 @@ def answer_credit(
     coefficient: Scalar,
     mode: CreditMode,
 ) -> Float[Array, "Q G M"]:
-    """Returns the advantage of the answer tokens at each cut.
+    """Computes the advantage of the answer tokens at each cut.
 
         to_go, segment:  u_j (r_j - p_j), u from `rewards.outcome_coefficients`
         answer_literal:  w_j (R_j - V_j)
         trajectory:      sum_j w_j (R_j - V_j)
 
-    An answer only decides the outcome at its cut, and u_j is the total weight of that outcome in
-    sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer unchanged. It overweighs the
-    outcomes before the last and adds the noise of the previous outcome. "trajectory" gives answers
-    the same advantage as the thinking, because Eq. 15 weighs the trace, with its answers, as one.
+    An answer only determines the outcome at its cut, and u_j is the total weight of that outcome in
+    sum_j w_j R_j. "answer_literal" applies Eq. 10 to the answer unchanged. It overweights all
+    outcomes except the last and adds the noise of the previous outcome. "trajectory" gives answers
+    the same advantage as the thinking, because Eq. 15 treats the trace and its answers as one
+    sequence.
 
     Args:
       r: outcomes, in [0, 1].
       rewards: R of Eq. 7.
       values: baseline of R.
-      p: baseline of r: predicted probability of a correct answer, or the other traces' mean.
-      weights: w, one per cut.
+      p: baseline of r, either the predicted probability of a correct answer or the mean over the
+        other traces.
+      weights: weight w of each cut.
       coefficient: lambda of Eq. 7.
 
     Returns:
-      One advantage per cut. If cuts share an answer, `sum_reused` adds up their advantages. Under
-      "trajectory" an answer must count once instead, because the advantage belongs to the trace.
+      One advantage per cut. Use `sum_reused` to add up the advantages of cuts that share an answer.
+      In mode "trajectory", count each shared answer once instead, because the advantage belongs to
+      the trace.
     """
     chex.assert_rank([r, rewards, values, p], 3)
     chex.assert_equal_shape([r, rewards, values, p])
@@ -109,14 +112,15 @@ def segment_index(
 
         s(t) = min { j : c_j >= t },  t counted from 1
 
-    Tokens 1 to c_1 are segment 0. If several cuts are equal, the tokens belong to the first.
+    Tokens 1 to c_1 are in segment 0. If several cuts are equal, their tokens belong to the first of
+    these cuts.
 
     Args:
-      positions: token numbers; the first thinking token is 1.
+      positions: token positions, where the first thinking token has position 1.
       cuts: cuts in tokens, nondecreasing along the last axis.
 
     Returns:
-      Indices in [0, M]; M for tokens after the last cut.
+      Indices in [0, M]. Tokens after the last cut have index M.
     """
     before = cuts[..., None, :] < positions[..., :, None]
     return jnp.sum(before, axis=-1, dtype=jnp.int32)
@@ -125,22 +129,22 @@ def segment_index(
 def scatter_segments(
     advantages: Float[Array, "B M"], cuts: Int[Array, "B M"], num_tokens: int
 ) -> Float[Array, "B T"]:
-    """Gives every thinking token the advantage of its segment.
+    """Expands advantages per segment to advantages per thinking token.
 
     Args:
-      advantages: one per segment.
+      advantages: advantage of each segment.
       cuts: cuts in tokens, nondecreasing along the last axis.
-      num_tokens: T; entry t of the result belongs to thinking token t + 1.
+      num_tokens: T. Entry t of the result belongs to thinking token t + 1.
 
     Returns:
-      Advantages per token, 0 after the last cut. This function does not read trace lengths: the
-      loss mask leaves out the tokens past a trace's natural end.
+      Advantage of each token, 0 after the last cut. Trace lengths are ignored, so the loss mask
+      must exclude the tokens past the natural end of a trace.
     """
     chex.assert_rank([advantages, cuts], 2)
     chex.assert_equal_shape([advantages, cuts])
     num_traces = cuts.shape[0]
     positions = jnp.broadcast_to(jnp.arange(1, num_tokens + 1), (num_traces, num_tokens))
-    # One more segment, of advantage 0, for the tokens after the last cut.
+    # Adds a segment with advantage 0 for the tokens after the last cut.
     padded = jnp.pad(advantages, ((0, 0), (0, 1)))
     segments = segment_index(positions, cuts)
     return jnp.take_along_axis(padded, segments, axis=1)
@@ -149,16 +153,16 @@ def scatter_segments(
 def sum_reused(
     advantages: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Adds up the advantages of the cuts that share one answer.
+    """Sums the advantages of cuts that share an answer.
 
     The answer generated for cut i is scored at every cut j with source_j = i, so its gradient is
-    the sum of the terms of these cuts.
+    the sum of the gradients at these cuts.
 
     Args:
-      source: for each cut, the cut whose answer it uses (`rewards.distinct_cuts`).
+      source: for each cut, the index of the cut whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:
-      One advantage per generated answer; 0 at cuts that use the answer of another cut.
+      One advantage per generated answer, and 0 for cuts that use the answer of another cut.
     """
     chex.assert_equal_shape([advantages, source])
     generating_cut = jnp.arange(source.shape[-1])[:, None]

@@ -1,6 +1,7 @@
-"""Baselines around a value function V(q, b): V only, leave-one-out, and shrunk.
+"""Baselines built on a value function V(q, b): V itself, leave-one-out, and shrinkage.
 
-They leave the gradient unbiased, because a trace's baseline never contains the trace's reward.
+All of them leave the policy gradient unbiased, because the baseline of a trace never includes the
+reward of that trace.
 """
 
 import chex
@@ -16,19 +17,19 @@ from bacr_jax.types import Scalar
 def bcae_advantage(
     rewards: Float[Array, "Q G M"], values: Float[Array, "Q G M"]
 ) -> Float[Array, "Q G M"]:
-    """Subtracts the value of the question, the budget and the cut from rewards (paper Eq. 10).
+    """Computes the budget-conditioned advantage (paper Eq. 10).
 
         A = R(q, t, b_j) - V_psi(q, b, b_j)
 
-    The gradient stays unbiased as long as V was not fitted on these rewards, so V must come from
-    the value head before this batch's update.
+    The gradient is unbiased as long as V was not fitted to these rewards. V must therefore be
+    computed by the value head before it is updated on this batch.
 
     Args:
       rewards: R of Eq. 7.
       values: V, or any other baseline of R (`residual_loo_baseline`, `shrink_baseline`).
 
     Returns:
-      A, without gradient into rewards and values.
+      A, with stopped gradients through rewards and values.
     """
     chex.assert_rank([rewards, values], 3)
     chex.assert_equal_shape([rewards, values])
@@ -38,7 +39,7 @@ def bcae_advantage(
 def correctness_from_value(
     values: Float[Array, "*batch M"], *, coefficient: Scalar
 ) -> Float[Array, "*batch M"]:
-    """Returns the probabilities of a correct answer that values of R imply, the inverse of Eq. 7.
+    """Computes the probability of a correct answer implied by a value of R, the inverse of Eq. 7.
 
         p_j = (V_j + lambda p_{j-1}) / (1 + lambda),  p_0 = 0
 
@@ -48,9 +49,9 @@ def correctness_from_value(
       coefficient: lambda of Eq. 7.
 
     Returns:
-      p, not clipped: a value regressed on R can imply numbers outside [0, 1].
+      p, not clipped. Values that were fitted by regression can imply p outside [0, 1].
     """
-    # The recursion, unrolled: p_j = sum_{i <= j} decay^(j - i) V_i / (1 + lambda).
+    # The unrolled recursion: p_j = sum_{i <= j} decay^(j - i) V_i / (1 + lambda).
     cut = jnp.arange(values.shape[-1])
     lag = cut[:, None] - cut[None, :]
     decay = jnp.asarray(coefficient / (1.0 + coefficient), values.dtype)
@@ -62,13 +63,13 @@ def correctness_from_value(
 def residual_loo_baseline(
     rewards: Float[Array, "Q G ..."], values: Float[Array, "Q G ..."]
 ) -> Float[Array, "Q G ..."]:
-    """Returns the value plus the mean residual of the other traces of the group.
+    """Computes V plus the mean residual of the other traces in the group.
 
         c_i = V_i + mean_{k != i} (R_k - V_k)
 
-    Any error of V that the traces of a question share cancels. Budgets may differ inside the group,
-    because each trace's residual uses the V of its budget. A constant V gives the RLOO baseline; a
-    group of one gives V. Gradients are stopped.
+    Any error of V that is common to the traces of a question cancels. Budgets can differ within a
+    group, because the residual of each trace uses the V of its budget. A constant V gives the RLOO
+    baseline, and a group of one gives V. Gradients are stopped.
     """
     chex.assert_equal_shape([rewards, values])
     mean_residual = others_mean(rewards - values)
@@ -78,18 +79,18 @@ def residual_loo_baseline(
 def shrink_baseline(
     rewards: Float[Array, "Q G ..."], values: Float[Array, "Q G ..."], *, prior_strength: Scalar
 ) -> Float[Array, "Q G ..."]:
-    """Corrects the value by the other traces' residuals, weighed against the error of V.
+    """Corrects V by the residuals of the other traces, weighted by the reliability of V.
 
         c_i = V_i + sum_{k != i} (R_k - V_k) / (n0 + G - 1)
 
-    If V is equal in the group, c_i is (n0 V + sum_{k != i} R_k) / (n0 + G - 1), so V counts as n0
-    observations. The best choice is n0 = sigma^2 / v^2, with sigma^2 the variance of R and v^2 the
-    mean squared error of V. Its excess variance is not above the excess variance of V only
-    (n0 = inf) or of the leave-one-out mean only (n0 = 0). A group of one gives V. Gradients are
-    stopped.
+    If V is the same for the whole group, c_i is (n0 V + sum_{k != i} R_k) / (n0 + G - 1), so V
+    counts as n0 observations. The optimal value is n0 = sigma^2 / v^2, where sigma^2 is the
+    variance of R and v^2 is the mean squared error of V. With this n0, the excess variance is never
+    above the excess variance of V only (n0 = inf) or of the leave-one-out mean only (n0 = 0). A
+    group of one gives V. Gradients are stopped.
 
     Args:
-      prior_strength: n0 >= 0, see `prior_strength`.
+      prior_strength: n0 >= 0 (see the function `prior_strength`).
     """
     chex.assert_equal_shape([rewards, values])
     num_others = rewards.shape[1] - 1
@@ -107,12 +108,12 @@ def residual_moments(
         sigma^2 = mean over groups of var_G (R - V)
         v^2     = mean over groups of (mean_G (R - V))^2 - sigma^2 / G
 
-    sigma^2 / G is the part of the squared mean that sampling explains, so v^2 can be negative.
-    Average both over training steps before `prior_strength`: over many groups and several batches
-    the dependence on a single trace is negligible.
+    sigma^2 / G is the part of the squared mean that is explained by sampling noise. The estimate of
+    v^2 can therefore be negative. Average both over training steps before calling `prior_strength`.
+    Over many groups and several batches, the dependence on any single trace is negligible.
 
     Args:
-      rewards: R, of groups of at least 2.
+      rewards: R, in groups of at least two traces.
 
     Returns:
       sigma^2 and v^2.
@@ -127,14 +128,15 @@ def residual_moments(
 
 
 def prior_strength(sigma2: Scalar, error2: Scalar) -> Float[Array, ""]:
-    """Returns the number of observations that V is worth, n0 = sigma^2 / v^2.
+    """Computes the number of observations that V is worth, n0 = sigma^2 / v^2.
 
     Args:
-      sigma2: sigma^2, the average over steps of `residual_moments`.
-      error2: v^2, likewise; it may be negative.
+      sigma2: sigma^2 (`residual_moments`), averaged over training steps.
+      error2: v^2 (`residual_moments`), averaged over training steps. It can be negative.
 
     Returns:
-      n0, at most 1e6. That is the value if the moments show no error of V.
+      n0, at most 1e6. The maximum is returned if v^2 is not above 1e-6 sigma^2, which means that V
+      has no measurable error.
     """
     sigma2 = at_least_float32(sigma2)
     error2 = at_least_float32(error2)

@@ -1,6 +1,6 @@
-"""Chooses questions and thinking budgets by pass rate (the paper's curriculum-aware scheduler).
+"""Curriculum-aware scheduler: chooses questions and thinking budgets by pass rate.
 
-One iteration of the schedule, for K difficulty groups:
+One iteration of the schedule for K difficulty groups:
 
     weights = group_weights(state.pass_rate)                              # Eq. 6
     index   = sample_questions(key, weights, group_of, num=Q)
@@ -10,8 +10,9 @@ One iteration of the schedule, for K difficulty groups:
     state   = record_outcomes(state, group_of[index], correct, ema_decay=.9)
     state   = update_pass_rates(state, source="ema")                      # every few steps
 
-The functions do not depend on the source of the outcomes. With outcomes of the training rollouts,
-the schedule follows the policy during training, at the budgets that the schedule chose.
+The functions do not depend on where the outcomes come from. If the outcomes of the training
+rollouts are used, the schedule follows the policy during training, at the budgets that the schedule
+itself chose.
 """
 
 from bacr_jax.curriculum.budgets import (

@@ -1,4 +1,4 @@
-"""Draws thinking budgets of the G rollouts of every question (paper Eq. 4, and other priors)."""
+"""Samples thinking budgets of the G rollouts of each question (paper Eq. 4 and other priors)."""
 
 from typing import Literal
 
@@ -14,13 +14,13 @@ Assignment = Literal["independent", "shared", "stratified"]
 
 
 def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
-    """Draws uniform numbers in [0, 1) for Q questions x G rollouts.
+    """Samples uniform numbers in [0, 1) for Q questions x G rollouts.
 
     Args:
-      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+      assign: dependence between the rollouts of a question (see `sample_budgets`).
 
     Raises:
-      ValueError: `assign` is unknown.
+      ValueError: If `assign` is unknown.
     """
     questions, rollouts = shape
     if assign == "independent":
@@ -31,7 +31,7 @@ def _uniforms(key: PRNGKeyArray, shape: tuple[int, int], assign: str) -> Array:
     if assign == "stratified":
         jitter_key, order_key = jax.random.split(key)
         jitter = jax.random.uniform(jitter_key, shape)
-        # Strata in random order, because otherwise rollout 0 always had the smallest budget.
+        # The strata are shuffled, because otherwise rollout 0 would always get the smallest budget.
         stratum = jnp.argsort(jax.random.uniform(order_key, shape), axis=-1)
         below_one = 1.0 - jnp.finfo(jnp.float32).epsneg
         return jnp.minimum((stratum + jitter) / rollouts, below_one)
@@ -49,25 +49,28 @@ def sample_budgets(
     num_rollouts: int,
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Draws thinking budgets of G rollouts per question (paper Eq. 4).
+    """Samples the thinking budgets of G rollouts per question (paper Eq. 4).
 
         b ~ TruncNorm(mu_k, sigma_k^2; b_min, b_max), rounded to whole tokens
 
     Args:
-      mu: location per group (`scheduled_mean`), in tokens; it may be outside [b_min, b_max].
+      mu: location per difficulty group, in tokens (`scheduled_mean`). It may lie outside [b_min,
+        b_max].
       group: difficulty group of each question.
-      sigma: scale in tokens, > 0; scalar, or one per group.
+      sigma: scale in tokens, > 0. Either a scalar or one value per group.
       b_min: smallest budget, in tokens.
       b_max: largest budget, in tokens.
-      assign: "independent": G draws per question (paper). "shared": one draw for all G, so that
-        the plain group mean compares traces of equal budget. "stratified": one draw from each of
-        the G quantile ranges, in random order.
+      assign: "independent" samples G budgets per question, as in the paper. "shared" uses one
+        sample for all G rollouts, so that the group mean compares traces with equal budgets.
+        "stratified" samples one budget from each of G equally likely quantile ranges, in random
+        order.
 
     Returns:
-      Budgets in [b_min, b_max], int32. Each is distributed as Eq. 4 under every `assign`.
+      Budgets in [b_min, b_max], int32. The marginal distribution of each budget is Eq. 4 for every
+      `assign`.
 
     Raises:
-      ValueError: `assign` is unknown.
+      ValueError: If `assign` is unknown.
     """
     chex.assert_rank([mu, group], 1)
     num_questions = group.shape[0]
@@ -87,19 +90,19 @@ def uniform_budgets(
     shape: tuple[int, int],
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Draws budgets uniformly from the whole numbers of [b_min, b_max], without a curriculum.
+    """Samples budgets uniformly from the integers in [b_min, b_max], without a curriculum.
 
     Args:
       b_min: smallest budget, in tokens.
       b_max: largest budget, in tokens.
-      shape: questions Q and rollouts G.
-      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+      shape: number of questions Q and of rollouts per question G.
+      assign: dependence between the rollouts of a question (see `sample_budgets`).
 
     Returns:
       Budgets in tokens, int32.
 
     Raises:
-      ValueError: `assign` is unknown.
+      ValueError: If `assign` is unknown.
     """
     num_budgets = b_max - b_min + 1
     steps = jnp.floor(_uniforms(key, shape, assign) * num_budgets).astype(jnp.int32)
@@ -113,21 +116,22 @@ def choice_budgets(
     shape: tuple[int, int],
     assign: Assignment = "independent",
 ) -> Int[Array, "Q G"]:
-    """Draws budgets uniformly from a list, the discrete prior of AnytimeReasoner.
+    """Samples budgets uniformly from a list, the discrete prior of AnytimeReasoner.
 
-    A range rarely gives budgets near its ends. A list trains only at the budgets that users will
-    choose.
+    Sampling from a range rarely produces budgets near its ends. With a list, the policy only trains
+    at the budgets that users will choose.
 
     Args:
-      choices: budgets in tokens, ascending, so that "stratified" covers small and large budgets.
-      shape: questions Q and rollouts G.
-      assign: dependence between the rollouts of a question, as in `sample_budgets`.
+      choices: budgets in tokens, sorted in ascending order, so that "stratified" covers small and
+        large budgets.
+      shape: number of questions Q and of rollouts per question G.
+      assign: dependence between the rollouts of a question (see `sample_budgets`).
 
     Returns:
       Budgets in tokens, int32.
 
     Raises:
-      ValueError: `assign` is unknown.
+      ValueError: If `assign` is unknown.
     """
     chex.assert_rank(choices, 1)
     num_choices = choices.shape[0]
@@ -136,5 +140,5 @@ def choice_budgets(
 
 
 def fixed_budgets(budget: Scalar, *, shape: tuple[int, int]) -> Int[Array, "Q G"]:
-    """Returns the same budget for all rollouts, in tokens, int32 (GRPO and DAPO use b_max)."""
+    """Returns the same budget in tokens (int32) for all rollouts. GRPO and DAPO use b_max."""
     return jnp.full(shape, budget, jnp.int32)

@@ -1,4 +1,4 @@
-"""Draws questions; difficulty groups are weighted by the spread of outcomes (paper Eq. 6)."""
+"""Samples questions, with difficulty groups weighted by the variance of their outcomes (Eq. 6)."""
 
 import chex
 import jax
@@ -9,7 +9,10 @@ from bacr_jax.types import Scalar
 
 
 def _normalised(weights: Array, allowed: Array) -> Array:
-    """Scales weights to sum to 1 over the allowed entries; uniform over these if all are zero."""
+    """Normalizes weights to sum to 1 over the allowed entries.
+
+    If all allowed weights are zero, the result is uniform over the allowed entries.
+    """
     weights = jnp.where(allowed, weights, 0.0)
     total = jnp.sum(weights)
     has_weight = total > 0.0
@@ -21,23 +24,25 @@ def _normalised(weights: Array, allowed: Array) -> Array:
 def group_weights(
     pass_rate: Float[Array, "K"], *, epsilon: Scalar = 0.02, sizes: Num[Array, "K"] | None = None
 ) -> Float[Array, "K"]:
-    """Returns the probability of drawing a question from each group (paper Eq. 6 plus a floor).
+    """Computes the probability of sampling a question from each group (paper Eq. 6 plus a floor).
 
         w_k ~ rho_k (1 - rho_k) + epsilon
 
-    Without the floor, a group with pass rate 0 or 1 is never drawn again, so a change of its rate
-    is never measured. If all rates are 0 or 1, the weights are 0/0. The weight is largest at
-    rho = 1/2. A group of half solved and half impossible problems also has that rate.
+    Without the floor, a group with pass rate 0 or 1 would never be sampled again, so a change of
+    its pass rate could not be observed. If all pass rates were 0 or 1, the normalized weights would
+    be 0/0. The weight is largest at rho = 1/2. Note that a group in which half of the problems are
+    solved and half are impossible also has this pass rate.
 
     Args:
-      pass_rate: rho, one per group, in [0, 1].
-      epsilon: the floor, before normalising; 0 is Eq. 6 to the letter.
-      sizes: number of questions per group. If given, it multiplies the weights, so that equally
-        hard questions, instead of equally hard groups, have equal weight. A group of size 0 gets
-        weight 0.
+      pass_rate: pass rate rho of each group, in [0, 1].
+      epsilon: floor of the weights before normalization. A value of 0 is Eq. 6 exactly as in the
+        paper.
+      sizes: number of questions per group. If specified, the weights are multiplied by the sizes,
+        so that equally hard questions have equal probability, rather than equally hard groups.
+        Empty groups get weight 0.
 
     Returns:
-      Probabilities summing to 1; uniform over the (nonempty) groups if all weights are 0.
+      Probabilities that sum to 1. They are uniform over the (nonempty) groups if all weights are 0.
     """
     chex.assert_rank(pass_rate, 1)
     weights = pass_rate * (1.0 - pass_rate) + epsilon
@@ -49,11 +54,11 @@ def group_weights(
 
 
 def sample_groups(key: PRNGKeyArray, weights: Float[Array, "K"], num: int) -> Int[Array, "num"]:
-    """Draws int32 indices of groups (or problems) with the given weights, with replacement.
+    """Samples int32 indices of groups (or problems) by weight, with replacement.
 
     Args:
-      weights: nonnegative, not all zero; they need not sum to 1. An index of weight 0 is never
-        drawn.
+      weights: nonnegative weights, not all zero. They do not have to sum to 1. Indices with weight
+        0 are never sampled.
     """
     chex.assert_rank(weights, 1)
     return jax.random.categorical(key, jnp.log(weights), shape=(num,)).astype(jnp.int32)
@@ -62,15 +67,15 @@ def sample_groups(key: PRNGKeyArray, weights: Float[Array, "K"], num: int) -> In
 def sample_questions(
     key: PRNGKeyArray, weights: Float[Array, "K"], group_of: Int[Array, "n"], num: int
 ) -> Int[Array, "num"]:
-    """Draws questions with replacement: a group by weight, then one of its questions uniformly.
+    """Samples questions with replacement: a group by weight, then a question uniformly from it.
 
-    The loss does not correct for the probabilities, so the weights shape the objective, as in the
-    paper.
+    The loss does not correct for the sampling probabilities, so the weights change the objective,
+    as in the paper.
 
     Args:
-      weights: weight of each group. A group without questions is never drawn.
+      weights: weight of each group. Groups without questions are never sampled.
       group_of: group of each question.
-      num: number of draws.
+      num: number of samples.
 
     Returns:
       Indices of questions, int32.

@@ -1,4 +1,4 @@
-"""Tracks pass rates of K difficulty groups and derives their budget locations (paper Eq. 5)."""
+"""Tracks the pass rates of K difficulty groups and derives budget locations from them (Eq. 5)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.types import Scalar, pytree
 
-# Pseudo-rollouts of Beta(1, 1), the uniform prior over a pass rate: one success and one failure.
+# Number of pseudo-rollouts of Beta(1, 1), the uniform prior of a pass rate: one success and one
+# failure.
 _PRIOR_COUNT = 2.0
 
 
@@ -22,13 +23,14 @@ class CurriculumState:
     """State of the schedule for K difficulty groups.
 
     Attributes:
-      mu0: budget location before the first update, mu_k(0) of Eq. 5, in tokens.
-      pass_rate: rho_k, the rates of Eq. 5 and 6; only `update_pass_rates` changes them.
-      ema_rate: running estimate of the pass rate; every batch changes it.
-      measured: True once the group has had a rollout; until then its rates are 1/2.
-      correct: correct rollouts since the last update (fractional if an outcome is a mean).
-      seen: rollouts since the last update.
-      updates: number of updates done; while it is 0 the location is mu0.
+      mu0: budget location in tokens before the first update, mu_k(0) in Eq. 5.
+      pass_rate: pass rates rho_k in Eq. 5 and 6. Only `update_pass_rates` changes them.
+      ema_rate: exponential moving average of the pass rate, updated with every batch.
+      measured: True once the group has had a rollout. Until then, its rates are 1/2.
+      correct: number of correct rollouts since the last update. It is fractional if outcomes are
+        means over several answers.
+      seen: number of rollouts since the last update.
+      updates: number of updates so far. While it is 0, the budget location is `mu0`.
     """
 
     mu0: Float[Array, "K"]
@@ -41,14 +43,14 @@ class CurriculumState:
 
 
 def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> CurriculumState:
-    """Returns the state before any outcome: every pass rate is 1/2, the mean of Beta(1, 1).
+    """Returns the initial state, in which every pass rate is 1/2, the mean of Beta(1, 1).
 
     Args:
-      mu0: initial budget location in tokens, one for all groups or one per group.
+      mu0: initial budget location in tokens, either a single value or one per group.
 
     Raises:
-      ValueError: `mu0` has the wrong number of values, or a value that is not positive. Values
-        are not checked under a JAX transformation.
+      ValueError: If `mu0` has the wrong number of values or contains a value that is not positive.
+        Values are not checked under a JAX transformation.
     """
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mu0))
     xp: ModuleType = jnp if traced else np
@@ -58,12 +60,12 @@ def init_curriculum(num_groups: int, *, mu0: Scalar | Sequence[Scalar]) -> Curri
             f"mu0: found {locations.shape[0]} values for {num_groups} difficulty "
             "groups; write one number, or one per group"
         )
-    # A tracer has no values to check.
+    # The values of a tracer are not available.
     if not traced and not (locations > 0.0).all():
         raise ValueError(f"mu0: found {mu0}; write positive numbers of tokens")
 
-    # Filled by NumPy on the host, because a JAX function would compile a program for each array.
-    # Each field gets its own buffer, so that all can be donated.
+    # The arrays are created by NumPy on the host, because a JAX function would compile a program
+    # for each array. Each field has a separate buffer, so that all of them can be donated.
     half = np.full(num_groups, 0.5, np.float32)
     zero = np.full(num_groups, 0.0, np.float32)
     return CurriculumState(
@@ -87,22 +89,23 @@ def budget_mean(
     b_max: Scalar,
     clip: bool = True,
 ) -> Float[Array, "K"]:
-    """Returns the location of each group's budget distribution, in tokens (paper Eq. 5).
+    """Computes the location of each group's budget distribution, in tokens (paper Eq. 5).
 
         mu_k = mu_k(0) (1 - alpha rho_k) + beta (1 - rho_k) b_max
 
-    The location falls linearly from mu_k(0) + beta b_max at rho = 0 to (1 - alpha) mu_k(0) at
-    rho = 1. Both values can be outside the budget range, hence `clip`. The location is the mode of
-    the untruncated normal in Eq. 4, not the mean of the budgets.
+    The location decreases linearly from mu_k(0) + beta b_max at rho = 0 to (1 - alpha) mu_k(0) at
+    rho = 1. Both ends can lie outside the budget range, which is the reason for `clip`. The
+    location is the mode of the untruncated normal distribution in Eq. 4, not the mean of the
+    budgets.
 
     Args:
-      pass_rate: rho, one per group (or per problem), in [0, 1].
-      mu0: mu(0) in tokens, scalar or one per group.
-      alpha: fraction of mu(0) that a pass rate of 1 subtracts.
-      beta: fraction of `b_max` that a pass rate of 0 adds.
+      pass_rate: pass rate rho of each group (or problem), in [0, 1].
+      mu0: mu(0) in tokens, either a scalar or one value per group.
+      alpha: fraction of mu(0) that is subtracted at a pass rate of 1.
+      beta: fraction of `b_max` that is added at a pass rate of 0.
       b_min: smallest budget, in tokens.
       b_max: largest budget, in tokens.
-      clip: clip the location to [b_min, b_max]; False is Eq. 5 to the letter.
+      clip: whether to clip the location to [b_min, b_max]. False is Eq. 5 exactly as in the paper.
     """
     chex.assert_rank(pass_rate, 1)
     shortened = mu0 * (1.0 - alpha * pass_rate)
@@ -120,11 +123,12 @@ def scheduled_mean(
     b_max: Scalar,
     clip: bool = True,
 ) -> Float[Array, "K"]:
-    """Returns each group's current budget location in tokens: mu_k(0), then Eq. 5.
+    """Computes the current budget location of each group in tokens.
 
-    mu_k(0) is used until the first update of the pass rates. It needs a separate case, because in
-    general Eq. 5 gives mu_k(0) at no pass rate. The arguments are the same as in `budget_mean`;
-    `clip` also clips mu_k(0).
+    The location is mu_k(0) until the first update of the pass rates, and Eq. 5 afterwards. The
+    initial location needs a separate case, because in general there is no pass rate at which Eq. 5
+    equals mu_k(0). The arguments are the same as for `budget_mean`, and `clip` also applies to
+    mu_k(0).
     """
     adapted = budget_mean(
         state.pass_rate, state.mu0, alpha=alpha, beta=beta, b_min=b_min, b_max=b_max, clip=clip
@@ -140,26 +144,28 @@ def record_outcomes(
     *,
     ema_decay: Scalar,
 ) -> CurriculumState:
-    """Counts a batch of outcomes and moves the running pass rates towards the batch's rates.
+    """Adds a batch of outcomes to the counts and to the moving averages of the pass rates.
 
         m <- d m + (1 - d) (c + 2 m) / (n + 2)
 
-    c of the n rollouts of a group in this batch are correct, and m is the group's running rate. The
-    batch's rate is smoothed by two pseudo-rollouts, the weight of a Beta(1, 1) prior. They have the
-    rate m, because a rate of 1/2 would pull m back to 1/2. In a group's first batch d is 0, so m is
-    the Beta(1, 1) posterior mean (c + 1) / (n + 2). A group without rollouts keeps its exact rate.
-    `pass_rate` does not change.
+    For each group, c of its n rollouts in this batch are correct, and m is the moving average of
+    its pass rate. The pass rate of the batch is smoothed by two pseudo-rollouts, the weight of a
+    Beta(1, 1) prior. The pseudo-rollouts have pass rate m, because a pass rate of 1/2 would pull m
+    towards 1/2. For the first batch of a group, d is 0, so m becomes the posterior mean (c + 1) /
+    (n + 2) of a Beta(1, 1) prior. Groups without rollouts are unchanged, and `pass_rate` is never
+    changed.
 
     Args:
       group: difficulty group of each question.
-      correct: outcome of each rollout at its full budget (paper: r(q, t_{:b})), 0/1 or a mean
-        over several answers.
-      ema_decay: d, in [0, 1), per call after a group's first.
+      correct: outcome of each rollout at its full budget (r(q, t_{:b}) in the paper). Either 0/1 or
+        a mean over several answers.
+      ema_decay: decay d per call, in [0, 1), after the first batch of a group.
     """
     chex.assert_rank([group, correct], [1, 2])
     chex.assert_equal_shape_prefix([group, correct], 1)
     num_groups = state.mu0.shape[0]
-    # In float32 for all types of outcomes, because bfloat16 cannot count beyond 256.
+    # Summed in float32 for every input dtype, because bfloat16 cannot represent all integers above
+    # 256.
     correct_of_question = jnp.sum(correct, axis=1, dtype=jnp.float32)
     rollouts_of_question = jnp.full(group.shape, correct.shape[1], jnp.float32)
     correct_of_group = jax.ops.segment_sum(correct_of_question, group, num_groups)
@@ -182,21 +188,21 @@ def record_outcomes(
 def update_pass_rates(
     state: CurriculumState, *, source: Literal["ema", "epoch"]
 ) -> CurriculumState:
-    """Sets the schedule's pass rates to measured ones (last line of the paper's Algorithm 1).
+    """Sets the pass rates used by the schedule (last line of Algorithm 1 in the paper).
 
     Args:
-      source: "ema" takes the smoothed running rates, which are never exactly 0 or 1. "epoch"
-        takes correct / seen since the last update (paper); a group without rollouts keeps its
-        rate.
+      source: "ema" uses the smoothed moving averages, which are never exactly 0 or 1. "epoch" uses
+        correct / seen since the last update, as in the paper; groups without rollouts keep their
+        pass rate.
 
     Returns:
-      The state with new `pass_rate`, counts cleared and one more update.
+      The state with new `pass_rate`, with counts reset to zero and `updates` incremented.
 
     Raises:
-      ValueError: `source` is unknown.
+      ValueError: If `source` is unknown.
     """
     if source == "ema":
-        # A copy, because a buffer that two fields share cannot be donated.
+        # Copied, because a buffer shared by two fields cannot be donated.
         rate = jnp.array(state.ema_rate)
     elif source == "epoch":
         measured_rate = state.correct / jnp.maximum(state.seen, 1.0)

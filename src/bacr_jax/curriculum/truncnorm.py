@@ -1,10 +1,10 @@
-"""Quantiles of the truncated normal distribution, accurate in float32 for any mode.
+"""Quantile function of the truncated normal distribution, accurate in float32 for any location.
 
-The textbook inverse CDF subtracts two normal CDFs. The two are equal in float32 if the interval is
-five or six standard deviations from the mode, which happens as soon as a schedule moves its
-location past a budget limit. This module computes a point in a tail as its distance from the edge
-nearest the mode. It uses the scaled complementary error function, which neither underflows nor
-cancels.
+The textbook inverse CDF subtracts two normal CDFs. In float32, both are equal if the interval is
+five or six standard deviations away from the mode. This happens as soon as a schedule moves the
+location beyond a budget limit. This module therefore computes quantiles in a tail as distances from
+the edge closest to the mode, using the scaled complementary error function, which neither
+underflows nor cancels.
 """
 
 import jax
@@ -16,21 +16,23 @@ from jaxtyping import Array, Float
 
 from bacr_jax.types import Scalar
 
-# Newton approaches the root from one side and doubles the correct digits in each step. Three steps
-# reach float32 precision from the start used below; the fourth is a margin.
+# Newton's method approaches the root from one side and doubles the number of correct digits per
+# step. Three steps reach float32 precision from the initial value used below. The fourth is a
+# safety margin.
 _NEWTON_STEPS = 4
-# Below this width (in standard deviations) CDF differences lose digits, while the density is
-# exponential to within width**2 / 8 ~ 1e-5.
+# For intervals narrower than this (in standard deviations), differences of CDFs lose precision,
+# while the density is exponential to within width**2 / 8 ~ 1e-5.
 _NARROW = 1e-2
 
 _ROOT_2 = np.float32(np.sqrt(2.0))
 
 
 def _erfcx(x: Array) -> Array:
-    """Returns exp(x^2) erfc(x) for x >= 0, within 1e-6.
+    """Computes exp(x^2) erfc(x) for x >= 0 with an error below 1e-6.
 
-    JAX's erfcx (0.10.2) is 0 for float32 from 9.195 to 9.42, where its erfc has underflowed and its
-    asymptotic series has not begun. Here the asymptotic series begins at 8:
+    JAX's erfcx (version 0.10.2) returns 0 in float32 for x between 9.195 and 9.42, where its erfc
+    has already underflowed but its asymptotic series is not used yet. This function uses the
+    asymptotic series from x = 8:
 
         1 / (x sqrt(pi)) (1 - y (1 - 3 y (1 - 5 y (1 - 7 y)))),   y = 1 / (2 x^2)
     """
@@ -43,7 +45,7 @@ def _erfcx(x: Array) -> Array:
 
 
 def _log_survival_ratio(distance: Array, edge: Array) -> Array:
-    """Returns log P(Z > edge + distance) / P(Z > edge) for a standard normal Z and edge >= 0."""
+    """Computes log(P(Z > edge + distance) / P(Z > edge)) for a standard normal Z and edge >= 0."""
     log_at_point = jnp.log(_erfcx((edge + distance) / _ROOT_2))
     log_at_edge = jnp.log(_erfcx(edge / _ROOT_2))
     exponent = distance * (edge + 0.5 * distance)
@@ -51,28 +53,30 @@ def _log_survival_ratio(distance: Array, edge: Array) -> Array:
 
 
 def _hazard(z: Array) -> Array:
-    """Returns the standard normal density divided by the survival function, for z >= 0."""
+    """Computes the standard normal density divided by the survival function, for z >= 0."""
     return np.float32(np.sqrt(2.0 / np.pi)) / _erfcx(z / _ROOT_2)
 
 
 def _tail_distance(u: Array, rest: Array, edge: Array, width: Array) -> Array:
-    """Returns the distance beyond an edge that covers a fraction u of [edge, edge + width].
+    """Computes the distance from an edge that covers a fraction u of [edge, edge + width].
 
     Args:
-      u: fraction of the probability, in [0, 1].
-      rest: 1 - u, separately because float32 loses its digits for u near 1.
-      edge: edge nearest the mode, >= 0, in standard deviations from the mode.
+      u: fraction of the probability mass, in [0, 1].
+      rest: 1 - u. It is a separate argument because float32 cannot represent it accurately as 1 - u
+        if u is close to 1.
+      edge: edge closest to the mode, >= 0, in standard deviations from the mode.
       width: width of the interval, in standard deviations.
     """
     log_end = _log_survival_ratio(width, edge)
-    # Both are log(1 - u (1 - exp(log_end))). Each is precise on one half of [0, 1].
+    # Both are log(1 - u (1 - exp(log_end))), each accurate on one half of [0, 1].
     target_of_small_u = jnp.log1p(u * jnp.expm1(log_end))
     survival = rest + u * jnp.exp(log_end)
     target_of_large_u = jnp.log(jnp.maximum(survival, jnp.finfo(jnp.float32).tiny))
     target = jnp.where(u < 0.5, target_of_small_u, target_of_large_u)
 
-    # Two upper bounds of the root: without the erfcx term, and with the hazard at the edge.
-    # Log survival is concave, so Newton from above descends to the root without crossing it.
+    # Two upper bounds of the root: one omits the erfcx term, the other uses the hazard at the edge.
+    # The log survival function is concave, so Newton's method descends from above without crossing
+    # the root.
     gaussian_bound = -2.0 * target / (edge + jnp.sqrt(edge**2 - 2.0 * target) + 1e-30)
     hazard_bound = -target / _hazard(edge)
     distance = jnp.minimum(gaussian_bound, hazard_bound)
@@ -82,21 +86,23 @@ def _tail_distance(u: Array, rest: Array, edge: Array, width: Array) -> Array:
     return distance
 
 
-# Jitted, because an eager call would otherwise compile each of a hundred small operations.
+# Jitted, because an eager call would compile each of about a hundred small operations separately.
 @jax.jit
 def truncnorm_ppf(
     u: Float[Array, "..."], mu: Scalar, sigma: Scalar, low: Scalar, high: Scalar
 ) -> Float[Array, "..."]:
-    """Returns quantiles of TruncNorm(mu, sigma^2; low, high), the distribution of paper Eq. 4.
+    """Computes quantiles of TruncNorm(mu, sigma^2; low, high), the distribution in paper Eq. 4.
 
-    The error is below 1e-5 of the interval's width for any location and scale, as long as float32
-    numbers near its ends are much closer together than that. It is 3e-3 for a width of .135 near
-    8,814. In far tails the error is also small relative to the distance from the edge.
+    For any location and scale, the error is below 1e-5 of the width of the interval, provided that
+    the spacing of float32 numbers near the ends is much smaller than that. Otherwise, the error can
+    be larger, for example 3e-3 for a width of .135 near 8,814. In far tails, the error is also
+    small relative to the distance from the edge.
 
     Args:
       u: probabilities, in [0, 1].
-      mu: location of the untruncated normal (its mode, not the mean of the result).
-      sigma: scale of the untruncated normal, > 0.
+      mu: location of the untruncated normal distribution. It is the mode, not the mean of the
+        truncated distribution.
+      sigma: scale of the untruncated normal distribution, > 0.
       low: lower end of the interval.
       high: upper end of the interval.
 
@@ -108,7 +114,7 @@ def truncnorm_ppf(
     sigma = jnp.asarray(sigma, jnp.float32)
     low = jnp.asarray(low, jnp.float32)
     high = jnp.asarray(high, jnp.float32)
-    # The ends and the width in standard deviations from the mode.
+    # Ends and width of the interval in standard deviations from the mode.
     start = (low - mu) / sigma
     end = (high - mu) / sigma
     width = (high - low) / sigma
@@ -126,7 +132,7 @@ def truncnorm_ppf(
 def _quantile_in_tail(
     u: Array, start: Array, end: Array, width: Array, sigma: Array, low: Array, high: Array
 ) -> Array:
-    """Returns quantiles if the mode is outside, as a distance from the edge next to the mode."""
+    """Computes quantiles if the mode is outside the interval, from the edge closest to the mode."""
     mode_is_below = start >= 0.0
     from_edge = jnp.where(mode_is_below, u, 1.0 - u)
     rest = jnp.where(mode_is_below, 1.0 - u, u)
@@ -136,9 +142,10 @@ def _quantile_in_tail(
 
 
 def _quantile_around_mode(u: Array, start: Array, end: Array) -> Array:
-    """Returns quantiles in standard deviations from the mode, if the mode is inside.
+    """Computes quantiles in standard deviations from the mode, for a mode inside the interval.
 
-    The smaller of CDF and survival is inverted, because the larger loses digits near 1.
+    The smaller of CDF and survival function is inverted, because the larger one loses precision
+    near 1.
     """
     cdf = ndtr(start) + u * (ndtr(end) - ndtr(start))
     survival = ndtr(-end) + (1.0 - u) * (ndtr(-start) - ndtr(-end))
@@ -148,9 +155,9 @@ def _quantile_around_mode(u: Array, start: Array, end: Array) -> Array:
 
 
 def _fraction_of_narrow(u: Array, start: Array, end: Array, width: Array) -> Array:
-    """Returns the position of quantiles in a narrow interval, from 0 at its start to 1 at its end.
+    """Computes the relative position of quantiles in a narrow interval, in [0, 1].
 
-    The density is exponential in the interval, and uniform if the rate is 0.
+    The density is approximated as exponential within the interval, or as uniform if its rate is 0.
     """
     rate = 0.5 * (start + end) * width
     is_falling = rate > 0.0

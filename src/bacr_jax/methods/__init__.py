@@ -1,8 +1,9 @@
-"""Training methods, composed of the functions of `curriculum`, `rewards` and `advantages`.
+"""Training methods, composed of functions from `curriculum`, `rewards` and `advantages`.
 
-Each method is a module with its published formulas, `make(config)`, which computes no array, and
-`problems(config)` if settings can contradict the method. `method` defines the type `Method`,
-`registry` finds a method by name. Several methods share `grpo_family` and `budget_prior`.
+Each method is a module that contains the published formulas, a function `make(config)`, which does
+not compute any array, and a function `problems(config)` if some settings are incompatible with the
+method. The module `method` defines the `Method` class, and `registry` looks up methods by name.
+`grpo_family` and `budget_prior` contain code shared by several methods.
 """
 
 from bacr_jax.methods.method import (

@@ -1,8 +1,9 @@
-"""AnytimeReasoner (arXiv 2505.13438): one trace, scored at every budget of a grid.
+"""AnytimeReasoner (arXiv 2505.13438): one trace, scored at several budgets.
 
-The budget is not an input of the policy. Budget-relative policy optimisation (BRPO) compares a
-trace with its earlier outcomes (V1) and with its group (V2). `anytime.baseline: v2` only uses the
-group, as some descriptions of the method do; its name then contains "simplified BRPO".
+The budget is not an input of the policy. Budget-relative policy optimization (BRPO) compares a
+trace with its own earlier outcomes (V1) and with its group (V2). With `anytime.baseline: v2`, only
+the group is used, as in some descriptions of the method. The name of the method is then
+"AnytimeReasoner, simplified BRPO".
 """
 
 from collections.abc import Iterator
@@ -57,13 +58,13 @@ def brpo_prior(
         base: 1 for the largest budget, else 0   uniform: 1/M   linear: P_j ~ b_j
 
     Args:
-      budgets: b, ascending, in tokens.
+      budgets: budgets b in tokens, in ascending order.
 
     Returns:
-      P, which sums to 1.
+      Weights P, which sum to 1.
 
     Raises:
-      ValueError: the kind is unknown.
+      ValueError: If the kind is unknown.
     """
     chex.assert_rank(budgets, 1)
     budgets = budgets.astype(jnp.float32)
@@ -83,27 +84,27 @@ def brpo_advantage(
     mode: Literal["brpo", "v1", "v2", "none"] = "brpo",
     loo: bool = False,
 ) -> Float[Array, "Q G M"]:
-    """Returns the advantage of each thinking segment (arXiv 2505.13438, Eq. 7-9).
+    """Computes the BRPO advantage of each thinking segment (arXiv 2505.13438, Eq. 7-9).
 
-    s = 0..M-1 is the segment, and both baselines are scaled to the remaining prior mass:
+    s = 0..M-1 is the index of the segment. Both baselines are scaled to the remaining prior mass:
 
         V1[g,s] = sum_{k<s} 2^{k-s} r[g,k] / sum_{k<s} 2^{k-s} * sum_{k>=s} P_k      (0 at s = 0)
         V2[s]   = mean_g sum_{k>=s} P_k r[g,k]
         A[g,s]  = sum_{k>=s} P_k r[g,k] - (s/M) V1[g,s] - ((M-s)/M) V2[s]
 
-    V1 predicts a trace's later outcomes from its earlier outcomes, V2 from the group. There is no
-    division by a standard deviation.
+    V1 predicts the later outcomes of a trace from its earlier outcomes. V2 predicts them from the
+    group. The advantages are not divided by a standard deviation.
 
     Args:
-      r: outcomes, averaged over the answers of each (trace, budget), in [0, 1].
-      prior: P (`brpo_prior`).
-      mode: "brpo" subtracts both baselines as above; "v1" and "v2" subtract one of them with weight
-        1; "none" subtracts nothing.
-      loo: leave the trace out of its V2, which removes the gradient shrinkage by 1 - (M-s)/(M G);
-        False is the published form.
+      r: outcomes in [0, 1], averaged over the answers for each trace and budget.
+      prior: weights P (`brpo_prior`).
+      mode: "brpo" subtracts both baselines as above. "v1" and "v2" subtract only one of them, with
+        weight 1. "none" subtracts nothing.
+      loo: whether to exclude the trace itself from V2, which removes the shrinkage of the gradient
+        by 1 - (M-s)/(M G). False is the published form.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: If the mode is unknown.
     """
     chex.assert_rank([r, prior], [3, 1])
     chex.assert_axis_dimension(r, 2, prior.shape[0])
@@ -112,7 +113,7 @@ def brpo_advantage(
     num_cuts = r.shape[2]
     returns = to_go(r, prior)
     v1 = _earlier_outcomes(r) * jnp.flip(jnp.cumsum(jnp.flip(prior)))
-    # In a group of one V2 is 0, because there is no other trace to compare with.
+    # V2 is 0 for a group of one, because there is no other trace to compare with.
     v2 = others_mean(returns) if loo or group_size == 1 else group_mean(returns)
     if mode == "brpo":
         share_of_v1 = jnp.asarray(np.arange(num_cuts) / num_cuts, r.dtype)
@@ -127,9 +128,11 @@ def brpo_advantage(
 
 
 def _earlier_outcomes(r: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
-    """Averages a trace's outcomes before each segment, the latest with the most weight.
+    """Computes the weighted mean of a trace's outcomes before each segment.
 
-    sum_{k<s} 2^{k-s} r[g,k] / sum_{k<s} 2^{k-s}      (0 at s = 0)
+    Later outcomes have larger weights:
+
+        sum_{k<s} 2^{k-s} r[g,k] / sum_{k<s} 2^{k-s}      (0 at s = 0)
     """
     index = np.arange(r.shape[2])
     lag = index[:, None] - index[None, :]
@@ -140,7 +143,7 @@ def _earlier_outcomes(r: Float[Array, "Q G M"]) -> Float[Array, "Q G M"]:
 
 
 def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
-    """Subtracts the mean outcome of the answers at a cut from the outcome of each answer.
+    """Computes the advantage of each answer relative to the other answers at the same cut.
 
         A = r[g,j,a] - mean_a r[g,j,a]      with several answers per cut
         A = r[g,j] - mean_g r[g,j]          with one answer per cut
@@ -156,7 +159,7 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each setting that the method cannot train with."""
+    """Yields an error message for each setting that is incompatible with the method."""
     yield from told_nothing(config)
     if config.anytime.baseline == "v2":
         yield from needs_a_group(config, "anytime.baseline=v2")
@@ -165,7 +168,10 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def make(config: Config) -> Method:
-    """Returns BRPO with `anytime.answers` answers at each of `cuts.count` evenly spaced budgets."""
+    """Builds AnytimeReasoner with `anytime.answers` answers at each of `cuts.count` budgets.
+
+    The budgets are evenly spaced up to `budget.max`.
+    """
     settings = config.anytime
     count = config.cuts.count
 
@@ -182,8 +188,8 @@ def make(config: Config) -> Method:
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
         prior = brpo_prior(settings.prior, grid())
-        # A separate prior, because the published answer gradient weighs all budgets equally under
-        # every prior of the thinking.
+        # The answers have a separate prior, because the published answer gradient weights all
+        # budgets equally for every prior of the thinking.
         answer_prior = brpo_prior(settings.answer_prior, grid()) * count
         thinking = brpo_advantage(rewards, prior, mode=settings.baseline, loo=settings.loo)
         returns = to_go(rewards, prior)

@@ -1,4 +1,4 @@
-"""Budget-adaptive curriculum reasoning: the paper's method as four parts.
+"""Budget-adaptive curriculum reasoning (BACR), the paper's method in four parts.
 
 part                               equations     config
 budget-conditioned unified policy  Eq. 2, 3      conditioning.told
@@ -6,12 +6,12 @@ curriculum-aware scheduler         Eq. 4 to 6    budget.prior=curriculum
 truncation-aware dense reward      Eq. 7 to 9    reward.dense
 budget-conditioned advantages      Eq. 10 to 14  advantage.baseline=value
 
-The training loop calls these functions in the order of Algorithm 1. The budget embedding is in
-`model/budget.py`, the value head in `model/value.py`, the loss (Eq. 15, 16) in `losses.py`. What
-the project adds to the paper is in `baselines/`: other baselines than V(q, b), and credit weighted
-by scores. Settings are checked in `bacr_settings.py`.
+The training loop calls the functions of this module in the order of Algorithm 1. The budget
+embedding is implemented in `model/budget.py`, the value head in `model/value.py`, and the loss (Eq.
+15, 16) in `losses.py`. Extensions of the paper are in `baselines/`: alternatives to the baseline
+V(q, b), and credit weighted by score norms. `bacr_settings.py` checks the settings.
 
-Shapes: Q questions, G responses to each, M truncation points (cuts) of each response.
+Shapes: Q questions, G responses per question, M truncation points (cuts) per response.
 """
 
 import functools
@@ -29,13 +29,13 @@ from bacr_jax.methods.grpo_family import cut_points
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 
-# The registry looks for these in a method's module.
+# The registry looks up these functions in the module of a method.
 problems = bacr_settings.problems
 advice = bacr_settings.advice
 
 
 def make(config: Config) -> Method:
-    """Returns BACR with the parts that the config switches on."""
+    """Builds BACR with the parts that are enabled in the config."""
     baseline = baseline_of(config)
     return Method(
         name="BACR",
@@ -55,7 +55,7 @@ def make(config: Config) -> Method:
     )
 
 
-# Part 1, the budget-conditioned policy, is the model's: `conditioned` above turns it on.
+# Part 1, the budget-conditioned policy, is implemented in the model and enabled by `conditioned`.
 
 # Part 2: curriculum-aware scheduler -------------------------------------------------------------
 
@@ -63,16 +63,17 @@ def make(config: Config) -> Method:
 def question_weights(
     config: Config, state: CurriculumState, sizes: Int[Array, "K"]
 ) -> Float[Array, "K"]:
-    """Returns the probability of each difficulty group (Eq. 6).
+    """Computes the sampling probability of each difficulty group (Eq. 6).
 
         w_k ~ rho_k (1 - rho_k)
 
     Args:
-      state: pass rates rho_k, in [0, 1].
+      state: curriculum state with the pass rates rho_k, in [0, 1].
       sizes: number of questions in each group.
 
     Returns:
-      Probabilities that sum to 1; shares of questions if `budget.prior` is not "curriculum".
+      Probabilities that sum to 1. They are proportional to `sizes` if `budget.prior` is not
+      "curriculum".
     """
     return budget_prior.question_weights(config, state, sizes)
 
@@ -80,7 +81,7 @@ def question_weights(
 def sample_budgets(
     config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
-    """Draws a thinking budget for each response (Eq. 4, 5), in tokens.
+    """Samples a thinking budget for each response, in tokens (Eq. 4, 5).
 
         b ~ TruncNorm(mu_k, sigma^2; b_min, b_max)
         mu_k = mu_k(0) (1 - alpha rho_k) + beta (1 - rho_k) b_max
@@ -89,7 +90,7 @@ def sample_budgets(
       groups: difficulty group k of each question.
 
     Returns:
-      Budgets; draws from another distribution if `budget.prior` names one.
+      Budgets. They follow another distribution if `budget.prior` is not "curriculum".
     """
     return budget_prior.sample_budgets(config, key, state, groups)
 
@@ -98,12 +99,13 @@ def sample_budgets(
 
 
 def dense_rewards(config: Config, state: State | None, batch: GroupBatch) -> PerCut:
-    """Returns the reward of each response at each cut (Eq. 7, 8).
+    """Computes the reward of each response at each cut (Eq. 7, 8).
 
         R_j = r_j + lambda (r_j - r_{j-1}),   r_0 = 0
 
-    r_j is 1 if the answer after the first b_j thinking tokens is right. Without `reward.dense`
-    lambda is 0. Eq. 9 adds the cuts up with the weights of `cut_weights`, 1/M each.
+    r_j is 1 if the answer after the first b_j thinking tokens is correct. If `reward.dense` is
+    false, lambda is 0. In Eq. 9, the rewards are summed over the cuts with the weights of
+    `cut_weights`, which are 1/M in the paper.
     """
     return rewards.dense_reward(batch.outcomes, coefficient=progress_coefficient(config))
 
@@ -119,19 +121,20 @@ def budget_conditioned_advantages(
     reward: PerCut,
     values: PerCut | None,
 ) -> Advantages:
-    """Returns the advantages of thinking segments and answers (Eq. 10 to 14).
+    """Computes the advantages of thinking segments and answers (Eq. 10 to 14).
 
         A_j = R_j - V(q, b, b_j)                      Eq. 10
         A   = sum_j w_j A_j / max(std(A), epsilon)    Eq. 9, 14
 
-    `advantage.credit` chooses which of the cuts' residuals A_j a thinking segment gets: all of them
-    in the paper ("trajectory"), or those that the segment can still change ("to_go").
+    `advantage.credit` selects the residuals A_j that count for a thinking segment: all of them, as
+    in the paper ("trajectory"), or only those that the segment can still influence ("to_go").
 
     Args:
-      baseline: what takes the place of V, `value` in the paper.
-      state: the baseline's moments of earlier batches; None if it has none.
+      baseline: the baseline used in place of V. In the paper, it is `value`.
+      state: the baseline's moments of earlier batches, or None if it does not have any.
       reward: R (`dense_rewards`).
-      values: V of the value head from before this batch; None if the baseline reads no V.
+      values: V, predicted by the value head before its update on this batch. None if the baseline
+        does not use V.
     """
     settings = config.advantage
     moments = state or {}
@@ -166,7 +169,7 @@ def budget_conditioned_advantages(
 
 
 def _once_per_answer(batch: GroupBatch, answers: PerCut) -> PerCut:
-    """Sets the credit of repeated answers to 0: an answer that serves several cuts counts once."""
+    """Keeps the credit of each answer at the first cut that uses it, and sets the rest to 0."""
     source = rewards.distinct_cuts(batch.cuts, batch.thinking)
     return jnp.where(source == jnp.arange(source.shape[-1]), answers, 0.0)
 
@@ -175,7 +178,7 @@ def _once_per_answer(batch: GroupBatch, answers: PerCut) -> PerCut:
 
 
 def init_state(baseline: Baseline, num_questions: int) -> State | None:
-    """Returns the baseline's moments before training; None if it has none."""
+    """Returns the baseline's moments before training, or None if the baseline does not have any."""
     return baseline.init_state() or None
 
 
@@ -186,12 +189,12 @@ def update(
     reward: PerCut,
     values: PerCut | None,
 ) -> State | None:
-    """Returns the baseline's moments after a batch."""
+    """Returns the baseline's moments updated with a batch."""
     if state is None:
         return None
     return dict(baseline.update(state, batch, reward, values))
 
 
 def metrics(baseline: Baseline, state: State | None, batch: GroupBatch) -> dict[str, Any]:
-    """Returns numbers to log about the baseline, by `group/name`."""
+    """Returns metrics of the baseline to log, keyed by `group/name`."""
     return baseline.metrics(state or {})

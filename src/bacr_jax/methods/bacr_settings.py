@@ -1,4 +1,4 @@
-"""Settings of BACR: the published ones, the combinations that are refused, and advice."""
+"""Settings of BACR: published values, checks for invalid combinations, and recommendations."""
 
 import math
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from bacr_jax.methods.grpo_family import needs_a_group
 from bacr_jax.methods.method import Published
 from bacr_jax.methods.published import given_by
 
-# Baselines that compare the responses to a question.
+# Baselines that compare the responses to the same question, so they need at least two of them.
 _COMPARES_THE_GROUP = ("group", "residual_loo", "shrink", "optimal_token")
 
-# Every setting that the paper prescribes (configs/methods/bacr-paper.yaml has them all).
+# All settings prescribed by the paper. configs/methods/bacr-paper.yaml sets all of them.
 PUBLISHED = {
     "conditioning.told": Published("embedding", "Eq. 2, 3"),
     "conditioning.sharing": Published("shared", "Eq. 2 has no layer index"),
@@ -58,7 +58,7 @@ PUBLISHED = {
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields one line for each setting that the method cannot train with."""
+    """Yields an error message for each setting that is incompatible with the method."""
     advantage = config.advantage
     if advantage.baseline in _COMPARES_THE_GROUP:
         yield from needs_a_group(config, f"advantage.baseline={advantage.baseline}")
@@ -115,7 +115,7 @@ def _optimal_token_problems(config: Config) -> Iterator[str]:
 
 
 def advice(config: Config) -> Iterator[str]:
-    """Yields one line for each setting with which these settings would do better."""
+    """Yields a recommendation for each setting that works but should be changed."""
     if not config.advantage.score_weighted or config.loss.importance_cap is not None:
         return
     if config.model.compute_dtype != "float32":
@@ -132,7 +132,7 @@ def advice(config: Config) -> Iterator[str]:
 
 
 def _steep_weights(config: Config) -> Iterator[str]:
-    """Yields a line if the cut weights make the objective punish a right answer at some cut."""
+    """Yields an error message if the objective punishes a correct answer at some cut."""
     cuts = config.cuts
     reward = config.reward
     if not reward.dense:
@@ -140,13 +140,13 @@ def _steep_weights(config: Config) -> Iterator[str]:
     try:
         weights = rewards.cut_shares(cuts.weights, cuts.count)
     except ValueError:
-        return  # Not a list of weights, which the check of cuts.weights reports.
+        return  # An invalid list is reported by the check of cuts.weights.
     coefficients = rewards.outcome_coefficients(weights, coefficient=reward.coefficient)
     punished_cuts = np.flatnonzero(coefficients < -1e-6)
     if not punished_cuts.size:
         return
     j = punished_cuts[0]
-    # Rounded down to three digits, so that the number in the message is accepted.
+    # Rounded down to three digits, so that the suggested value passes this check.
     largest = math.floor(1e3 * weights[j] / (weights[j + 1] - weights[j])) / 1e3
     yield (
         f"cuts.weights={written(cuts.weights)}: with reward.coefficient="

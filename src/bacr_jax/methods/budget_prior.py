@@ -1,6 +1,7 @@
-"""Weights of difficulty groups and budgets of rollouts, as a config sets them.
+"""Weights of difficulty groups and budgets of rollouts, as specified in the config.
 
-Methods whose budgets follow `budget.prior` use these functions for their fields of `Method`.
+Methods whose budgets follow `budget.prior` use these functions for the corresponding fields of
+`Method`.
 """
 
 import jax.numpy as jnp
@@ -15,25 +16,26 @@ from bacr_jax.methods.grpo_family import by_size
 def question_weights(
     config: Config, state: CurriculumState, sizes: Int[Array, "K"]
 ) -> Float[Array, "K"]:
-    """Returns the probability of each difficulty group (Eq. 6).
+    """Computes the sampling probability of each difficulty group (Eq. 6).
 
     Args:
       sizes: number of questions in each group.
 
     Returns:
-      Probabilities that sum to 1; shares of questions if `budget.prior` is not "curriculum".
+      Probabilities that sum to 1. They are proportional to `sizes` if `budget.prior` is not
+      "curriculum".
     """
     schedule = config.curriculum
     if config.budget.prior != "curriculum":
         return by_size(state, sizes)
     if not schedule.size_weighted:
-        # Every group counts once, except for empty groups, which must not be drawn.
+        # Every nonempty group has size 1. Empty groups keep size 0, so they are never sampled.
         sizes = jnp.minimum(sizes, 1)
     return curriculum.group_weights(state.pass_rate, epsilon=schedule.weight_epsilon, sizes=sizes)
 
 
 def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"]:
-    """Returns the current mu of each difficulty group's truncated normal, in tokens (Eq. 5)."""
+    """Computes mu of each group's truncated normal distribution, in tokens (Eq. 5)."""
     schedule = config.curriculum
     budget = config.budget
     return curriculum.scheduled_mean(
@@ -49,9 +51,9 @@ def budget_locations(config: Config, state: CurriculumState) -> Float[Array, "K"
 def sample_budgets(
     config: Config, key: Array, state: CurriculumState, groups: Int[Array, "Q"]
 ) -> Int[Array, "Q G"]:
-    """Draws a budget for each rollout from `budget.prior`, in tokens.
+    """Samples a budget in tokens for each rollout from `budget.prior`.
 
-    With the prior "curriculum" the distribution is given by Eq. 4 and 5.
+    With the prior "curriculum", the distribution is defined by Eq. 4 and 5.
 
     Args:
       groups: difficulty group of each question.

@@ -1,4 +1,4 @@
-"""DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-mean loss, overlong punishment."""
+"""DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-level loss, overlong punishment."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,27 +31,30 @@ PUBLISHED = {
 def overlong_penalty(
     lengths: Num[Array, "*batch"], *, max_length: Scalar, buffer: Scalar, factor: Scalar = 1.0
 ) -> Float[Array, "*batch"]:
-    """Returns the soft overlong punishment, which is added to the task reward (DAPO, Eq. 13).
+    """Computes the soft overlong punishment, which is added to the task reward (DAPO, Eq. 13).
 
         0 up to L_max - L_c tokens, then linearly down to -factor at L_max, -factor beyond
 
     Args:
-      lengths: tokens of each response.
-      max_length: L_max, in tokens.
-      buffer: L_c, in tokens (4096 of 20480 in the publication).
-      factor: largest punishment.
+      lengths: number of tokens of each response.
+      max_length: maximum length L_max, in tokens.
+      buffer: length L_c of the linear part, in tokens (4096 of 20480 in the publication).
+      factor: maximum punishment.
     """
     excess = (lengths - (max_length - buffer)) / buffer
     return -factor * jnp.clip(excess, 0.0, 1.0)
 
 
 def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
-    """True for questions with some but not all traces right, which are kept (DAPO, Eq. 11).
+    """Selects the questions with both correct and incorrect traces (DAPO, Eq. 11).
 
-    Groups of one are always kept, because there is nothing to compare.
+    Groups of one are always selected, because there is nothing to compare.
 
     Args:
       correct: outcomes, without any length penalty.
+
+    Returns:
+      True for questions to keep.
     """
     chex.assert_rank(correct, 2)
     if correct.shape[1] == 1:
@@ -60,7 +63,7 @@ def dynamic_keep(correct: Float[Array, "Q G"]) -> Bool[Array, "Q"]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each setting that the method cannot train with."""
+    """Yields an error message for each setting that is incompatible with the method."""
     loss = config.loss
     yield from family.problems(config)
     if not loss.clip_high > loss.clip_low:
@@ -72,10 +75,10 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def make(config: Config) -> Method:
-    """Returns DAPO: GRPO on rewards of +-1 plus the overlong punishment, with dynamic sampling.
+    """Builds DAPO: GRPO on rewards of +-1 plus overlong punishment, with dynamic sampling.
 
-    By default, the punishment covers the last fifth before the longest possible response, as in the
-    publication (4096 of 20480 tokens). Only questions with mixed outcomes are kept.
+    By default, the punishment applies to the last fifth of the maximum response length, as in the
+    publication (4096 of 20480 tokens). Dynamic sampling only keeps questions with mixed outcomes.
     """
     settings = config.dapo
     longest = config.budget.max + config.rollout.answer_tokens

@@ -1,4 +1,4 @@
-"""DLER (arXiv 2510.15110): truncation as the only length penalty, and whitened advantages."""
+"""DLER (arXiv 2510.15110): truncation as the only length penalty, and batch-whitened advantages."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ PUBLISHED = {
 
 
 def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Float[Array, "Q G"]:
-    """Scales advantages to mean 0 and standard deviation 1 over the tokens of a batch.
+    """Normalizes advantages to mean 0 and standard deviation 1 over the tokens of a batch.
 
         (A - m) / sqrt(v + 1e-8),   m = sum n A / N,   v = sum n (A - m)^2 / (N - 1),   N = sum n
 
     Args:
-      advantages: A, one per trace, the same for all its tokens.
-      tokens: n, tokens of each trace; 0 for a trace that is not in the loss.
+      advantages: advantage A of each trace, which all its tokens share.
+      tokens: number of tokens n of each trace. It is 0 for traces that are excluded from the loss.
     """
     advantages = jax.lax.stop_gradient(advantages)
     total = tokens.sum()
@@ -54,7 +54,10 @@ def whitened(advantages: Float[Array, "Q G"], tokens: Num[Array, "Q G"]) -> Floa
 
 
 def make(config: Config) -> Method:
-    """Returns DLER: a right answer earns 1 if the thinking ended within the budget, else 0."""
+    """Builds DLER, with reward 1 for a correct answer whose thinking ended within the budget.
+
+    All other responses have reward 0.
+    """
     settings = config.dapo
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
@@ -63,7 +66,8 @@ def make(config: Config) -> Method:
     def useful(batch: GroupBatch) -> Bool[Array, "Q"]:
         right = batch.outcomes
         if batch.by_reward:
-            # Outcomes then are a mixture of rewards, and only correctness decides here.
+            # Outcomes are a mixture of several rewards in this case, but only correctness matters
+            # here.
             right = batch.by_reward[CORRECT].mean(-1)
         return dynamic_keep(right[..., -1] * batch.closed)
 
@@ -72,8 +76,8 @@ def make(config: Config) -> Method:
     ) -> Advantages:
         assert batch.sampled is not None and batch.answer_lengths is not None
         centred = group_advantage(rewards[..., 0])
-        # In the publication a truncated response has no answer, so the forced answer counts for
-        # nothing.
+        # In the publication, a truncated response has no answer, so the answer that is forced here
+        # is ignored.
         tokens_if_truncated = 0 if config.loss.overlong_filter else batch.thinking
         tokens_if_closed = batch.sampled + batch.answer_lengths[..., -1]
         tokens = jnp.where(batch.closed, tokens_if_closed, tokens_if_truncated)

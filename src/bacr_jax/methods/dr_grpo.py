@@ -1,4 +1,4 @@
-"""Dr.GRPO (arXiv 2503.20783): no division by deviations or by lengths."""
+"""Dr.GRPO (arXiv 2503.20783): GRPO without division by standard deviations or by lengths."""
 
 from bacr_jax import advantages
 from bacr_jax.config import Config
@@ -15,5 +15,5 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Returns Dr.GRPO: correctness minus the group's mean, token losses over a constant length."""
+    """Builds Dr.GRPO: correctness minus the group mean, with a constant loss denominator."""
     return grpo_family(config, "Dr.GRPO", advantages.group_advantage, published=PUBLISHED)

@@ -1,4 +1,4 @@
-"""Adaptive effort control, e1 (arXiv 2510.27042): a budget relative to the policy's own length."""
+"""Adaptive effort control, e1 (arXiv 2510.27042): budgets relative to the policy's own length."""
 
 from typing import Any
 
@@ -27,23 +27,23 @@ PUBLISHED = {
 def effort_met(
     lengths: Int[Array, "Q G"], budgets: Int[Array, "Q G"], *, largest: int
 ) -> Bool[Array, "Q G"]:
-    """True for traces that are short enough for their effort.
+    """True for traces that are short enough for the effort in their prompt.
 
         length <= rho T,   rho = b / b_max
 
-    T is the mean length of the question's traces with the same rho.
+    T is the mean length of the traces of the same question with the same rho.
 
     Args:
-      lengths: thinking tokens, below 2^18; their sum over a question is below 2^25.
-      budgets: b, the number in the prompt that expresses the effort, below 2^18.
-      largest: b_max, the number of full effort.
+      lengths: number of thinking tokens, below 2^18. The sum over a question must be below 2^25.
+      budgets: b, the number in the prompt that specifies the effort, below 2^18.
+      largest: b_max, the number that corresponds to full effort.
     """
     has_same_budget = budgets[:, :, None] == budgets[:, None, :]
     total = jnp.where(has_same_budget, lengths[:, None, :], 0).sum(-1)
     count = has_same_budget.sum(-1)
-    # The condition, length b_max count <= b total, is evaluated in integers, because rounded
-    # quotients would decide exact ties at random. The products can exceed int32, so the low 12 bits
-    # of b_max count and of total are multiplied separately.
+    # The condition length * b_max * count <= b * total is evaluated in integers, because rounded
+    # quotients would break exact ties arbitrarily. The products can exceed int32, so the low 12
+    # bits of b_max * count and of total are multiplied separately.
     scaled_count = largest * count
     high = budgets * (total >> 12) - lengths * (scaled_count >> 12)
     low = budgets * (total & 0xFFF) - lengths * (scaled_count & 0xFFF)
@@ -51,7 +51,10 @@ def effort_met(
 
 
 def make(config: Config) -> Method:
-    """Returns GRPO on right answers of at most the prompt's share of the group's mean length."""
+    """Builds adaptive effort control: GRPO that rewards correct answers within the effort limit.
+
+    The limit is the fraction of the group's mean length that is specified in the prompt.
+    """
 
     def met(batch: GroupBatch) -> Bool[Array, "Q G"]:
         return effort_met(batch.thinking, batch.budgets, largest=config.budget.max)

@@ -1,4 +1,4 @@
-"""Elastic Reasoning (arXiv 2505.05315): GRPO with thinking that is cut at one small budget."""
+"""Elastic Reasoning (arXiv 2505.05315): GRPO with thinking truncated at a single small budget."""
 
 import math
 
@@ -9,14 +9,14 @@ from bacr_jax.methods.l1 import GRPO_OF_VERL
 from bacr_jax.methods.method import Method, Published
 
 PUBLISHED = {
-    # Its script has 1,024 tokens each for thinking and for the solution.
+    # The published script uses 1,024 tokens each for the thinking and for the solution.
     "elastic.share": Published(0.25, "ours: 1,024 of 4,096, the largest budget compared at"),
     **GRPO_OF_VERL,
 }
 
 
 def make(config: Config) -> Method:
-    """Returns GRPO whose traces are all cut at `elastic.share` of the largest budget."""
+    """Builds GRPO whose traces are all truncated at `elastic.share` of the maximum budget."""
     budget = max(math.ceil(config.elastic.share * config.budget.max), 1)
     sample_budgets = one_budget(config, budget)
     return grpo_family(config, "Elastic", sample_budgets=sample_budgets, published=PUBLISHED)

@@ -1,4 +1,4 @@
-"""GRPO (arXiv 2402.03300): advantages normalised within the group, at a fixed budget."""
+"""GRPO (arXiv 2402.03300): group-normalized advantages at a fixed budget."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ PUBLISHED = {
 
 
 def make(config: Config) -> Method:
-    """Returns GRPO: rewards minus the group's mean, divided by the group's standard deviation.
+    """Builds GRPO: rewards minus the group mean, divided by the group's standard deviation.
 
-    With `reward.apart` each reward of `reward.weights` is normalised separately (GDPO).
+    With `reward.apart`, each reward in `reward.weights` is normalized separately (GDPO).
     """
     if not config.reward.apart:
         return grpo_family(config, "GRPO", published=PUBLISHED)
@@ -32,7 +32,7 @@ def make(config: Config) -> Method:
     def normalised_each(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
     ) -> Advantages:
-        # Each is [Q, G, 1], the mean over the answers at the only cut.
+        # Each array is [Q, G, 1], the mean over the answers at the single cut.
         scores = [batch.by_reward[name].mean(-1) for name in shares]
         weights = jnp.array([*shares.values()])
         advantage = advantages.decoupled_advantage(jnp.concatenate(scores, -1), weights)

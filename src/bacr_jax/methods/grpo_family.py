@@ -1,7 +1,8 @@
-"""Parts that methods share, above all GRPO and its relatives.
+"""Shared parts of the training methods, in particular of GRPO and its variants.
 
-The relatives of GRPO have one budget, and one outcome and one advantage per trace. They differ in
-the reward of a trace and in how rewards become advantages; `grpo_family` builds everything else.
+The variants of GRPO have a single budget, and one outcome and one advantage per trace. They differ
+in the reward of a trace and in how rewards are turned into advantages. `grpo_family` builds
+everything else.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ TraceRewards = Callable[[Any, GroupBatch], Float[Array, "Q G"]]
 SampleBudgets = Callable[[Array, CurriculumState, Int[Array, "Q"]], Int[Array, "Q G"]]
 
 _FIELD = "not stated; what the field uses"
-# For publications that clip the ratio of tokens without giving a range.
+# Defaults for publications that clip token-level ratios without specifying the clip range.
 CLIPPED = {
     "loss.ratio": Published("token", "the ratio of each token's probabilities"),
     "loss.clip_low": Published(0.2, _FIELD),
@@ -30,12 +31,12 @@ NO_ENTROPY = {"loss.entropy_coef": Published(0.0, "the objective has no such ter
 
 
 def by_size(state: CurriculumState, sizes: Int[Array, "K"]) -> Float[Array, "K"]:
-    """Returns each group's share of the questions, so that all questions have equal weight."""
+    """Returns each group's fraction of the questions, which gives all questions equal weight."""
     return sizes / sizes.sum()
 
 
 def one_budget(config: Config, budget: int) -> SampleBudgets:
-    """Returns a `Method.sample_budgets` that gives every rollout the same budget, in tokens."""
+    """Builds a `Method.sample_budgets` that returns the same budget in tokens for all rollouts."""
 
     def sample_budgets(
         key: Array, state: CurriculumState, groups: Int[Array, "Q"]
@@ -47,14 +48,14 @@ def one_budget(config: Config, budget: int) -> SampleBudgets:
 
 
 def cut_points(config: Config, key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G M"]:
-    """Returns the truncation points of each trace, in tokens (Algorithm 1, line 10)."""
+    """Computes the truncation points of each trace, in tokens (Algorithm 1, line 10)."""
     if config.cuts.kind == "random":
         return rewards.random_cut_points(key, budgets, num_cuts=config.cuts.count)
     return rewards.cut_points(budgets, num_cuts=config.cuts.count)
 
 
 def group_mean(x: PerCut) -> PerCut:
-    """Replaces each number by the mean over the rollouts of its question."""
+    """Replaces each value by the mean over the rollouts of its question."""
     return jnp.broadcast_to(x.mean(1, keepdims=True), x.shape)
 
 
@@ -64,23 +65,23 @@ def correctness(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:
 
 
 def needs_a_group(config: Config, what: str) -> Iterator[str]:
-    """Yields an error line if a setting compares rollouts but a question has only one.
+    """Yields an error message if a setting compares rollouts but the group size is 1.
 
     Args:
-      what: setting that compares rollouts, as `KEY=VALUE`.
+      what: the setting that compares rollouts, as `KEY=VALUE`.
     """
     if config.rollout.group_size == 1:
         yield f"rollout.group_size=1: {what} compares the rollouts of a question; write 2 or more"
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each setting that a method of the family cannot train with."""
+    """Yields an error message for each setting that is incompatible with methods of this family."""
     yield from told_nothing(config)
     yield from needs_a_group(config, f"method={config.method}")
 
 
 def told_nothing(config: Config) -> Iterator[str]:
-    """Yields an error line if the budget is in the prompt, for methods that have one budget."""
+    """Yields an error message if the prompt contains the budget, for single-budget methods."""
     if config.conditioning.in_words:
         yield (
             f"conditioning.told={config.conditioning.told}: method={config.method} trains at one "
@@ -97,14 +98,16 @@ def grpo_family(
     reward: TraceRewards = correctness,
     **hooks: Any,
 ) -> Method:
-    """Builds a method that trains at the largest budget, which is not an input of the policy.
+    """Builds a method that trains at the maximum budget, which is not an input of the policy.
 
     Args:
-      name: name of the method, for the user.
-      advantage: rewards [Q, G] -> advantages [Q, G].
-      centred: rewards [Q, G] -> rewards minus the method's baseline [Q, G], for the metrics.
-      reward: (state, `GroupBatch`) -> rewards [Q, G]; default is the outcome at the last cut.
-      **hooks: more fields of `Method`; they replace the family's fields of the same name.
+      name: display name of the method.
+      advantage: function from rewards [Q, G] to advantages [Q, G].
+      centred: function from rewards [Q, G] to rewards minus the method's baseline [Q, G]. It is
+        only used for metrics.
+      reward: function from (state, `GroupBatch`) to rewards [Q, G]. The default is the outcome at
+        the last cut.
+      **hooks: additional fields of `Method`, which override the fields set by this function.
     """
 
     def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:

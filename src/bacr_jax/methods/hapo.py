@@ -1,4 +1,4 @@
-"""HAPO (arXiv 2505.11225): rewards responses below the shortest correct length so far."""
+"""HAPO (arXiv 2505.11225): rewards responses shorter than the shortest correct one so far."""
 
 from typing import Literal
 
@@ -12,10 +12,11 @@ from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
 from bacr_jax.methods.grpo_family import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, PerCut, Published
 
-# History entry of a question without a correct response.
+# History value of a question that has no correct response yet.
 NO_HISTORY = np.iinfo(np.int32).max
 
-# For settings of the loss that the released code does not set: they come from its trainer.
+# Source of the loss settings that the released code does not set, and which therefore come from its
+# trainer.
 _TRAINER = "TRL's default at the time (recalled)"
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", _TRAINER, verified=False),
@@ -30,7 +31,7 @@ PUBLISHED = {
 
 
 def no_history(num_problems: int) -> Int[Array, "n"]:
-    """Returns the history before training: no question has a correct response."""
+    """Returns the history before training, in which no question has a correct response."""
     return jnp.full(num_problems, NO_HISTORY, jnp.int32)
 
 
@@ -42,26 +43,26 @@ def length_reward(
     floor: float = -0.7,
     kind: Literal["cosine", "linear"] = "cosine",
 ) -> Float[Array, "..."]:
-    """Returns the length reward relative to the shortest correct response so far.
+    """Computes a length reward relative to the shortest correct response so far.
 
         cosine:  f = cos(min(x, 2) pi/2);        correct: max(floor, f);  wrong: min(0, f)
         linear:  correct: 1 - x if x < 1; 0 up to 1.1; then max(floor, -(x - 1.1))
                  wrong: 0 up to 1.1; then max(-1, -(x - 1.1))
 
-    x = length / history. With a weight of 1 the floor keeps the total reward of long right answers
-    above wrong answers.
+    where x = length / history. If the weight of this reward is 1, `floor` keeps the total reward of
+    long correct answers above the reward of wrong answers.
 
     Args:
-      history: shortest correct length per question in tokens, broadcast against the rollouts.
-      lengths: tokens of each response.
-      correct: above 1/2 for a right response.
-      floor: smallest reward of a correct response.
+      history: shortest correct length of each question in tokens, broadcast against the rollouts.
+      lengths: number of tokens of each response.
+      correct: correctness of each response. Values above 1/2 count as correct.
+      floor: lower bound of the reward of a correct response.
 
     Returns:
-      Reward of each response; 0 for a question without history.
+      Length reward of each response. It is 0 for questions without history.
 
     Raises:
-      ValueError: the kind is unknown.
+      ValueError: If the kind is unknown.
     """
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
     x = lengths.astype(jnp.float32) / jnp.maximum(history, 1).astype(jnp.float32)
@@ -85,13 +86,15 @@ def update_history(
     lengths: Int[Array, "Q G"],
     correct: Shaped[Array, "Q G"],
 ) -> Int[Array, "n"]:
-    """Lowers the history to the shortest correct lengths of a batch; entries never grow.
+    """Updates the history with the shortest correct lengths of a batch.
+
+    The entries of the history never increase.
 
     Args:
       history: shortest correct length of each training question, in tokens.
       problem: index of each question of the batch.
-      lengths: tokens of each response.
-      correct: above 1/2 for a right response.
+      lengths: number of tokens of each response.
+      correct: correctness of each response. Values above 1/2 count as correct.
     """
     chex.assert_rank([history, problem, lengths, correct], [1, 1, 2, 2])
     right = jnp.asarray(correct).astype(jnp.float32) > 0.5
@@ -100,10 +103,10 @@ def update_history(
 
 
 def make(config: Config) -> Method:
-    """Returns HAPO: GRPO on correctness plus a length reward relative to the question's history.
+    """Builds HAPO: GRPO on correctness plus a length reward relative to the question's history.
 
-    The state is the history, one length per training question. The rewards of a batch use the
-    history from before the batch.
+    The state of the method is the history, one length per training question. The rewards of a batch
+    use the history from before that batch.
     """
     settings = config.hapo
 

@@ -1,6 +1,7 @@
-"""L1 (arXiv 2503.04697): rewards responses for the length in their prompt, exact or as a maximum.
+"""L1 (arXiv 2503.04697): rewards responses for matching the length given in their prompt.
 
-The fields and checks of methods with the budget only in the prompt are shared with `effort`.
+The length is either a target (exact) or an upper limit (max). This module also contains the fields
+and checks that all methods with the budget only in the prompt have in common (see `effort`).
 """
 
 import functools
@@ -16,7 +17,7 @@ from bacr_jax.methods.budget_prior import sample_budgets
 from bacr_jax.methods.method import GroupBatch, Method, Published
 
 _SCRIPT = "its released script (commit 93dd330)"
-# Settings of the trainer that L1 and Elastic Reasoning both build on, as their scripts set them.
+# Settings of the trainer on which both L1 and Elastic Reasoning are based, as set in their scripts.
 GRPO_OF_VERL = {
     "loss.aggregate": Published("token_mean", "its released trainer: masked mean over tokens"),
     "loss.ratio": Published("token", "its released trainer"),
@@ -49,17 +50,17 @@ def length_reward(
     alpha: float,
     offset: float = 0.5,
 ) -> Float[Array, "*batch"]:
-    """Returns the reward of a response with n tokens as its budget (L1, Eq. 1 and 2).
+    """Computes the reward of a response for a prompt with a budget of n tokens (L1, Eq. 1 and 2).
 
         exact:  right - alpha |n - length|
         max:    right clip(alpha (n - length) + offset, 0, 1)
 
     Args:
-      right: correctness in [0, 1].
-      lengths: tokens of each response.
+      right: correctness, in [0, 1].
+      lengths: number of tokens of each response.
       told: n, the budget in the prompt, in tokens.
       alpha: weight of one token.
-      offset: reward of a right response of exactly n tokens, for "max".
+      offset: for "max", the reward of a correct response with exactly n tokens.
     """
     remaining = told - lengths
     if kind == "exact":
@@ -68,7 +69,7 @@ def length_reward(
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each problem of a method that has the budget only in the prompt."""
+    """Yields error messages for methods whose budget is only in the prompt."""
     yield from family.needs_a_group(config, f"method={config.method}")
     if config.conditioning.told != "words":
         yield (
@@ -78,9 +79,10 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def told_alone(config: Config) -> dict[str, Any]:
-    """Returns fields of `Method` for budgets that are in the prompt but do not truncate traces.
+    """Returns the fields of `Method` for budgets that are only in the prompt.
 
-    The budgets are drawn from `budget.prior`. Traces are cut at `budget.max`.
+    The budgets are sampled from `budget.prior` and do not truncate traces. Traces are truncated at
+    `budget.max` instead.
     """
 
     def cuts(key: Array, budgets: Int[Array, "Q G"]) -> Int[Array, "Q G one"]:
@@ -94,7 +96,7 @@ def told_alone(config: Config) -> dict[str, Any]:
 
 
 def make(config: Config) -> Method:
-    """Returns L1: GRPO on correctness and the distance of the length from the prompt's budget."""
+    """Builds L1: GRPO on correctness and the deviation of the length from the prompt's budget."""
     settings = config.l1
 
     def reward(state: Any, batch: GroupBatch) -> Float[Array, "Q G"]:

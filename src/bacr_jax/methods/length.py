@@ -1,6 +1,6 @@
-"""GRPO that prefers short right answers: Laser, ShorterBetter and GFPO.
+"""Variants of GRPO that favor short correct answers: Laser, ShorterBetter and GFPO.
 
-Laser and ShorterBetter reward short answers. GFPO only learns from the shortest responses.
+Laser and ShorterBetter reward short answers. GFPO only trains on the shortest responses.
 """
 
 import dataclasses
@@ -45,15 +45,15 @@ PUBLISHED = {
 def laser_reward(
     right: Float[Array, "*batch"], lengths: Int[Array, "*batch"], *, target: float, bonus: float
 ) -> Float[Array, "*batch"]:
-    """Returns the reward of each response, with a step at the target L (Laser, arXiv 2505.15612).
+    """Computes a reward with a step at the target length L (Laser, arXiv 2505.15612).
 
         1 + bonus 1[length <= L] if right, else -1/2
 
     Args:
-      right: correctness; below 1 counts as wrong.
-      lengths: tokens of each response.
-      target: L, in tokens.
-      bonus: extra reward of a right response of at most L tokens.
+      right: correctness. Values below 1 count as wrong.
+      lengths: number of tokens of each response.
+      target: target length L, in tokens.
+      bonus: additional reward of correct responses with at most L tokens.
     """
     reward_if_right = 1.0 + bonus * (lengths <= target)
     return jnp.where(right >= 1.0, reward_if_right, -0.5)
@@ -62,16 +62,16 @@ def laser_reward(
 def shorter_better_reward(
     right: Float[Array, "Q G"], lengths: Int[Array, "Q G"], *, alpha: float
 ) -> Float[Array, "Q G"]:
-    """Returns rewards by the distance to the shortest right answer (ShorterBetter, 2504.21370).
+    """Computes rewards relative to the shortest correct response (ShorterBetter, arXiv 2504.21370).
 
         2 right - alpha |length - n|
 
-    n is the length of the group's shortest right response, or the group's mean length if no
-    response is right.
+    n is the length of the shortest correct response of the group, or the mean length of the group
+    if no response is correct.
 
     Args:
-      right: correctness; below 1 counts as wrong.
-      lengths: tokens of each response.
+      right: correctness. Values below 1 count as wrong.
+      lengths: number of tokens of each response.
       alpha: weight of one token.
     """
     largest_integer = jnp.iinfo(lengths.dtype).max
@@ -84,7 +84,7 @@ def shorter_better_reward(
 
 
 def shortest(lengths: Int[Array, "Q G"], count: int) -> Bool[Array, "Q G"]:
-    """True for the `count` shortest responses of each group; ties go to earlier responses."""
+    """True for the `count` shortest responses of each group. Ties are broken by the lower index."""
     order = jnp.argsort(lengths, axis=-1, stable=True)
     rank = jnp.argsort(order, axis=-1, stable=True)
     return rank < count
@@ -93,16 +93,17 @@ def shortest(lengths: Int[Array, "Q G"], count: int) -> Bool[Array, "Q G"]:
 def filtered_advantage(
     rewards: Float[Array, "Q G"], kept: Bool[Array, "Q G"]
 ) -> Float[Array, "Q G"]:
-    """Returns GRPO's advantage within a subset S of each group, and 0 outside (GFPO, 2508.09726).
+    """Computes GRPO's advantage within a subset S of each group (GFPO, arXiv 2508.09726).
 
         A_i = (R_i - mean_S R) / (std_S R + 1e-6)
 
+    Responses outside S have advantage 0.
+
     Args:
-      kept: True for the responses in S, at least one per group.
+      kept: True for responses in S. Each group must have at least one.
     """
     rewards = jax.lax.stop_gradient(rewards)
-    # The largest reward is subtracted first, so that equal rewards give exactly 0 in spite of
-    # rounding.
+    # The largest reward is subtracted first, so that equal rewards give exactly 0 despite rounding.
     largest_reward = jnp.max(jnp.where(kept, rewards, -jnp.inf), -1, keepdims=True)
     shifted = rewards - largest_reward
     centred = shifted - masked_mean(shifted, kept, -1, keepdims=True)
@@ -111,7 +112,7 @@ def filtered_advantage(
 
 
 def make(config: Config) -> Method:
-    """Returns the method that `length.kind` names."""
+    """Builds the method selected by `length.kind`."""
     settings = config.length
     largest_budget = config.budget.max
 
@@ -134,7 +135,7 @@ def make(config: Config) -> Method:
     )
     if settings.kind != "gfpo":
         return method
-    # Two at least, because advantages within a subset of one are 0.
+    # At least two responses, because the advantage within a subset of one is always 0.
     count = max(2, round(settings.kept * config.rollout.group_size))
 
     def advantages(

@@ -1,6 +1,7 @@
-"""Defines `Method`, a set of pure functions that the training loop calls, and their data types.
+"""Defines `Method`, a set of pure functions called by the training loop, and their data types.
 
-The modules of this package build one `Method` each. Nothing here computes a reward or an advantage.
+The other modules of this package build one `Method` each. This module does not compute rewards or
+advantages.
 """
 
 import functools
@@ -16,37 +17,40 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.types import pytree
 
-# A number for every cut of every rollout: rewards, values, advantages.
+# One value for each cut of each rollout, such as a reward, a value or an advantage.
 PerCut = Float[Array, "Q G M"]
 
 
 @pytree
 class GroupBatch:
-    """Inputs of a method's rewards and advantages: Q questions with G rollouts each.
+    """Inputs of a method's reward and advantage functions: Q questions with G rollouts each.
 
     Attributes:
       questions: index of each question in the training set.
       budgets: thinking budget of each rollout, in tokens.
-      cuts: end of each segment, in thinking tokens. A grace window belongs to the last segment; a
-        closing tag of several tokens belongs to the segment whose cut is inside the tag.
-      outcomes: score of each cut in [0, 1], averaged over its answers: correctness, the score of
-        a user's verifier, or the sum of several rewards weighted by `reward.weights`.
-      by_answer: score of every answer of a cut.
-      thinking: thinking tokens of each rollout.
-      lengths: response tokens of each rollout: thinking and the answer at its end, without forced
-        tokens.
-      closed: True if the thinking ended by itself, before the budget.
-      closed_by_tag: True if the thinking ended with its closing tag, not by ending the turn.
+      cuts: end of each segment, in thinking tokens. A grace window is part of the last segment. A
+        closing tag of several tokens is part of the segment whose cut lies inside the tag.
+      outcomes: score of each cut in [0, 1], averaged over its answers. The score is correctness,
+        the score of a user-defined verifier, or the sum of several rewards weighted by
+        `reward.weights`.
+      by_answer: score of each answer at each cut.
+      thinking: number of thinking tokens of each rollout.
+      lengths: number of response tokens of each rollout, including thinking and the final answer
+        but not forced tokens.
+      closed: True if the thinking ended naturally, before the budget was used up.
+      closed_by_tag: True if the thinking ended with its closing tag rather than with the end of the
+        turn.
       surprise: sum of (1 - p)^2 over each thinking segment (`advantages.segment_surprise`).
-      fraction: share of training done, in [0, 1].
-      extra: [Q, G] numbers that the method's `read` and `read_answers` extracted from the text.
-      path: squared norms of the scores in the logits, summed up to each thinking token, 0 after the
-        last one (`advantages.token_baseline`); None unless the method `needs_path`.
-      answer_lengths: sampled tokens of the first answer at each cut.
-      sampled: sampled tokens of each rollout before its answer, which are in the loss: thinking and
-        closing tag.
-      by_reward: score of every answer by each reward of `reward.weights`, correctness included;
-        empty if correctness is the only reward.
+      fraction: fraction of training completed, in [0, 1].
+      extra: arrays [Q, G] that the method's `read` and `read_answers` extracted from the text.
+      path: squared score norm with respect to the logits, accumulated up to each thinking token,
+        and 0 after the last token (`advantages.token_baseline`). None unless `Method.needs_path` is
+        true.
+      answer_lengths: number of sampled tokens of the first answer at each cut.
+      sampled: number of sampled tokens of each rollout before its answer, which consist of thinking
+        and closing tag and are part of the loss.
+      by_reward: score of each answer for each reward in `reward.weights`, including correctness.
+        Empty if correctness is the only reward.
     """
 
     questions: Int[Array, "Q"]
@@ -69,16 +73,18 @@ class GroupBatch:
 
 @pytree
 class Advantages:
-    """Advantages of a batch, as a method returns them to the learner.
+    """Advantages of a batch, as returned by a method to the learner.
 
     Attributes:
-      thinking: advantage of each thinking segment (tokens up to cut j, after cut j - 1).
-      answers: advantage of the answers at each cut, before the advantages of cuts that share an
-        answer are added; [Q, G, M], or one more axis with several answers per cut.
-      baseline: number that the method subtracts from `returns`, for the metrics.
-      returns: return of each thinking segment before baseline and scale; None for the rewards.
-      keep: rollouts that count in the loss; None for all.
-      tokens: advantage of each thinking token; None if the tokens of a segment share its advantage.
+      thinking: advantage of each thinking segment (tokens after cut j - 1 up to cut j).
+      answers: advantage of the answers at each cut, before summing over cuts that share an answer.
+        The shape is [Q, G, M], or [Q, G, M, A] with several answers per cut.
+      baseline: value that the method subtracts from `returns`. It is only used for metrics.
+      returns: return of each thinking segment before subtracting the baseline and scaling. None if
+        the returns equal the rewards.
+      keep: True for rollouts that are included in the loss, or None to include all rollouts.
+      tokens: advantage of each thinking token, or None if all tokens of a segment have the same
+        advantage.
     """
 
     thinking: Float[Array, "Q G M"]
@@ -91,11 +97,11 @@ class Advantages:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Settings of dynamic sampling: more questions are sampled until enough are useful (DAPO).
+    """Settings of dynamic sampling, which samples questions until enough are useful (DAPO).
 
     Attributes:
-      keep: `GroupBatch` -> bool [Q], True for useful questions.
-      max_rounds: most rounds of sampling in an iteration, the first one included.
+      keep: function from `GroupBatch` to bool [Q], True for useful questions.
+      max_rounds: maximum number of sampling rounds per iteration, including the first round.
     """
 
     keep: Callable[[GroupBatch], Bool[Array, "Q"]]
@@ -107,13 +113,15 @@ class RejectionSFT:
     """Settings of a supervised stage before training, on correct responses of the policy.
 
     Attributes:
-      questions: number of training questions, each answered once; None for all.
+      questions: number of training questions, each of which is answered once. None for all
+        questions.
       steps: number of optimizer steps.
-      learning_rate: constant learning rate of the stage.
-      batch_tokens: tokens per step, padding included.
-      opening: length of a response in tokens -> text before the response, which is also learned.
-      update_state: (state, lengths [n], correct [n]) -> the method's state after the stage, for n
-        training questions; the length is 0 if the question was not answered.
+      learning_rate: constant learning rate of this stage.
+      batch_tokens: number of tokens per step, including padding.
+      opening: function from the length of a response in tokens to a text that is prepended to the
+        response and also trained on.
+      update_state: (state, lengths [n], correct [n]) -> state of the method after this stage, for n
+        training questions. The length is 0 for questions that were not answered.
     """
 
     questions: int | None
@@ -126,14 +134,16 @@ class RejectionSFT:
 
 @dataclass(frozen=True)
 class Published:
-    """A setting that a publication prescribes.
+    """A setting prescribed by a publication.
 
     Attributes:
       value: prescribed value of the config key.
-      source: section or code with the value, or who chose it if the publication has none.
-      defining: True if another value makes it another method; such a config is refused.
-      verified: False if the value was not compared with the publication or its released code.
-        `bacr methods` lists such settings.
+      source: section or code that specifies the value, or who chose the value if the publication
+        does not specify one.
+      defining: True if a different value would make it a different method. Configs with a different
+        value are rejected.
+      verified: False if the value was not checked against the publication or its released code.
+        `bacr methods` lists these settings.
     """
 
     value: Any
@@ -146,13 +156,14 @@ class Published:
 class Method:
     """A training method as a composition of pure functions.
 
-    The loop jits the functions on arrays with the method as a static argument, which is only equal
-    to itself. `state` is a pytree of the method, saved with every checkpoint.
+    The training loop jits these functions on arrays, with the method as a static argument. A method
+    is only equal to itself. `state` is an arbitrary pytree defined by the method and is saved in
+    every checkpoint.
 
     Attributes:
-      name: name of the method, for the user.
-      conditioned: True if the budget is an input of the policy, as an embedding.
-      uses_value: True if a value head predicts rewards.
+      name: display name of the method.
+      conditioned: True if the policy receives the budget as an embedding.
+      uses_value: True if the method uses a value head.
       question_weights: (curriculum, group sizes [K]) -> probability of each difficulty group [K].
       sample_budgets: (key, curriculum, groups [Q]) -> budgets [Q, G] in tokens.
       cuts: (key, budgets [Q, G]) -> truncation points [Q, G, M] in tokens, nondecreasing.
@@ -160,28 +171,31 @@ class Method:
       advantages: (state, `GroupBatch`, rewards, values or None) -> `Advantages`.
       init_state: number of training questions -> state before training.
       update: (state, `GroupBatch`, rewards, values or None) -> state after the batch.
-      metrics: (state, `GroupBatch`) -> scalars by `group/name`, from the state before the batch.
-      answers: answers A sampled at every cut.
-      needs_path: True if the method reads `GroupBatch.path`, which takes a forward pass of the
+      metrics: (state, `GroupBatch`) -> scalars keyed by `group/name`, computed from the state
+        before the batch.
+      answers: number of answers A sampled at each cut.
+      needs_path: True if the method uses `GroupBatch.path`, which requires a forward pass of the
         learner.
-      follows_prior: True if traces end at budgets drawn from `budget.prior`; False if the method
-        chooses the budgets.
-      held: True if a trace is cut at its budget. False if it is cut at `budget.max` and its budget
-        is only in the prompt.
-      pays_by_verdicts: True if rewards depend on whether an answer is right, which cannot be read
-        from a mixture of rewards (`reward.weights`).
-      own_cuts: True if cuts are shares of the budget, which are scaled to each trace's length.
-      dynamic_sampling: when to sample more questions; None for never.
-      declares_budget: True if responses open with a budget, in a separate prompt format.
-      read: (tokenizer, sampled thinking ids by row) -> arrays [rows] for `GroupBatch.extra`, on
-        the host; None if the method does not read the thinking.
-      read_answers: (text of each answer, with its tags, by row) -> arrays [rows] for
-        `GroupBatch.extra`; None if only the grader reads the answers.
-      rejection_sft: supervised stage of the method before training; None if it has none.
-      published: settings that the publication prescribes, by config key, of the keys that the
-        method reads. A config with another value departs from the publication, or is refused if the
-        setting defines the method. Always empty for a user's method, also if it was built from a
-        method of this package.
+      follows_prior: True if traces are truncated at budgets sampled from `budget.prior`. False if
+        the method chooses the budgets itself.
+      held: True if each trace is truncated at its budget. False if traces are truncated at
+        `budget.max` and the budget is only mentioned in the prompt.
+      pays_by_verdicts: True if rewards depend on whether an answer is correct, which cannot be
+        determined from a mixture of rewards (`reward.weights`).
+      own_cuts: True if cuts are fractions of the budget, which are rescaled to the length of each
+        trace.
+      dynamic_sampling: settings of dynamic sampling, or None to disable it.
+      declares_budget: True if responses begin with a budget, which requires a separate prompt
+        format.
+      read: (tokenizer, sampled thinking ids per row) -> arrays [rows] for `GroupBatch.extra`. It
+        runs on the host. None if the method does not use the thinking text.
+      read_answers: (text of each answer per row, including tags) -> arrays [rows] for
+        `GroupBatch.extra`. None if the method does not use the answer texts.
+      rejection_sft: supervised stage before training, or None.
+      published: settings prescribed by the publication, keyed by config key, restricted to the keys
+        that the method uses. A config with a different value departs from the publication, or is
+        rejected if the setting defines the method. Always empty for user-defined methods, even if
+        they are derived from a built-in method.
     """
 
     name: str
@@ -210,7 +224,7 @@ class Method:
 
     @functools.cached_property
     def num_cuts(self) -> int:
-        """Returns the number of cuts M of each trace, from the shape of `cuts` only."""
+        """Returns the number of cuts M per trace, inferred from the output shape of `cuts`."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         one_budget = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         cuts = jax.eval_shape(self.cuts, key, one_budget)

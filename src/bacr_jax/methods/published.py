@@ -1,4 +1,4 @@
-"""Compares a config with the settings that its method's publication prescribes."""
+"""Compares a config with the settings prescribed by its method's publication."""
 
 import functools
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from bacr_jax.methods.method import Method, Published
 
 
 def given_by(config: Config, key: str) -> Any:
-    """Returns the config's value of a dotted key."""
+    """Returns the value of a dotted key in the config."""
     return functools.reduce(getattr, key.split("."), config)
 
 
@@ -18,7 +18,7 @@ def departures(config: Config, method: Method) -> list[str]:
     """Lists settings that differ from the publication, as `KEY=VALUE (published: VALUE)`.
 
     Args:
-      method: method made from the config; without published settings the list is empty.
+      method: method built from the config. If it has no published settings, the list is empty.
     """
     lines = []
     for key, setting in method.published.items():
@@ -29,7 +29,7 @@ def departures(config: Config, method: Method) -> list[str]:
 
 
 def redefinitions(config: Config, published: Mapping[str, Published]) -> list[str]:
-    """Returns one error line for each setting that would turn the method into another method."""
+    """Returns an error message for each setting that would turn the method into a different one."""
     lines = []
     for key, setting in published.items():
         value = given_by(config, key)
@@ -44,5 +44,5 @@ def redefinitions(config: Config, published: Mapping[str, Published]) -> list[st
 
 
 def unverified(method: Method) -> list[str]:
-    """Returns the keys whose values were not compared with the publication."""
+    """Returns the config keys whose prescribed values were not checked against the publication."""
     return [key for key, setting in method.published.items() if not setting.verified]

@@ -1,6 +1,7 @@
-"""Finds methods by name: the built-in methods, and a user's files and modules.
+"""Looks up methods by name: built-in methods, and Python files and modules of users.
 
-Runs and the command line call it. It checks a config against its method before a device is used.
+It also checks a config for compatibility with its method before any device is used. Training runs
+and the command line call it.
 """
 
 import dataclasses
@@ -27,19 +28,19 @@ _NO_METHODS = (
 
 
 def built_in_methods() -> list[str]:
-    """Returns the sorted names of the methods that come with the package."""
+    """Returns the names of the built-in methods, sorted alphabetically."""
     modules = [path.stem for path in Path(__file__).parent.glob("*.py")]
     return sorted(name for name in modules if name not in _NO_METHODS)
 
 
 def load_method(config: Config) -> Method:
-    """Loads the method that `config.method` names.
+    """Loads the method specified by `config.method`.
 
-    The name is a built-in method, the path of a Python file, or a module path. The file or module
-    must have a function `make(config) -> Method`.
+    The value is the name of a built-in method, the path of a Python file, or an importable module.
+    A file or module must define a function `make(config) -> Method`.
 
     Raises:
-      UserError: the method cannot be loaded, or the config contradicts it.
+      UserError: If the method cannot be loaded or is incompatible with the config.
     """
     method = make_method(config)
     for problem in redefinitions(config, method.published):
@@ -56,7 +57,7 @@ def load_method(config: Config) -> Method:
 
 
 def overlong_filtered(method: Method) -> Method:
-    """Returns the method with truncated traces left out of its loss (DAPO's overlong filtering)."""
+    """Excludes truncated traces from a method's loss (DAPO's overlong filtering)."""
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None
@@ -71,17 +72,17 @@ def overlong_filtered(method: Method) -> Method:
 
 
 def declares_budget(config: Config) -> bool:
-    """True if responses under the config's method open with a budget.
+    """True if responses begin with a budget under the config's method.
 
-    Unlike `load_method`, it accepts a config whose other settings contradict the method.
+    Unlike `load_method`, this function accepts configs that are incompatible with the method.
     """
     return make_method(config).declares_budget
 
 
 def built_in_departures(config: Config) -> list[str]:
-    """Lists a config's departures from its method's publication.
+    """Lists the settings of a config that differ from its method's publication.
 
-    The list is empty for a user's method, which is not loaded.
+    The list is empty for user-defined methods, which are not loaded.
     """
     if config.method not in built_in_methods():
         return []
@@ -89,9 +90,9 @@ def built_in_departures(config: Config) -> list[str]:
 
 
 def advice(config: Config) -> list[str]:
-    """Returns one line for each setting that a built-in method advises against.
+    """Returns the recommendations of a built-in method about the settings of a config.
 
-    A run prints these lines and goes on.
+    A training run prints them and continues.
     """
     if config.method not in built_in_methods():
         return []
@@ -102,9 +103,10 @@ def advice(config: Config) -> list[str]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields one error line for each problem of `config.method` and of the settings it reads.
+    """Yields an error message for each problem with `config.method` and the settings it uses.
 
-    No device is used. A user's method is not loaded: `load_method` checks it when a run starts.
+    No device is used. User-defined methods are not loaded. `load_method` checks them when a
+    training run starts.
     """
     if config.reward.apart and config.method != "grpo":
         yield (
@@ -130,7 +132,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
-    """Yields an error line if dynamic sampling is combined with rollouts ahead of the grading."""
+    """Yields an error message if dynamic sampling is combined with asynchronous rollouts."""
     if config.rollout.ahead and method.dynamic_sampling is not None:
         yield (
             f"rollout.ahead=1: {method.name} decides after grading whether to sample more "
@@ -139,11 +141,11 @@ def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
 
 
 def make_method(config: Config) -> Method:
-    """Builds the method that `config.method` names, without checking that the config fits it.
+    """Builds the method specified by `config.method` without checking its compatibility.
 
     Raises:
-      UserError: the module cannot be imported, has no `make`, or `make` fails or returns something
-        else than a `Method`.
+      UserError: If the module cannot be imported or has no `make`, if `make` fails or does not
+        return a `Method`, or if dynamic sampling is combined with asynchronous rollouts.
     """
     name = config.method
     make = getattr(_module(name), "make", None)
@@ -165,12 +167,12 @@ def make_method(config: Config) -> Method:
         raise UserError(problem)
     if is_built_in:
         return method
-    # A user's method may be built from a built-in method, but is not the published method.
+    # A user-defined method can be derived from a built-in method but is not the published method.
     return dataclasses.replace(method, published={})
 
 
 def _name_problems(name: str) -> Iterator[str]:
-    """Yields an error line if `method` is neither a built-in method, nor a file, nor a module."""
+    """Yields an error message if `name` is not a built-in method, an existing file or a module."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             suggestion = nearest(Path(name), "the path of a Python file with make(config)")
@@ -185,7 +187,7 @@ def _name_problems(name: str) -> Iterator[str]:
 
 
 def _is_importable(name: str) -> bool:
-    """True if a dotted name starts with a module that Python can find; nothing is imported."""
+    """True if Python can find the top-level package of a dotted name. Nothing is imported."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
@@ -196,7 +198,7 @@ def _is_importable(name: str) -> bool:
 
 
 def _suggestion(name: str) -> str:
-    """Returns what to write instead of an unknown method name."""
+    """Returns a suggested replacement for an unknown method name."""
     if name in ("cot", "self_consistency"):
         return "bacr evaluate, since it trains nothing"
     choices = built_in_methods()
@@ -210,7 +212,7 @@ def _module(name: str) -> Any:
     """Imports the module of a method.
 
     Raises:
-      UserError: the module cannot be imported, or raises an error.
+      UserError: If the module cannot be imported or raises an error during import.
     """
     module_path = f"bacr_jax.methods.{name}" if name in built_in_methods() else name
     try:

@@ -1,6 +1,6 @@
-"""S-GRPO (arXiv 2505.07686): one trace with several exits; earlier right answers earn more.
+"""S-GRPO (arXiv 2505.07686): one trace with several exits, where earlier correct exits earn more.
 
-An exit is a cut: the thinking ends there and the policy answers.
+An exit is a cut at which the thinking ends and the policy answers.
 """
 
 import functools
@@ -23,7 +23,8 @@ PUBLISHED = {
         8, "8 exits a question; whether the whole trace is one: unchecked", verified=False
     ),
     "cuts.kind": Published("random", "exits uniform over the trace"),
-    # The advantages contain each exit's 1 / |o|, so the sum over a row is the mean over its exits.
+    # The advantages already contain the factor 1 / |o| of each exit, so the sum over a row is the
+    # mean over its exits.
     "loss.aggregate": Published("seq_mean_token_sum", _NOTES, defining=True, verified=False),
     **CLIPPED,
     **NO_ENTROPY,
@@ -34,16 +35,16 @@ PUBLISHED = {
 def decaying_reward(
     right: Bool[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Returns the reward of every exit, which halves with each earlier right exit.
+    """Computes the reward of each exit, which halves with each earlier correct exit.
 
-        r_i = 2^(1 - N_i) if exit i is right, else 0
+        r_i = 2^(1 - N_i) if exit i is correct, else 0
 
-    N_i is the number of right exits up to and including i. Exits that share an answer count once
-    and have the same reward.
+    N_i is the number of correct exits up to and including exit i. Exits that share an answer count
+    once and have the same reward.
 
     Args:
-      right: True for exits with a right answer, in the order of the trace.
-      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
+      right: True for exits with a correct answer, in the order of the trace.
+      source: for each exit, the index of the exit whose answer it uses (`rewards.distinct_cuts`).
     """
     right_exits = jnp.cumsum(right & _has_answer(source), axis=-1)
     rewards = jnp.where(right, jnp.exp2(1.0 - right_exits), 0.0)
@@ -51,19 +52,19 @@ def decaying_reward(
 
 
 def _has_answer(source: Int[Array, "*batch M"]) -> Bool[Array, "*batch M"]:
-    """True for exits with a sampled answer, False for exits that use the answer of another exit."""
+    """True for exits with their own sampled answer, False for exits that reuse another answer."""
     return source == jnp.arange(source.shape[-1])
 
 
 def serial_advantage(
     rewards: Float[Array, "*batch M"], source: Int[Array, "*batch M"]
 ) -> Float[Array, "*batch M"]:
-    """Subtracts the mean over the distinct exits of the same trace from each reward.
+    """Subtracts the mean reward over the distinct exits of the same trace from each reward.
 
-    There is no division by a standard deviation.
+    The result is not divided by a standard deviation.
 
     Args:
-      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
+      source: for each exit, the index of the exit whose answer it uses (`rewards.distinct_cuts`).
     """
     is_distinct = _has_answer(source)
     rewards = jax.lax.stop_gradient(rewards)
@@ -78,30 +79,32 @@ def exit_credit(
     answered: Int[Array, "*batch M"],
     source: Int[Array, "*batch M"],
 ) -> tuple[Float[Array, "*batch M"], Float[Array, "*batch M"]]:
-    """Divides the advantages of a trace's responses among its thinking segments and answers.
+    """Distributes the advantages of a trace's responses over its thinking segments and answers.
 
         c_i = A_i / |o_i| / K
         answer i:    c_i
         segment s:   sum_{i >= s} c_i
 
-    Response o_i is the thinking up to exit i and the answer at exit i; |o_i| is its length and K is
-    the number of distinct exits. A thinking token belongs to every response that ends at its
-    segment or later.
+    Response o_i consists of the thinking up to exit i and the answer at exit i. |o_i| is its length
+    in tokens, and K is the number of distinct exits. A thinking token belongs to every response
+    whose exit is at or after its segment.
 
     Args:
-      advantage: A of each response.
-      kept: thinking tokens of each response, including the closing tag if the trace is not cut.
-      answered: sampled tokens of each response's answer.
-      source: for each exit, the exit whose answer it uses (`rewards.distinct_cuts`).
+      advantage: advantage A of each response.
+      kept: number of thinking tokens of each response, including the closing tag if the trace is
+        not truncated.
+      answered: number of sampled answer tokens of each response.
+      source: for each exit, the index of the exit whose answer it uses (`rewards.distinct_cuts`).
 
     Returns:
-      Credit of each token of the thinking segments, and credit of each token of the answers.
+      Credit per token of each thinking segment, and credit per token of each answer.
     """
     is_distinct = _has_answer(source)
     num_exits = is_distinct.sum(-1, keepdims=True)
     credit = advantage / jnp.maximum(kept + answered, 1) / num_exits
-    # Exits at the same position share an answer. The thinking takes its credit from the last of
-    # them, because the closing tag, sampled after the thinking, belongs to the last segment.
+    # Exits at the same position share an answer. Their credit for the thinking is taken from the
+    # last of them, because the closing tag, which is sampled after the thinking, belongs to the
+    # last segment.
     differs_from_next = source[..., 1:] != source[..., :-1]
     final_exit = jnp.ones_like(is_distinct[..., :1])
     is_last = jnp.concatenate([differs_from_next, final_exit], axis=-1)
@@ -112,14 +115,14 @@ def exit_credit(
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each setting that the method cannot train with."""
+    """Yields an error message for each setting that is incompatible with the method."""
     yield from told_nothing(config)
     if config.cuts.count == 1:
         yield "cuts.count=1: method=s_grpo compares the exits of a trace; write 2 or more"
 
 
 def make(config: Config) -> Method:
-    """Returns S-GRPO with `cuts.count` exits of every trace, the last at the end of the trace."""
+    """Builds S-GRPO with `cuts.count` exits per trace, the last of them at the end of the trace."""
 
     def source(batch: GroupBatch) -> Int[Array, "Q G M"]:
         return cutting.distinct_cuts(batch.cuts, batch.thinking)

@@ -1,7 +1,7 @@
-"""SelfBudgeter (arXiv 2505.11274): a response declares a budget first and is rewarded for using it.
+"""SelfBudgeter (arXiv 2505.11274): a response declares a budget and is rewarded for matching it.
 
-No code is public. `declared_budget_reward` and the comments of `config.SelfBudgeterConfig`
-distinguish the published parts from the recalled and inferred ones.
+The code of the publication is not public. `declared_budget_reward` and the comments in
+`config.SelfBudgeterConfig` distinguish between published, recalled and inferred parts.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.types import Scalar
 
 _RECALLED = "recalled, not checked in print"
-# loss.kl_coef is not in the list, because it is not known whether its GRPO has a divergence term.
+# loss.kl_coef is not listed, because it is unknown whether its GRPO loss has a KL term.
 PUBLISHED = {
     "loss.aggregate": Published("seq_mean_token_mean", "GRPO's"),
     **family.CLIPPED,
@@ -36,17 +36,17 @@ PUBLISHED = {
     "selfbudgeter.format_penalty": Published(-1.0, _RECALLED, verified=False),
 }
 
-# A number of more than six digits does not count as a budget.
+# A budget has at most six digits. Longer numbers are not accepted.
 _NUMBER = re.compile(rb"\s*(\d{1,6})\s*")
 
 
 def alpha_schedule(fraction: Scalar, *, start: float = 6.0, end: float = 0.1) -> Float[Array, ""]:
-    """Returns the tolerance of the declared budget, which changes linearly over training.
+    """Computes the tolerance of the declared budget, interpolated linearly over training.
 
     Args:
-      fraction: share of training done, in [0, 1].
-      start: tolerance at fraction 0, as a fraction of the declared budget.
-      end: tolerance at fraction 1.
+      fraction: fraction of training completed, in [0, 1].
+      start: tolerance at the start of training, as a fraction of the declared budget.
+      end: tolerance at the end of training.
     """
     tolerance = start + (end - start) * jnp.clip(fraction, 0.0, 1.0)
     return jnp.asarray(tolerance, jnp.float32)
@@ -62,36 +62,38 @@ def declared_budget_reward(
     alpha: Scalar,
     settings: SelfBudgeterConfig,
 ) -> Float[Array, "*batch"]:
-    """Returns the reward of a response by its form, its correctness and its length.
+    """Computes the reward of a response from its format, correctness and length.
 
-    A malformed response gets `format_penalty`. The reward of any other response depends on the
-    distance of its length from the budget that it declared:
+    A malformed response gets `format_penalty`. For all other responses, the reward depends on the
+    distance between the length l and the declared budget b:
 
         low                                                          if |l - b| > alpha b
         low + (high - low) (1 + cos(pi |l - best| / (2 alpha b))) / 2    otherwise
 
-    best is (1 - alpha) b for a correct and (1 + alpha) b for a wrong response. `budget_penalty` is
-    added if b exceeds the question's limit.
+    best is (1 - alpha) b for a correct response and (1 + alpha) b for a wrong response.
+    `budget_penalty` is added if b exceeds the limit of the question.
 
-    The published description gives the two ends and the best point. The cosine of width 2 alpha b
-    is the only cosine that is `high` at one end and `low` at the other. The constants keep the
-    publication's constraint that a correct answer is never worse than a wrong one,
-    correct_low + penalty >= wrong_high. Their values are not published in full: treat them as
-    settings.
+    The published description specifies the values at both ends and the position of the maximum. A
+    cosine of width 2 alpha b is the only cosine that is `high` at one end and `low` at the other.
+    The constants satisfy the publication's constraint that a correct answer is never worse than a
+    wrong one: correct_low + penalty >= wrong_high. Their values are not fully published, so treat
+    them as hyperparameters.
 
     Args:
-      well_formed: True for a response that declares a budget and closes its solution.
-      correct: above 1/2 for a correct response.
-      lengths: solution lengths l, in tokens.
-      budgets: b, in tokens; not used for a malformed response.
-      limits: length of the base model's response to the question if it was correct, else inf.
+      well_formed: True for responses that declare a budget and close their solution.
+      correct: correctness of each response. Values above 1/2 count as correct.
+      lengths: length l of each solution, in tokens.
+      budgets: declared budget b, in tokens. Ignored for malformed responses.
+      limits: length of the base model's response to the question if that response was correct,
+        otherwise infinity.
       alpha: tolerance as a fraction of b (`alpha_schedule`).
-      settings: ranges [low, high] and penalties.
+      settings: reward ranges [low, high] and penalties.
     """
     chex.assert_equal_shape([well_formed, correct, lengths, budgets, limits])
     b = budgets.astype(jnp.float32)
     positive_b = jnp.maximum(b, 1.0)
-    # Lengths exactly at the tolerance count as inside; 1e-6 absorbs the rounding of alpha * b.
+    # The small constant 1e-6 absorbs the rounding error of alpha * b, so that lengths exactly at
+    # the tolerance count as inside.
     is_inside = jnp.abs(lengths - positive_b) <= (alpha + 1e-6) * positive_b
 
     def match(best: Array, low: float, high: float) -> Array:
@@ -109,15 +111,15 @@ def declared_budget_reward(
 
 
 def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
-    """Reads the budget that a response opens with.
+    """Parses the budget at the beginning of a response.
 
     Args:
       pieces: bytes of each token of the response.
       close: text that ends the declaration.
 
     Returns:
-      Budget, and number of tokens of the declaration, including the tokens of `close`. (0, 0) if
-      the response does not open with a positive integer and `close`.
+      The budget and the number of tokens of the declaration, including the tokens of `close`. (0,
+      0) if the response does not begin with a positive integer followed by `close`.
     """
     before, separator, _ = b"".join(pieces).partition(close)
     if not separator:
@@ -135,7 +137,7 @@ def declared_budget(pieces: Sequence[bytes], close: bytes) -> tuple[int, int]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yields an error line for each setting that the method cannot train with."""
+    """Yields an error message for each setting that is incompatible with the method."""
     settings = config.selfbudgeter
     yield from family.problems(config)
     for name in ("correct_range", "wrong_range"):
@@ -152,24 +154,24 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def solution_lengths(batch: GroupBatch) -> Int[Array, "Q G"]:
-    """Returns the number of response tokens after the declaration."""
+    """Returns the number of response tokens after the budget declaration."""
     return batch.lengths - batch.extra["declaration"]
 
 
 def well_formed(batch: GroupBatch) -> Bool[Array, "Q G"]:
-    """True for responses that declare a budget and close their solution with its tag."""
+    """True for responses that declare a budget and close their solution with the closing tag."""
     return (batch.extra["declared"] > 0) & batch.closed_by_tag
 
 
 def no_limits(num_questions: int) -> Float[Array, "n"]:
-    """Returns the limits on declared budgets before the first stage, infinite for all questions."""
+    """Returns the initial limits on declared budgets, which are infinite for all questions."""
     return jnp.full(num_questions, jnp.inf, jnp.float32)
 
 
 def first_stage(config: Config, close: str) -> RejectionSFT:
-    """Returns the supervised stage in which the policy learns to open with a budget.
+    """Builds the supervised stage in which the policy learns to begin with a budget.
 
-    The declared budget is the response's length, followed by `close`.
+    The declared budget is the length of the response in tokens, followed by `close`.
     """
     settings = config.selfbudgeter
     learning_rate = settings.cold_start_rate
@@ -180,7 +182,8 @@ def first_stage(config: Config, close: str) -> RejectionSFT:
         return f"{length}{close}"
 
     def update_state(limits: Any, lengths: np.ndarray, correct: np.ndarray) -> Array:
-        # The stage's correct responses limit the budgets that may be declared later.
+        # The length of a correct response in this stage becomes the limit for budgets declared
+        # later.
         is_correct = jnp.asarray(correct) > 0.5
         return jnp.where(is_correct, jnp.asarray(lengths, jnp.float32), limits)
 
@@ -195,10 +198,11 @@ def first_stage(config: Config, close: str) -> RejectionSFT:
 
 
 def make(config: Config) -> Method:
-    """Returns SelfBudgeter: GRPO on the budget-matching reward.
+    """Builds SelfBudgeter: GRPO on the budget-matching reward.
 
-    The state is a limit per training question: the length of the first policy's response if that
-    was correct, else infinity. A response that declares a budget above the limit is punished.
+    The state contains one limit per training question: the length of the initial policy's response
+    if that response was correct, otherwise infinity. A response that declares a budget above the
+    limit is penalized.
     """
     settings = config.selfbudgeter
     close = format_for(config, declares_budget=True).budget_close

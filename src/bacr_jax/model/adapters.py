@@ -1,14 +1,14 @@
-"""Low-rank adapters on a frozen base (LoRA, arXiv 2106.09685): y = x W + alpha / r (x A) B.
+"""Low-rank adapters on a frozen base model (LoRA, arXiv 2106.09685): y = x W + alpha / r (x A) B.
 
-A model with adapters has the parameters of `model.qwen2` and two more:
+A model with adapters has the parameters of `model.qwen2` and two additional entries:
 
-    adapter        two leaves per target, with a leading L: q_a [L, D, r], q_b [L, r, N H] ...
+    adapter        two leaves per target matrix, stacked: q_a [L, D, r], q_b [L, r, N H], ...
     adapter_scale  []   alpha / r
 
-Only `adapter` and `budget` are trained; all other parameters are the frozen base. As in PEFT, A is
-drawn uniformly from +-1/sqrt(fan-in) and B is zero, so the adapted model equals the base bit for
-bit at the start. Dropout is left out because learner and sampler must compute the same
-log-probabilities.
+Only `adapter` and `budget` are trained. All other parameters form the frozen base model. As in
+PEFT, A is initialized uniformly in +-1/sqrt(fan-in) and B is initialized to zero, so the adapted
+model is initially bitwise identical to the base model. Dropout is not supported, because learner
+and sampler must compute the same log-probabilities.
 """
 
 import jax
@@ -18,15 +18,15 @@ from bacr_jax.config import AdapterConfig
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
-# Parameters that are trained if a model has adapters.
+# Top-level parameters that are trained if a model has adapters.
 TRAINED = ("adapter", "budget")
 
 
 def init(key: jax.Array, config: Qwen2Config, settings: AdapterConfig) -> Params:
-    """Draws fresh adapters in fp32.
+    """Initializes adapters in fp32.
 
     Returns:
-      The leaves `adapter` and `adapter_scale`.
+      A dictionary with the entries `adapter` and `adapter_scale`.
     """
     rank = settings.rank
     assert rank is not None
@@ -44,7 +44,7 @@ def init(key: jax.Array, config: Qwen2Config, settings: AdapterConfig) -> Params
 
 
 def num_parameters(config: Qwen2Config, settings: AdapterConfig) -> int:
-    """Counts the parameters of all adapters; 0 if the settings have no rank."""
+    """Returns the number of parameters of all adapters, or 0 if no rank is set."""
     if settings.rank is None:
         return 0
     per_layer = 0
@@ -55,7 +55,7 @@ def num_parameters(config: Qwen2Config, settings: AdapterConfig) -> int:
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Splits parameters into (frozen, trained); without adapters nothing is frozen."""
+    """Splits parameters into (frozen, trained). Without adapters, all parameters are trained."""
     if "adapter" not in params:
         return {}, params
     frozen = {name: leaf for name, leaf in params.items() if name not in TRAINED}
@@ -64,7 +64,7 @@ def split(params: Params) -> tuple[Params, Params]:
 
 
 def scaled(params: Params) -> Params | None:
-    """Multiplies every B of the adapters by alpha / r; returns None without adapters."""
+    """Multiplies each adapter matrix B by alpha / r. Returns None for a model without adapters."""
     if "adapter" not in params:
         return None
     scale = params["adapter_scale"]
@@ -75,13 +75,14 @@ def scaled(params: Params) -> Params | None:
 
 
 def merged_layer(layer: Params, adapter: Params | None) -> Params:
-    """Adds A B to every adapted matrix of a layer, or of stacked layers.
+    """Adds A B to each adapted matrix of a layer or of stacked layers.
 
     Args:
-      adapter: scaled factors of the same layers (`scaled`); None returns the layer as it is.
+      adapter: scaled adapters of the same layers (`scaled`). If None, the layer is returned
+        unchanged.
 
     Returns:
-      The layer with W + A B in fp32 for each adapted matrix.
+      The layer, with W + A B in fp32 for each adapted matrix.
     """
     if adapter is None:
         return layer
@@ -98,10 +99,10 @@ def merged_layer(layer: Params, adapter: Params | None) -> Params:
 
 
 def merge(params: Params) -> Params:
-    """Merges adapters into the matrices, which gives an equal model without adapters.
+    """Merges adapters into the weight matrices, which yields an equivalent model without adapters.
 
     Returns:
-      The parameters without `adapter` and `adapter_scale`; a budget module stays.
+      The parameters without `adapter` and `adapter_scale`. A budget module is kept.
     """
     if "adapter" not in params:
         return params

@@ -1,9 +1,9 @@
-"""Softmax attention over one or several key/value segments, with grouped query heads.
+"""Softmax attention over one or more key/value segments, with grouped query heads.
 
-A query may attend to keys in different arrays: a trunk's cache (read only, shared by its branches)
-and the few tokens of its branch. Each segment yields a `Partial`: the maximum score, the sum of
-exponentials and the weighted values. Partials merge exactly into one softmax over all keys. The
-softmax is computed in fp32.
+A query can attend to keys in different arrays: the cache of a trunk, which its branches share
+without modifying it, and the few tokens of the query's branch. Each segment yields a `Partial`,
+which consists of the maximum score, the sum of exponentials and the weighted sum of values.
+Partials can be merged exactly into one softmax over all keys. The softmax is computed in fp32.
 """
 
 import functools
@@ -22,22 +22,23 @@ from bacr_jax.types import pytree
 
 Implementation = Literal["xla", "cudnn"]
 
-# Replaces minus infinity. It is finite so that rows without a visible key yield zeros, never NaN.
+# Used in place of minus infinity. It is finite so that rows without visible keys yield zeros
+# instead of NaN.
 _MASKED = -1e30
 
-# Causal attention runs in blocks of 128 queries, but in at most 8 blocks, because each block is
-# compiled separately. Longer rows have larger blocks.
+# Causal attention is computed in blocks of 128 queries. Every block is compiled separately, so the
+# number of blocks is limited to 8, and longer rows use larger blocks.
 _BLOCK = 128
 _MAX_BLOCKS = 8
 
 
 @pytree
 class Partial:
-    """Attention over one segment, before the division by the softmax denominator.
+    """Attention over one segment, before dividing by the softmax denominator.
 
     Attributes:
       values: sum over keys of exp(score - maximum) * value, fp32.
-      maximum: largest visible score, fp32.
+      maximum: maximum score of the visible keys, fp32.
       denominator: sum over keys of exp(score - maximum), fp32.
     """
 
@@ -54,18 +55,18 @@ def cached_attention(
     *,
     transposed: bool = False,
 ) -> Partial:
-    """Computes the unnormalised attention of queries over the keys of one segment.
+    """Computes the unnormalized attention of queries over the keys of one segment.
 
-    Query head n reads key/value head n // (N / K). Keys of a head are contiguous, as in caches, and
-    the group of query heads is folded into the query axis. Both products are then plain batched
-    matrix products, which copy and transpose no key.
+    Query head n uses key/value head n // (N / K). The keys of each head are contiguous, as in the
+    KV cache, and the group of query heads is folded into the query axis. Both products are
+    therefore plain batched matrix products, which neither copy nor transpose the keys.
 
     Args:
-      mask: True at keys that a query sees.
+      mask: True for keys that are visible to a query.
       transposed: True if k is [B, K, H, S].
 
     Returns:
-      The partial result. A query that sees no key has zero values and denominator.
+      The partial result. For a query without visible keys, values and denominator are zero.
     """
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     b, t, n, h = q.shape
@@ -77,8 +78,8 @@ def cached_attention(
     scores = scores.reshape(b, num_kv, group, t, -1) * h**-0.5
     scores = jnp.where(mask[:, None, None], scores, _MASKED)
     maximum = jax.lax.stop_gradient(scores.max(-1))
-    # Hidden keys underflow to exactly 0 if the query sees any key. If it sees none, all its scores
-    # equal the maximum, so 0 is subtracted instead and they underflow too.
+    # Masked keys underflow to exactly 0 if the query has visible keys. Otherwise, all scores equal
+    # the maximum, so 0 is subtracted instead, and they also underflow.
     shift = jnp.where(maximum > _MASKED / 2, maximum, 0.0)
     weights = jnp.exp(scores - shift[..., None])
     denominator = weights.sum(-1)
@@ -101,7 +102,7 @@ def _key_products(
     k: Float[Array, "B K S H"] | Float[Array, "B K H S"],
     transposed: bool,
 ) -> Float[Array, "B K R S"]:
-    """Multiplies queries with all keys of their head, summed in fp32."""
+    """Computes the dot products of queries with all keys of their head, accumulated in fp32."""
     if transposed:
         return products.times(q, k, dtype=jnp.float32)
     return products.times_transposed(q, k)
@@ -115,14 +116,14 @@ def token_attention(
     *,
     transposed: bool = False,
 ) -> Float[Array, "B 1 N H"]:
-    """Computes the attention of one query per row over the keys that it sees.
+    """Computes attention for a single query per row.
 
-    The softmax is normalised here, without a `Partial`, and hidden keys are masked by addition.
-    XLA's CPU backend then computes scores and exponentials in one pass and spreads the rows over
-    all threads.
+    The softmax is normalized directly, without a `Partial`, and the mask is applied by addition.
+    XLA's CPU backend then computes scores and exponentials in one pass and distributes the rows
+    over all threads.
 
     Args:
-      mask: True at keys that the row's query sees, at least one per row.
+      mask: True for keys that are visible to the row's query. At least one per row must be visible.
       transposed: True if k is [B, K, H, S].
     """
     b, _, n, h = q.shape
@@ -138,14 +139,15 @@ def token_attention(
 def merge(partials: Sequence[Partial], dtype: jnp.dtype) -> Float[Array, "*B T N H"]:
     """Merges partial results into one softmax over the keys of all segments.
 
-    The log-sum-exp merge is computed in fp32 and cast to `dtype`. Queries that see no key in any
-    segment yield zeros.
+    The log-sum-exp merge is computed in fp32 and cast to `dtype`. Queries without visible keys in
+    any segment yield zeros.
     """
     maximum = functools.reduce(jnp.maximum, [partial.maximum for partial in partials])
     scales = [jnp.exp(partial.maximum - maximum) for partial in partials]
     values = sum(partial.values * scale[..., None] for partial, scale in zip(partials, scales))
     denominator = sum(partial.denominator * scale for partial, scale in zip(partials, scales))
-    # A visible key contributes exp(0) = 1, so the bound of 1e-9 only affects rows without one.
+    # A visible key contributes exp(0) = 1, so the lower bound of 1e-9 only affects rows without
+    # one.
     bounded = jnp.maximum(denominator, 1e-9)
     return (values / bounded[..., None]).astype(dtype)
 
@@ -164,17 +166,17 @@ def causal_attention(
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Computes causal self-attention over rows padded on the right.
+    """Computes causal self-attention over right-padded rows.
 
-    Padding follows all real tokens, so causality hides it from real queries. The outputs of padded
-    queries are never read.
+    Padding comes after all real tokens, so real queries cannot attend to it. The outputs of padding
+    positions are never used.
 
     Args:
-      implementation: `xla` runs on any device; `cudnn` needs an NVIDIA GPU and 16-bit floats.
-      lengths: real tokens per row, with which cuDNN skips padding.
+      implementation: "xla" runs on any device. "cudnn" requires an NVIDIA GPU and 16-bit floats.
+      lengths: number of real tokens per row, which lets cuDNN skip padding.
 
     Raises:
-      UserError: cuDNN gets 32-bit floats.
+      UserError: If the implementation is "cudnn" and the inputs are 32-bit floats.
     """
     chex.assert_rank([q, k, v], 4)
     if implementation == "cudnn":
@@ -188,7 +190,7 @@ def _cudnn_attention(
     v: Float[Array, "B T K H"],
     lengths: Int[Array, "B"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Computes causal self-attention by cuDNN's kernel; see `causal_attention`."""
+    """Computes causal self-attention with cuDNN's kernel (see `causal_attention`)."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise UserError(
             f"model.attention: cudnn takes bfloat16 or float16, found {q.dtype}; "
@@ -197,8 +199,8 @@ def _cudnn_attention(
     length = q.shape[1]
 
     def pad_to_even(x: Array) -> Array:
-        # JAX refuses the gradient for an odd number of positions. Real queries do not see the
-        # added position, because it is the last one.
+        # JAX does not support the gradient for an odd number of positions. The padding position is
+        # the last one, so real queries cannot attend to it.
         return jnp.pad(x, ((0, 0), (0, length % 2), (0, 0), (0, 0)))
 
     output = jax.nn.dot_product_attention(
@@ -219,10 +221,11 @@ def masked_attention(
     v: Float[Array, "B T K H"],
     visible: Bool[Array, "B T T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Computes causal attention with an additional mask, by XLA.
+    """Computes causal attention with an additional mask, using XLA.
 
     Args:
-      visible: True at keys that each query may see if they are not after it. None for all keys.
+      visible: True for keys that each query may attend to, in addition to the causal mask. None for
+        no additional mask.
     """
     blocks = jax.lax.split(q, _block_sizes(q.shape[1]), axis=1)
     outputs = _causal_blocks(blocks, _heads_first(k), _heads_first(v), visible)
@@ -230,20 +233,20 @@ def masked_attention(
 
 
 def _heads_first(x: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
-    """Moves the head axis of keys or values to where `cached_attention` reads it.
+    """Moves the head axis of keys or values to the layout that `cached_attention` expects.
 
-    The move happens once for all blocks of queries.
+    The transposition is done once for all blocks of queries.
     """
     return x.transpose(0, 2, 1, 3)
 
 
 def _block_rows(length: int) -> int:
-    """Returns the largest number of queries in a block of causal attention over a row."""
+    """Returns the maximum number of queries per block of causal attention."""
     return max(_BLOCK, -(-length // _MAX_BLOCKS))
 
 
 def _block_sizes(length: int) -> list[int]:
-    """Returns the number of queries in each block of a row; the last may be smaller."""
+    """Returns the number of queries in each block of a row. The last block may be smaller."""
     rows = _block_rows(length)
     return [min(rows, length - start) for start in range(0, length, rows)]
 
@@ -254,9 +257,9 @@ def _causal_blocks(
     v: Float[Array, "B K S H"],
     visible: Bool[Array, "B T S"] | None,
 ) -> list[Float[Array, "B _ N H"]]:
-    """Computes causal attention for consecutive blocks of queries from position 0 on.
+    """Computes causal attention for consecutive blocks of queries, starting at position 0.
 
-    Keys after a block's last query are never scored, which saves nearly half of the work.
+    Keys after the last query of a block are skipped, which saves nearly half of the work.
 
     Args:
       visible: additional mask, as in `masked_attention`.
@@ -277,15 +280,16 @@ def _causal_blocks(
 def branch_mask(
     context: Int[Array, "B M"], branch_of: Int[Array, "B F"] | None, trunk_length: int, count: int
 ) -> Bool[Array, "B F T"]:
-    """Returns the mask of the keys that each branch token sees.
+    """Returns the mask of the keys that are visible to each branch token.
 
-    A branch token sees the trunk up to its branch's context, and its branch up to itself.
+    A branch token attends to the trunk up to the context of its branch, and to its branch up to
+    itself.
 
     Args:
-      context: trunk tokens that each branch sees.
-      branch_of: branch of each packed position; None if all branches have the same length.
-      trunk_length: positions S of the trunk.
-      count: branch positions F.
+      context: number of trunk tokens visible to each branch.
+      branch_of: branch index of each packed position. None if all branches have the same length.
+      trunk_length: number of trunk positions S.
+      count: number of branch positions F.
     """
     b, num_cuts = context.shape
     if branch_of is None:
@@ -310,21 +314,21 @@ def tree_attention(
 ) -> Float[Array, "B T N H"]:
     """Computes attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
 
-    Packed branches follow each other in F positions without padding between them, T = S + F.
+    Alternatively, the branches are packed into F positions without padding between them, T = S + F.
 
-    Trunk tokens are causal among themselves. A branch token sees the trunk up to its branch's
-    context, and its branch up to itself. Branches do not see each other:
+    Trunk tokens attend causally to the trunk. A branch token attends to the trunk up to the context
+    of its branch, and to its branch up to itself. Branches are not visible to each other:
 
         query            trunk keys          keys of its branch
         trunk t          s <= t              -
         branch (m, a)    s < context[m]      a' <= a
 
     Args:
-      context: trunk tokens that each branch sees.
-      branch_of: branch of each packed position, -1 for positions without a token. None for M
-        branches of A tokens.
-      implementation: kernel of the trunk's attention (`causal_attention`).
-      lengths: real tokens of each trunk, with which cuDNN skips padding.
+      context: number of trunk tokens visible to each branch.
+      branch_of: branch index of each packed position, -1 for unused positions. None for M branches
+        of A tokens.
+      implementation: kernel for the attention of the trunk (`causal_attention`).
+      lengths: number of real tokens of each trunk, which lets cuDNN skip padding.
     """
     count = q.shape[1] - trunk_length
     if implementation == "xla" and count > 0:
@@ -353,14 +357,15 @@ def _tree_attention_by_blocks(
     branch_of: Int[Array, "B F"] | None,
     trunk_length: int,
 ) -> Float[Array, "B T N H"]:
-    """Computes `tree_attention` by XLA, in blocks of trunk queries and one of branch queries."""
+    """Computes `tree_attention` with XLA, in blocks of trunk queries and a block for branches."""
     count = q.shape[1] - trunk_length
     sizes = _block_sizes(trunk_length)
     trunk_rows = 0
     if sizes[-1] + count <= _block_rows(trunk_length):
-        # The branches join the trunk's last block if they fit, which saves one slice of the keys.
+        # The branches are added to the last block of the trunk if they fit, which saves one slice
+        # of the keys.
         trunk_rows = sizes.pop()
-    # One split for all blocks, so that the gradient is one concatenation.
+    # A single split for all blocks, whose gradient is a single concatenation.
     *blocks, q_last = jax.lax.split(q, [*sizes, trunk_rows + count], axis=1)
     k = _heads_first(k)
     v = _heads_first(v)

@@ -1,7 +1,7 @@
-"""One decoder layer: norms, rotary embedding, attention, gated MLP and budget gate.
+"""A decoder layer: normalization, rotary embedding, attention, gated MLP and budget gate.
 
-Learner, prefill and decoding store keys and values in different places. A layer therefore receives
-its attention as a function: `attend(q, k, v) -> (output, anything)`.
+The learner, prefill and decoding store keys and values in different places. A layer therefore
+receives its attention as a function: `attend(q, k, v) -> (output, anything)`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
-# Cosines and sines of the tokens' positions.
+# Cosines and sines of the rotary embedding at the positions of the tokens.
 Rotary = tuple[Float[Array, "B T H"], Float[Array, "B T H"]]
 
 _NORMAL = nn.initializers.normal(0.02)
@@ -32,8 +32,8 @@ _ONES = nn.initializers.ones
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "*B D"]:
     """Computes the root-mean-square norm, x / rms(x) * scale.
 
-    The normalised value is cast back to x's type before the product with the scale, as released
-    weights expect.
+    The normalized value is cast to the dtype of x before it is multiplied by the scale, as the
+    released weights expect.
     """
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
@@ -43,12 +43,14 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], eps: float) -> F
 def rotation(
     positions: Int[Array, "B T"], config: Qwen2Config, *, length: int | None = None
 ) -> Rotary:
-    """Returns cosines and sines of the rotary embedding, fp32, the half of angles repeated.
+    """Computes the cosines and sines of the rotary embedding in fp32.
+
+    Each angle appears twice, in the first and the second half of the last axis.
 
     Args:
-      length: upper bound of all positions, which are then looked up in one table. Without the
-        table, a compiler that fuses cosines of run-time positions into the heads computes them
-        again for every head. None computes them from the positions.
+      length: upper bound of all positions, which are then looked up in a table. Without the table,
+        a compiler that fuses cosines of run-time positions into the attention heads would recompute
+        them for every head. If None, they are computed directly from the positions.
     """
     if length is not None:
         cos_table, sin_table = rotation(jnp.arange(length)[None], config)
@@ -61,7 +63,8 @@ def rotation(
     scaling = config.rope_scaling
     if scaling is not None:
         turns = scaling.positions * frequencies / (2 * jnp.pi)
-        # Share of the frequency that is not divided: 0 for low frequencies, 1 for high ones.
+        # Fraction of the frequency that is not divided by the factor: 0 for low frequencies, 1 for
+        # high frequencies.
         unscaled = (turns - scaling.low) / (scaling.high - scaling.low)
         unscaled = jnp.clip(unscaled, 0.0, 1.0)
         frequencies = frequencies * (unscaled + (1.0 - unscaled) / scaling.factor)
@@ -71,7 +74,7 @@ def rotation(
 
 
 def rotate(x: Float[Array, "B T N H"], rotary: Rotary) -> Float[Array, "B T N H"]:
-    """Rotates each head; component i is paired with component i + H/2 (half-split layout)."""
+    """Applies the rotary embedding in half-split layout: component i is paired with i + H/2."""
     cos, sin = (part[:, :, None, :].astype(x.dtype) for part in rotary)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
@@ -84,13 +87,14 @@ def matmul(
     *,
     transposed: bool = False,
 ) -> Float[Array, "*B E"]:
-    """Multiplies x with a weight matrix as one product of [rows, D] and [D, E].
+    """Multiplies x by a weight matrix as a single product of [rows, D] and [D, E].
 
-    The leading axes of x are flattened. With separate leading axes, XLA's CPU backend transposes
-    the operands of the weight's gradient, which takes 1.5 times as long.
+    The leading axes of x are flattened. With separate leading axes, XLA's CPU backend would
+    transpose the operands of the weight gradient, which takes 1.5 times as long.
 
     Args:
-      product_dtype: type to which both operands are rounded (`Compute`); None rounds neither.
+      product_dtype: dtype to which both operands are rounded (see `Compute`), or None for no
+        rounding.
       transposed: True if the matrix is [E, D] and already rounded (`kv_cache.transpose_products`).
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -106,18 +110,18 @@ def matmul(
 def joined_products(
     block: "Block", y: Float[Array, "*B D"], name: str, *widths: int
 ) -> list[Float[Array, "*B E"]]:
-    """Computes the products of one input with several matrices that a decode copy has joined.
+    """Computes the products of an input with several matrices that were joined for decoding.
 
-    The joined columns are grouped by tensor shard, [D, shards, columns]
-    (`kv_cache.join_products`), or [shards, columns, D] if they are transposed.
+    The joined columns are grouped by tensor shard, [D, shards, columns] (`kv_cache.join_products`),
+    or [shards, columns, D] if they are transposed.
 
     Args:
-      block: layer whose variables are read.
-      name: prefix of the joined leaves, such as `qkv`.
-      widths: output width of each matrix, over all shards.
+      block: layer whose parameters are used.
+      name: prefix of the joined parameters, such as `qkv`.
+      widths: output width of each matrix, summed over all shards.
 
     Returns:
-      One product per width, biases added.
+      One product per matrix, including biases.
     """
     bias: Array | None = block.get_variable("params", f"{name}_bias")
     transposed: Array | None = block.get_variable("params", f"{name}_transposed")
@@ -139,10 +143,10 @@ def joined_products(
 
 
 def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Array:
-    """Adds the product of y with the low-rank adapter of a matrix, if the matrix has one.
+    """Adds the low-rank adapter's output to a matrix product, if the matrix has an adapter.
 
     Args:
-      out: product of y with the matrix.
+      out: product of y and the matrix.
       adapter: scaled adapters of the layer (`adapters.scaled`).
       name: name of the matrix, such as `q`.
     """
@@ -154,11 +158,12 @@ def add_low_rank(out: Array, y: Array, adapter: Params | None, name: str) -> Arr
 
 
 class Block(nn.Module):
-    """A decoder layer: grouped-query attention and a gated MLP on normed residual streams.
+    """A decoder layer with grouped-query attention and a gated MLP, in pre-norm form.
 
     Attributes:
-      dtype: type of activations and weights in products.
-      product_dtype: 16-bit type of the operands of products (`Compute`); None for `dtype`.
+      dtype: dtype of activations and of weights in matrix products.
+      product_dtype: 16-bit dtype of the operands of matrix products (see `Compute`), or None for
+        `dtype`.
     """
 
     config: Qwen2Config
@@ -174,12 +179,14 @@ class Block(nn.Module):
         condition: Callable[[Array], Array] | None = None,
         adapter: Params | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the residual stream after the layer, and the second result of `attend`.
+        """Returns the residual stream after the layer, and the second output of `attend`.
 
         Args:
-          attend: maps rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H], anything).
-          condition: adds the gated budget embedding after the layer; None for the plain model.
-          adapter: scaled low-rank adapters of this layer (`adapters.scaled`); None without.
+          attend: function from rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H],
+            anything).
+          condition: function that adds the gated budget embedding after the layer, or None for a
+            plain model.
+          adapter: scaled low-rank adapters of this layer (`adapters.scaled`), or None.
         """
         q, k, v = self._queries_keys_values(x, rotary, adapter)
         mixed, extra = attend(q, k, v)
@@ -188,14 +195,14 @@ class Block(nn.Module):
         x = checkpoint_name(x + mixed, "middle")
         x = x + self._mlp(x, adapter)
         if condition is not None:
-            # The sum is named only here, because the backward pass reads it only for the gate.
+            # Named only here, because the backward pass only needs this sum for the gate.
             x = condition(checkpoint_name(x, "gated"))
         return x, extra
 
     def _queries_keys_values(
         self, x: Float[Array, "B T D"], rotary: Rotary, adapter: Params | None
     ) -> tuple[Array, Array, Array]:
-        """Computes rotated queries and keys, and values, from the residual stream."""
+        """Computes rotated queries, rotated keys and values from the residual stream."""
         c = self.config
         y = self._norm(x, "attention_norm")
         if self._is_joined():
@@ -207,8 +214,8 @@ class Block(nn.Module):
             k = self._project(y, "k", adapter)
             v = self._project(y, "v", adapter)
         if c.qk_norm:
-            # The backward pass of the norms reads the products before the norm, so these are the
-            # values to keep.
+            # The backward pass of the norms needs the products before normalization, so these are
+            # saved.
             q = checkpoint_name(q, "query")
             k = checkpoint_name(k, "key")
             q = rotate(self._norm(q, "q_norm"), rotary)
@@ -219,7 +226,7 @@ class Block(nn.Module):
         return q, k, checkpoint_name(v, "value")
 
     def _mlp(self, x: Float[Array, "B T D"], adapter: Params | None) -> Float[Array, "B T D"]:
-        """Computes the gated MLP of the normed residual stream: W_down (silu(gate) * up)."""
+        """Computes the gated MLP of the normalized residual stream: W_down (silu(gate) * up)."""
         width = self.config.intermediate_size
         y = self._norm(x, "mlp_norm")
         if self._is_joined():
@@ -232,16 +239,16 @@ class Block(nn.Module):
         return self._product(nn.silu(gate) * up, "down", adapter)
 
     def _is_joined(self) -> bool:
-        """True if the parameters are a decode copy with joined matrices."""
+        """True if the parameters were copied for decoding with joined matrices."""
         names = ("qkv_kernel", "qkv_transposed")
         return any(self.has_variable("params", name) for name in names)
 
     def _head_width(self, name: str) -> int:
-        """Returns the width of all heads of `q`, `k` or `v`."""
+        """Returns the total width of all heads of `q`, `k` or `v`."""
         return self.config.matrices[name][1]
 
     def _weight(self, name: str, init: Any, width: int) -> Float[Array, "D"]:
-        """Returns a vector of weights in the layer's type."""
+        """Returns a weight vector in the dtype of the layer."""
         return self.param(name, init, (width,), jnp.float32).astype(self.dtype)
 
     def _norm(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B D"]:
@@ -252,7 +259,7 @@ class Block(nn.Module):
     def _product(
         self, y: Float[Array, "*B D"], name: str, adapter: Params | None
     ) -> Float[Array, "*B E"]:
-        """Multiplies y with the matrix called `name`, adapter included."""
+        """Multiplies y by the matrix called `name`, including its adapter."""
         transposed: Array | None = self.get_variable("params", f"{name}_transposed")
         if transposed is not None:
             return matmul(y, transposed, self.product_dtype, transposed=True)
@@ -266,23 +273,25 @@ class Block(nn.Module):
     def _project(
         self, y: Float[Array, "B T D"], name: str, adapter: Params | None
     ) -> Float[Array, "B T K H"]:
-        """Computes queries, keys or values, bias included, split into heads."""
+        """Computes queries, keys or values, including the bias, and splits them into heads."""
         out = self._product(y, name, adapter)
         if self.config.qkv_bias:
             out = out + self._weight(f"{name}_bias", _ZEROS, out.shape[-1])
         return out.reshape(*y.shape[:-1], -1, self.config.head_dim)
 
 
-# Values of a layer that remat `selective` keeps: every result of a matrix product. Norms, silu and
-# attention scores are recomputed, because they cost memory reads and no matrix product.
+# Values of a layer that are saved with remat "selective": the results of all matrix products.
+# Norms, silu and attention scores are recomputed, because they cost memory reads but no matrix
+# product.
 PRODUCTS = ("query", "key", "value", "attention", "middle", "gate", "up", "gated")
 _keep_named = jax.checkpoint_policies.save_only_these_names(*PRODUCTS)
 
 
 def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
-    """Decides for remat `selective` whether to keep the results of a primitive.
+    """Checkpoint policy for remat "selective": decides whether to save the results of a primitive.
 
-    Results of cuDNN's attention are kept too: its output, and what its backward pass reads.
+    The results of cuDNN's attention are also saved: its output and the residuals of its backward
+    pass.
     """
     if primitive.name.startswith("dot_product_attention_fwd"):
         return True
@@ -290,11 +299,11 @@ def _keep_products(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
 
 
 def rematerialised(body: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
-    """Wraps a layer so that its backward pass recomputes values as `remat` specifies (`Compute`).
+    """Wraps a layer so that its backward pass recomputes values according to `Compute.remat`.
 
     Args:
-      prevent_cse: False inside a loop, because the loop already keeps the compiler from merging
-        the recomputation with the forward pass.
+      prevent_cse: False inside a loop, where the compiler cannot merge the recomputation with the
+        forward pass anyway.
     """
     if remat == "none":
         return body
@@ -313,11 +322,11 @@ def apply_block(
     adapter: Params | None = None,
     product_dtype: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """Applies one layer with its budget gate; see `Block`.
+    """Applies one layer, including its budget gate (see `Block`).
 
     Args:
       layer: parameters of the layer.
-      conditioned: budget embeddings and gate of the layer. None traces no budget code at all.
+      conditioned: budget embeddings and gate of the layer. If None, no budget code is traced.
     """
     condition = None
     if conditioned is not None:

@@ -1,4 +1,4 @@
-"""The budget embedding phi(b) and the gate that adds it to the residual stream (paper Eq. 2-3)."""
+"""Budget embedding phi(b), and the gate that adds it to the residual stream (paper Eq. 2-3)."""
 
 import dataclasses
 
@@ -19,12 +19,12 @@ def sinusoids(
     """Encodes budgets as [sin, cos] at geometrically spaced frequencies (Eq. 2).
 
     Args:
-      budgets: thinking tokens, at least 0.
-      width: D, even. The frequencies are 10000^(-2i/D) for i < D/2.
-      scale: `raw` encodes b itself, as the paper does. `log` encodes 1000 log(1+b)/log(1+b_max),
-        which spaces ratios of budgets evenly. `normalised` encodes 1000 b/b_max. Raw budgets of
-        thousands alias at the highest frequencies, so their codes have no order.
-      b_max: budget that maps to 1000 under `log` and `normalised`.
+      budgets: budgets in thinking tokens, at least 0.
+      width: dimension D of the code, even. The frequencies are 10000^(-2i/D) for i < D/2.
+      scale: "raw" encodes b itself, as in the paper. "log" encodes 1000 log(1+b)/log(1+b_max),
+        which spaces ratios of budgets evenly. "normalised" encodes 1000 b/b_max. Raw budgets in the
+        thousands alias at the highest frequencies, so the order of their codes is lost.
+      b_max: budget that is mapped to 1000 for "log" and "normalised".
 
     Returns:
       fp32 codes with squared norm D/2.
@@ -34,21 +34,21 @@ def sinusoids(
         b = 1000.0 * jnp.log1p(b) / jnp.log1p(float(b_max))
     elif scale == "normalised":
         b = 1000.0 * b / b_max
-    # Computed in float64 and rounded once, because an error of one unit in fp32 grows with b, up
-    # to 2e-4 radians.
+    # Computed in float64 and rounded once. An error of one unit in the last place in fp32 would be
+    # multiplied by b and reach 2e-4 radians.
     frequencies = np.float32(10000.0 ** (-np.arange(0, width, 2) / width))
     angles = b[..., None] * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 class _Weights(nn.Module):
-    """W1 and W2 of phi; a leading axis of `shape` stacks one independent embedding per layer."""
+    """The matrices W1 and W2 of phi. A leading axis in `shape` stacks one embedding per layer."""
 
     shape: tuple[int, ...]
 
     @nn.compact
     def __call__(self) -> None:
-        """Draws W1 with variance 1 / fan-in and sets W2 to zero."""
+        """Initializes W1 with variance 1 / fan-in and W2 with zeros."""
         stack = tuple(range(len(self.shape) - 2))
         lecun = nn.initializers.variance_scaling(1.0, "fan_in", "normal", batch_axis=stack)
         self.param("w1", lecun, self.shape, jnp.float32)
@@ -56,14 +56,16 @@ class _Weights(nn.Module):
 
 
 def init(key: Array, conditioning: ConditioningConfig, *, width: int, layers: int) -> Params:
-    """Draws fresh parameters: W1 by fan-in, W2 zero, gates zero (a sigmoid gate starts at 1/2).
+    """Initializes the budget module: W1 scaled by fan-in, W2 and the gates with zeros.
 
-    With W2 zero, phi is zero and the pretrained model is unchanged bit for bit at the start. A
-    tanh gate of zero would then keep both gradients at zero forever, so tanh gates start at small
-    random values.
+    A sigmoid gate without bias is initially 1/2. Since W2 is zero, phi is zero and a pretrained
+    model is initially unchanged, bit for bit. With tanh gates initialized to zero, the gradients of
+    both W2 and the gates would stay zero forever, so tanh gates are initialized with small random
+    values.
 
     Returns:
-      {"w1", "w2", "gate"}: [D, D], [D, D] (or [L, D, D]) and [L, D], fp32.
+      {"w1", "w2", "gate"} in fp32. The shapes are [D, D], [D, D] and [L, D]. If each layer has a
+      separate embedding, w1 and w2 have shape [L, D, D].
     """
     phi_key, gate_key = jax.random.split(key)
     stack = (layers,) if conditioning.sharing == "per_layer" else ()
@@ -77,10 +79,11 @@ def init(key: Array, conditioning: ConditioningConfig, *, width: int, layers: in
 def embed(
     params: Params, budgets: Int[Array, "B"], *, conditioning: ConditioningConfig, b_max: int
 ) -> Float[Array, "B D"] | Float[Array, "L B D"]:
-    """Embeds budgets: phi(b) = W2 SiLU(W1 s(b)) with s the sinusoids (paper Eq. 2).
+    """Embeds budgets: phi(b) = W2 SiLU(W1 s(b)), where s are the sinusoids (paper Eq. 2).
 
     Returns:
-      phi in fp32, [B, D] if all layers share one embedding, [L, B, D] if each has its own.
+      phi in fp32. The shape is [B, D] if all layers share an embedding, and [L, B, D] if each layer
+      has a separate one.
     """
     width = params["w1"].shape[-1]
     s = sinusoids(budgets, width=width, scale=conditioning.input, b_max=b_max)
@@ -90,16 +93,17 @@ def embed(
 
 @pytree
 class Conditioned:
-    """Budget embeddings and gates that are added to the residual stream after layers.
+    """Budget embeddings and gates, which are applied to the residual stream after each layer.
 
     Attributes:
-      phi: embedding of each row's budget, [B, D]. With `index`, each row has P embeddings,
-        [B, P, D]. A leading L if every layer has its own.
-      gate: w_g of every layer, or of one layer.
-      mask: positions that receive the embedding; None for all.
-      index: one-hot choice among the row's P embeddings for each position. None if a row has one
-        embedding.
-      settings: kind of gate (sigmoid or tanh, on the raw or RMS-normed stream) and its bias.
+      phi: embedding of each row's budget, [B, D]. With `index`, each row has P embeddings, [B, P,
+        D]. There is a leading axis L if each layer has a separate embedding.
+      gate: gate weights w_g of all layers or of a single layer.
+      mask: positions to which the embedding is added, or None for all positions.
+      index: one-hot selection of one of the row's P embeddings for each position. None if each row
+        has a single embedding.
+      settings: type of the gate (sigmoid or tanh, applied to the raw or RMS-normalized residual
+        stream) and its bias.
     """
 
     phi: Float[Array, "*L B D"] | Float[Array, "*L B P D"]
@@ -112,12 +116,12 @@ class Conditioned:
 
     @property
     def per_layer(self) -> bool:
-        """True if every layer has its own phi."""
+        """True if each layer has a separate phi."""
         shared_axes = 2 if self.index is None else 3
         return self.phi.ndim > shared_axes
 
     def of_layer(self, layer: int) -> "Conditioned":
-        """Returns the embeddings and the gate of one layer."""
+        """Returns the embeddings and the gate of a single layer."""
         phi = self.phi[layer] if self.per_layer else self.phi
         return dataclasses.replace(self, phi=phi, gate=self.gate[layer])
 
@@ -126,7 +130,7 @@ def add_gated(x: Float[Array, "B T D"], conditioned: Conditioned) -> Float[Array
     """Adds the gated budget embedding to the residual stream: H + g(w_g . h) phi(b) (Eq. 3).
 
     Args:
-      x: the residual stream H after a layer.
+      x: residual stream H after a layer.
       conditioned: embeddings and gate of this layer (`Conditioned.of_layer`).
     """
     settings = conditioned.settings

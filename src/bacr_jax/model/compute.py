@@ -1,4 +1,4 @@
-"""Settings of how a forward pass is computed, which do not change the model's function."""
+"""Computation settings of a forward pass, which do not change the function of the model."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,20 +14,20 @@ Remat = Literal["full", "selective", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Static settings of a forward pass and its gradient; none of them changes the model.
+    """Static settings of a forward pass and its gradient. None of them changes the model.
 
     Attributes:
-      dtype: type of the activations, and of weights in products.
-      product_dtype: 16-bit type to which both operands of products with weight matrices are
-        rounded, while everything else is fp32. None uses `dtype`.
+      dtype: dtype of activations, and of weights in matrix products.
+      product_dtype: 16-bit dtype to which both operands of products with weight matrices are
+        rounded, while everything else is in fp32. None uses `dtype`.
       implementation: kernel for the causal attention of a sequence or trunk.
-      scan: True compiles one layer and loops over it. False unrolls the layers, which is faster
-        for small models on CPUs.
-      remat: what the backward pass recomputes of a layer. `full` recomputes all of the layer,
-        `selective` all but the results of matrix products, `none` nothing.
-      mesh: devices over which rows and parameters are split, so that weights travel between
-        devices and activations do not. None for one device.
-      row_axes: axes of the mesh over which rows are split.
+      scan: True compiles a single layer and loops over it. False unrolls the layers, which is
+        faster for small models on CPUs.
+      remat: what the backward pass recomputes. "full" recomputes entire layers, "selective"
+        recomputes everything except the results of matrix products, and "none" recomputes nothing.
+      mesh: devices over which rows and parameters are sharded. Weights are communicated between
+        devices, activations are not. None for a single device.
+      row_axes: mesh axes over which rows are sharded.
     """
 
     dtype: Any = jnp.float32

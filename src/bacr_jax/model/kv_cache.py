@@ -1,10 +1,11 @@
-"""Keys and values of decoded tokens: one array per layer, in which position equals index.
+"""KV cache for decoding: one array per layer, in which the index equals the token position.
 
-XLA would copy a stacked [L, ...] cache at every layer of every step. It updates one array per layer
+XLA would copy a stacked [L, ...] cache at every layer of every step, but it updates separate arrays
 in place.
 
-Keys may be stored transposed, with positions last. The products of a query with all keys then run
-along memory, which makes the scores of a token about three times as fast on a CPU.
+Keys can be stored transposed, with positions on the last axis. The products of a query with all
+keys then access contiguous memory, which makes computing attention scores about three times as fast
+on a CPU.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ class LayerCache:
     """Keys and values of one layer.
 
     Attributes:
-      k: rotated keys.
+      k: keys, after the rotary embedding.
       transposed: True if k is [B, K, H, S].
     """
 
@@ -40,12 +41,12 @@ class LayerCache:
 
 @pytree
 class DecodeParams:
-    """Parameters laid out for decoding: cast to the compute type, one entry per layer.
+    """Parameters in the layout for decoding: cast to the compute dtype, with one entry per layer.
 
     Attributes:
       layers: parameters of each layer, with joined matrices (`join_products`).
-      gates: w_g of each layer; None without conditioning.
-      head: output matrix, from final states to logits.
+      gates: gate weights w_g of each layer, or None without conditioning.
+      head: output matrix, from final hidden states to logits.
     """
 
     embed: Float[Array, "V D"]
@@ -55,7 +56,7 @@ class DecodeParams:
     head: Float[Array, "V D"]
 
 
-# Matrices with the same input, which the decode copy joins into one.
+# Matrices with the same input, which are concatenated into one matrix for decoding.
 _JOINED = {
     "qkv_kernel": ("q_kernel", "k_kernel", "v_kernel"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
@@ -64,13 +65,14 @@ _JOINED = {
 
 
 def join_products(layer: Params, shards: int) -> Params:
-    """Joins queries, keys and values into one matrix, and the two MLP inputs into another.
+    """Joins the query, key and value matrices, and the two input matrices of the MLP.
 
-    The compiler would join them too, but by copying the matrices at every decoded token.
+    The compiler would also join them, but would copy the matrices for every decoded token.
 
     Args:
-      shards: tensor shards. Columns of a shard are contiguous, [D, shards, columns / shards], so
-        that each shard's product contains heads of queries, keys and values.
+      shards: number of tensor-parallel shards. The columns of each shard are contiguous, [D,
+        shards, columns / shards], so that the product of each shard contains its heads of queries,
+        keys and values.
     """
     joined = {}
     for name, parts in _JOINED.items():
@@ -87,10 +89,10 @@ def join_products(layer: Params, shards: int) -> Params:
 
 
 def transpose_products(layer: Params) -> Params:
-    """Stores the matrices of a joined layer as [E, D], for products x W^T.
+    """Transposes the matrices of a joined layer to [E, D], for products x W^T.
 
-    XLA's CPU backend rearranges a 16-bit matrix for every product, which takes three quarters of
-    the time if the matrix is stored transposed.
+    XLA's CPU backend rearranges a 16-bit matrix for every product. With the transposed layout, a
+    product takes three quarters of the time.
     """
     transposed = {}
     for name, leaf in layer.items():
@@ -104,17 +106,18 @@ def transpose_products(layer: Params) -> Params:
 def decode_params(
     params: Params, *, dtype: Any, conditioned: bool, shards: int = 1, product_dtype: Any = None
 ) -> DecodeParams:
-    """Copies parameters into the layout for decoding: sliced into layers, cast and joined.
+    """Copies parameters into the layout for decoding: split into layers, cast and joined.
 
-    The copy is made once, outside the decoding loop. Adapters are merged into it (W + A B, in fp32,
-    then cast). Gates stay fp32, because their dot product with the residual stream is in fp32.
+    The copy is made once, outside the decoding loop. Adapters are merged into it (W + A B in fp32,
+    then cast). Gates stay in fp32, because their dot product with the residual stream is computed
+    in fp32.
 
     Args:
-      dtype: type of everything but gates, and of matrices without `product_dtype`.
-      conditioned: True if the parameters have a budget module whose gates are needed.
-      shards: tensor shards (`join_products`).
-      product_dtype: type of the matrices if it differs from `dtype` (`Compute`). The copy then
-        stores them transposed.
+      dtype: dtype of all parameters except gates. For matrices, `product_dtype` takes precedence.
+      conditioned: True if the parameters contain a budget module whose gates are needed.
+      shards: number of tensor-parallel shards (`join_products`).
+      product_dtype: dtype of the matrices if it differs from `dtype` (see `Compute`). In this case,
+        the matrices are stored transposed.
     """
     num_layers = params["layers"]["o_kernel"].shape[0]
     adapter = scaled(params)
@@ -146,17 +149,17 @@ def decode_params(
 
 
 def _slice(stacked: Any, index: int) -> Any:
-    """Returns one layer of stacked leaves; None for None."""
+    """Returns one layer of stacked parameters, or None if `stacked` is None."""
     return jax.tree.map(lambda leaf: leaf[index], stacked)
 
 
 def _cast(x: Array, dtype: Any) -> Array:
-    """Casts an array; one that has the type already is returned as it is."""
+    """Casts an array. An array that already has the dtype is returned unchanged."""
     return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _cast_layer(layer: Params, dtype: Any, matrix_dtype: Any) -> Params:
-    """Casts a layer's matrices to `matrix_dtype` and its other leaves to `dtype`."""
+    """Casts the matrices of a layer to `matrix_dtype` and its other parameters to `dtype`."""
     cast = {}
     for name, leaf in layer.items():
         cast[name] = _cast(leaf, matrix_dtype if name.endswith("_kernel") else dtype)
@@ -166,7 +169,7 @@ def _cast_layer(layer: Params, dtype: Any, matrix_dtype: Any) -> Params:
 def empty(
     config: Qwen2Config, *, rows: int, length: int, dtype: Any, transposed: bool = False
 ) -> tuple[LayerCache, ...]:
-    """Returns a zeroed cache of each layer for `rows` sequences of up to `length` tokens."""
+    """Returns a zero-initialized cache per layer for `rows` sequences of up to `length` tokens."""
     value_shape = (rows, config.num_kv_heads, length, config.head_dim)
     key_shape = value_shape
     if transposed:
@@ -182,7 +185,7 @@ def empty(
 def make(
     k: Float[Array, "B T K H"], v: Float[Array, "B T K H"], *, transposed: bool = False
 ) -> LayerCache:
-    """Returns a cache of the keys and values that a block computed."""
+    """Builds a cache from the keys and values computed by a layer."""
     keys = k.transpose(0, 2, 3, 1) if transposed else k.transpose(0, 2, 1, 3)
     values = v.transpose(0, 2, 1, 3)
     return LayerCache(keys, values, transposed)
@@ -191,7 +194,7 @@ def make(
 def write(
     cache: LayerCache, k: Float[Array, "B 1 K H"], v: Float[Array, "B 1 K H"], at: Int[Array, "B"]
 ) -> LayerCache:
-    """Stores one token per row at position `at`; positions past the end are dropped."""
+    """Writes one token per row at position `at`. Positions beyond the end are dropped."""
     rows = jnp.arange(k.shape[0])
     key_slots = cache.k.at[rows, :, :, at] if cache.transposed else cache.k.at[rows, :, at]
     value_slots = cache.v.at[rows, :, at]
@@ -201,9 +204,9 @@ def write(
 
 
 def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCache:
-    """Stores rows of another cache at rows `at`; rows past the end are dropped.
+    """Copies rows of another cache to the rows `at`. Rows beyond the end are dropped.
 
-    Positions of `new` beyond the length of `cache` are dropped too.
+    Positions of `new` beyond the length of `cache` are dropped as well.
     """
     length = min(cache.length, new.length)
     new = resize(new, length)
@@ -215,7 +218,7 @@ def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCa
 
 
 def resize(cache: LayerCache, length: int) -> LayerCache:
-    """Changes the number of positions of a cache: appends zeros, or cuts off the end."""
+    """Changes the number of positions of a cache by appending zeros or truncating it."""
     key_axis = 3 if cache.transposed else 2
     keys = _resize_axis(cache.k, length, key_axis)
     values = _resize_axis(cache.v, length, 2)
@@ -223,7 +226,7 @@ def resize(cache: LayerCache, length: int) -> LayerCache:
 
 
 def _resize_axis(x: Array, length: int, axis: int) -> Array:
-    """Changes the length of one axis: appends zeros, or cuts off the end."""
+    """Changes the length of one axis by appending zeros or truncating it."""
     if length <= x.shape[axis]:
         return jax.lax.slice_in_dim(x, 0, length, axis=axis)
     pad = [(0, 0)] * x.ndim

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.model import products
 
-# Score of tokens that may not be sampled: finite, but with probability exactly 0 in fp32.
+# Logit of tokens that may not be sampled. It is finite, but its probability is exactly 0 in fp32.
 _IMPOSSIBLE = -1e30
 
 
@@ -18,17 +18,17 @@ _IMPOSSIBLE = -1e30
 def _rounded_product(
     hidden: Float[Array, "R D"], copy: Float[Array, "V D"], lm_head: Float[Array, "V D"]
 ) -> Float[Array, "R V"]:
-    """Computes fp32 scores from a 16-bit copy of the head; the gradient is the fp32 head's.
+    """Computes fp32 logits from a 16-bit copy of the head, with the gradient for the fp32 head.
 
-    The backward products round the upstream gradient to 16 bits too, and sum in fp32. Otherwise
-    they would be products of fp32 matrices, which are several times slower.
+    The backward products also round the upstream gradient to 16 bits and accumulate in fp32.
+    Otherwise, they would be products of fp32 matrices, which are several times slower.
     """
     return jnp.einsum("rd,vd->rv", hidden, copy, preferred_element_type=jnp.float32)
 
 
 def _rounded_product_forward(hidden: Array, copy: Array, lm_head: Array) -> tuple[Array, Any]:
     scores = _rounded_product(hidden, copy, lm_head)
-    # The gradient needs only the type of the fp32 head, which the empty array carries.
+    # The gradient only needs the dtype of the fp32 head, which this scalar carries.
     head_type = jnp.zeros((), lm_head.dtype)
     return scores, (hidden, copy, head_type)
 
@@ -46,9 +46,9 @@ _rounded_product.defvjp(_rounded_product_forward, _rounded_product_gradient)
 
 
 def head_copy(lm_head: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
-    """Casts the head to the type of its products, without a gradient; to be called once.
+    """Casts the head to the dtype of its products, with a stopped gradient.
 
-    Callers make the copy outside of any loop over chunks.
+    Callers should make this copy once, outside of any loop over chunks.
     """
     return jax.lax.stop_gradient(lm_head.astype(dtype))
 
@@ -60,14 +60,14 @@ def masked_logits(
     temperature: float,
     copy: Float[Array, "V D"] | None,
 ) -> Float[Array, "R V"]:
-    """Computes logits / temperature in fp32; tokens that are not allowed get about -1e30.
+    """Computes logits / temperature in fp32. Tokens that are not allowed get about -1e30.
 
     Args:
-      hidden: final states. fp32 states have fp32 products. With 16-bit states the backward
-        products are 16-bit too, with fp32 sums.
+      hidden: final hidden states. Products of fp32 states are computed in fp32. For 16-bit states,
+        the backward products are in 16 bits too, accumulated in fp32.
       lm_head: output matrix.
-      allowed_tokens: True at tokens that may be sampled; None for all.
-      copy: `head_copy` of the head in the states' type; None with fp32 states.
+      allowed_tokens: True for tokens that may be sampled, or None for all tokens.
+      copy: `head_copy` of the head in the dtype of the states. None for fp32 states.
     """
     if copy is None:
         scores = products.times_transposed(hidden, lm_head.astype(hidden.dtype))
@@ -83,16 +83,17 @@ def masked_logits(
 def logprob_and_entropy(
     scores: Float[Array, "R V"], ids: Int[Array, "R"]
 ) -> tuple[Float[Array, "R"], Float[Array, "R"]]:
-    """Computes log softmax(s)[id] and the entropy H of softmax(s) for each row, in nats, fp32.
+    """Computes log softmax(s)[id] and the entropy H of softmax(s) per row, in nats, fp32.
 
-    The backward pass keeps only the scores, and its gradient is one pass over them:
+    The backward pass only saves the logits, and computes the gradient in a single pass over them:
 
         d log p_i / d s_j = [j = i] - p_j          d H / d s_j = -p_j (log p_j + H)
 
-    Forward mode (`jax.jvp`, `jax.jacfwd`) is not defined.
+    Forward mode differentiation (`jax.jvp`, `jax.jacfwd`) is not supported.
 
     Args:
-      scores: finite; tokens that can't be sampled have a score so low that their probability is 0.
+      scores: finite logits. The logits of tokens that may not be sampled must be so low that their
+        probability is 0.
       ids: sampled token of each row.
     """
     return _logprob_and_entropy(scores, ids)[0]
@@ -101,7 +102,8 @@ def logprob_and_entropy(
 def _logprob_and_entropy(scores: Array, ids: Array) -> tuple[tuple[Array, Array], Any]:
     normaliser = jax.nn.logsumexp(scores, axis=-1)
     id_scores = jnp.take_along_axis(scores, ids[:, None], axis=-1)[:, 0]
-    # A token that can't be sampled adds 0, because its probability is 0 and its score is finite.
+    # A token that may not be sampled contributes 0, because its probability is 0 and its logit is
+    # finite.
     expected_score = jnp.sum(jnp.exp(scores - normaliser[:, None]) * scores, axis=-1)
     entropy = normaliser - expected_score
     logprob = id_scores - normaliser
@@ -125,9 +127,11 @@ logprob_and_entropy.defvjp(_logprob_and_entropy, _logprob_and_entropy_gradient)
 
 
 def score_energy(scores: Float[Array, "R V"], ids: Int[Array, "R"]) -> Float[Array, "R"]:
-    """Computes the squared norm of d log p(id) / d logits: 1 - 2 p(id) + sum_v p(v)^2, fp32.
+    """Computes the squared norm of d log p(id) / d logits, fp32.
 
-    The result is between 0, for a token of probability 1, and 2.
+        1 - 2 p(id) + sum_v p(v)^2
+
+    The result ranges from 0, for a token with probability 1, to 2.
     """
     p = jax.nn.softmax(scores, axis=-1)
     p_id = jnp.take_along_axis(p, ids[:, None], axis=-1)[:, 0]
@@ -144,22 +148,22 @@ def of_tokens(
     temperature: float = 1.0,
     chunk: int = 512,
 ) -> Any:
-    """Applies a function to each row's scores and target, one chunk of rows at a time.
+    """Applies a function to the logits and target of each row, one chunk of rows at a time.
 
-    If there are several chunks, the backward pass recomputes each. Peak memory is then of the order
-    of chunk x V for any R.
+    With several chunks, the backward pass recomputes each chunk. The peak memory is then
+    proportional to chunk x V, regardless of R.
 
     Args:
-      of_scores: function of scores [R, V] and ids [R], such as `logprob_and_entropy`.
-      hidden: final states of the rows that predict a token.
+      of_scores: function of logits [R, V] and ids [R], such as `logprob_and_entropy`.
+      hidden: final hidden states of the rows that predict a token.
       lm_head: output matrix.
       targets: token that each row predicts.
-      allowed_tokens: as in `masked_logits`.
-      temperature: as in `masked_logits`.
-      chunk: rows per chunk.
+      allowed_tokens: see `masked_logits`.
+      temperature: see `masked_logits`.
+      chunk: number of rows per chunk.
 
     Returns:
-      The results of `of_scores`, joined along their rows.
+      The results of `of_scores`, concatenated along the rows.
     """
     chex.assert_rank([hidden, lm_head, targets], [2, 2, 1])
     copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
@@ -178,24 +182,26 @@ def next_token_logprobs(
     allowed_tokens: Bool[Array, "V"] | None = None,
     temperature: float = 1.0,
 ) -> Float[Array, "R V"]:
-    """Returns log softmax of all scores, in nats; about -1e30 for tokens that are not allowed."""
+    """Computes log softmax of all logits, in nats. Tokens that are not allowed get about -1e30."""
     copy = None if hidden.dtype == jnp.float32 else head_copy(lm_head, hidden.dtype)
     scores = masked_logits(hidden, lm_head, allowed_tokens, temperature, copy)
     return scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
 
 def by_chunks(of_chunk: Any, inputs: tuple[Array, Array], chunk: int, axis: int = 0) -> Any:
-    """Applies a function to arrays one chunk along an axis at a time.
+    """Applies a function to arrays, one chunk along an axis at a time.
 
     The backward pass recomputes each chunk.
 
     Args:
-      of_chunk: function of a tuple like `inputs`, whose results end with the chunk's axis.
-      inputs: arrays that are split along `axis`, the last chunk padded with zeros.
-      chunk: length of a chunk. Arrays no longer than it are passed on as they are.
+      of_chunk: function of a tuple like `inputs`. The last axis of its results must be the chunked
+        axis.
+      inputs: arrays to be split along `axis`. The last chunk is padded with zeros.
+      chunk: length of a chunk. Arrays that are not longer than this are not split.
 
     Returns:
-      The results, joined along `axis`, their last one, at the inputs' length.
+      The results, concatenated along `axis`, which is their last axis, and truncated to the length
+      of the inputs.
     """
     length = inputs[0].shape[axis]
     if length <= chunk:

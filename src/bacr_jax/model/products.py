@@ -1,8 +1,9 @@
-"""Matrix products whose gradients are fast on XLA's CPU backend; elsewhere they are plain products.
+"""Matrix products whose gradients are fast on XLA's CPU backend.
 
-The gradient of a product's second operand sums outer products over rows. XLA's CPU backend computes
-this sum at about half the rate if the result has more rows than columns. Here the narrower operand
-comes first in that case, and the result is transposed.
+On other backends, they are plain products. The gradient of the second operand of a product is a sum
+of outer products over rows. XLA's CPU backend computes this sum at about half the speed if the
+result has more rows than columns. In this case, the narrower operand is placed first and the result
+is transposed.
 """
 
 import functools
@@ -14,14 +15,14 @@ from jaxtyping import Array, Float
 
 
 def row_products(x: Float[Array, "*B R D"], y: Float[Array, "*B R E"]) -> Float[Array, "*B D E"]:
-    """Computes x^T y of fp32 arrays: outer products of the rows of x and y, summed over rows."""
+    """Computes x^T y in fp32: the outer products of the rows of x and y, summed over rows."""
     if x.shape[-1] <= y.shape[-1]:
         return _sum_outer_products(x, y)
 
     def narrow_first(x: Array, y: Array) -> Array:
         product = _sum_outer_products(y, x)
-        # The barrier is needed because the compiler would fold the swap into the product, which
-        # undoes it.
+        # The barrier prevents the compiler from folding the transposition into the product, which
+        # would undo the reordering.
         return jax.lax.optimization_barrier(product).swapaxes(-1, -2)
 
     return jax.lax.platform_dependent(x, y, cpu=narrow_first, default=_sum_outer_products)
@@ -62,7 +63,8 @@ def times(
     """Computes the product x y.
 
     Args:
-      dtype: type of the result of operands that are not both fp32; None for the operands' type.
+      dtype: dtype of the result if the operands are not both fp32. None uses the dtype of the
+        operands.
     """
     if _is_fp32(x, y):
         return _times(x, y)
@@ -73,18 +75,18 @@ def times(
 def rounded_times(
     x: Float[Array, "R D"], y: Float[Array, "D E"], dtype: Any
 ) -> Float[Array, "R E"]:
-    """Computes the product x y of rounded operands, summed in fp32, and its gradient likewise.
+    """Computes x y with operands rounded to 16 bits, accumulated in fp32, as well as its gradient.
 
     Args:
-      x: fp32.
-      y: fp32, with an fp32 gradient, or already rounded.
-      dtype: 16-bit type to which operands are rounded.
+      x: fp32 matrix.
+      y: fp32 matrix, which gets an fp32 gradient, or an already rounded matrix.
+      dtype: 16-bit dtype to which the operands are rounded.
     """
     return _rounded_einsum("rd,de->re", x, y, dtype)
 
 
 def _rounded_einsum(subscripts: str, x: Array, y: Array, dtype: Any) -> Array:
-    """Rounds both operands and computes an einsum of them, summed in fp32."""
+    """Rounds both operands and computes their einsum, accumulated in fp32."""
     x = x.astype(dtype)
     y = y.astype(dtype)
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
@@ -93,11 +95,11 @@ def _rounded_einsum(subscripts: str, x: Array, y: Array, dtype: Any) -> Array:
 def _rounded_row_products(
     x: Float[Array, "R D"], y: Float[Array, "R E"], dtype: Any
 ) -> Float[Array, "D E"]:
-    """Computes x^T y of rounded operands, summed in fp32.
+    """Computes x^T y with rounded operands, accumulated in fp32.
 
-    XLA's CPU backend computes the product in fp32, at half the rate, if it transposes an operand
-    late. A gather of the columns of x is not moved, so that the product keeps the order of its
-    operands.
+    If XLA's CPU backend transposes an operand late, it computes the product in fp32, at half the
+    speed. Gathering the columns of x instead fixes the layout of the operand, because the compiler
+    does not move a gather.
     """
 
     def product(columns: Array, y: Array) -> Array:
@@ -156,7 +158,7 @@ _times_transposed.defvjp(_times_transposed_forward, _times_transposed_gradient)
 def times_transposed(
     x: Float[Array, "*B R D"], y: Float[Array, "*B E D"]
 ) -> Float[Array, "*B R E"]:
-    """Computes the product x y^T, summed in fp32."""
+    """Computes the product x y^T, accumulated in fp32."""
     if _is_fp32(x, y):
         return _times_transposed(x, y)
     return jnp.einsum(_TRANSPOSED, x, y, preferred_element_type=jnp.float32)

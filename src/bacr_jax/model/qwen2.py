@@ -1,16 +1,17 @@
 """A decoder (Qwen2.5, Qwen3 or Llama) that takes the budget embedding as an explicit input.
 
-`block.Block` defines a layer's parameters; the pure functions here stack layers.
+`block.Block` defines the parameters of a layer. The pure functions in this module stack layers.
 
-Parameters (fp32 masters):
+Parameters (fp32 master weights):
 
     embed       [V, D]
-    layers      every leaf of Block with a leading L
+    layers      every parameter of Block with a leading axis L
     final_norm  [D]
     lm_head     [V, D]         absent if embeddings are tied
     budget      w1, w2, gate   absent without a budget module
 
-A frozen base may have another type, and low-rank adapters in addition (`adapters`).
+A frozen base model can have a different dtype, and has additional parameters for its low-rank
+adapters (see `adapters`).
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ from bacr_jax.types import Params
 def init(
     key: Array, config: Qwen2Config, *, conditioning: ConditioningConfig | None = None
 ) -> Params:
-    """Draws random parameters in fp32, with stacked layers.
+    """Initializes random parameters in fp32, with stacked layers.
 
     Args:
-      conditioning: settings of a fresh budget module; None for the plain model.
+      conditioning: settings of a new budget module, or None for a plain model.
     """
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
     normal = nn.initializers.normal(0.02)
@@ -51,7 +52,8 @@ def init(
     rotary = rotation(position, config)
 
     def init_block(key: Array) -> Params:
-        # Parameters do not depend on attention, so any function of the right shapes will do.
+        # Parameters do not depend on attention, so any function with the right output shapes can be
+        # used.
         return Block(config).init(key, x, rotary, lambda q, k, v: (q, None))["params"]
 
     embed = normal(embed_key, vocabulary)
@@ -73,8 +75,8 @@ def init(
 def unstack(layers: Params, num_layers: int) -> list[Params]:
     """Splits a pytree with stacked leaves into one pytree per layer.
 
-    Each leaf is split once, because the gradient is then one concatenation. The gradient of
-    indexing would be a sum of `num_layers` arrays of the full size.
+    Each leaf is split with a single operation, whose gradient is a single concatenation. The
+    gradient of indexing would be a sum of `num_layers` full-size arrays.
     """
     leaves, structure = jax.tree.flatten(layers)
     slices = [jax.lax.split(leaf, [1] * num_layers, axis=0) for leaf in leaves]
@@ -86,11 +88,12 @@ def unstack(layers: Params, num_layers: int) -> list[Params]:
 
 
 def _layer_inputs(params: Params, conditioned: Conditioned | None) -> Params:
-    """Collects everything that differs between layers, with a leading L.
+    """Collects all inputs that differ between layers, with a leading axis L.
 
     Returns:
-      "layer": the parameters, "adapter": scaled adapters if the model has them, and "conditioned":
-      the fields of `Conditioned` that differ between layers, if there is a budget.
+      A dictionary with the parameters ("layer"), the scaled adapters ("adapter") if the model has
+      any, and the fields of `Conditioned` that differ between layers ("conditioned") if there is a
+      budget.
     """
     per_layer: Params = {"layer": params["layers"]}
     adapter = adapters.scaled(params)
@@ -118,11 +121,11 @@ def run_layers(
 
     Args:
       attend: attention as a function of q [B, T, N, H], k and v [B, T, K, H].
-      conditioned: budget embeddings of the rows; None runs exactly the plain model.
-      length: upper bound of positions that are only known at run time (`rotation`).
+      conditioned: budget embeddings of the rows. None runs exactly the plain model.
+      length: upper bound of positions that are only known at run time (see `rotation`).
 
     Returns:
-      Final-norm states.
+      Hidden states after the final norm.
     """
     x = params["embed"][tokens].astype(compute.dtype)
     x = constrain_embedded(x, compute.mesh, over=compute.row_axes)
@@ -149,7 +152,7 @@ def run_layers(
     if compute.scan:
         x, _ = jax.lax.scan(body, x, per_layer)
     else:
-        # Under jit, one layer is traced, differentiated and lowered for all of them.
+        # Under jit, a single layer is traced, differentiated and lowered for all layers.
         body = jax.jit(body)
         for inputs in unstack(per_layer, config.num_layers):
             x, _ = body(x, inputs)
@@ -158,12 +161,12 @@ def run_layers(
 
 
 def output_head(params: Params) -> Float[Array, "V D"]:
-    """Returns the matrix from final states to logits: lm_head, or the embedding if tied."""
+    """Returns the matrix from final states to logits: lm_head, or the embedding matrix if tied."""
     return params["lm_head"] if "lm_head" in params else params["embed"]
 
 
 def logits(params: Params, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Computes the logits of every vocabulary row, accumulated in fp32."""
+    """Computes the logits of all vocabulary entries, accumulated in fp32."""
     lm_head = output_head(params).astype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, lm_head, preferred_element_type=jnp.float32)
 
@@ -177,13 +180,14 @@ def forward(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"]:
-    """Returns final-norm states of rows padded on the right, from which `logits` computes scores.
+    """Computes the hidden states after the final norm for right-padded rows.
 
-    Causality hides the padding from real tokens. States of padding are meaningless.
+    Padding is not visible to real tokens, because attention is causal. The states of padding are
+    meaningless. Use `logits` to compute logits from the states.
 
     Args:
-      lengths: real tokens per row, with which cuDNN skips padding.
-      conditioned: budget embeddings of the rows; None for the plain model.
+      lengths: number of real tokens per row, which lets cuDNN skip padding.
+      conditioned: budget embeddings of the rows, or None for a plain model.
     """
     chex.assert_rank(tokens, 2)
     attend = functools.partial(
@@ -204,12 +208,13 @@ class Tree(NamedTuple):
     """Token trees: trunks, and branches that start at positions within them.
 
     Attributes:
-      trunk: prompt and thinking, right-padded; position equals index.
+      trunk: prompt and thinking, right-padded. The index equals the position.
       branches: suffix and answer of each cut, right-padded.
-      context: trunk tokens that each branch sees. The branch's positions continue from there.
-      packing: index m A + a of each branch token to run, with a branch's tokens contiguous and in
-        order, and -1 for positions without a token. None runs all M A tokens.
-      lengths: real tokens of each trunk, with which cuDNN skips padding.
+      context: number of trunk tokens visible to each branch. The positions of the branch continue
+        from there.
+      packing: index m A + a of each branch token to compute, and -1 for unused positions. The
+        tokens of a branch must be contiguous and in order. None computes all M A tokens.
+      lengths: number of real tokens of each trunk, which lets cuDNN skip padding.
     """
 
     trunk: Int[Array, "B S"]
@@ -220,7 +225,7 @@ class Tree(NamedTuple):
 
     @property
     def branch_of(self) -> Int[Array, "B F"] | None:
-        """Returns the branch of each packed token, -1 for none; None without packing."""
+        """Returns the branch index of each packed token, -1 if unused, or None without packing."""
         if self.packing is None:
             return None
         # Floor division maps -1 to -1.
@@ -228,7 +233,7 @@ class Tree(NamedTuple):
 
 
 def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Returns tokens and positions of each trunk and its branches as one row, T = S + M A.
+    """Returns the tokens and positions of each trunk and its branches as one row, T = S + M A.
 
     With packing, T = S + F.
     """
@@ -249,9 +254,10 @@ def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
 
 
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
-    """Converts embeddings of rows into embeddings for a list of tokens.
+    """Converts budget embeddings of rows into budget embeddings for a list of tokens.
 
-    The list is one row of U tokens, each of which selects its row's embedding by `index`.
+    The list is a single row of U tokens, each of which selects the embedding of its original row
+    via `index`.
     """
     mask = None
     if conditioned.mask is not None:
@@ -263,7 +269,7 @@ def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Condition
 
 
 def _with_branches_masked_in(conditioned: Conditioned, num_branch_tokens: int) -> Conditioned:
-    """Extends a mask over the trunk by branch tokens, which always receive phi."""
+    """Extends a mask over the trunk to branch tokens, to which phi is always added."""
     if conditioned.mask is None:
         return conditioned
     pad = ((0, 0), (0, num_branch_tokens))
@@ -274,13 +280,14 @@ def _with_branches_masked_in(conditioned: Conditioned, num_branch_tokens: int) -
 def _attend_list(
     tree: Tree, real: RealTokens, attend_rows: Callable[..., Array], compute: Compute
 ) -> Callable[..., Array]:
-    """Returns the attention over a list of real tokens.
+    """Returns the attention function for a list of real tokens.
 
-    The list attends to itself under one mask if this has fewer pairs of tokens than the padded
-    rows and is supported. Otherwise, tokens are spread over the padded rows for attention only.
+    If this is supported and the list has fewer pairs of tokens than the padded rows, the list
+    attends to itself with a single mask. Otherwise, tokens are converted to padded rows for the
+    attention only.
 
     Args:
-      attend_rows: attention over the padded rows.
+      attend_rows: attention function for padded rows.
     """
     one_device = compute.mesh is None or compute.mesh.size == 1
     takes_masks = compute.implementation == "xla" and one_device and tree.packing is None
@@ -304,14 +311,14 @@ def tree_states(
     real: RealTokens | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"] | Float[Array, "1 U D"]:
-    """Returns final states of trunks and their branches, concatenated along the row.
+    """Computes the final hidden states of trunks and their branches, concatenated along the row.
 
     `forward_tree` returns the same states separately.
 
     Args:
-      conditioned: as in `forward_tree`.
-      real: list of the real tokens of these rows. The states are then the list's, and padding is
-        computed in attention at most. None runs the padded rows.
+      conditioned: see `forward_tree`.
+      real: list of the real tokens of these rows. If specified, the states of the list are
+        returned, and padding is computed at most in attention. None computes the padded rows.
     """
     trunk_length = tree.trunk.shape[1]
     tokens, positions = _tree_rows(tree)
@@ -354,17 +361,17 @@ def forward_tree(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
-    """Runs trunks and all their branches in one pass.
+    """Runs trunks and all their branches in a single pass.
 
-    The results equal runs of every branch as a separate sequence trunk[:context] + branch. A row
-    has S + M A tokens instead of about M (S + A).
+    The results are the same as for running each branch as a separate sequence trunk[:context] +
+    branch. A row has S + M A tokens instead of about M (S + A).
 
     Args:
-      conditioned: phi(b) of each row; None for the plain model. A mask covers the trunk only,
-        because branch tokens always receive phi.
+      conditioned: budget embedding phi(b) of each row, or None for a plain model. A mask only
+        covers the trunk, because phi is always added to branch tokens.
 
     Returns:
-      Final states of the trunk, and of the branches or packed branch tokens.
+      Final hidden states of the trunk, and of the branches or packed branch tokens.
     """
     hidden = tree_states(params, tree, config=config, conditioned=conditioned, compute=compute)
     trunk_length = tree.trunk.shape[1]

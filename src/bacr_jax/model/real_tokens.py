@@ -1,11 +1,12 @@
-"""Padded rows as one list of their real tokens, on which all or all but attention is computed.
+"""Converts right-padded rows to a list of their real tokens, to avoid computing padding.
 
-    rows   [B, T]   right-padded, as attention reads them
-    list   [1, U]   each token once, even if several rows share it
+    rows   [B, T]   right-padded, the layout required by attention
+    list   [1, U]   contains each token once, even if several rows share it
 
-Rows with the same beginning share its tokens, such as a prompt's rollouts if the prompt contains no
-budget. Both directions between rows and list are gathers, and so are their gradients, because
-scatters are slow on every backend.
+All layers are computed on the list, except that attention may still need the padded rows. Rows with
+a common prefix share the tokens of the prefix, for example the rollouts of a prompt that does not
+contain the budget. Both conversions between rows and list are gathers, and so are their gradients,
+because scatters are slow on every backend.
 """
 
 import jax
@@ -17,15 +18,15 @@ from bacr_jax.types import pytree
 
 @pytree
 class RealTokens:
-    """Maps between the positions of padded rows and the entries of a list.
+    """Maps between positions of padded rows and entries of a list of real tokens.
 
     Attributes:
-      source: row times T plus position of each entry's token; any position for unused entries.
-      slot: entry of the token at each position of a row; any entry at padding.
-      is_source: True at the positions in `source`. False at padding, and at tokens whose source
-        is another row.
-      owner: row whose first tokens a row shares; the row itself if it shares none.
-      shared: True at positions whose entry several rows read.
+      source: row times T plus position of the token of each entry. Arbitrary for unused entries.
+      slot: list entry of the token at each position of a row. Arbitrary at padding positions.
+      is_source: True at the positions in `source`. False at padding positions, and for tokens whose
+        source is in another row.
+      owner: row whose prefix each row shares. The row itself if it does not share a prefix.
+      shared: True at positions whose list entry is used by several rows.
     """
 
     source: Int[Array, " U"]
@@ -35,11 +36,11 @@ class RealTokens:
     shared: Bool[Array, "B T"]
 
     def listed(self, rows: Array) -> Array:
-        """Gathers [B, T, ...] into [1, U, ...]; each entry's gradient goes to its source."""
+        """Gathers [B, T, ...] into [1, U, ...]. The gradient of each entry goes to its source."""
         return _listed(rows, self)
 
     def spread(self, listed: Array) -> Array:
-        """Gathers [1, U, ...] into [B, T, ...]; gradients of shared tokens sum over their rows."""
+        """Gathers [1, U, ...] into [B, T, ...]. Gradients of shared tokens are summed over rows."""
         return _spread(listed, self)
 
     @property
@@ -50,15 +51,18 @@ class RealTokens:
         return entries**2 <= rows * width**2
 
     def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
-        """Returns the mask [U, U] of the entries that each entry sees among those before it.
+        """Returns the mask [U, U] of the entries that are visible to each entry.
 
-        Rows are trunks and their branches (`attention.tree_attention`). An entry sees its row's
-        trunk, branch entries only up to their context. For shared positions this is the trunk of
-        the row's owner. A branch entry sees its branch too.
+        Rows consist of a trunk and its branches (see `attention.tree_attention`). An entry attends
+        to the trunk of its row. If the row shares a prefix, this part of the trunk belongs to the
+        row's owner. A branch entry attends to the trunk only up to the branch's context, and to its
+        branch.
+
+        The mask does not include causality, which `attention.masked_attention` adds.
 
         Args:
-          context: trunk tokens that each branch sees.
-          trunk_length: positions S of the trunk.
+          context: number of trunk tokens visible to each branch.
+          trunk_length: number of trunk positions S.
         """
         width = self.slot.shape[1]
         row, position = jnp.divmod(self.source, width)
@@ -94,7 +98,7 @@ def _gather_rows(listed: Array, real: RealTokens) -> Array:
 
 
 def _expand(mask: Bool[Array, "B T"], like: Array) -> Array:
-    """Adds trailing axes of length 1 to a mask, up to the rank of `like`."""
+    """Appends axes of length 1 to a mask to match the rank of `like`."""
     return mask.reshape(*mask.shape, *[1] * (like.ndim - 2))
 
 
@@ -133,7 +137,7 @@ def _spread_gradient(real: RealTokens, upstream: Array) -> tuple[Array, None]:
     summed = jnp.einsum("bo,bx->ox", owner, shared, precision="highest")
     summed = summed.reshape(upstream.shape)
     gradient = _gather_entries(jnp.where(is_shared, summed, upstream), real)
-    # Unused entries follow the used ones, and their gradient is 0.
+    # Unused entries are at the end of the list and have gradient 0.
     is_used = jnp.arange(gradient.shape[1]) < real.is_source.sum()
     return jnp.where(_expand(is_used[None], gradient), gradient, 0), None
 

@@ -1,4 +1,4 @@
-"""Shapes of decoders: Qwen2.5, Qwen3 and Llama models differ only in these numbers."""
+"""Model configurations of decoders. Qwen2.5, Qwen3 and Llama only differ in these values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,16 @@ from bacr_jax.errors import UserError
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's scaling of rotary frequencies for sequences longer than those first trained on.
+    """Llama 3's scaling of rotary frequencies for sequences beyond the original context length.
 
-    A frequency's number of turns is its rotations over `positions`.
+    The number of turns of a frequency is its number of full rotations over `positions` tokens.
 
     Attributes:
       factor: divisor of low frequencies.
-      low: frequencies with fewer turns are low and are divided by `factor`.
-      high: frequencies with more turns stay unchanged; between `low` and `high` they are blended.
-      positions: longest sequence of the first training, in tokens.
+      low: frequencies with fewer turns than this are divided by `factor`.
+      high: frequencies with more turns than this are unchanged. Frequencies between `low` and
+        `high` are interpolated.
+      positions: original context length, in tokens.
     """
 
     factor: float
@@ -27,23 +28,24 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Qwen2Config:
-    """Shape of a decoder; the defaults are Qwen2's.
+    """Configuration of a decoder. The defaults are Qwen2's.
 
     Attributes:
-      vocab_size: rows V of the embedding (released models pad it past the tokenizer's ids).
+      vocab_size: number of rows V of the embedding matrix. Released models pad it beyond the number
+        of token ids.
       hidden_size: width D of the residual stream.
       intermediate_size: width F of the MLP.
-      num_layers: decoder blocks L.
-      num_heads: query heads N.
-      num_kv_heads: key/value heads K; divides N.
-      head_dim: width H of a head.
+      num_layers: number of decoder layers L.
+      num_heads: number of query heads N.
+      num_kv_heads: number of key/value heads K, a divisor of N.
+      head_dim: dimension H of each head.
       rope_theta: base of the rotary frequencies.
-      rms_norm_eps: added to the mean square in norms.
-      tie_embeddings: True if the embedding is the output head too.
-      max_positions: longest sequence that the model supports, in tokens.
+      rms_norm_eps: epsilon added to the mean square in norms.
+      tie_embeddings: True if the embedding matrix is also the output head.
+      max_positions: maximum sequence length supported by the model, in tokens.
       qkv_bias: True if queries, keys and values have a bias.
-      qk_norm: True if each head of queries and keys is normed before it is rotated.
-      rope_scaling: scaling of rotary frequencies; None leaves them unchanged.
+      qk_norm: True if queries and keys are normalized per head before the rotary embedding.
+      rope_scaling: scaling of the rotary frequencies, or None for no scaling.
     """
 
     vocab_size: int
@@ -63,7 +65,7 @@ class Qwen2Config:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Returns (input width, output width) of every matrix of a layer, by its name."""
+        """Returns (input width, output width) of each matrix in a layer, keyed by its name."""
         d = self.hidden_size
         f = self.intermediate_size
         q = self.num_heads * self.head_dim
@@ -80,18 +82,18 @@ class Qwen2Config:
 
     @property
     def layer_matrices(self) -> int:
-        """Counts the parameters in the matrices of one layer."""
+        """Returns the number of parameters in the matrices of one layer."""
         return sum(fan_in * fan_out for fan_in, fan_out in self.matrices.values())
 
     @property
     def num_parameters(self) -> int:
-        """Counts the parameters of the plain model, without a budget module."""
+        """Returns the number of parameters of the plain model, without a budget module."""
         per_layer = self.layer_matrices
         if self.qkv_bias:
             per_layer += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.qk_norm:
             per_layer += 2 * self.head_dim
-        # The norms before attention and MLP, and after the last layer.
+        # Norms before attention and before the MLP. The final norm is counted below.
         per_layer += 2 * self.hidden_size
         final_norm = self.hidden_size
         tables = 1 if self.tie_embeddings else 2
@@ -102,10 +104,10 @@ class Qwen2Config:
 def _size(
     vocab: int, d: int, f: int, layers: int, heads: int, kv_heads: int, tied: bool, **more: Any
 ) -> Qwen2Config:
-    """Builds a shape whose head width is d / heads unless `more` has another.
+    """Builds a configuration. The head dimension is d / heads unless specified in `more`.
 
     Args:
-      more: further fields of Qwen2Config.
+      more: additional fields of Qwen2Config.
     """
     numbers: dict[str, Any] = {"head_dim": d // heads, **more}
     return Qwen2Config(vocab, d, f, layers, heads, kv_heads, tie_embeddings=tied, **numbers)
@@ -121,7 +123,7 @@ _QWEN3: dict[str, Any] = {
 
 
 def _llama(factor: float) -> dict[str, Any]:
-    """Returns the fields of Llama 3 that differ from Qwen2's defaults."""
+    """Returns the fields of Llama 3 that differ from the defaults of Qwen2."""
     return {
         "rope_theta": 5e5,
         "rms_norm_eps": 1e-5,
@@ -131,7 +133,8 @@ def _llama(factor: float) -> dict[str, Any]:
     }
 
 
-# Shapes published in the models' config.json; for Qwen2.5 and Llama in the Instruct models'.
+# Values from the models' published config.json. For Qwen2.5 and Llama, the Instruct models are
+# used.
 PRESETS: dict[str, Qwen2Config] = {
     "qwen2.5-0.5b": _size(151936, 896, 4864, 24, 14, 2, True),
     "qwen2.5-1.5b": _size(151936, 1536, 8960, 28, 12, 2, True),
@@ -162,7 +165,11 @@ PRESETS: dict[str, Qwen2Config] = {
 
 
 def preset(name: str) -> Qwen2Config:
-    """Returns the published shape called `name`; raises UserError if there is none."""
+    """Returns the published configuration called `name`.
+
+    Raises:
+      UserError: If the name is unknown.
+    """
     if name not in PRESETS:
         raise UserError(f"model.preset: no shape {name!r}; write one of {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""The value head V(q, b) (paper Eq. 11), which predicts the reward of a question under a budget."""
+"""Value head V(q, b) (paper Eq. 11), which predicts the reward of a question under a budget."""
 
 import functools
 from typing import Literal
@@ -14,15 +14,15 @@ from bacr_jax.types import Params
 
 ValueInput = Literal["cut", "trace_and_cut", "trace"]
 
-# Width of the sinusoidal code of a budget among the features.
+# Dimension of the sinusoidal code of a budget in the input features.
 _CODE_WIDTH = 32
 
 
 class ValueHead(nn.Module):
-    """A two-layer MLP with SiLU and linear output, fp32, on h_q and features of the budget.
+    """Two-layer fp32 MLP with SiLU and a linear output, applied to h_q and features of the budget.
 
-    The output is not squashed, because dense rewards range from -lambda to 1 + lambda. The last
-    layer starts at zero, so the first values equal its bias.
+    The output is not bounded, because dense rewards range from -lambda to 1 + lambda. The last
+    layer is initialized to zero, so the initial values equal its bias.
     """
 
     hidden_size: int = 1024
@@ -37,7 +37,11 @@ class ValueHead(nn.Module):
 def pool_question(
     hidden: Float[Array, "B P D"], start: Int[Array, "B"], end: Int[Array, "B"]
 ) -> Float[Array, "B D"]:
-    """Averages final states over the question's own tokens [start, end): h_q, fp32."""
+    """Averages the final hidden states over the question tokens [start, end).
+
+    Returns:
+      h_q, in fp32.
+    """
     chex.assert_rank([hidden, start, end], [3, 1, 1])
     index = jnp.arange(hidden.shape[1])
     mask = (index >= start[:, None]) & (index < end[:, None])
@@ -48,11 +52,11 @@ def pool_question(
 def phi_budgets(
     budgets: Int[Array, "B"], cuts: Int[Array, "B M"], *, kind: ValueInput
 ) -> Int[Array, "B M"]:
-    """Returns the budget whose phi the head reads at every cut.
+    """Returns the budget whose embedding phi is a feature of the value at each cut.
 
     Args:
-      budgets: b of each row, in thinking tokens.
-      cuts: b_j of each cut, in thinking tokens.
+      budgets: budget b of each row, in thinking tokens.
+      cuts: position b_j of each cut, in thinking tokens.
       kind: "cut" returns b_j (paper Eq. 10 to 12, where R(q, t, b) and V(q, b) have the same
         budget). "trace_and_cut" and "trace" return b.
     """
@@ -68,21 +72,21 @@ def value_features(
     b_max: int,
     kind: ValueInput,
 ) -> Float[Array, "B M F"]:
-    """Concatenates the head's inputs for every cut of every row: h_q, phi, codes of budgets.
+    """Concatenates the features of the value head for each cut: h_q, phi and codes of budgets.
 
-        kind            V               inputs after h_q
+        kind            V               features after h_q
         cut             V(q, b_j)       phi(b_j), code(b_j)            (paper)
         trace_and_cut   V(q, b, b_j)    phi(b), code(b), code(b_j)
         trace           V(q, b)         phi(b), code(b)
 
-    The reward at a cut depends mostly on b_j, but also on b, because the policy knew b. phi starts
-    at zero and learns slowly, so a sinusoidal code of the log-scaled budget is added, by which the
-    head can distinguish budgets from the first step. If phi joins the stream at all positions, h_q
-    depends on b for every kind.
+    The reward at a cut depends mostly on b_j, but also on b, because the policy was conditioned on
+    b. phi is initially zero and learns slowly. A sinusoidal code of the log-scaled budget is
+    therefore added, which lets the head distinguish budgets from the first step. If phi is added to
+    the residual stream at all positions, h_q depends on b for every kind.
 
     Args:
-      phi: embedding of `phi_budgets`, averaged over layers if each layer has its own. None without
-        conditioning.
+      phi: embedding of `phi_budgets`, averaged over layers if each layer has a separate embedding.
+        None for a model without conditioning.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
     code = functools.partial(sinusoids, width=_CODE_WIDTH, scale="log", b_max=b_max)
@@ -96,26 +100,26 @@ def value_features(
 
 
 def init(key: Array, *, num_features: int, hidden_size: int) -> Params:
-    """Draws fresh parameters of a head with `num_features` inputs."""
-    # A shape is enough: lazy_init computes only the parameters.
+    """Initializes a value head with `num_features` inputs."""
+    # The shape is sufficient, because lazy_init only computes the parameters.
     features = jax.ShapeDtypeStruct((1, num_features), jnp.float32)
     return ValueHead(hidden_size).lazy_init(key, features)["params"]
 
 
 def values(params: Params, features: Float[Array, "B M F"]) -> Float[Array, "B M"]:
-    """Returns V at every cut, in units of reward."""
+    """Computes V at every cut, in units of reward."""
     hidden_size = params["hidden"]["bias"].shape[0]
     return jnp.asarray(ValueHead(hidden_size).apply({"params": params}, features))
 
 
 def with_bias(params: Params, bias: Float[Array, ""]) -> Params:
-    """Replaces the output bias, which is the head's value while its last kernel is zero."""
+    """Replaces the output bias, which equals the predicted value while the last kernel is zero."""
     out = params["out"]
     return {**params, "out": {**out, "bias": jnp.full_like(out["bias"], bias)}}
 
 
 def num_features(hidden_size: int, *, conditioned: bool, kind: ValueInput) -> int:
-    """Returns the width F of `value_features`."""
+    """Returns the number of features F of `value_features`."""
     codes = 2 if kind == "trace_and_cut" else 1
     states = 2 if conditioned else 1
     return hidden_size * states + _CODE_WIDTH * codes

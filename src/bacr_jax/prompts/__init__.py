@@ -1,1 +1,1 @@
-"""Everything around the policy: prompts, stop strings, and grading of its answers."""
+"""The environment of the policy: prompts, stop strings and grading of answers."""

@@ -1,4 +1,4 @@
-"""Renders a tokenizer's chat template in a limited process, because it is an untrusted program."""
+"""Renders chat templates in a resource-limited process, because they are untrusted code."""
 
 import datetime
 import functools
@@ -12,30 +12,30 @@ from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import THINK_CLOSE, PromptFormat
 from bacr_jax.prompts.limited import Failed, shared_process
 
-# Limits of processor time (s) and new memory (bytes) of one rendering. Two messages take a
-# millisecond.
+# Limits for rendering one template: CPU time in seconds and additional memory in bytes. Rendering
+# two messages usually takes about a millisecond.
 SECONDS = 2.0
 MEMORY = 1 << 30
-# Largest number of characters that a template may write for two messages.
+# Maximum number of characters in a rendered template.
 MOST_CHARS = 1_000_000
-# Variable that makes the template of an exported folder render the base's template, which it
-# contains. Other templates ignore it.
+# Template variable that makes the template of an exported model render the base model's template,
+# which is embedded in it. Other templates ignore the variable.
 BASE = "base_template"
-# Variables set by this module or by the template of an exported folder, in addition to
-# transformers' variables.
+# Template variables that users cannot override. They are set by this module or by the template of
+# an exported model, in addition to those set by transformers.
 _SET = ("messages", "enable_thinking", "budget", "strftime_now", BASE)
-# Replaces an answer while its template is rendered: a private-use character.
+# Placeholder for the answer while its template is rendered: a private-use character.
 _ANSWER = "\ue003"
 
 
 def template_of(tokenizer: Any) -> str:
     """Returns the text of a tokenizer's chat template.
 
-    A tokenizer has one template, or several with names, of which `default` is used.
+    A tokenizer has either a single template or several named templates. In the latter case, the
+    template named `default` is used.
 
     Raises:
-      UserError: the tokenizer has several templates without a default, or the template is not a
-        text.
+      UserError: If none of several templates is named `default`, or the template is not a string.
     """
     templates = getattr(tokenizer, "chat_template", None)
     if isinstance(templates, Mapping):
@@ -55,10 +55,10 @@ def template_of(tokenizer: Any) -> str:
 
 
 def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
-    """Checks the variables of a chat template in the config.
+    """Validates the chat template variables in the config.
 
     Raises:
-      UserError: a variable is set by another setting, or the template never reads it.
+      UserError: If a variable is controlled by another setting, or is not used by the template.
     """
     for name in variables:
         where = f"data.template_variables.{shown(name, quote=False)}"
@@ -83,7 +83,10 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _variables_read(template: str) -> list[str] | None:
-    """Returns the names that a template reads; None if it has tags of transformers."""
+    """Returns the variables that a template reads.
+
+    Returns None if the template uses tags that only transformers supports.
+    """
     process = shared_process()
     names: list[str] | None = process.ask(
         "read_variables", seconds=SECONDS, memory=MEMORY, template=template
@@ -92,7 +95,7 @@ def _variables_read(template: str) -> list[str] | None:
 
 
 def today() -> str:
-    """Returns today's date in UTC, as YYYY-MM-DD."""
+    """Returns the current date in UTC, as YYYY-MM-DD."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
@@ -105,24 +108,25 @@ def render(
     answer: str = "",
     template: str | None = None,
 ) -> str:
-    """Renders a system and a user message in a format, up to the beginning of the answer.
+    """Renders a system and a user message, up to the beginning of the assistant's response.
 
-    If the template writes a date, it is the format's, or today's if the format has none.
+    If the template contains the current date, the date of the format is used, or today's date if
+    the format does not specify one.
 
     Args:
-      system: text of the system message; empty for none.
-      user: text of the user's message.
-      answer: text of a third message, the answer; empty for none.
-      template: text of the template; None for the tokenizer's.
+      system: system message, or an empty string to omit it.
+      user: user message.
+      answer: assistant message, or an empty string to omit it.
+      template: template text, or None for the tokenizer's template.
 
     Raises:
-      UserError: the template fails or exceeds a limit.
+      UserError: If the template raises an error or exceeds a limit.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": user})
     if answer:
         messages.append({"role": "assistant", "content": answer})
-    # For templates that can omit thinking, such as Qwen3's.
+    # For templates in which thinking can be disabled, such as the template of Qwen3.
     thinks = style.think_close == THINK_CLOSE
     special = tokenizer.special_tokens_map
     variables = {**special, "enable_thinking": thinks, **style.variables, BASE: True}
@@ -136,21 +140,21 @@ def render(
     }
     try:
         return _rendered(json.dumps(request, default=str))
-    # A template can have errors, can refuse a message (a system message, for example), and can
-    # exceed the memory limit.
+    # A template can contain errors, reject a message (such as a system message) or exceed the
+    # memory limit.
     except Failed as error:
         raise _failing(str(error)) from None
 
 
 @functools.lru_cache(maxsize=256)
 def _rendered(request: str) -> str:
-    """Returns the text for a request in JSON."""
+    """Renders a JSON-encoded request. Results are cached."""
     process = shared_process()
     return str(process.ask("render", seconds=SECONDS, memory=MEMORY, **json.loads(request)))
 
 
 def _failing(reason: str) -> UserError:
-    """Builds the error for a template that can't be rendered."""
+    """Builds the error for a template that cannot be rendered."""
     return UserError(
         "tokenizer: its chat template fails on a system and a user message "
         f"({reason}); write the folder of an Instruct model"
@@ -158,9 +162,10 @@ def _failing(reason: str) -> UserError:
 
 
 def turn_end(tokenizer: Any, style: PromptFormat) -> str:
-    """Returns the token with which the chat template ends an answer.
+    """Returns the token with which the chat template ends an assistant message.
 
-    The result is empty if the template writes no token there or refuses an answer.
+    Returns an empty string if the template does not write a token there, or rejects assistant
+    messages.
     """
     try:
         text = render(tokenizer, style, style.system, "\ue000", answer=_ANSWER)

@@ -1,4 +1,4 @@
-"""Facts about the vocabulary that a decoding loop needs: allowed ids, ends, stop strings."""
+"""Vocabulary tables for the decoding loop: allowed tokens, end tokens and stop strings."""
 
 from typing import Any
 
@@ -13,12 +13,13 @@ from bacr_jax.types import pytree
 class Automaton:
     """A stop string as a transition table over token ids, compiled by `stop_strings`.
 
-    State 0 is the start. The last state is absorbing and means that the stop string was seen.
+    State 0 is the initial state. The last state is absorbing and means that the stop string has
+    been generated.
 
     Attributes:
-      next_state: state after a token, for every state and token id.
-      opens: True if the partial or complete match after the token began inside that token. The
-        last such token of a row is the first one of the stop string.
+      next_state: next state for each state and token id.
+      opens: True if the partial or complete match after the token started inside that token. The
+        last such token of a row is the first token of the stop string.
     """
 
     next_state: Int[Array, "states V"]
@@ -26,22 +27,22 @@ class Automaton:
 
     @property
     def accept(self) -> int:
-        """Returns the absorbing state."""
+        """Returns the index of the absorbing state."""
         return self.next_state.shape[0] - 1
 
 
 @pytree
 class DecodeRules:
-    """Facts about the vocabulary of a run, on the device.
+    """Vocabulary tables of a run, stored on the device.
 
     Attributes:
-      allowed_tokens: True at ids that may be sampled.
-      eos: True at ids that end the turn.
-      think_close: automaton of the string that ends thinking.
+      allowed_tokens: True for token ids that may be sampled.
+      eos: True for token ids that end the turn.
+      think_close: automaton of the string that ends the thinking.
       answer_close: automaton of the string that ends an answer.
-      forced_suffix: ids appended to thinking that was cut or not closed.
-      natural_suffix: ids appended to thinking that the model closed itself.
-      line_breaks: True at ids whose text contains a line break.
+      forced_suffix: token ids appended to thinking that was truncated or not closed.
+      natural_suffix: token ids appended to thinking that was closed by the model.
+      line_breaks: True for token ids whose text contains a line break.
     """
 
     allowed_tokens: Bool[Array, "V"]
@@ -54,12 +55,12 @@ class DecodeRules:
 
     @property
     def suffix_length(self) -> int:
-        """Returns the number of ids in the longer suffix."""
+        """Returns the length of the longer suffix in tokens."""
         return max(self.forced_suffix.shape[0], self.natural_suffix.shape[0])
 
 
 def automaton(table: Any) -> Automaton:
-    """Copies a compiled stop table to the device."""
+    """Copies a compiled stop string table to the device."""
     next_state = jnp.asarray(table.next_state, jnp.int32)
     opens = jnp.asarray(table.opens, bool)
     return Automaton(next_state, opens)
@@ -75,11 +76,12 @@ def decode_rules(
     natural_suffix: Any,
     line_breaks: np.ndarray | None = None,
 ) -> DecodeRules:
-    """Copies host tables into `DecodeRules` on the device.
+    """Builds `DecodeRules` on the device from tables on the host.
 
     Args:
-      eos_ids: list of the ids that end the turn.
-      line_breaks: None for no line breaks.
+      eos_ids: list of the token ids that end the turn.
+      line_breaks: True for token ids whose text contains a line break. None means that no token
+        does.
     """
     eos = np.zeros(len(allowed_tokens), bool)
     eos[list(eos_ids)] = True

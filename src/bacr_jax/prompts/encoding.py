@@ -1,6 +1,7 @@
-"""Formats questions as prompts, tokenises them, and finds the ids that may be sampled.
+"""Formats questions as prompts, tokenizes them, and determines which tokens may be sampled.
 
-A chat template may open thinking itself, as R1's does. `think_open` is not written again then.
+Some chat templates, such as DeepSeek-R1's, already open the thinking section. In this case,
+`think_open` is not added a second time.
 """
 
 import dataclasses
@@ -18,22 +19,22 @@ from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.prompts.tokenizers import is_refusal
 from bacr_jax.types import Prompts
 
-# Replaces the question while the chat template is rendered: a private-use character.
+# Placeholder for the question while the chat template is rendered: a private-use character.
 _PLACEHOLDER = "\ue000"
-# Replaces a system message while the chat template is rendered.
+# Placeholder for a system message while the chat template is rendered.
 _SYSTEM = "\ue002"
 
 
 def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str]:
-    """Returns the text before and after the question in a prompt.
+    """Returns the prompt text before and after the question.
 
     Args:
-      said: text at the end of the user's message, such as a sentence with the budget. With a chat
-        template it is a separate paragraph.
+      said: text at the end of the user message, such as a sentence with the budget. With a chat
+        template, it is a separate paragraph.
 
     Raises:
-      UserError: the format needs a chat template and the tokenizer has none, or one that changes
-        the question, or one that opens thinking which the format never closes.
+      UserError: If the format requires a chat template that is missing, that modifies the question,
+        or that opens a thinking section which the format never closes.
     """
     head, tail = _render_frame(tokenizer, style, said)
     if not _opens_thinking(tail):
@@ -42,16 +43,16 @@ def frame(tokenizer: Any, style: PromptFormat, said: str = "") -> tuple[str, str
 
 
 def user_message(style: PromptFormat, question: str, said: str) -> str:
-    """Returns the user's message of a chat, or the whole prompt of another format.
+    """Returns the user message for chat formats, or the whole prompt for other formats.
 
-    `think_open` is not included. The last argument is the text at the end of the message (`frame`).
+    `think_open` is not included. `said` is the text at the end of the message (see `frame`).
     """
     paragraph = "\n\n" if said and style.chat else ""
     return style.before + question + style.after + paragraph + said
 
 
 def opener(tokenizer: Any, style: PromptFormat) -> str:
-    """Returns the part of a prompt that opens thinking, in words for a message."""
+    """Returns which part of a prompt opens the thinking section, for use in a message."""
     _, tail = _render_frame(tokenizer, style, "")
     if _opens_thinking(tail):
         return "the chat template"
@@ -59,7 +60,7 @@ def opener(tokenizer: Any, style: PromptFormat) -> str:
 
 
 def _opens_thinking(text: str) -> bool:
-    """True if a text ends with the tag that opens thinking, blanks aside."""
+    """True if a text ends with the opening tag of the thinking section, ignoring whitespace."""
     return text.rstrip().endswith(THINK_OPEN)
 
 
@@ -88,15 +89,15 @@ def _render_frame(tokenizer: Any, style: PromptFormat, said: str) -> tuple[str, 
 
 
 def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> None:
-    """Checks the system message of a rendered chat template.
+    """Checks the system message in a rendered chat template.
 
     Args:
-      user: the user's message.
-      content: the rendered text.
+      user: user message.
+      content: rendered text.
 
     Raises:
-      UserError: the template does not write the format's system message exactly once, or writes a
-        message although the format refuses one (`bare`).
+      UserError: If the template does not write the format's system message exactly once, or writes
+        a default system message although the format forbids one (`PromptFormat.bare`).
     """
     times = content.count(style.system) - user.count(style.system)
     if style.system and times != 1:
@@ -115,26 +116,26 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
 
 
 def _default_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> str:
-    """Returns the system message that a template writes if none is given; empty if it writes none.
+    """Returns the default system message of a template, or an empty string.
 
-    The text before the question with and without a system message is compared: around the message
-    both have the same text, which is not part of the default message.
+    The texts before the question, rendered with and without a system message, are compared. Text
+    that surrounds the system message in both cases is not part of the default message.
 
     Args:
-      user: the user's message.
-      content: the text rendered without a system message.
+      user: user message.
+      content: text rendered without a system message.
     """
     try:
         with_system = render(tokenizer, style, _SYSTEM, user)
     except UserError:
-        # The template refuses system messages, so it writes none.
+        # The template rejects system messages, so it does not have a default one.
         return ""
     without = content.partition(_PLACEHOLDER)[0]
     before, _, after = with_system.partition(_PLACEHOLDER)[0].partition(_SYSTEM)
     inside = without.removeprefix(before).removesuffix(after)
     if len(without) != len(before + inside + after):
         return ""
-    # A special token at the start of every text is not a message.
+    # A special token at the beginning of every text is not part of a message.
     for added in tokenizer.added_tokens_decoder.values():
         before = before.replace(added.content, "")
         inside = inside.replace(added.content, "")
@@ -145,11 +146,11 @@ def _check_thinking(tokenizer: Any, style: PromptFormat, content: str) -> None:
     """Checks the thinking tags of a chat format.
 
     Args:
-      content: the rendered chat template.
+      content: rendered chat template.
 
     Raises:
-      UserError: the vocabulary lacks a tag of the native format, or the template opens thinking
-        that the format never closes.
+      UserError: If the vocabulary lacks a tag required by the native format, or if the template
+        opens a thinking section that the format never closes.
     """
     tags = (THINK_OPEN, THINK_CLOSE) if style.name == "native" else ()
     missing = [tag for tag in tags if tag.encode() not in vocabulary(tokenizer)]
@@ -174,19 +175,20 @@ def encode_prompts(
     around: tuple[str, str] | None = None,
     more: int = 0,
 ) -> tuple[Prompts, Int[np.ndarray, "dropped"]]:
-    """Tokenises questions in their format.
+    """Formats and tokenizes questions.
 
     Args:
-      max_tokens: longest prompt that is kept.
-      around: text before and after each question; None for the format's (`frame`).
-      more: number of tokens that are appended to each prompt later, which count as part of it.
+      max_tokens: maximum prompt length. Longer prompts are excluded.
+      around: text before and after each question, or None to use `frame`.
+      more: number of tokens that will be appended to each prompt later. They count towards
+        `max_tokens`.
 
     Returns:
-      Prompts of the questions that are kept, in their order, as numpy arrays, and the indices of
-      questions left out because their prompts are longer than `max_tokens`.
+      Prompts of the remaining questions in the original order, as NumPy arrays, and the indices of
+      questions that are excluded because their prompts are too long.
 
     Raises:
-      UserError: no question is kept, or one is empty or has no tokens.
+      UserError: If no question remains, or a question is empty or has no tokens.
     """
     head, tail = around or frame(tokenizer, style)
     bodies = [question.strip() for question in questions]
@@ -218,21 +220,21 @@ def encode_prompts(
         tokens[row, : lengths[index]] = ids[index]
     kept_lengths: Any = lengths[kept_rows]
     starts, ends = np.array(spans, np.int32)[kept_rows].T
-    # The arrays stay on the host, which selects rows and copies them to the device by batch.
+    # The arrays stay on the host, where rows are selected and copied to the device per batch.
     prompts = Prompts(tokens, kept_lengths, starts, ends)
     return prompts, np.flatnonzero(~fits)
 
 
 def _question_span(offsets: Any, start: int, end: int) -> tuple[int, int] | None:
-    """Returns the range [first, last) of tokens that contain characters of the question.
+    """Returns the range [first, last) of tokens that overlap with the question.
 
     Args:
-      offsets: (first, last) character of each token.
-      start: first character of the question.
-      end: one past the question's last character.
+      offsets: (start, end) character offsets of each token.
+      start: offset of the first character of the question.
+      end: offset after the last character of the question.
 
     Returns:
-      None if no token contains a character of the question.
+      The token range, or None if no token overlaps with the question.
     """
     begins, ends = np.array(offsets, int).reshape(-1, 2).T
     inside = np.flatnonzero((begins < end) & (ends > start))
@@ -244,17 +246,18 @@ def _question_span(offsets: Any, start: int, end: int) -> tuple[int, int] | None
 def _tokenise(
     tokenizer: Any, bodies: list[str], head: str, tail: str
 ) -> tuple[list[list[int]], list[Any]]:
-    """Tokenises prompts; returns the ids of each, and the character range of each id.
+    """Tokenizes prompts. Returns the token ids of each prompt and their character offsets.
 
     Raises:
-      UserError: the tokenizer has no tokens for a question.
+      UserError: If the tokenizer cannot encode a question.
     """
-    # Prompts are checked against our limits. `verbose` would print a warning about the folder's.
+    # Prompt lengths are checked against our limits. `verbose` would add a warning about the
+    # tokenizer's limit.
     options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     try:
         encoded = tokenizer([head + body + tail for body in bodies], **options)
-    # Tokenizers without a token for unknown text raise Exception without the row. A panic of the
-    # Rust library is not an Exception.
+    # Tokenizers without an unknown token raise Exception without the index of the text. A panic in
+    # the Rust library is not an Exception.
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -269,7 +272,7 @@ def _tokenise(
 
 
 def _first_refused(tokenizer: Any, texts: list[str], options: dict[str, Any]) -> int | None:
-    """Returns the index of the first text that the tokenizer refuses; None if it takes all."""
+    """Returns the index of the first text that the tokenizer cannot encode, or None."""
     for row, text in enumerate(texts):
         try:
             tokenizer(text, **options)
@@ -281,15 +284,15 @@ def _first_refused(tokenizer: Any, texts: list[str], options: dict[str, Any]) ->
 
 
 def encode_text(tokenizer: Any, text: str) -> Int[np.ndarray, "n"]:
-    """Tokenises a piece of text, such as a suffix, without special tokens."""
+    """Tokenizes a text, such as a suffix, without adding special tokens."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return np.asarray(ids, np.int32)
 
 
 def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
-    """Appends ids to each prompt: the same to all rows, or different ones to each row.
+    """Appends token ids to each prompt, either the same for all rows or different ids per row.
 
-    If a policy declares its budget, for example, they are the number and the closing tag.
+    For example, if a policy declares its budget, the ids are the number and the closing tag.
     """
     count = ids.shape[-1]
     longer: Any = prompts.padded(prompts.tokens.shape[1] + count)
@@ -301,14 +304,15 @@ def with_ids(prompts: Prompts, ids: Int[np.ndarray, "*B n"]) -> Prompts:
 
 
 def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
-    """Returns the ids that end the model's turn.
+    """Returns the token ids that end the model's turn.
 
-    These are the ids in the folder's generation_config.json, the tokenizer's end token, the
-    format's end tokens, and the token with which the chat template ends an answer. The model was
-    trained to write the latter, even if generation_config.json lists another.
+    These are the ids in generation_config.json, the tokenizer's EOS token, the end tokens of the
+    prompt format, and the token with which the chat template ends an assistant message. The latter
+    is included because the model was trained to generate it, even if generation_config.json
+    specifies a different token.
 
     Raises:
-      UserError: the tokenizer has none of these tokens.
+      UserError: If the tokenizer has none of these tokens.
     """
     texts = vocabulary(tokenizer)
     ends = [*style.turn_end, tokenizer.eos_token or ""]
@@ -328,7 +332,7 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
 
 
 def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """Returns True at ids whose text contains a line break, where a grace window may end."""
+    """Returns a mask of token ids with a line break, at which a grace window can end."""
     has_break = np.zeros(vocab_size, bool)
     texts = vocabulary(tokenizer)
     has_break[: len(texts)] = [b"\n" in text for text in texts]
@@ -336,11 +340,11 @@ def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
 
 
 def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """Returns True at ids that may be sampled, among the `vocab_size` rows of the embedding.
+    """Returns a mask of the token ids that may be sampled, of length `vocab_size`.
 
-    Two kinds of ids may not be sampled: ids beyond the tokenizer (models pad their vocabulary), and
-    added tokens that are markup, such as the start of a turn or a tool call. Added tokens that end
-    the turn or belong to the format may.
+    Two kinds of ids are excluded: ids without a token (models pad their vocabulary), and added
+    tokens that are markup, such as the start of a turn or a tool call. Added tokens that end the
+    turn or belong to the prompt format are allowed.
     """
     texts = vocabulary(tokenizer)
     allowed = np.zeros(vocab_size, bool)

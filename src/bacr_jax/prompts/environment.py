@@ -1,7 +1,7 @@
-"""Everything around the policy of a run: tokenizer, questions, prompts, stop strings, graders.
+"""The environment of a run's policy: tokenizer, questions, prompts, stop strings and graders.
 
-`build_environment` builds it once from the config, on the host. Training loop and evaluation then
-need only arrays: prompts as input, verified outcomes as output.
+`build_environment` constructs it once from the config, on the host. The training loop and
+evaluation then only handle arrays: prompts as inputs and graded outcomes as outputs.
 """
 
 import dataclasses
@@ -50,18 +50,19 @@ from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.source import RULES
 from bacr_jax.types import Branches, Poll, Prompts, Trunks
 
-# Number of reference answers on which a verifier is tried.
+# Number of reference answers on which user-defined verifiers are tested before a run.
 REFERENCES_TRIED = 4
 
 
 @dataclass(frozen=True)
 class Questions:
-    """A question set with its prompts; row i of each is the same question.
+    """A question set with its prompts. Row i of each field belongs to the same question.
 
     Attributes:
-      set: the questions.
+      set: the question set.
       prompts: prompts without a budget.
-      told: prompts up to a budget's number; None if prompts do not contain the budget.
+      told: prompts truncated before the number of the budget, or None if prompts do not contain the
+        budget.
     """
 
     set: QuestionSet
@@ -73,17 +74,17 @@ class Questions:
         return len(self.set.questions)
 
     def part(self, index: np.ndarray, name: str) -> "Questions":
-        """Returns the questions at these indices as a set with another name."""
+        """Returns the questions at the given indices as a question set with a new name."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
         told = None if self.told is None else self.told.take(index)
         return Questions(part, self.prompts.take(index), told)
 
     def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
-        """Returns prompts of questions, with each row's budget if prompts contain it.
+        """Returns the prompts of the given questions, including the budget if prompts contain it.
 
         Args:
-          index: question of each row.
-          budgets: budget of each row in tokens; NO_BUDGET for a prompt without one.
+          index: question index of each row.
+          budgets: budget of each row in tokens, or NO_BUDGET for a prompt without budget.
         """
         untold = self.prompts.take(index)
         if self.told is None:
@@ -92,7 +93,7 @@ class Questions:
 
     @property
     def longest(self) -> int:
-        """Returns the tokens of the longest prompt, with the longest number of a budget."""
+        """Returns the length of the longest prompt in tokens, including the largest budget."""
         if self.told is not None:
             return self.told.longest
         return int(np.max(self.prompts.lengths, initial=0))
@@ -100,18 +101,19 @@ class Questions:
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything that a run needs around the model.
+    """Tokenizer, question sets, prompts and graders of a run: everything except the model.
 
     Attributes:
-      vocab_size: rows of the model's embedding.
+      vocab_size: number of rows of the model's embedding matrix.
       style: prompt format.
-      rules: facts about the vocabulary for decoding.
+      rules: vocabulary tables used during decoding.
       train: training questions.
-      holdout: questions of the training set that are not trained on, each text once.
-      eval: evaluation sets by their names in data.eval.
-      graders: grader of each distinct `QuestionSet.graded_by`.
-      graded_by: key of the grader in use: the training set's, except after `graded_like`.
-      rewards: graders of the rewards other than correctness, by their names in reward.weights.
+      holdout: held-out questions of the training set, without duplicates.
+      eval: evaluation sets, keyed by their names in data.eval.
+      graders: graders, keyed by `QuestionSet.graded_by`.
+      graded_by: key of the current grader. This is the training set's grader unless it was changed
+        with `graded_like`.
+      rewards: graders of all rewards except correctness, keyed by their names in reward.weights.
     """
 
     tokenizer: Any
@@ -127,39 +129,39 @@ class Environment:
 
     @functools.cached_property
     def grader(self) -> Any:
-        """Returns the grader in use, whose work several processes share."""
+        """Returns the current grader, whose work is shared among all processes."""
         return share_grading(self.graders[self.graded_by])
 
     @functools.cached_property
     def shared_rewards(self) -> dict[str, Any]:
-        """Returns the graders of `rewards`, whose work several processes share."""
+        """Returns the graders in `rewards`, whose work is shared among all processes."""
         return {name: share_grading(reward) for name, reward in self.rewards.items()}
 
     @property
     def _user_verifiers(self) -> list[VerifierGrader]:
-        """Returns the graders of this process that call a user's function."""
+        """Returns the local graders that call user-defined functions."""
         used = (self.graders[self.graded_by], *self.rewards.values())
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: Questions) -> "Environment":
-        """Returns this environment with the grader of a set."""
+        """Returns a copy of this environment that uses the grader of a question set."""
         return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
     @property
     def longest_prompt(self) -> int:
-        """Returns the tokens of the longest prompt in training and evaluation sets."""
+        """Returns the length in tokens of the longest training or evaluation prompt."""
         sets = (self.train, *self.eval.values())
         return max(questions.longest for questions in sets)
 
     @property
     def verifier_digests(self) -> dict[str, str]:
-        """Returns digests of the sources of users' verifiers and rewards, by `Verifier.named`."""
+        """Returns digests of user-defined verifiers' source code, keyed by `Verifier.named`."""
         verifiers = [grader.verifier for grader in self._user_verifiers]
         return {verifier.named: verifier.digest for verifier in verifiers}
 
     @functools.cached_property
     def prompt_fingerprints(self) -> dict[str, str]:
-        """Returns digests of the tokenizer, its chat template, and the prompts of each set."""
+        """Returns digests of the tokenizer, the chat template and the prompts of each set."""
         fingerprints = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "template": template_fingerprint(self.tokenizer, self.style),
@@ -170,29 +172,33 @@ class Environment:
         return fingerprints
 
     def markup_warning(self) -> str | None:
-        """Returns a line about questions that contain tokens of the chat template, or None."""
+        """Returns a warning about questions that contain tokens of the chat template, or None."""
         sets = (self.train, self.holdout, *self.eval.values())
         texts = [questions.set.questions for questions in sets]
         return markup_warning(self.tokenizer, self.style, texts)
 
     def exactly_graded(self) -> "Environment":
-        """Returns this environment with the grader of procedural tasks for all sets."""
+        """Returns a copy of this environment that grades all sets like procedural tasks."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
 
     def check_verifier(self) -> None:
-        """Loads users' verifiers in a worker before the run; raises UserError if one fails."""
+        """Loads user-defined verifiers in a worker process before the run starts.
+
+        Raises:
+          UserError: If a verifier cannot be loaded.
+        """
         for grader in self._user_verifiers:
             grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
     def try_verifiers(self) -> list[str]:
-        """Scores some reference answers with users' verifiers.
+        """Scores some of the reference answers with user-defined verifiers.
 
         Returns:
-          A line with the scores for each verifier.
+          One line with the scores of each verifier.
 
         Raises:
-          UserError: a verifier gives a score to none of the answers.
+          UserError: If a verifier fails to score any of the answers.
         """
         answers = self.train.set.answers
         rows = [row for row, answer in enumerate(answers) if answer][:REFERENCES_TRIED]
@@ -201,11 +207,11 @@ class Environment:
         return [self._try_verifier(grader, rows) for grader in self._user_verifiers]
 
     def _try_verifier(self, grader: VerifierGrader, rows: list[int]) -> str:
-        """Scores the reference answers of some training questions with one verifier."""
+        """Scores some reference answers of the training set with one verifier."""
         name = grader.verifier.named
         references = [self.train.set.answers[row] for row in rows]
         questions = [self.train.set.questions[row] for row in rows]
-        # An answer that opens a box also has to close it.
+        # If the answer format opens a LaTeX box, the box also has to be closed.
         brace = "}" if self.style.answer_open.endswith("{") else ""
         closing = brace + self.style.answer_close
         texts = [f"{self.style.answer_open}{reference}{closing}" for reference in references]
@@ -224,9 +230,10 @@ class Environment:
 
     @property
     def _verifiers(self) -> dict[str, Any]:
-        """Returns users' verifiers and rewards as processes share them, by `Verifier.named`.
+        """Returns user-defined verifiers and rewards, keyed by `Verifier.named`.
 
-        Scorers of packages are left out, because some raise on answers that they can't read.
+        The graders are shared among all processes. Scorers from third-party packages are excluded,
+        because some of them raise on answers that they cannot parse.
         """
         pairs = [(self.graders[self.graded_by], self.grader)]
         for name, shared in self.shared_rewards.items():
@@ -238,25 +245,29 @@ class Environment:
         return verifiers
 
     def shown_to_verifiers(self) -> dict[str, Shown]:
-        """Counts the answers that verifiers received and that got no score, by `Verifier.named`.
+        """Counts the answers that each verifier received and failed to score, by `Verifier.named`.
 
-        All processes must call it together.
+        This is a collective operation, so all processes must call it.
         """
         return {name: shown_and_failed(verifier) for name, verifier in self._verifiers.items()}
 
     def last_failure(self, named: str) -> str:
-        """Returns the message of a verifier's last failure; all processes must call it together."""
+        """Returns the message of a verifier's most recent failure.
+
+        This is a collective operation, so all processes must call it.
+        """
         return str(self._verifiers[named].last_failure)
 
     def close(self) -> None:
-        """Ends the processes of all graders."""
+        """Stops the worker processes of all graders."""
         for grader in (*self.graders.values(), *self.rewards.values()):
             grader.close()
 
     def counters(self) -> dict[str, int]:
-        """Returns the grader's counters.
+        """Returns the counters of the current grader.
 
-        If there are other rewards, "rewards_failed" counts the answers that got no score from them.
+        If there are additional rewards, "rewards_failed" is the number of answers that they failed
+        to score.
         """
         counters = dict(self.grader.counters())
         failed = [reward.counters()["failed"] for reward in self.shared_rewards.values()]
@@ -266,7 +277,10 @@ class Environment:
 
     @property
     def own_seconds(self) -> float:
-        """Returns the seconds that this process spent on its share; 0 with a single process."""
+        """Returns the time in seconds that this process spent on its share of the grading.
+
+        The time is 0 in single-process runs, which do not share the grading.
+        """
         seconds = 0.0
         for grader in (self.grader, *self.shared_rewards.values()):
             if isinstance(grader, SharedGrader):
@@ -274,21 +288,23 @@ class Environment:
         return seconds
 
     def failures(self, before: Mapping[str, int]) -> Iterator[str]:
-        """Yields a warning about each verifier from which answers got no score.
+        """Yields a warning for each verifier that failed to score some answers.
 
         Args:
-          before: counters of `grader` at the start of the period that the warning is about. For the
-            other rewards it is the whole run.
+          before: counters of `grader` at the start of the period to report. For the other rewards,
+            the warning always covers the whole run.
         """
         yield from failures(self.grader, before)
         for name, reward in self.shared_rewards.items():
             yield from failures(reward, {}, f"reward.weights={name}")
 
     def describe_data(self, size: int | None = None) -> list[str]:
-        """Returns lines for a log: sets, sizes, and the questions left out with their reasons.
+        """Returns log lines with the question sets, their sizes and the excluded questions.
+
+        Each group of excluded questions is listed with its reason.
 
         Args:
-          size: largest number of questions of a set in an evaluation; None for all.
+          size: maximum number of questions evaluated per set, or None for all questions.
         """
         lines = self.train.set.summary()
         lines[0] = f"training on {lines[0]}"
@@ -304,11 +320,11 @@ class Environment:
         return lines if warning is None else [*lines, warning]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
-        """Returns the text [B][M] of each answer, with its closing tag if it was written."""
+        """Returns the answer text [B][M] of each cut, including the closing tag if present."""
         return self._answers(branches, lambda row, cut: self.style.answer_open)
 
     def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
-        """Returns the response [B][M] at each cut: thinking up to the cut, suffix and answer."""
+        """Returns the full response [B][M] at each cut: truncated thinking, suffix and answer."""
         prompt_lengths = np.asarray(trunks.prompt_lengths)
         contexts = np.asarray(branches.context)
         trunk_tokens = np.asarray(trunks.tokens)
@@ -326,7 +342,7 @@ class Environment:
         """Returns the sampled text [B][M] of each branch, up to its closing tag.
 
         Args:
-          opening: returns the text before the sampled text of a row and cut.
+          opening: function of (row, cut) that returns the text before the sampled text.
         """
         starts = np.asarray(branches.forced)
         stops = starts + np.asarray(branches.sampled)
@@ -350,7 +366,7 @@ class Environment:
     def reward_scores(
         self, trunks: Trunks, branches: Branches, answers: Texts, questions: Texts, poll: Poll
     ) -> dict[str, np.ndarray]:
-        """Returns scores [B, M] of every response by each of `rewards`, as `verify` does."""
+        """Returns the scores [B, M] of all responses by each grader in `rewards` (see `verify`)."""
         responses = self.responses(trunks, branches)
         scores = {}
         for name, reward in self.shared_rewards.items():
@@ -360,30 +376,31 @@ class Environment:
     def verify(
         self, branches: Branches, answers: Texts, poll: Poll = None, questions: Texts | None = None
     ) -> np.ndarray:
-        """Grades the answer at every cut; an answer that was never closed is wrong.
+        """Grades the answer at every cut. Answers without a closing tag are wrong.
 
         Args:
           answers: reference answer of each row.
-          poll: called while waiting for the grader, but never if several processes share the
-            grading, because they wait for different times.
-          questions: question of each row, which users' verifiers receive.
+          poll: callback that is called while waiting for the grader. It is never called if several
+            processes share the grading, because their waiting times differ.
+          questions: question of each row, which is passed to user-defined verifiers.
 
         Returns:
-          The outcomes r, [B, M] float32: 1 if correct, else 0. Users' verifiers give scores in
-          [0, 1]. Cuts that share a branch share its verdict.
+          Outcomes r, [B, M] float32: 1 if correct, else 0. Scores of user-defined verifiers are in
+            [0, 1]. Cuts that share a branch have the same outcome.
         """
         return self.grade_answers(branches, answers, questions, poll)[0]
 
     def grade_answers(
         self, branches: Branches, answers: Texts, questions: Texts | None, poll: Poll
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the outcomes of `verify`, and the grader's verdicts [B, M] with their reasons."""
+        """Returns the outcomes of `verify` and the grader's verdicts [B, M] with their reasons."""
         return grade_cuts(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
-        """Returns a callback that starts grading rows when they are done (`grade_early`).
+        """Returns a callback that starts grading rows as soon as they are finished (`grade_early`).
 
-        Returns None for a grader that takes no time.
+        Returns None if the grader is not a `PooledGrader`, because such graders take no noticeable
+        time.
         """
         grader = self.graders[self.graded_by]
         if not isinstance(grader, PooledGrader):
@@ -394,7 +411,7 @@ class Environment:
 def _encoded(
     config: Config, tokenizer: Any, questions: QuestionSet, style: PromptFormat
 ) -> Questions:
-    """Encodes the prompts of a set, and leaves out questions whose prompts are too long."""
+    """Tokenizes the prompts of a set, and excludes questions whose prompts are too long."""
     limit = config.data.max_prompt_tokens
     reason = f"prompt over {limit} tokens"
     told = None
@@ -412,20 +429,20 @@ def _encoded(
     prompts, dropped = encoding.encode_prompts(
         tokenizer, questions.questions, style, max_tokens=limit
     )
-    # A prompt without the sentence is not longer, so it fits too.
+    # A prompt without the budget sentence is shorter, so it fits too.
     assert told is None or not len(dropped)
     return Questions(questions.without(dropped, reason), prompts, told)
 
 
 def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:
-    """Loads a training set in which near-duplicates are looked up.
+    """Loads a training set for the detection of near-duplicates.
 
-    The difficulty groups of the result have no meaning.
+    The difficulty groups of the result are meaningless.
 
     Raises:
-      UserError: the data is unknown, or none of it is usable.
+      UserError: If the data source is unknown or contains no usable questions.
     """
-    # The file of measured solve rates may have moved, and is not needed here.
+    # The file with measured pass rates may have been moved, and it is not needed here.
     data = dataclasses.replace(config.data, groups="level", labels=None)
     return load_questions(spec, data, config.seed, "train")
 
@@ -438,14 +455,15 @@ def load_sets(
     train: QuestionSet | None = None,
     style: PromptFormat | None = None,
 ) -> dict[str, Questions]:
-    """Loads the evaluation sets of a config with their prompts, without using a device.
+    """Loads the evaluation sets of a config and their prompts without using a device.
 
     Args:
-      train: training set whose near-duplicates are marked; None marks none.
-      style: prompt format; None for the config's.
+      train: training set whose near-duplicates are marked in the evaluation sets, or None to skip
+        this step.
+      style: prompt format, or None for the format in the config.
 
     Returns:
-      The sets by their names in data.eval.
+      The evaluation sets, keyed by their names in data.eval.
     """
     style = style or format_for(config)
     sets = {}
@@ -460,10 +478,10 @@ def load_sets(
 def _load_both(
     config: Config, tokenizer: Any, style: PromptFormat
 ) -> tuple[Questions, Questions, dict[str, Questions]]:
-    """Loads training, held-out and evaluation sets.
+    """Loads the training, held-out and evaluation sets.
 
-    Near-duplicates of the whole training set, held-out questions included, are marked in the
-    evaluation sets, because held-out questions are used to choose a checkpoint.
+    Evaluation questions are marked if they are near-duplicates of any question of the full training
+    set. This includes held-out questions, because they are used to select a checkpoint.
     """
     data = config.data
     train = load_questions(data.train, data, config.seed, "train")
@@ -483,17 +501,18 @@ def _load_both(
 
 
 def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Questions, Questions]:
-    """Splits the training questions into those trained on and those held out.
+    """Splits the training questions into questions to train on and held-out questions.
 
-    Held-out questions are chosen among the texts of the whole set, before long prompts are left
-    out. Every copy of a held-out text is removed from training, and the first is held out.
+    Held-out questions are selected from the texts of the full training set, before questions with
+    long prompts are excluded. All copies of a held-out text are removed from the training
+    questions, and the first copy is held out.
 
     Args:
       encoded: the training set without questions whose prompts are too long.
-      train: the whole training set.
+      train: the full training set.
 
     Raises:
-      UserError: a checkpoint is to be chosen by held-out questions, but none are held out.
+      UserError: If checkpoints are selected by held-out questions but no question is held out.
     """
     is_held_out = splits.held_out(train.questions, config.eval.holdout)
     held_out_texts = {train.questions[row] for row in np.flatnonzero(is_held_out)}
@@ -514,10 +533,10 @@ def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Ques
 
 
 def make_rules(tokenizer: Any, style: PromptFormat, vocab_size: int) -> DecodeRules:
-    """Collects the facts about the vocabulary for decoding in a format.
+    """Builds the vocabulary tables used during decoding for a prompt format.
 
     Args:
-      vocab_size: rows of the model's embedding.
+      vocab_size: number of rows of the model's embedding matrix.
     """
     stop = functools.partial(compile_stop_string, tokenizer, vocab_size=vocab_size)
     return decode_rules(
@@ -539,15 +558,15 @@ def build_environment(
     style: PromptFormat | None = None,
     sets: dict[str, Questions] | None = None,
 ) -> Environment:
-    """Loads questions, encodes prompts, compiles stop strings and opens graders.
+    """Loads questions, tokenizes prompts, compiles stop strings and opens graders.
 
     Args:
-      vocab_size: rows of the model's embedding.
-      style: prompt format; None for the config's.
-      sets: evaluation sets. If they are given, training questions and rewards are not loaded.
+      vocab_size: number of rows of the model's embedding matrix.
+      style: prompt format, or None for the format in the config.
+      sets: evaluation sets. If specified, training questions and rewards are not loaded.
 
     Raises:
-      UserError: data, prompts or graders of the config can't be used.
+      UserError: If the data, prompts or graders of the config cannot be used.
     """
     style = style or format_for(config)
 
@@ -558,7 +577,7 @@ def build_environment(
         train, holdout, tests = _load_both(config, tokenizer, style)
     else:
         tests = sets
-        # Training and held-out sets are the first set without any question.
+        # The training and held-out sets are empty selections of the first evaluation set.
         first = next(iter(sets.values()))
         train = Questions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
         holdout = train

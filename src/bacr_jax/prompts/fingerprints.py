@@ -1,7 +1,7 @@
 """Digests of a policy's tokenizer, chat template and prompts.
 
-A checkpoint stores them, so that resuming, evaluation and export refuse an edited template or
-vocabulary.
+Checkpoints store these digests. Resuming, evaluation and export use them to reject a modified chat
+template or vocabulary.
 """
 
 import hashlib
@@ -17,24 +17,24 @@ from bacr_jax.prompts.tokenizers import is_refusal
 from bacr_jax.prompts.told import ToldPrompts
 from bacr_jax.types import Prompts
 
-# Contains words, numbers and symbols that tokenizers split in different ways.
+# Sample text with words, numbers and symbols that different tokenizers split differently.
 _TEXT = (
     "How many of the 1,234 numbers x satisfy 3x^2 - 12 = \\frac{1}{2}?\n\n  It's über 数\U0001f642."
 )
 
 
 def _digest(*parts: Any) -> str:
-    """Returns the first 12 digits of the SHA-256 of parts as JSON."""
+    """Returns the first 12 hex digits of the SHA-256 digest of the JSON-encoded parts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Identifies a tokenizer by the texts of all its ids, and by its ids of one text."""
+    """Computes a digest of a tokenizer from the texts of its tokens and an encoded sample text."""
     texts = vocabulary(tokenizer)
     content = hashlib.sha256(b"".join(texts)).hexdigest()
     try:
         ids = encode_text(tokenizer, _TEXT).tolist()
-    # A tokenizer with few characters has no tokens for the text.
+    # A tokenizer with a small alphabet cannot encode the sample text.
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -43,10 +43,10 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
-    """Identifies the texts around a question and its answer, their ids, and the ends of a turn.
+    """Computes a digest of the text around question and answer, its token ids, and the EOS ids.
 
     Raises:
-      UserError: as `frame` and `eos_ids`.
+      UserError: If `frame` or `eos_ids` raises it.
     """
     texts = [*frame(tokenizer, style), style.forced_suffix, style.natural_suffix]
     ids = [encode_text(tokenizer, text).tolist() for text in texts]
@@ -54,10 +54,13 @@ def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
 
 
 def prompts_fingerprint(prompts: Prompts, told: ToldPrompts | None) -> str:
-    """Identifies the ids of prompts, in their order, with and without a budget.
+    """Computes a digest of the token ids of prompts, with and without a budget.
+
+    The digest depends on the order of the prompts.
 
     Args:
-      told: the same prompts up to a budget's number; None if prompts do not contain the budget.
+      told: the same prompts truncated before the number of the budget, or None if prompts do not
+        contain the budget.
     """
     leaves: list[Any] = [prompts.tokens, prompts.lengths]
     if told is not None:

@@ -1,13 +1,14 @@
-r"""Prompt formats: all strings around a question, its thinking and its answer.
+"""Prompt formats: all strings around a question, its thinking and its answer.
 
-All methods, and all models with one format, use exactly these strings. A row of text is
+All methods, and all models with the same format, use exactly these strings. A full sequence is
 
     prompt (ends with think_open) | thinking | suffix | answer answer_close
 
-The decoding loop forces the suffix: `forced_suffix` if the budget cut the thinking or the turn
-ended without closing it, `natural_suffix` if the model wrote `think_close` itself.
+The decoding loop appends the suffix. It is `forced_suffix` if the thinking was truncated at the
+budget or the turn ended without closing it, and `natural_suffix` if the model generated
+`think_close`.
 
-docs/data.md explains why instructions are in a system message, except in `native`.
+docs/data.md explains why instructions are placed in a system message, except in `native`.
 """
 
 import dataclasses
@@ -20,40 +21,40 @@ from bacr_jax.config.derived import own_tokens
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 
-# The prompt with which Qwen2.5's published MATH and GSM8K numbers were measured.
+# The prompt that was used to measure Qwen2.5's published MATH and GSM8K results.
 MATH_SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 
-# The thinking tags of models that were trained to think. Each is one token.
+# Thinking tags of reasoning models. Each tag is a single token.
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """A prompt format; the module docstring has the order of its strings.
+    """A prompt format. The module docstring describes the order of its strings.
 
     Attributes:
-      name: key of `FORMATS`.
-      chat: True wraps the question in the tokenizer's chat template.
-      system: system message of the chat template; empty for none.
-      bare: True refuses a chat template that writes a default system message.
-      variables: variables of the chat template, by name.
-      date: date YYYY-MM-DD for a chat template that writes one; empty for today.
-      before: text before the question, inside the user's message with a chat template.
-      after: text after the question, likewise.
-      think_open: opens thinking, at the end of the prompt.
-      think_close: string with which the model ends its thinking. If empty, it ends thinking only
-        by ending its turn.
-      answer_open: opens the answer, at the end of both suffixes, blanks aside.
+      name: key in `FORMATS`.
+      chat: whether to wrap the question in the tokenizer's chat template.
+      system: system message of the chat template, or an empty string for none.
+      bare: whether to reject a chat template that adds a default system message.
+      variables: variables of the chat template, keyed by name.
+      date: date (YYYY-MM-DD) for chat templates that contain one. If empty, today's date is used.
+      before: text before the question. With a chat template, it is part of the user message.
+      after: text after the question. With a chat template, it is part of the user message.
+      think_open: string at the end of the prompt that opens the thinking.
+      think_close: string with which the model ends its thinking. If empty, thinking only ends with
+        the end of the turn.
+      answer_open: string that opens the answer. Both suffixes end with it, ignoring whitespace.
       answer_close: string that ends the answer.
-      forced_suffix: appended to thinking that was cut or not closed.
-      natural_suffix: appended to thinking that the model closed itself.
-      turn_end: tokens that end the turn, in addition to the tokenizer's end token.
-      unused: tokens that are never sampled, in addition to markup outside the format.
-      budget_close: ends the budget at the start of a response that declares its budget; empty for
-        responses that do not.
-      budget_words: text with the budget in the prompt, in which `{budget}` is the number; empty
-        for the sentence in the config.
+      forced_suffix: appended to thinking that was truncated or not closed.
+      natural_suffix: appended to thinking that was closed by the model.
+      turn_end: tokens that end the turn, in addition to the tokenizer's EOS token.
+      unused: tokens that are never sampled, in addition to markup that is not part of the format.
+      budget_close: string that ends the budget at the beginning of a response, for formats in which
+        responses declare their budget. Empty for all other formats.
+      budget_words: text that contains the budget in the prompt, with `{budget}` as the placeholder
+        for the number. If empty, the sentence in the config is used.
     """
 
     name: str
@@ -78,7 +79,7 @@ class PromptFormat:
 
 _QWEN_TURN_END = ("<|im_end|>", "<|endoftext|>")
 
-# Format of a small model of characters, in which every tag is one token.
+# Base format of small character-level models, in which every tag is a single token.
 _small = functools.partial(
     PromptFormat,
     before="<bos>",
@@ -90,18 +91,19 @@ _small = functools.partial(
 FORMATS = {
     style.name: style
     for style in (
-        # The procedural task.
+        # Format of the procedural ledger task.
         _small(name="ledger", unused=("-", "f", "g", "h"), budget_words="f{budget}"),
-        # The ledger for SelfBudgeter: the task has no operations f to h, so g and h serve as the
-        # tags around the declared budget.
+        # Ledger format for SelfBudgeter. The task does not use the letters f to h, so g and h serve
+        # as the tags around the declared budget.
         _small(
             name="ledger_budget", think_open="<think>g", unused=("-", "f", "g"), budget_close="h"
         ),
-        # Other questions. A budget in the prompt follows ~; a declared budget is in braces.
+        # Format for all other character-level tasks. A budget in the prompt follows ~, and a
+        # declared budget is enclosed in braces.
         _small(name="characters", budget_words="~{budget}"),
         _small(name="characters_budget", think_open="<think>{", budget_close="}"),
-        # SelfBudgeter (arXiv 2505.11274): the response begins with the budget that it declares.
-        # Its solution corresponds to the thinking of other methods; the answer is as in all others.
+        # SelfBudgeter (arXiv 2505.11274): the response begins with a declared budget. Its solution
+        # corresponds to the thinking of other methods, and the answer has the same format.
         PromptFormat(
             name="budget_solution",
             chat=True,
@@ -117,8 +119,8 @@ FORMATS = {
             turn_end=_QWEN_TURN_END,
             budget_close="</budget>\n<solution>\n",
         ),
-        # The paper's format. The prompt ends with the opening tag, so that an untrained model also
-        # thinks at once.
+        # The paper's format. The prompt ends with the opening tag, so that even an untrained model
+        # starts thinking immediately.
         PromptFormat(
             name="think_answer",
             chat=True,
@@ -131,9 +133,10 @@ FORMATS = {
             natural_suffix="\n<answer>\n",
             turn_end=_QWEN_TURN_END,
         ),
-        # Instruct models without further training: they write no tags, so thinking is the whole
-        # solution and ends with the turn. If the budget cuts the solution, the suffix opens a box.
-        # A blank line ends the answer, because boxes contain braces.
+        # For instruct models without further training. They do not generate tags, so the thinking
+        # is the entire solution and ends with the turn. If the solution is truncated at the budget,
+        # the suffix opens a box. The answer ends with a blank line, because boxes can contain
+        # braces.
         PromptFormat(
             name="boxed",
             chat=True,
@@ -145,8 +148,9 @@ FORMATS = {
             natural_suffix="\n\n**Final Answer**\n\\boxed{",
             turn_end=_QWEN_TURN_END,
         ),
-        # Models that were trained to think, with their tags. The prompt is the model cards', and
-        # the closing text is AnytimeReasoner's (arXiv 2505.13438) for R1-Distill.
+        # For reasoning models, with the tags that they were trained on. The prompt is taken from
+        # their model cards, and the forced suffix is the one that AnytimeReasoner (arXiv
+        # 2505.13438) uses for R1-Distill.
         PromptFormat(
             name="native",
             chat=True,
@@ -165,15 +169,15 @@ FORMATS = {
 def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
     """Returns the prompt format of a run.
 
-    Tasks with special tokens have their format (`own_tokens`). Other tasks have
-    data.prompt_format, where auto means think_answer.
+    Tasks with special tokens have a format of that name (see `own_tokens`). All other tasks use
+    data.prompt_format, where "auto" means think_answer.
 
     Args:
-      declares_budget: True for methods whose responses begin with a budget; they have different
+      declares_budget: True for methods whose responses begin with a budget. They use separate
         formats.
 
     Raises:
-      UserError: a text in the config does not fit the format.
+      UserError: If a text in the config is incompatible with the format.
     """
     tokens = own_tokens(config.data)
     if declares_budget:
@@ -189,7 +193,7 @@ def with_texts(style: PromptFormat, config: Config) -> PromptFormat:
     """Applies the closing text, system message, template variables and date of a config.
 
     Raises:
-      UserError: one of them does not fit the format.
+      UserError: If one of them is incompatible with the format.
     """
     style = with_closing_text(style, config.data.closing_text)
     system = config.data.system_prompt
@@ -221,11 +225,12 @@ def with_closing_text(style: PromptFormat, text: str | None) -> PromptFormat:
     """Replaces the suffixes of a format.
 
     Args:
-      text: the forced suffix. Its part after `think_close` becomes the natural suffix, as in the
-        formats of this module. None leaves the format unchanged.
+      text: new forced suffix. The part after `think_close` becomes the natural suffix, as in the
+        predefined formats. None leaves the format unchanged.
 
     Raises:
-      UserError: the text does not close the thinking once or does not end by opening the answer.
+      UserError: If the text does not close the thinking exactly once, or does not end by opening
+        the answer.
     """
     if text is None:
         return style

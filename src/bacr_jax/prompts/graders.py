@@ -1,4 +1,4 @@
-"""Opens the graders of a run, shares grading among processes, and starts it during sampling."""
+"""Opens the graders of a run, shares grading among processes, and grades during sampling."""
 
 import contextlib
 import dataclasses
@@ -25,10 +25,11 @@ from bacr_jax.types import Branches, Trunks
 
 
 class SharedGrader:
-    """A grader whose calls are divided among all processes, which must make the same calls.
+    """A grader whose calls are distributed over all processes.
 
-    Text i of a call is graded only by process i modulo the number of processes, because deadlines
-    can give two graders different verdicts.
+    All processes must make the same calls. Text i of a call is only graded by process i modulo the
+    number of processes. Each text is graded once, because timeouts could lead to different verdicts
+    on different processes.
 
     Attributes:
       own_seconds: total time in seconds that this process has spent on its share.
@@ -48,9 +49,10 @@ class SharedGrader:
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """Grades texts as `Grader.grade` does, without calling `poll`.
+        """Grades texts like `Grader.grade`, but never calls `poll`.
 
-        Polling could stop one process only, because processes wait for different times.
+        `poll` could interrupt a single process while the others continue, because the waiting times
+        of processes differ.
         """
         check_request(texts, references, mode)
         index, count = processes.place_among_all()
@@ -68,14 +70,14 @@ class SharedGrader:
         return verdicts
 
     def counters(self) -> Mapping[str, int]:
-        """Returns the sums of the processes' counters."""
+        """Returns the counters, summed over all processes."""
         own_counters = self._own.counters()
         totals = processes.summed(np.array(list(own_counters.values()), np.int32))
         return dict(zip(own_counters, totals.tolist(), strict=True))
 
     @property
     def last_failure(self) -> str:
-        """Returns the last failure of the first process whose verifier had one; empty if none."""
+        """Returns the last failure of the first process that had one, or an empty string."""
         for failure in processes.texts_of_all(self._own.last_failure):
             if failure:
                 return failure
@@ -83,7 +85,7 @@ class SharedGrader:
 
 
 def share_grading(grader: Any) -> Any:
-    """Wraps a grader so that processes share its work, if there are several processes."""
+    """Wraps a grader in `SharedGrader` if the run has several processes."""
     return SharedGrader(grader) if processes.several() else grader
 
 
@@ -93,11 +95,11 @@ def grade_cuts(
     """Grades texts [B][M] against the reference answers of the B rows.
 
     Args:
-      questions: question of each row, for users' verifiers; None without.
-      poll: called while waiting for the grader.
+      questions: question of each row for user-defined verifiers, or None.
+      poll: callback that is called while waiting for the grader.
 
     Returns:
-      The verdicts' `correct` as float32 and the verdicts, both [B, M].
+      Scores (`Verdict.correct`) as float32, and the verdicts. Both have shape [B, M].
     """
     num_rows = len(texts)
     num_cuts = len(texts[0])
@@ -110,13 +112,13 @@ def grade_cuts(
         flat_texts, references, mode=STRICT, poll=poll, questions=flat_questions
     )
     outcomes = np.array([verdict.correct for verdict in verdicts], np.float32)
-    # Assignment stores the verdicts as objects; np.array would inspect their contents.
+    # Assigned to an object array, because np.array would inspect the contents of the verdicts.
     verdict_array = np.empty(len(verdicts), object)
     verdict_array[:] = verdicts
     return outcomes.reshape(num_rows, num_cuts), verdict_array.reshape(num_rows, num_cuts)
 
 
-# Callback of `rollout.generate` with rows that are done: their indices, trunks and branches.
+# Callback of `rollout.generate` for finished rows. Arguments: row indices, trunks and branches.
 OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
 
 
@@ -126,15 +128,15 @@ def grade_early(
     answers: Texts,
     questions: Texts | None,
 ) -> OnRows:
-    """Returns a callback that starts grading answers as soon as their rows end.
+    """Returns a callback that starts grading answers as soon as their rows are finished.
 
-    A later call grades all rows, and reuses the results. With several processes, each starts only
-    on its share (`SharedGrader`).
+    The call that later grades all rows reuses these results. With several processes, each process
+    only starts on its share of the texts (see `SharedGrader`).
 
     Args:
-      texts_of: returns the answer texts [n][M] of branches.
+      texts_of: function that returns the answer texts [n][M] of branches.
       answers: reference answer of every row.
-      questions: question of every row, for users' verifiers; None without.
+      questions: question of every row for user-defined verifiers, or None.
     """
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
@@ -144,7 +146,7 @@ def grade_early(
         text_rows: list[int] = []
         for row, row_texts in zip(np.asarray(rows).tolist(), texts_of(branches)):
             for cut, text in enumerate(row_texts):
-                # Index of the text in the later call, which grades all rows.
+                # Index of the text in the later call that grades all rows.
                 text_index = row * len(row_texts) + cut
                 if text_index % num_processes == process_index:
                     texts.append(text)
@@ -159,7 +161,7 @@ def grade_early(
     return begin
 
 
-# Words of the warning for each reason for which a verifier returned no score.
+# Warning text for each reason why a verifier failed to score an answer.
 _REASONS = {
     "late": "took too long",
     "died": "lost their worker",
@@ -181,15 +183,16 @@ def open_graders(
     """Opens the graders of question sets.
 
     Args:
-      sets: the sets, whose `graded_by` identifies the grader. A user's verifier (`config.grader`)
-        grades all of them.
-      encode: returns the token ids of a text, for verifiers of TRL's form.
+      sets: question sets, whose `graded_by` identifies their grader. A user-defined verifier
+        (`config.grader`) replaces all of them.
+      encode: function that returns the token ids of a text, for verifiers with TRL's reward
+        function signature.
 
     Returns:
-      The grader of each distinct `graded_by`.
+      Graders, keyed by `graded_by`.
 
     Raises:
-      UserError: the file of a verifier or source can't be read.
+      UserError: If the file of a verifier or of a data source cannot be read.
     """
     kinds = {questions.graded_by for questions in sets}
     if config.grader is not None:
@@ -207,7 +210,7 @@ def open_graders(
 
 
 def _open_verifier(config: Config, encode: Encode) -> VerifierGrader:
-    """Opens the user's verifier of answers (`config.grader`)."""
+    """Opens the user-defined verifier of answers (`config.grader`)."""
     assert config.grader is not None
     verifier = dataclasses.replace(
         load_verifier(config.grader), references=_reference_columns(config)
@@ -216,7 +219,7 @@ def _open_verifier(config: Config, encode: Encode) -> VerifierGrader:
 
 
 def _open_source_scorer(config: Config, sets: Sequence[QuestionSet], score: str) -> VerifierGrader:
-    """Opens the scorer of a source of questions, which scores answers to the source's rows.
+    """Opens the scorer that a data source provides for answers to its questions.
 
     Args:
       score: name of the source (`QuestionSet.score`).
@@ -233,15 +236,17 @@ def _open_source_scorer(config: Config, sets: Sequence[QuestionSet], score: str)
 
 
 def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
-    """Packs rows of sources, by question and answer, which are all that a grader receives.
+    """Serializes the rows of data sources, keyed by question and answer.
+
+    A grader only receives questions and answers, so it needs these keys to look up a row.
 
     Args:
-      rows: pairs of a source and a row.
+      rows: pairs of a source and one of its rows.
       score: name of the source.
 
     Raises:
-      UserError: two rows have the same question and answer but different metadata, or metadata
-        can't be packed.
+      UserError: If two rows have the same question and answer but different metadata, or if
+        metadata cannot be serialized.
     """
     packed_rows: dict[tuple[str, str], str] = {}
     first_rows: dict[tuple[str, str], Any] = {}
@@ -260,22 +265,22 @@ def _packed_rows(rows: Sequence[Any], score: str) -> dict[tuple[str, str], str]:
 
 
 def _equal_metadata(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two rows' metadata are equal, packed or as objects."""
+    """True if the metadata of two rows are equal, either serialized or as objects."""
     if packed(one) == packed(other):
         return True
-    # Comparing arrays yields an array, whose truth value raises ValueError.
+    # Comparing NumPy arrays yields an array, whose truth value raises ValueError.
     with contextlib.suppress(ValueError):
         return bool(one == other)
     return False
 
 
 def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGrader]:
-    """Opens the graders of all rewards but correctness, by their names in reward.weights.
+    """Opens the graders of all rewards except correctness, keyed by their names in reward.weights.
 
-    These graders receive whole responses.
+    These graders receive full responses instead of answers.
 
     Raises:
-      UserError: the file of a reward can't be read.
+      UserError: If the file of a reward cannot be read.
     """
     rewards = {}
     for name in reward_shares(config):
@@ -293,32 +298,32 @@ def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGra
 
 
 def _reference_columns(config: Config) -> tuple[str, ...]:
-    """Returns the column of the references, whose name is a parameter of TRL's functions."""
+    """Returns the name of the reference column, a parameter of TRL-style reward functions."""
     column = config.data.answer_column
     return () if column is None else (column,)
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """Returns the number and the limits of each grader's workers."""
+    """Returns the number of worker processes of each grader and their limits."""
     names = ("workers", "deadline", "memory_mb")
     return {name: getattr(config.grading, name) for name in names}
 
 
-# Answers that a verifier has received, and how many got no score, since it was opened.
+# Number of answers that a verifier has received, and number of those it failed to score.
 Shown = tuple[int, int]
 
 
 def shown_and_failed(grader: Any) -> Shown:
-    """Counts the answers that a verifier has received, and those that got no score."""
+    """Counts the answers that a verifier has received, and the answers it failed to score."""
     counters = grader.counters()
     return counters["graded"] - counters["no_answer"], counters["failed"]
 
 
 def failures(grader: Any, before: Mapping[str, int], name: str = "the verifier") -> Iterator[str]:
-    """Yields a warning about answers that got no score from a verifier, if there are any.
+    """Yields a warning if a verifier failed to score some answers.
 
     Args:
-      before: the verifier's counters at the start of the period that the warning is about.
+      before: counters of the verifier at the start of the period to report.
       name: name of the verifier in the warning.
     """
     counters = grader.counters()

@@ -1,8 +1,9 @@
-"""Reads tokenizers and renders chat templates of untrusted folders in a limited process.
+"""Loads tokenizers and renders chat templates of untrusted models in a resource-limited process.
 
-A template is a program, and the Rust reader of tokenizers can abort. Both therefore run first in a
-process with limited time and memory (`limited_worker.py`). Only then does this process read the
-same files or use the text. The limited process is started once and shared.
+A chat template is a program, and the Rust tokenizer library can abort the process. Both therefore
+run first in a separate process with limited CPU time and memory (`limited_worker.py`). The main
+process only loads the same files or uses the rendered text if this succeeds. The limited process is
+started once and shared by all requests.
 """
 
 import atexit
@@ -19,11 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Longest time for a reply in seconds of wall-clock time, including the start of the process. A busy
-# machine takes many times the processor time to which a request is limited.
+# Timeout for a reply in seconds of wall-clock time, including the start of the process. It is
+# generous, because on a busy machine a request can take many times its CPU time limit.
 CLOCK_SECONDS = 300.0
 _WORKER = Path(__file__).with_name("limited_worker.py")
-# Environment of the process. It has one thread, because each thread needs address space.
+# Environment variables of the process. It is single-threaded, because every thread needs address
+# space.
 _ONE_THREAD = {
     **dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
@@ -32,29 +34,30 @@ _ONE_THREAD = {
 
 
 class Failed(Exception):
-    """A request failed; the text is the reason, as a part of a sentence."""
+    """Raised if a request fails. The message is the reason, phrased as part of a sentence."""
 
 
 class LimitedProcess:
-    """A process that handles one request at a time, and is restarted if it has ended."""
+    """A process that handles one request at a time and is restarted if it has exited."""
 
     def __init__(self) -> None:
-        """Prepares the object; the process starts with the first request or `start`."""
+        """Initializes the object. The process is started by `start` or the first request."""
         self._process: subprocess.Popen[bytes] | None = None
         self._parent = os.getpid()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Starts the process if it is not running, and returns before it is ready."""
+        """Starts the process if it is not running, without waiting until it is ready."""
         if self._parent != os.getpid():
-            # After a fork the pipes belong to the parent process.
+            # After a fork, the pipes belong to the parent process.
             self._process = None
             self._parent = os.getpid()
         if self._process is not None and self._process.poll() is None:
             return
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            # -P keeps the modules of the worker's folder from hiding others of the same name.
+            # -P prevents modules in the worker's folder from shadowing other modules of the same
+            # name.
             [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -64,16 +67,16 @@ class LimitedProcess:
         )
 
     def ask(self, operation: str, *, seconds: float, memory: int, **values: Any) -> Any:
-        """Returns the result of an operation of the worker.
+        """Runs an operation in the process and returns its result.
 
         Args:
-          operation: key of `limited_worker.OPERATIONS`.
-          seconds: limit of processor time.
-          memory: limit of new memory, in bytes.
+          operation: key in `limited_worker.OPERATIONS`.
+          seconds: CPU time limit, in seconds.
+          memory: limit for additionally allocated memory, in bytes.
           values: arguments of the operation, which are sent as JSON.
 
         Raises:
-          Failed: the operation raised, was stopped at its limits, or ended its process.
+          Failed: If the operation raised an error, exceeded a limit or terminated the process.
         """
         request = {"operation": operation, "seconds": seconds, "memory": memory, **values}
         line = json.dumps(request, default=str).encode() + b"\n"
@@ -86,10 +89,10 @@ class LimitedProcess:
         return reply["value"]
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Sends a request and returns its reply; None if the process had ended because it was idle.
+        """Sends a request and returns the reply, or None if the process exited because it was idle.
 
         Raises:
-          Failed: the process exceeded a limit, or ended in another way.
+          Failed: If the process exceeded a limit or exited for any other reason.
         """
         self.start()
         process = self._process
@@ -97,7 +100,7 @@ class LimitedProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         content = b""
-        # Writing fails if the process has ended, which the reply shows below.
+        # Writing fails if the process has exited. This case is handled when reading the reply.
         with contextlib.suppress(OSError):
             process.stdin.write(line)
             process.stdin.flush()
@@ -126,7 +129,7 @@ class LimitedProcess:
         raise Failed(f"ends its process by {how}")
 
     def close(self) -> None:
-        """Ends the process."""
+        """Terminates the process."""
         process = self._process
         self._process = None
         if process is None or self._parent != os.getpid():
@@ -141,7 +144,7 @@ class LimitedProcess:
 
 @functools.cache
 def shared_process() -> LimitedProcess:
-    """Returns the limited process for all requests of this process."""
+    """Returns the resource-limited process shared by all requests of the current process."""
     process = LimitedProcess()
     atexit.register(process.close)
     return process

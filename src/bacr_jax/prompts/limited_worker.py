@@ -1,9 +1,9 @@
-"""Reads tokenizers and renders chat templates of untrusted folders, as the limited process.
+"""Worker of `limited.py`: loads tokenizers and renders chat templates of untrusted models.
 
-`limited.py` runs this file as a script. The script reads JSON requests from its standard input, one
-per line, and writes JSON replies to its standard output. The kernel enforces the limits, so that
-they also end C and Rust code. The script imports nothing of this package. It ends when its parent
-ends, or after a minute without a request.
+`limited.py` runs this file as a script. The script reads JSON requests from stdin, one per line,
+and writes JSON replies to stdout. The limits are enforced by the kernel, so that they also apply to
+C and Rust code. The script does not import any other module of this package. It exits when its
+parent process exits, or after a minute without a request.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from typing import Any, TextIO
 
 Request = dict[str, Any]
 
-# Seconds without a request after which the process ends.
+# Time without a request after which the process exits, in seconds.
 IDLE_SECONDS = 60
-# Number of times that a text is encoded, to detect a tokenizer that samples its ids.
+# Number of times a text is encoded, in order to detect nondeterministic tokenizers.
 _REPEATS = 5
-# Number of tokens of the vocabulary whose texts are encoded in addition to `_TEXT`.
+# Number of vocabulary entries whose decoded text is encoded in addition to `_TEXT`.
 _SAMPLED_TOKENS = 500
 _TEXT = (
     "Solve for x: 3x + 12 = 48. Then 12 * 4 = 48, so \\frac{36}{3} = 12.\n\n"
@@ -33,7 +33,7 @@ _TEXT = (
 
 
 def _memory_in_use() -> int | None:
-    """Returns the bytes of address space in use; None if the system does not report them."""
+    """Returns the size of the address space in bytes, or None if the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[0]
     except OSError:
@@ -43,9 +43,9 @@ def _memory_in_use() -> int | None:
 
 @contextlib.contextmanager
 def _limits(seconds: float, memory: int) -> Iterator[None]:
-    """Limits a block to `seconds` of processor time and `memory` bytes of new memory.
+    """Limits a block to `seconds` of CPU time and `memory` bytes of additional memory.
 
-    SIGPROF ends the process at the time limit. An allocation beyond the memory limit fails.
+    At the time limit, SIGPROF terminates the process. Allocations beyond the memory limit fail.
     """
     used = _memory_in_use()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -63,7 +63,7 @@ def _limits(seconds: float, memory: int) -> Iterator[None]:
 
 
 class _Clock(datetime.datetime):
-    """A clock whose time is always midnight on the date of the prompts."""
+    """A clock that always returns midnight on the configured date of the prompts."""
 
     date_of_prompts = "1970-01-01"
 
@@ -74,14 +74,15 @@ class _Clock(datetime.datetime):
 
 
 def render(request: Request) -> str:
-    """Renders messages with a chat template on a date; raises ValueError if the text is unusable.
+    """Renders messages with a chat template at a fixed date.
 
-    A text is unusable if it is too long or differs between two renderings.
+    Raises:
+      ValueError: If the rendered text is too long or differs between two renderings.
     """
     from transformers.utils import chat_template_utils
 
-    # The library's strftime_now reads this clock. A replacement among the template's variables
-    # would have to be sent as JSON.
+    # The library's strftime_now uses this clock. A function cannot be passed as a template
+    # variable, because variables are sent as JSON.
     chat_template_utils.datetime = _Clock
     _Clock.date_of_prompts = request["date"]
     texts: Any = chat_template_utils.render_jinja_template(
@@ -98,23 +99,26 @@ def render(request: Request) -> str:
 
 
 def read_variables(request: Request) -> list[str] | None:
-    """Returns the names that a template reads and does not set; None if its syntax is unknown."""
+    """Returns the variables that a template reads but does not set.
+
+    Returns None if the template cannot be parsed by plain Jinja.
+    """
     import jinja2
     import jinja2.meta
 
     language = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
         return sorted(jinja2.meta.find_undeclared_variables(language.parse(request["template"])))
-    # transformers adds tags to the language, which this parser does not know.
+    # transformers extends Jinja with additional tags that this parser does not support.
     except jinja2.TemplateSyntaxError:
         return None
 
 
 def read_tokenizer(request: Request) -> str:
-    """Reads the tokenizer of a folder and encodes and decodes texts with it.
+    """Loads the tokenizer in a folder, and encodes and decodes sample texts with it.
 
     Returns:
-      The reason why the tokenizer can't be used; empty if it can be.
+      The reason why the tokenizer cannot be used, or an empty string if it can.
     """
     import tokenizers
 
@@ -139,12 +143,13 @@ def read_tokenizer(request: Request) -> str:
 
 
 def _encoded(backend: Any, text: str) -> list[int] | None:
-    """Returns the ids of a text; None if the tokenizer has no tokens for it."""
-    # Some models cache the ids of words, which would hide ids that are sampled.
+    """Returns the token ids of a text, or None if the tokenizer cannot encode it."""
+    # Some models cache the token ids of words, which would hide nondeterministic encoding.
     getattr(backend.model, "_clear_cache", lambda: None)()
     try:
         return list(backend.encode(text, add_special_tokens=False).ids)
-    # The Rust library raises plain Exception. A panic is not an Exception, and ends the request.
+    # The Rust library raises plain Exception. A panic is not an Exception and makes the request
+    # fail.
     except Exception:
         return None
 
@@ -157,7 +162,7 @@ OPERATIONS: dict[str, Callable[[Request], Any]] = {
 
 
 def reply_to(request: Request) -> dict[str, Any]:
-    """Handles a request; returns its value, or a line about the error."""
+    """Handles a request. Returns its result or an error message."""
     operation = OPERATIONS[request["operation"]]
     try:
         with _limits(request["seconds"], request["memory"]):
@@ -166,7 +171,7 @@ def reply_to(request: Request) -> dict[str, Any]:
         return {"error": f"needs more than {request['memory'] >> 20:,} MiB of memory"}
     except RecursionError:
         return {"error": "is nested too deeply"}
-    # A panic of the Rust library is not an Exception.
+    # A panic in the Rust library is not an Exception.
     except BaseException as error:
         lines = str(error).strip().splitlines()
         return {"error": lines[0] if lines else type(error).__name__}
@@ -175,7 +180,7 @@ def reply_to(request: Request) -> dict[str, Any]:
 def serve(requests: TextIO, replies: TextIO) -> None:
     """Handles requests until the input ends or has been idle for a minute."""
     while True:
-        # SIGALRM ends the process after the idle time.
+        # SIGALRM terminates the process after the idle timeout.
         signal.alarm(IDLE_SECONDS)
         line = requests.readline()
         signal.alarm(0)
@@ -186,8 +191,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 
 
 def main() -> None:
-    """Runs the process: protects its output, sets signals, and handles requests."""
-    # Libraries may print, so standard output and error are closed to them.
+    """Redirects the output, configures signals, and handles requests."""
+    # Libraries may print, so stdout and stderr are redirected to /dev/null for them.
     replies = os.fdopen(os.dup(1), "w")
     sink = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
@@ -195,7 +200,8 @@ def main() -> None:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Imported now, so that imports overlap with the parent's and do not count towards limits.
+    # Imported here, so that the imports overlap with the parent's imports and do not count towards
+    # the limits.
     import jinja2.meta  # noqa: F401
     import tokenizers  # noqa: F401
     import transformers.utils.chat_template_utils  # noqa: F401

@@ -1,4 +1,4 @@
-"""Finds questions that contain tokens of the chat template, which a model reads as markup."""
+"""Detects questions that contain tokens of the chat template, which a model reads as markup."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from bacr_jax.errors import first_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
-# Largest number of tokens that the warning lists.
+# Maximum number of tokens listed in the warning.
 _MOST_NAMED = 3
 
 
 def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
-    """Returns the texts of special tokens, and of other added tokens around a question."""
+    """Returns all special tokens, and the other added tokens that occur around a question."""
     around = "".join(frame(tokenizer, style))
     texts = []
     for token in tokenizer.added_tokens_decoder.values():
@@ -25,9 +25,9 @@ def control_tokens(tokenizer: Any, style: PromptFormat) -> list[str]:
 def markup_warning(
     tokenizer: Any, style: PromptFormat, sets: Iterable[Sequence[str]]
 ) -> str | None:
-    """Returns a line about questions that contain control tokens; None if there are none.
+    """Returns a warning about questions that contain control tokens, or None if there are none.
 
-    A prompt format without a chat template has no markup.
+    Prompt formats without a chat template do not have control tokens.
 
     Args:
       sets: questions of each set.
@@ -36,7 +36,7 @@ def markup_warning(
         return None
     tokens = control_tokens(tokenizer, style)
     questions = [text for texts in sets for text in texts]
-    # A dictionary keeps the order of the first occurrences.
+    # A dictionary preserves the order of first occurrence.
     seen: dict[str, None] = {}
     count = 0
     for text in questions:

@@ -1,4 +1,4 @@
-"""Sets the date in chat templates, which stays the same if a run is resumed or evaluated later."""
+"""Fixes the date in chat templates, so that a resumed or later evaluated run uses the same date."""
 
 import dataclasses
 from pathlib import Path
@@ -8,17 +8,17 @@ from bacr_jax.config import Config
 from bacr_jax.config.derived import own_tokens
 from bacr_jax.prompts.chat_template import today
 
-# Files of a tokenizer that can contain chat templates, and the function that returns the date.
+# Tokenizer files that can contain chat templates, and the template function that returns the date.
 _FILES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 _FUNCTION = b"strftime_now"
 
 
 def reads_date(folder: Path) -> bool:
-    """True if a chat template in a tokenizer's folder reads the date."""
+    """True if a chat template in a tokenizer's folder uses the current date."""
     for name in _FILES:
         try:
             content = documents.read_file(folder / name)
-        # Errors in a file are reported when the tokenizer is loaded.
+        # Errors in these files are reported when the tokenizer is loaded.
         except (OSError, ValueError):
             continue
         if _FUNCTION in content:
@@ -27,13 +27,13 @@ def reads_date(folder: Path) -> bool:
 
 
 def with_prompt_date(config: Config, begun: Config | None = None, recorded: str = "") -> Config:
-    """Returns the config with the date of its prompts, if its chat template reads one.
+    """Sets the date of the prompts in a config if the chat template uses the current date.
 
-    A date in the config is kept.
+    A date that is already set in the config is not changed.
 
     Args:
-      begun: config of the run that is resumed, whose date is used; None for a new run.
-      recorded: date of the evaluation that is resumed; empty for a new evaluation.
+      begun: config of the run that is resumed, whose date is used. None for a new run.
+      recorded: date of the evaluation that is resumed. Empty for a new evaluation.
     """
     if config.data.prompt_date is not None:
         return config

@@ -1,4 +1,4 @@
-"""Shows prompts to people as a model reads them: special tokens visible, controls escaped."""
+"""Displays prompts as the model reads them, with visible special tokens and control characters."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from bacr_jax.questions.question_set import QuestionSet
 def shown_prompts(
     config: Config, style: PromptFormat, questions: QuestionSet, tokenizer: Any, *, count: int
 ) -> Iterator[str]:
-    r"""Yields lines that show the prompts of a set's first questions, and the text after them.
+    r"""Yields lines that display the prompts of a set's first questions and the text after them.
 
-    The end of a line in the prompt is shown as "\n" and a new line.
+    Line breaks in the prompt are displayed as "\n" followed by a line break.
 
     Args:
-      tokenizer: tokenizer of the model; None shows the messages before any chat template.
-      count: number of questions.
+      tokenizer: tokenizer of the model. None displays the messages without a chat template.
+      count: number of questions to display.
     """
     words = budget_words(config, style)
     largest = largest_told(config)
@@ -52,7 +52,7 @@ def shown_prompts(
 
 
 def _length_detail(num_tokens: int, limit: int) -> str:
-    """Returns the length of a prompt in words, and a remark if it is over the limit."""
+    """Returns the length of a prompt as text, with a note if it exceeds the limit."""
     detail = f", {num_tokens:,} tokens"
     if num_tokens > limit:
         detail += f", over data.max_prompt_tokens={limit}: left out"
@@ -60,7 +60,7 @@ def _length_detail(num_tokens: int, limit: int) -> str:
 
 
 def _continuation(style: PromptFormat, tokenizer: Any) -> Iterator[str]:
-    """Yields lines about thinking, suffixes and answer, which follow the prompt."""
+    """Yields lines that describe what follows the prompt: thinking, suffixes and answer."""
     opened = "the chat template or else the prompt format"
     if tokenizer is not None:
         opened = opener(tokenizer, style)
@@ -73,20 +73,20 @@ def _continuation(style: PromptFormat, tokenizer: Any) -> Iterator[str]:
 
 
 def visible(text: str, *, joined: bool = False) -> str:
-    r"""Makes hidden characters of a text visible: control characters and line ends as escapes.
+    r"""Escapes control characters and line breaks of a text.
 
     Args:
-      joined: True replaces the end of a line by "\n". False keeps a new line after it.
+      joined: if True, line breaks are replaced with "\n". If False, a line break follows each "\n".
     """
     line_end = "\\n" if joined else "\\n\n"
     return line_end.join(printable(line) for line in text.split("\n"))
 
 
 def _messages(style: PromptFormat, question: str, sentence: str) -> str:
-    """Returns system and user message of a chat format, or the whole prompt of another format.
+    """Returns the system and user message of a chat format, or the whole prompt of another format.
 
     Args:
-      sentence: sentence with the budget at the end of the user's message; empty for none.
+      sentence: sentence with the budget at the end of the user message, or an empty string.
     """
     user = user_message(style, question.strip(), sentence)
     if not style.chat:
@@ -98,13 +98,14 @@ def _messages(style: PromptFormat, question: str, sentence: str) -> str:
 def prompt_ids(
     config: Config, style: PromptFormat, words: str, texts: Sequence[str], tokenizer: Any
 ) -> list[list[int]]:
-    """Tokenises prompts of any length.
+    """Tokenizes prompts without a length limit.
 
     Args:
-      words: sentence with the budget, into which the largest budget is inserted; empty for none.
+      words: sentence with a placeholder for the budget, which is replaced with the largest budget.
+        Empty for prompts without a budget.
 
     Returns:
-      The ids of each prompt.
+      The token ids of each prompt.
     """
     no_limit = 1 << 30
     largest = largest_told(config)

@@ -1,9 +1,10 @@
-r"""Compiles stop strings against a tokenizer into tables that a jitted loop can follow.
+r"""Compiles stop strings into transition tables over tokens that a jitted loop can evaluate.
 
-A stop string can be split into tokens in many ways, and a token can contain its last bytes and
-more: Qwen2.5 writes `</think>` and a blank line as `</`, `think`, `>\n\n`. A search for a sequence
-of ids would miss it. The string is therefore compiled into a Knuth-Morris-Pratt automaton over
-bytes, and every token, a string of bytes, into one transition: `next_state[state, token]`.
+A stop string can be tokenized in many ways, and a token can extend beyond its end: Qwen2.5 encodes
+`</think>` followed by a blank line as `</`, `think`, `>\n\n`. Searching for a fixed sequence of
+token ids would miss such cases. The string is therefore compiled into a Knuth-Morris-Pratt
+automaton over bytes, and the bytes of every token are compiled into a single transition:
+`next_state[state, token]`.
 """
 
 import functools
@@ -20,10 +21,11 @@ from bacr_jax.prompts.decode_rules import Automaton
 
 
 def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
-    """Compiles the transition table of the Knuth-Morris-Pratt automaton of a string.
+    """Builds the transition table of the Knuth-Morris-Pratt automaton of a string.
 
     Returns:
-      The state after each byte. A state is the number of matched bytes; the last is absorbing.
+      Next state for each state and byte. A state is the number of matched bytes. The last state is
+      absorbing.
     """
     table = np.zeros((len(string) + 1, 256), np.int32)
     # State of the automaton if the match had started one byte later.
@@ -39,10 +41,10 @@ def byte_automaton(string: bytes) -> Int[np.ndarray, "states 256"]:
 
 @functools.cache
 def _byte_of_char() -> dict[str, int]:
-    """Returns the byte of each character of the byte-level alphabet.
+    """Returns the byte represented by each character of the byte-level alphabet.
 
-    Printable Latin-1 characters represent their own byte. The other bytes, in order, are
-    represented by the characters from 256 on.
+    Printable Latin-1 characters represent themselves. The remaining bytes, in ascending order, are
+    represented by the characters from code point 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -52,7 +54,7 @@ def _byte_of_char() -> dict[str, int]:
 
 def _decoder_kinds(backend: Any) -> set[str]:
     """Returns the names of the decoding steps of a fast tokenizer."""
-    # Only the decoder is serialised, because the whole tokenizer is megabytes of JSON.
+    # Only the decoder is serialized, because the whole tokenizer is several megabytes of JSON.
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -60,14 +62,14 @@ def _decoder_kinds(backend: Any) -> set[str]:
 
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
-    """Returns the UTF-8 bytes of each id in [0, len(tokenizer)); empty for ids without a token.
+    """Returns the UTF-8 bytes of each id in [0, len(tokenizer)), or b"" for ids without a token.
 
-    A token can be part of a character, so its bytes alone need not be valid UTF-8. Added and
-    special tokens have the bytes of their literal content.
+    A token can contain an incomplete character, so its bytes are not necessarily valid UTF-8. For
+    added and special tokens, the bytes are their literal content.
 
     Raises:
-      UserError: the tokenizer has no tokenizer.json, or is neither byte-level nor one whose tokens
-        are literal text.
+      UserError: If the tokenizer has no tokenizer.json, or is neither byte-level nor a tokenizer
+        whose tokens are literal text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -92,11 +94,11 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 
 
 def _alphabet_bytes(token: str) -> bytes:
-    """Converts a token in the byte-level alphabet to bytes."""
+    """Converts a token from the byte-level alphabet to bytes."""
     try:
         return bytes(_byte_of_char()[char] for char in token)
     except KeyError:
-        # Decoders return tokens with other characters unchanged.
+        # Decoders return tokens with characters outside the alphabet unchanged.
         return token.encode()
 
 
@@ -105,9 +107,9 @@ _VOCABULARIES: weakref.WeakKeyDictionary[Any, tuple[int, Vocabulary]] = weakref.
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """Returns the bytes of every id of a tokenizer (`token_bytes`), cached per tokenizer."""
+    """Returns the bytes of every token id (`token_bytes`), cached per tokenizer."""
     cached = _VOCABULARIES.get(tokenizer)
-    # Tokens can be added to a tokenizer but not renamed, so equal length means equal content.
+    # Tokens can be added to a tokenizer but not renamed, so the same length means the same content.
     if cached is not None and cached[0] == len(tokenizer):
         return cached[1]
     texts = tuple(token_bytes(tokenizer))
@@ -116,23 +118,24 @@ def vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Automaton:
-    """Compiles a stop string against a tokenizer; equal calls share one table.
+    """Compiles a stop string for a tokenizer. Results are cached.
 
-    A string that overlaps itself by two bytes or more may be refused. After four tokens `a`, for
-    example, the match of `aaab` began in the second, which `opens` can't represent, because it is
-    neither the first token nor the last. Tags never overlap themselves like this.
+    A string that overlaps with itself by two or more bytes may be rejected. For example, after four
+    tokens `a`, the match of `aaab` started in the second token. `opens` cannot represent this,
+    because it only marks matches that start in the current token. Tags never overlap with
+    themselves in this way.
 
     Args:
-      string: the stop string; an empty one never matches.
-      vocab_size: rows of the model's embedding, at least as many as the tokenizer has ids. Ids
-        beyond the tokenizer are never sampled, and lead back to the start.
+      string: stop string. An empty string never matches.
+      vocab_size: number of rows of the model's embedding matrix, at least the number of ids of the
+        tokenizer. Ids beyond the tokenizer are never sampled and lead back to the initial state.
 
     Returns:
-      The table on the host. It has about 5 bytes per state and id: 8 states and 152,064 ids take
-      6 MB.
+      The table on the host. It uses about 5 bytes per state and id, for example 6 MB for 8 states
+      and 152,064 ids.
 
     Raises:
-      UserError: the string is refused, or the tokenizer has more ids than the vocabulary.
+      UserError: If the string is rejected, or the tokenizer has more ids than `vocab_size`.
     """
     if not string:
         return no_stop_string(vocab_size)
@@ -146,7 +149,7 @@ def compile_stop_string(tokenizer: Any, string: str, *, vocab_size: int) -> Auto
 
 
 def no_stop_string(vocab_size: int) -> Automaton:
-    """Returns the table of a format without a stop string, which never leaves the start."""
+    """Returns the table of an empty stop string, which never leaves the initial state."""
     next_state: Any = np.zeros((2, vocab_size), np.int32)
     next_state[1] = 1
     opens: Any = np.zeros((2, vocab_size), bool)
@@ -155,15 +158,15 @@ def no_stop_string(vocab_size: int) -> Automaton:
 
 @functools.lru_cache(maxsize=16)
 def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
-    """Compiles a stop string against the bytes of all ids."""
+    """Compiles a stop string, given the bytes of all token ids."""
     byte_table = byte_automaton(string.encode())
     accept = len(byte_table) - 1
     states = np.arange(accept + 1)[:, None]
     after, begin = _token_transitions(byte_table, texts)
-    # Pairs of state and token after which a match is incomplete or was just completed.
+    # Pairs of state and token after which a match is in progress or has just been completed.
     is_alive = (after > 0) & (states < accept)
-    # A match that began in an earlier token must have been the match of the state before, which
-    # began `state` bytes before the token. Otherwise its first token is unknown.
+    # If a match started in an earlier token, it must be the match of the previous state, which
+    # started `state` bytes before the token. Otherwise, its first token is unknown.
     began_elsewhere = is_alive & (begin < 0) & (begin != -states)
     if began_elsewhere.any():
         raise UserError(
@@ -175,8 +178,8 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     next_state[:, : len(texts)] = after
     next_state[accept] = accept
     opens[:, : len(texts)] = is_alive & (begin >= 0)
-    # Calls share the cached table, so it is read-only. It stays on the host; `decode_rules`
-    # copies it to the device.
+    # The cached table is shared between calls, so it is read-only. It stays on the host, and
+    # `decode_rules` copies it to the device.
     next_state.setflags(write=False)
     opens.setflags(write=False)
     return Automaton(next_state, opens)
@@ -185,14 +188,15 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
 def _token_transitions(
     byte_table: Int[np.ndarray, "states 256"], texts: Sequence[bytes]
 ) -> tuple[Int[np.ndarray, "states V"], Int[np.ndarray, "states V"]]:
-    """Follows the byte automaton over the bytes of every token, from every state.
+    """Runs the byte automaton over the bytes of every token, from every state.
 
     Returns:
-      The state after each token, and the byte at which the match after the token began. Bytes are
-      counted from the start of the token, so the match began in an earlier token if negative.
+      The state after each token, and the byte offset, relative to the start of the token, at which
+      the match in progress started. A negative offset means that it started in an earlier token.
     """
     lengths = np.array([len(text) for text in texts])
-    # Tokens are sorted by falling length, so those with a byte at an index are the first ones.
+    # Tokens are sorted by descending length, so that the tokens with a byte at a given index come
+    # first.
     order = np.argsort(-lengths, kind="stable")
     all_bytes = np.frombuffer(b"".join([texts[index] for index in order]), np.uint8)
     sizes = lengths[order]
@@ -209,18 +213,18 @@ def _token_transitions(
         # Bytes after the end of a match are not part of it.
         num_read[:, :active] += before < accept
         state[:, :active] = after
-    # The state is the number of bytes in the match.
+    # The state equals the number of matched bytes.
     begin = num_read - state
     original_order = np.argsort(order)
     return state[:, original_order], begin[:, original_order]
 
 
 def match(table: Automaton, ids: Sequence[int]) -> tuple[int, int]:
-    """Follows the table over ids one token at a time, as a decoding loop does.
+    """Runs the automaton over token ids, one token at a time, like a decoding loop.
 
     Returns:
       Index of the token in which the stop string first ends, and index of the token in which this
-      match began. (-1, -1) if the ids do not contain the stop string.
+      match started. (-1, -1) if the stop string does not occur.
     """
     state = 0
     start = 0

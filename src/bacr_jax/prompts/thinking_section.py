@@ -1,7 +1,7 @@
-"""Section `thinking` of an exported folder's config.json: prompts and answers, for servers.
+"""The section `thinking` in an exported model's config.json, which is read by inference servers.
 
-The section contains the prompt format; the tokens that are forced, never sampled, or end something;
-the stop strings as tables over tokens; and the lengths used in training.
+The section contains the prompt format; the tokens that are forced, never sampled or end a part of
+the response; the stop strings as transition tables over tokens; and the lengths used in training.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.stop_strings import compile_stop_string
 
-# Keys of the section that are copies of a run's settings, and the names of these settings.
+# Keys of the section that are copied from a run's settings, with the names of these settings.
 SETTINGS = {
     "answer_tokens": "rollout.answer_tokens",
     "prompt_tokens": "data.max_prompt_tokens",
@@ -33,16 +33,16 @@ SETTINGS = {
 
 
 def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> dict[str, Any]:
-    """Builds the section `thinking` of a policy; docs/serving.md describes its keys.
+    """Builds the section `thinking` of a policy. docs/serving.md describes its keys.
 
     Args:
-      rows: rows of the model's embedding.
+      rows: number of rows of the model's embedding matrix.
     """
     allowed = allowed_tokens(tokenizer, style, rows)
     settings = config_io.flatten(config)
     prompt_format = dataclasses.asdict(style)
     if not style.date:
-        # Most chat templates write no date.
+        # Omitted if empty, because most chat templates do not contain a date.
         del prompt_format["date"]
     section: dict[str, Any] = {
         "prompt_format": prompt_format,
@@ -62,7 +62,7 @@ def describe(config: Config, tokenizer: Any, style: PromptFormat, rows: int) -> 
 
 
 def ranges(ids: Sequence[int] | np.ndarray) -> str:
-    """Formats ids in rising order as text: 3, 7, 8 and 9 become `3 7-9`."""
+    """Formats ids in ascending order as a text of ranges: 3, 7, 8 and 9 become `3 7-9`."""
     numbers = np.asarray(ids, np.int64)
     if not len(numbers):
         return ""
@@ -80,12 +80,12 @@ def _stop(tokenizer: Any, text: str, rows: int) -> dict[str, Any]:
 
 
 def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:
-    """Lists the transitions of a stop table as (state, next state, ids).
+    """Lists the transitions of a stop string table as (state, next state, ids).
 
-    The transitions of state 0 come first, with None for the state, because they hold for every
-    state that lists no other transition for an id. Transitions of state 0 to itself are left out.
-    Then come the transitions of each state that differ from state 0's. The last state is absorbing
-    and left out.
+    The list begins with the transitions of state 0, for which the state is None. They are the
+    default of all other states, and transitions from state 0 to itself are omitted. They are
+    followed by the transitions of each other state that differ from this default. The last state is
+    absorbing and is omitted.
     """
     default_row = next_state[0]
     transitions: list[tuple[int | None, int, str]] = []
@@ -102,14 +102,14 @@ def jumps(next_state: np.ndarray) -> list[tuple[int | None, int, str]]:
 
 
 def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
-    """Reads the prompt format of a section.
+    """Parses the prompt format of a section.
 
     Args:
       raw: the section.
-      where: its file, for error messages.
+      where: path of its file, for error messages.
 
     Raises:
-      UserError: the format is damaged or was written by another version.
+      UserError: If the format is malformed or was written by an incompatible version.
     """
     fields = raw.get("prompt_format")
     hints = typing.get_type_hints(PromptFormat)
@@ -125,14 +125,14 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
 
 
 def read_settings(raw: Mapping[str, Any], where: Path) -> list[str]:
-    """Reads the lengths of a section as config settings of the form `key=value`.
+    """Parses the lengths in a section into config settings of the form `key=value`.
 
     Args:
       raw: the section.
-      where: its file, for error messages.
+      where: path of its file, for error messages.
 
     Raises:
-      UserError: a length is not a whole number.
+      UserError: If a length is not an integer in the valid range.
     """
     settings = []
     for name, key in SETTINGS.items():

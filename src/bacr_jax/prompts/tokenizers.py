@@ -1,4 +1,4 @@
-"""Loads tokenizers of Hugging Face folders, and converts the tokens of answers to text."""
+"""Loads the tokenizers of Hugging Face folders, and decodes the tokens of answers."""
 
 import functools
 import hashlib
@@ -12,13 +12,15 @@ from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.limited import Failed, shared_process
 from bacr_jax.prompts.stop_strings import vocabulary
 
-# Larger ids are taken for errors in a file, because tables have an entry for every smaller id.
+# Exclusive upper bound of token ids. Larger ids are treated as an error in the file, because tables
+# have one entry per id.
 MOST_IDS = 1 << 24
-# Classes that read tokenizer.json as it is, and classes that AutoTokenizer builds differently.
+# Tokenizer classes that load tokenizer.json unchanged, and classes that AutoTokenizer rebuilds
+# differently.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 _REBUILT = ("LlamaTokenizer", "GPT2Tokenizer")
-# Limits of processor time (s) and new memory (bytes) for reading a tokenizer. One with 250,000
-# tokens takes 3 s and 1 GiB.
+# Limits for loading a tokenizer: CPU time in seconds and additional memory in bytes. A tokenizer
+# with 250,000 tokens takes 3 s and 1 GiB.
 READ_SECONDS = 30.0
 READ_MEMORY = 4 << 30
 _READ_IN_LIMITS = ("tokenizer.json", "vocab.json", "merges.txt")
@@ -28,23 +30,24 @@ _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "
 def load_tokenizer(
     folder: str | Path | None, *, where: str, model: str | Path | None = None
 ) -> Any:
-    """Loads the tokenizer of a Hugging Face folder; nothing is downloaded.
+    """Loads the tokenizer of a Hugging Face folder. Nothing is downloaded.
 
     Args:
       folder: folder with the tokenizer.
       where: name of the setting, for error messages.
-      model: folder of the model if it is another one.
+      model: folder of the model, if it differs from `folder`.
 
     Returns:
-      The tokenizer. Its attribute `turn_ends` has the ids in the model's folder that end a turn.
+      The tokenizer. Its attribute `turn_ends` contains the EOS ids that the model's folder
+      specifies.
 
     Raises:
-      UserError: the folder is missing or its tokenizer can't be read.
+      UserError: If the folder is missing or its tokenizer cannot be loaded.
     """
     documents.check_model_folder(folder or "null", where)
     assert folder is not None
     folder = Path(folder)
-    # The limited process is started first, so that its imports run while this process imports too.
+    # Started first, so that its imports run in parallel with the imports of this process.
     shared_process().start()
     reader = _reader(folder)
     try:
@@ -56,8 +59,8 @@ def load_tokenizer(
         largest = max(vocab.values(), default=0)
         if largest >= MOST_IDS:
             raise ValueError(f"an id is not below {MOST_IDS}")
-    # The class of the error depends on what is missing or damaged. The Rust reader raises plain
-    # Exception, or panics.
+    # The type of the error depends on which file is missing or damaged. The Rust library raises
+    # plain Exception or panics.
     except BaseException as error:
         if not is_refusal(error):
             raise
@@ -72,10 +75,10 @@ def load_tokenizer(
 def _check_different_ids(vocab: Mapping[str, int]) -> None:
     """Checks that no two tokens of a vocabulary have the same id.
 
-    With equal ids a text would be encoded as another text, without any error.
+    With duplicate ids, a text would silently be encoded as a different text.
 
     Raises:
-      ValueError: two tokens have the same id.
+      ValueError: If two tokens have the same id.
     """
     tokens: dict[int, str] = {}
     for token, id in vocab.items():
@@ -86,11 +89,12 @@ def _check_different_ids(vocab: Mapping[str, int]) -> None:
 
 
 def _reader(folder: Path) -> Any:
-    """Returns the class of transformers that reads a folder's tokenizer unchanged.
+    """Returns the transformers class that loads a folder's tokenizer unchanged.
 
-    AutoTokenizer builds some classes anew, with another model's splitting: Qwen2's for every Qwen2
-    model, even if its folder has another class (R1-Distill's has Llama's), and GPT-2's without the
-    single digits of SmolLM2. For these classes tokenizer.json is read as it is.
+    For some classes, AutoTokenizer rebuilds the tokenizer with the pre-tokenization of another
+    model. It uses Qwen2's class for all Qwen2 models, even if the folder specifies another class
+    (R1-Distill specifies Llama's), and it uses GPT-2's pre-tokenization, which does not split
+    digits, for SmolLM2. For these classes, tokenizer.json is loaded directly.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -105,16 +109,19 @@ def _reader(folder: Path) -> Any:
 def is_refusal(error: BaseException) -> bool:
     """True if an error is an Exception or a panic of the Rust library.
 
-    The class of panics is not a subclass of Exception.
+    The exception class of panics is not derived from Exception.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _try_in_limits(folder: Path) -> None:
-    """Reads a folder's tokenizer in a limited process, because a damaged one may abort its reader.
+    """Test-loads a tokenizer in the resource-limited process.
+
+    A damaged file can crash the tokenizer library, so the main process only loads files that passed
+    this test.
 
     Raises:
-      ValueError: the tokenizer can't be used.
+      ValueError: If the tokenizer cannot be used.
     """
     digest = hashlib.sha256()
     for name in _READ_IN_LIMITS:
@@ -131,18 +138,18 @@ def _try_in_limits(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _fault_in_limits(folder: str, digest: str) -> str:
-    """Returns the reason why a tokenizer can't be used; empty if it can be.
+    """Returns the reason why a tokenizer cannot be used, or an empty string if it can.
 
     Args:
-      digest: digest of the tokenizer's files. It is part of the cache's key, so that unchanged
-        files are not read again.
+      digest: digest of the tokenizer's files. It is part of the cache key, so that unchanged files
+        are not checked again.
     """
     limits: dict[str, Any] = {"seconds": READ_SECONDS, "memory": READ_MEMORY}
     return str(shared_process().ask("read_tokenizer", **limits, folder=folder))
 
 
 def _check_files(folder: Path) -> None:
-    """Raises OSError or ValueError for files on which the libraries would hang or crash."""
+    """Raises OSError or ValueError for files that would make the libraries hang or crash."""
     for path in sorted(folder.iterdir()):
         if path.suffix not in (".json", ".jinja", ".txt"):
             continue
@@ -155,15 +162,17 @@ def _check_files(folder: Path) -> None:
 
 
 def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
-    """Returns the ids that end a turn according to a model's folder.
+    """Returns the EOS ids that a model's folder specifies.
 
-    They are read from generation_config.json, or from config.json if the former has none.
+    They are read from generation_config.json, or from config.json if generation_config.json does
+    not contain any.
 
     Args:
       largest: largest id of the tokenizer.
 
     Raises:
-      UserError: an existing file can't be read, or has a value that is not an id of the tokenizer.
+      UserError: If an existing file cannot be parsed, or contains a value that is not an id of the
+        tokenizer.
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         try:
@@ -187,7 +196,7 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
 
 
 def _read_key(file: Path, key: str) -> Any:
-    """Returns the value of a key in a JSON file; None if key or file can't be read."""
+    """Returns the value of a key in a JSON file, or None if the key or the file cannot be read."""
     try:
         return documents.read_json(file)[key]
     except (OSError, ValueError, KeyError, TypeError):
@@ -195,9 +204,10 @@ def _read_key(file: Path, key: str) -> Any:
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Converts ids to text from the bytes that stop tables use, without any clean-up.
+    """Decodes token ids from the same bytes that stop string tables use, without any clean-up.
 
-    A row can be cut inside a character. Incomplete characters become the replacement character.
+    A sequence can end inside a multi-byte character. Incomplete characters are decoded as the
+    replacement character.
     """
     texts = vocabulary(tokenizer)
     return b"".join([texts[index] for index in ids]).decode(errors="replace")
@@ -206,15 +216,15 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
 def answer_text(
     tokenizer: Any, ids: Sequence[int], *, opened: str = "<answer>", closed: str = "</answer>"
 ) -> str:
-    """Converts the ids of an answer to text for grading, including the tag before it.
+    """Decodes the token ids of an answer for grading, including the tag before it.
 
     Args:
       opened: text at the end of the suffix (`PromptFormat.answer_open`).
       closed: text that ends the answer (`PromptFormat.answer_close`).
 
     Returns:
-      `opened`, then the answer up to and including its first `closed`. An answer without `closed`
-      is returned completely, from which a grader sees that it is unfinished.
+      `opened`, followed by the answer up to and including the first `closed`. An answer without
+      `closed` is returned in full, so that the grader can tell that it is unfinished.
     """
     body, tag, _ = decode_ids(tokenizer, ids).partition(closed)
     return opened + body + tag

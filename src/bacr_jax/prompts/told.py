@@ -1,9 +1,10 @@
-"""Prompts with the budget in a sentence after the question, which contains each row's number.
+"""Prompts with a sentence after the question that contains the budget of each row.
 
     prompt up to the number | number | rest of the sentence, rest of the template, think_open
 
-The first part is tokenised once, with its question, so that inserting a number does not tokenise
-the question again. When the prompts are made, the ids are checked to equal the whole text's.
+The first part is tokenized once per question. Inserting a number therefore does not require
+tokenizing the question again. When the prompts are built, the token ids of the parts are checked to
+be identical to the token ids of the whole text.
 """
 
 import dataclasses
@@ -21,15 +22,16 @@ from bacr_jax.prompts.encoding import encode_prompts, encode_text, frame, with_i
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.types import NO_BUDGET, Prompts
 
-# Replaces the number while the chat template is rendered: a private-use character.
+# Placeholder for the number while the chat template is rendered: a private-use character.
 _NUMBER = "\ue001"
 
 
 def budget_words(config: Config, style: PromptFormat) -> str:
-    """Returns the sentence with the budget in prompts, in which `{budget}` is the number.
+    """Returns the sentence with the budget in prompts, with `{budget}` as the placeholder.
 
-    A format's sentence has precedence over `conditioning.words` (the ledger has tokens for it). The
-    result is empty if `conditioning.told` puts no budget into prompts.
+    The sentence of a prompt format takes precedence over `conditioning.words`, because some
+    formats, such as the ledger's, have special tokens for it. The result is empty if
+    `conditioning.told` does not put the budget into prompts.
     """
     if not config.conditioning.in_words:
         return ""
@@ -37,7 +39,7 @@ def budget_words(config: Config, style: PromptFormat) -> str:
 
 
 def largest_told(config: Config) -> int:
-    """Returns the largest budget of training and evaluation, whose number must fit in prompts."""
+    """Returns the largest budget of training and evaluation, which must fit into prompts."""
     return max(config.budget.max, *config.eval.budgets)
 
 
@@ -47,8 +49,9 @@ class ToldPrompts:
 
     Attributes:
       opened: prompts up to the number.
-      closing: ids after the number.
-      digits: tokens of the longest supported number, so that all budgets have the same width.
+      closing: token ids after the number.
+      digits: maximum number of tokens of a number. The width of a batch is based on it, so that it
+        does not depend on the budgets.
     """
 
     opened: Prompts
@@ -58,39 +61,39 @@ class ToldPrompts:
 
     @property
     def rest(self) -> int:
-        """Returns the largest number of tokens after `opened`."""
+        """Returns the maximum number of tokens after `opened`."""
         return self.digits + len(self.closing)
 
     @property
     def longest(self) -> int:
-        """Returns the tokens of the longest prompt with the longest number."""
+        """Returns the length in tokens of the longest prompt, with a number of maximum length."""
         return int(np.max(self.opened.lengths, initial=0)) + self.rest
 
     def take(self, index: Int[np.ndarray, "n"]) -> "ToldPrompts":
-        """Returns the prompts of the questions at these indices."""
+        """Returns the prompts of the questions at the given indices."""
         return dataclasses.replace(self, opened=self.opened.take(index))
 
     def at(
         self, index: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], untold: Prompts
     ) -> Prompts:
-        """Returns prompts [B] of some questions, each with the number of its row's budget.
+        """Returns the prompts [B] of the given questions, including the budget of each row.
 
-        The positions of the question's tokens do not change.
+        The token positions of the question are the same with and without a budget.
 
         Args:
-          index: question of each row.
-          budgets: budget of each row in tokens. With NO_BUDGET, the row's prompt has no sentence.
+          index: question index of each row.
+          budgets: budget of each row in tokens, or NO_BUDGET for a prompt without the sentence.
           untold: prompts of the same rows without a budget.
 
         Raises:
-          ValueError: a budget's number has more than `digits` tokens.
+          ValueError: If the number of a budget has more than `digits` tokens.
         """
         opened = self.opened.take(index)
         told_width = np.asarray(self.opened.tokens).shape[1] + self.rest
         width = max(told_width, np.asarray(untold.tokens).shape[1])
         tokens: Any = np.zeros((len(index), width), np.int32)
         lengths: Any = np.zeros(len(index), np.int32)
-        # Rows with the same budget are filled at once.
+        # All rows with the same budget are filled in one step.
         for budget in np.unique(budgets):
             rows = np.flatnonzero(np.asarray(budgets) == budget)
             if budget == NO_BUDGET:
@@ -102,7 +105,7 @@ class ToldPrompts:
         return Prompts(tokens, lengths, untold.question_start, untold.question_end)
 
     def _ending(self, budget: int) -> Int[np.ndarray, "n"]:
-        """Returns the ids after `opened` for one budget: its number, and `closing`."""
+        """Returns the token ids after `opened` for one budget: its number and `closing`."""
         number = encode_text(self.tokenizer, str(budget))
         if len(number) > self.digits:
             raise ValueError(f"budget {budget}: its number has over {self.digits} tokens")
@@ -118,19 +121,20 @@ def told_prompts(
     largest: int,
     max_tokens: int,
 ) -> tuple[ToldPrompts, Int[np.ndarray, "dropped"]]:
-    """Tokenises questions in their format, up to the number of a budget.
+    """Formats and tokenizes questions, up to the number of a budget.
 
     Args:
-      words: the sentence with the budget (`budget_words`).
-      largest: largest budget to leave room for, in tokens.
-      max_tokens: longest prompt that is kept, including the number of the largest budget.
+      words: sentence with the budget (`budget_words`).
+      largest: largest budget for which space is reserved, in tokens.
+      max_tokens: maximum prompt length, including the number of the largest budget.
 
     Returns:
-      The prompts that are kept, and the indices of questions that are left out.
+      The prompts, and the indices of questions that are excluded because their prompts are too
+      long.
 
     Raises:
-      UserError: as `encode_prompts`; or the chat template drops the sentence; or the tokenizer
-        joins a number with the text next to it.
+      UserError: If `encode_prompts` raises it, the chat template drops the sentence, or the
+        tokenizer merges a number with adjacent text.
     """
     before, placeholder, after = words.partition(BUDGET)
     assert placeholder
@@ -170,6 +174,6 @@ def told_prompts(
 
 
 def _budgets_to_check(largest: int) -> set[int]:
-    """Returns one budget per number of digits up to the largest budget, and the largest."""
+    """Returns one budget per number of digits up to the largest budget, and the largest one."""
     num_digits = len(str(largest))
     return {*(10**exponent for exponent in range(num_digits)), largest}

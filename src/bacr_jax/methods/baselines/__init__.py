@@ -1,16 +1,16 @@
-"""Baselines of budget-conditioned advantages, by the value of `advantage.baseline`.
+"""Baselines of budget-conditioned advantages, selected by `advantage.baseline`.
 
-The paper subtracts V(q, b) (Eq. 10). The other baselines, and the correction of any of them by
-score weights, are the project's additions.
+The paper subtracts V(q, b) (Eq. 10). The other baselines, and the correction of any baseline by
+score weights, are additions of this project.
 
 value          the value head V(q, b) of Eq. 11
 residual_loo   V plus the mean residual of the other responses to the question
-shrink         V corrected by these residuals as far as they can be trusted
+shrink         V plus these residuals, weighted by the reliability of V
 group          mean reward of the responses to the question
-batch          mean reward of the batch's other responses
-same_budget    mean reward of the batch's other responses with the same budget
-constant       running mean of earlier batches
-optimal_token  mean of the question's responses weighted by score norms, one number per token
+batch          mean reward of the other responses in the batch
+same_budget    mean reward of the other responses in the batch that have the same budget
+constant       running mean over earlier batches
+optimal_token  mean over the responses to the question, weighted by score norms, per token
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ BASELINES: dict[str, Callable[[Config], Baseline]] = {
 
 
 def baseline_of(config: Config) -> Baseline:
-    """Returns the baseline that `advantage.baseline` and `advantage.score_weighted` name."""
+    """Builds the baseline selected by `advantage.baseline` and `advantage.score_weighted`."""
     baseline = BASELINES[config.advantage.baseline](config)
     if config.advantage.score_weighted:
         return with_score_weights(config, baseline)

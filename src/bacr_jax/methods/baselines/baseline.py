@@ -1,7 +1,7 @@
 """Defines `Baseline`, the baseline of budget-conditioned advantages, and its data types.
 
-`methods/bacr.py` calls a `Baseline` where the paper has V(q, b). The modules next to this one build
-them. Nothing here samples or updates a policy.
+`methods/bacr.py` calls a `Baseline` where the paper uses V(q, b). The other modules of this package
+construct baselines. This module does not sample from or update a policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,19 +12,19 @@ from jaxtyping import Array, Float
 
 from bacr_jax.methods.method import GroupBatch, PerCut
 
-# Moments of earlier batches by name, saved with every checkpoint.
+# Moments of earlier batches, keyed by name. They are saved in every checkpoint.
 State = dict[str, Array]
 
-# Weight that a running moment keeps in each step: about the last ten batches count.
+# Decay of the running moments per training step, which averages over roughly the last ten batches.
 MOMENT_DECAY = 0.9
 
 
 class Estimate(NamedTuple):
-    """Expected reward and correctness of each response at each cut.
+    """Expected reward and expected correctness of each response at each cut.
 
     Attributes:
       reward: baseline of R (Eq. 7), in units of reward.
-      correctness: baseline of the outcomes r, a probability where the baseline implies one.
+      correctness: baseline of the outcomes r. It is a probability if the baseline implies one.
     """
 
     reward: PerCut
@@ -37,8 +37,9 @@ class Credit(NamedTuple):
     Attributes:
       thinking: advantage of each thinking segment.
       answers: advantage of the answer at each cut.
-      returns: reward that each thinking segment can still change.
-      tokens: advantage of each thinking token; None if a segment's tokens share its advantage.
+      returns: reward that each thinking segment can still influence.
+      tokens: advantage of each thinking token, or None if all tokens of a segment have the same
+        advantage.
     """
 
     thinking: PerCut
@@ -47,7 +48,7 @@ class Credit(NamedTuple):
     tokens: Float[Array, "Q G T"] | None = None
 
 
-# Defaults of `Baseline`, for a baseline without moments of earlier batches ----------------------
+# Defaults of `Baseline` for baselines without moments of earlier batches --------------------------
 
 
 def _no_moments() -> State:
@@ -74,12 +75,12 @@ class Baseline:
 
     Attributes:
       estimate: (state, batch, rewards R [Q, G, M], values V [Q, G, M] or None) -> `Estimate`.
-      uses_value: True if `estimate` reads V.
-      needs_score_norms: True if `estimate` reads `GroupBatch.path`.
-      init_state: moments before training.
-      update: (state, batch, rewards, values) -> the baseline's moments after the batch.
-      refine: (state, batch, `Credit`) -> `Credit`, a correction of the finished credit.
-      metrics: state -> numbers to log, by `group/name`.
+      uses_value: True if `estimate` requires V.
+      needs_score_norms: True if `estimate` requires `GroupBatch.path`.
+      init_state: () -> moments before training.
+      update: (state, batch, rewards, values) -> moments after the batch.
+      refine: (state, batch, `Credit`) -> `Credit`. Corrects the final credit.
+      metrics: state -> metrics to log, keyed by `group/name`.
     """
 
     estimate: Callable[[State, GroupBatch, PerCut, PerCut | None], Estimate]
@@ -92,11 +93,11 @@ class Baseline:
 
 
 def running(old: Array, new: Array, *, power: int = 1) -> Array:
-    """Returns an exponentially weighted sum of moments.
+    """Updates an exponentially weighted sum of moments.
 
         a^p old + (1 - a)^p new,   a = MOMENT_DECAY
 
     Args:
-      power: p. 1 for a mean; 2 for a sum of squared weights.
+      power: p. Use 1 for a mean and 2 for a sum of squared weights.
     """
     return MOMENT_DECAY**power * old + (1.0 - MOMENT_DECAY) ** power * new

@@ -1,4 +1,7 @@
-"""Baselines that are means of the same batch: no value head, no memory of earlier batches."""
+"""Baselines that are means over the current batch.
+
+They require neither a value head nor statistics of earlier batches.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -11,7 +14,7 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def group(config: Config) -> Baseline:
-    """Returns the mean over the question's responses, the response itself included."""
+    """Builds the baseline that is the mean over all responses to the question."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -22,7 +25,7 @@ def group(config: Config) -> Baseline:
 
 
 def batch(config: Config) -> Baseline:
-    """Returns the mean over the batch's other responses (`advantages.same_budget_mean`)."""
+    """Builds the baseline that is the mean over the other responses in the batch."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -33,7 +36,7 @@ def batch(config: Config) -> Baseline:
 
 
 def same_budget(config: Config) -> Baseline:
-    """Returns the mean over the batch's other responses that have the same budget."""
+    """Builds the baseline that is the mean over other responses with the same budget."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -44,7 +47,7 @@ def same_budget(config: Config) -> Baseline:
 
 
 def _mean_of_others(batch: GroupBatch, reward: PerCut, classes: Int[Array, "Q G"]) -> Estimate:
-    """Returns means over the other responses of the same class."""
+    """Computes the mean over the other responses of the batch with the same class."""
     return Estimate(
         advantages.same_budget_mean(reward, classes),
         advantages.same_budget_mean(batch.outcomes, classes),

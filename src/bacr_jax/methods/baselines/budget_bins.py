@@ -1,7 +1,8 @@
-"""Running moments per doubling of the budget (`advantage.score_by_budget`).
+"""Running moments per budget bin (`advantage.score_by_budget`).
 
-Moments of K bins and M cuts are stored as one vector of K * M numbers, bin by bin. With one bin
-every function here returns its argument.
+Each bin covers a factor of two in the budget. The moments of K bins and M cuts are stored as one
+vector of K * M numbers, ordered by bin. With a single bin, every function in this module returns
+its argument unchanged.
 """
 
 import math
@@ -17,37 +18,38 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 @dataclass(frozen=True)
 class BudgetBins:
-    """Doublings of the budget, counted from the smallest budget of the prior.
+    """Bins of budgets, each covering a factor of two, starting at the smallest budget of the prior.
 
     Attributes:
       smallest: smallest budget, in tokens.
-      count: number K of bins.
+      count: number of bins K.
     """
 
     smallest: int
     count: int
 
     def spread(self, batch: GroupBatch, x: PerCut) -> Float[Array, "Q G N"]:
-        """Returns K * M numbers per response: x in the bin of its budget, 0 in the others."""
+        """Returns K * M numbers per response: x in the bin of its budget, 0 elsewhere."""
         if self.count == 1:
             return x
         return (self._one_hot(batch) * x[:, :, None]).reshape(*x.shape[:2], -1)
 
     def select(self, batch: GroupBatch, x: Float[Array, "Q G N"]) -> PerCut:
-        """Returns the M numbers of the bin of each response's budget, from K * M per response."""
+        """Selects the M numbers of each response's bin from its K * M numbers."""
         if self.count == 1:
             return x
         return (self._one_hot(batch) * x.reshape(*x.shape[:2], self.count, -1)).sum(2)
 
     def _one_hot(self, batch: GroupBatch) -> Float[Array, "Q G K one"]:
-        # Integer limits, because a rounded logarithm could put a limit in either bin.
+        # The boundaries are integers, because a rounded logarithm could put a boundary value in
+        # either bin.
         limits = self.smallest * 2 ** np.arange(1, self.count)
         index = (batch.budgets[..., None] >= limits.astype(np.int32)).sum(-1)
         return jax.nn.one_hot(index, self.count)[..., None]
 
 
 def budget_bins(config: Config) -> BudgetBins:
-    """Returns one bin per doubling of the budget, or one bin for all budgets."""
+    """Builds one bin per factor of two, or a single bin if `advantage.score_by_budget` is false."""
     smallest, largest = derived.prior_range(config)
     if not config.advantage.score_by_budget:
         return BudgetBins(smallest, 1)

@@ -1,4 +1,4 @@
-"""The optimal token baseline (arXiv 2602.07078): one number per question and token position."""
+"""Optimal token baseline (arXiv 2602.07078), with one value per question and token position."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,7 +10,7 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def optimal_token(config: Config) -> Baseline:
-    """Returns the question's mean reward weighted by the squared norms of its responses' scores."""
+    """Builds the baseline that is the group's mean reward, weighted by squared score norms."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -30,14 +30,14 @@ def optimal_token(config: Config) -> Baseline:
 
 
 def _norms_at_cuts(batch: GroupBatch) -> PerCut:
-    """Returns the squared norms of each response's scores, summed up to each cut."""
+    """Returns the squared score norm of each response, accumulated up to each cut."""
     assert batch.path is not None
     before_cut = jnp.arange(batch.path.shape[-1]) < batch.cuts[..., None]
     return jnp.where(before_cut, batch.path[..., None, :], 0.0).max(-1)
 
 
 def _token_advantages(batch: GroupBatch, returns: PerCut) -> Float[Array, "Q G T"]:
-    """Returns each thinking token's return minus the optimal token baseline."""
+    """Computes the return of each thinking token minus the optimal token baseline."""
     assert batch.path is not None
     cuts = batch.cuts.reshape(-1, batch.cuts.shape[-1])
     flat_returns = returns.reshape(-1, returns.shape[-1])

@@ -1,7 +1,7 @@
-"""A baseline that is the running mean of earlier batches, per cut and, if asked, per budget bin.
+"""Baseline that is the running mean over earlier batches, per cut and optionally per budget bin.
 
-It needs no value head. It lags behind the policy: after a batch without any reward, every response
-of that batch is below the mean.
+It does not require a value head. It lags behind the policy: in a batch without any reward, every
+response is below the running mean.
 """
 
 import jax
@@ -17,7 +17,7 @@ from bacr_jax.methods.method import GroupBatch, PerCut
 
 
 def constant(config: Config) -> Baseline:
-    """Returns the running mean reward at each cut."""
+    """Builds the baseline that is the running mean reward at each cut."""
     bins = budget_bins(config)
     moments = config.cuts.count * bins.count
 
@@ -27,7 +27,8 @@ def constant(config: Config) -> Baseline:
         return implied_estimate(config, _running_mean(bins, state, batch, reward))
 
     def init_state() -> State:
-        # One count serves all cuts. With several bins each bin has its share of the responses.
+        # One counter is sufficient for all cuts. With several bins, each bin counts its share of
+        # responses.
         seen_shape = () if bins.count == 1 else (moments,)
         return {
             "reward_mean": jnp.zeros(moments, jnp.float32),
@@ -50,7 +51,10 @@ def constant(config: Config) -> Baseline:
 
 
 def _running_mean(bins: BudgetBins, state: State, batch: GroupBatch, reward: PerCut) -> PerCut:
-    """Returns the mean of earlier batches; in a bin without any, the other questions' mean."""
+    """Computes the mean over earlier batches.
+
+    For a bin without earlier responses, the mean over the other questions of the batch is used.
+    """
     others = jax.vmap(advantages.other_questions_mean, -1, -1)(reward[..., None, :])
     if bins.count > 1:
         others = jnp.tile(others, bins.count)

@@ -1,7 +1,7 @@
-"""Moves any baseline to where the squared norms of the scores make the gradient least noisy.
+"""Shifts any baseline towards the baseline that minimizes the variance of the gradient.
 
-`advantage.score_weighted` turns it on. The baseline with the least gradient noise weighs returns by
-squared score norms. A running regression, fitted to earlier batches only, moves the baseline of
+This is enabled by `advantage.score_weighted`. The minimum-variance baseline weights returns by
+squared score norms. A running regression, fitted only to earlier batches, shifts the baseline of
 each segment towards it (`advantages.optimal_shift`). The gradient stays unbiased.
 """
 
@@ -20,15 +20,15 @@ from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 
 
 def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
-    """Returns a baseline whose segments are moved by a running regression on (1, V).
+    """Wraps a baseline so that its segments are shifted by a running regression on (1, V).
 
-    `advantage.score_uniform` moves all responses of a batch by the same mean shift.
+    With `advantage.score_uniform`, all responses of a batch are shifted by the same mean shift.
     """
     bins = budget_bins(config)
     is_constant = config.advantage.baseline == "constant"
 
     def regressor(expected: PerCut) -> PerCut:
-        # A constant baseline has nothing to regress on but 1.
+        # For a constant baseline, the intercept is the only useful regressor.
         return jnp.zeros_like(expected) if is_constant else expected
 
     def init_state() -> State:
@@ -62,7 +62,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
             **baseline.update(state, batch, reward, values),
             "optimal_square": running(state["optimal_square"], square),
             "optimal_product": running(state["optimal_product"], product),
-            # A sum of squares, whose weights are squared too.
+            # This moment is a sum of squared weights, so the decay is squared too.
             "optimal_spread": running(state["optimal_spread"], spread, power=2),
         }
 
@@ -77,7 +77,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
 
 
 def _zero_moments(count: int) -> State:
-    """Returns moments before the first batch; their slopes are 0, which changes no baseline."""
+    """Returns the initial moments, whose slopes are 0 and leave the baseline unchanged."""
     return {
         "optimal_square": jnp.zeros((count, 2, 2), jnp.float32),
         "optimal_product": jnp.zeros((count, 2), jnp.float32),
@@ -86,20 +86,21 @@ def _zero_moments(count: int) -> State:
 
 
 def _slopes(state: State) -> Float[Array, "N 2"]:
-    """Returns offset and slope of each segment."""
+    """Computes the offset and slope of each segment."""
     square = state["optimal_square"]
     traces = advantages.effective_traces(square, state["optimal_spread"])
     return advantages.optimal_slopes(square, state["optimal_product"], traces)
 
 
 def _within_reach(config: Config, shift: PerCut, expected: PerCut) -> PerCut:
-    """Clips a shift so that the moved baseline is a return that a response can have.
+    """Clips a shift so that the shifted baseline is a return that a response can attain.
 
-    The running mean and its moments lag differently, so that their sum may leave this range.
+    The running mean and the regression moments lag behind the policy differently, so their sum can
+    leave the range of attainable returns.
     """
     coefficient = progress_coefficient(config)
     weights = cut_weights(config)
-    # Losing the answer at every cut after the first costs lambda at each of them.
+    # The worst case loses lambda at every cut after the first.
     worst_rewards = jnp.full_like(weights, -coefficient).at[0].set(0.0)
     lowest = advantages.to_go(worst_rewards, weights)
     highest = advantages.to_go(jnp.full_like(weights, 1.0 + coefficient), weights)

@@ -1,4 +1,4 @@
-"""Baselines that read the value head V(q, b) of Eq. 11: V, or V corrected by other responses."""
+"""Baselines that use the value head V(q, b) of Eq. 11, optionally corrected by other responses."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,13 +11,13 @@ from bacr_jax.methods.reward_terms import progress_coefficient
 
 
 def implied_estimate(config: Config, baseline: PerCut) -> Estimate:
-    """Returns a baseline of R with the probabilities of a right answer that it implies (Eq. 7)."""
+    """Combines a baseline of R with the correctness probabilities that it implies (Eq. 7)."""
     coefficient = progress_coefficient(config)
     return Estimate(baseline, advantages.correctness_from_value(baseline, coefficient=coefficient))
 
 
 def value(config: Config) -> Baseline:
-    """Returns V(q, b), the paper's baseline (Eq. 10)."""
+    """Builds the baseline V(q, b), as in the paper (Eq. 10)."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -29,7 +29,7 @@ def value(config: Config) -> Baseline:
 
 
 def residual_loo(config: Config) -> Baseline:
-    """Returns V plus the mean residual of the question's other responses."""
+    """Builds the baseline that is V plus the mean residual of the question's other responses."""
 
     def estimate(
         state: State, batch: GroupBatch, reward: PerCut, values: PerCut | None
@@ -41,9 +41,9 @@ def residual_loo(config: Config) -> Baseline:
 
 
 def shrink(config: Config) -> Baseline:
-    """Returns V corrected by the other responses' residuals as far as they can be trusted.
+    """Builds the baseline that is V plus the other responses' residuals, weighted by reliability.
 
-    The trust follows from two running moments: the variance of R within groups, and the mean
+    The weight is derived from two running moments: the variance of R within groups, and the mean
     squared error of V (`advantages.shrink_baseline`).
     """
 
@@ -74,7 +74,10 @@ def shrink(config: Config) -> Baseline:
 
 
 def _shrink_state() -> State:
-    """Returns n0 = 0: until V's error is measured, only the other responses are trusted."""
+    """Returns the initial moments, for which n0 = 0.
+
+    Until the error of V has been measured, the residuals of the other responses have full weight.
+    """
     return {"sigma2": jnp.float32(0.0), "error2": jnp.float32(1e-6)}
 
 

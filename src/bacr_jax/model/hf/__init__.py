@@ -1,1 +1,1 @@
-"""Reads Hugging Face folders and writes PEFT adapters; `bacr_jax.export` writes whole policies."""
+"""Reads Hugging Face folders and writes PEFT adapters. `bacr_jax.export` writes full policies."""

@@ -1,7 +1,7 @@
-"""Reads, checks and writes the safetensors files of a folder.
+"""Reads, validates and writes the safetensors files of a folder.
 
-Headers are checked before any values are read. The module does not import JAX, because
-`bacr import` works without it.
+Headers are checked before any values are read. This module does not import JAX, because `bacr
+import` works without it.
 """
 
 import contextlib
@@ -29,13 +29,17 @@ from bacr_jax.model.hf.names import Entry
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 BUDGET_FILE = "budget.safetensors"
-# Supported types by their names in safetensors.
+# Supported dtypes, keyed by their names in safetensors.
 FLOATS = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Opens a safetensors file; raises UserError if it can't be read."""
+    """Opens a safetensors file.
+
+    Raises:
+      UserError: If the file cannot be read.
+    """
     try:
         documents.check_regular(path)
         file = safe_open(path, framework="numpy")
@@ -49,18 +53,18 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Builds the error for a safetensors file that can't be read."""
+    """Builds the error for a safetensors file that cannot be read."""
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     return UserError(f"{path}: truncated, damaged or missing ({reason}); download the file again")
 
 
 @dataclass(frozen=True)
 class Header:
-    """A file's description of one of its tensors.
+    """Metadata of a tensor in a file.
 
     Attributes:
       file: file that contains the tensor.
-      dtype: type by its name in safetensors, such as BF16.
+      dtype: name of the dtype in safetensors, such as BF16.
     """
 
     file: Path
@@ -68,7 +72,7 @@ class Header:
     shape: tuple[int, ...]
 
 
-# The tensors of a folder by name.
+# Tensors of a folder, keyed by name.
 Archive = dict[str, Header]
 
 
@@ -76,7 +80,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     """Reads the file name of each tensor from the index of a sharded folder.
 
     Raises:
-      UserError: the index is missing or malformed, or contains the name of a file elsewhere.
+      UserError: If the index is missing or malformed, or refers to a file outside of the folder.
     """
     if not (folder / INDEX).exists():
         raise UserError(
@@ -88,7 +92,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     ):
         raise UserError(f"{folder / INDEX}: has no weight_map; download the file again")
     for file in set(weight_map.values()):
-        # A name with a folder in it could be the path of any file of the machine.
+        # A name with path separators could refer to any file on the machine.
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise UserError(
                 f"{folder / INDEX}: names {shown(file)}, which is no safetensors file of its "
@@ -98,7 +102,11 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def check_files(folder: str | Path, *, weights: bool = True) -> None:
-    """Compares a folder with its manifest, if it has one; raises UserError if a file differs."""
+    """Verifies the files of a folder against its manifest, if it has one.
+
+    Raises:
+      UserError: If a file differs from the manifest.
+    """
     try:
         check_manifest(Path(folder), weights=weights)
     except ValueError as error:
@@ -106,10 +114,10 @@ def check_files(folder: str | Path, *, weights: bool = True) -> None:
 
 
 def open_archive(folder: Path) -> Archive:
-    """Reads the headers of all weight files of a folder.
+    """Reads the headers of all weight files in a folder.
 
     Raises:
-      UserError: a file can't be read, or does not contain a tensor that the index lists for it.
+      UserError: If a file cannot be read, or does not contain a tensor that the index lists for it.
     """
     if (folder / SINGLE).exists():
         return read_headers([folder / SINGLE])
@@ -122,7 +130,7 @@ def open_archive(folder: Path) -> Archive:
 
 
 def read_headers(paths: Iterable[Path]) -> Archive:
-    """Reads the headers of all tensors in some files."""
+    """Reads the headers of all tensors in the given files."""
     archive: Archive = {}
     for path in paths:
         with opened(path) as file:
@@ -133,16 +141,16 @@ def read_headers(paths: Iterable[Path]) -> Archive:
 
 
 def read_tensor(archive: Archive, name: str) -> np.ndarray:
-    """Reads all values of a tensor as fp32."""
+    """Reads all values of a tensor and converts them to fp32."""
     with opened(archive[name].file) as file:
         return np.asarray(file.get_tensor(name)).astype(np.float32)
 
 
 def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> None:
-    """Checks that a folder has exactly the expected tensors, with their shapes and float types.
+    """Checks that a folder contains exactly the expected tensors, with valid shapes and dtypes.
 
     Raises:
-      UserError: a tensor is missing, unexpected, or has another shape or type.
+      UserError: If a tensor is missing, unexpected, or has the wrong shape or dtype.
     """
     expected = {entry.name: entry for entry in entries}
     missing = [name for name in expected if name not in archive]
@@ -175,11 +183,11 @@ def check_tensors(archive: Archive, entries: Sequence[Entry], folder: Path) -> N
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor to write, whose values are fetched to the host only when it is written.
+    """A tensor to be written. Its values are fetched to the host only when they are written.
 
     Attributes:
-      dtype: type in the file by its name in safetensors.
-      fetch: returns the values in that type.
+      dtype: name of the dtype in safetensors.
+      fetch: function that returns the values in that dtype.
     """
 
     name: str
@@ -189,15 +197,15 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Returns the size of the values in the file."""
+        """Returns the size of the values in the file, in bytes."""
         return math.prod(self.shape) * np.dtype(FLOATS[self.dtype]).itemsize
 
 
 def stored(params: dict[str, Any], entry: Entry, dtype: str) -> Stored:
-    """Describes a tensor of our parameters for writing in the checkpoint's orientation.
+    """Prepares a tensor of our parameters for writing in the checkpoint's orientation.
 
     Args:
-      dtype: type in the file by its name in safetensors.
+      dtype: name of the dtype in safetensors.
     """
 
     def fetch() -> np.ndarray:
@@ -212,7 +220,7 @@ def stored(params: dict[str, Any], entry: Entry, dtype: str) -> Stored:
 def into_shards(tensors: Iterable[Stored], *, max_bytes: int) -> list[list[Stored]]:
     """Groups consecutive tensors into shards of at most `max_bytes`.
 
-    A tensor larger than `max_bytes` is the only one of its shard.
+    A tensor larger than `max_bytes` gets a separate shard.
     """
     shards: list[list[Stored]] = []
     free_bytes = 0
@@ -226,10 +234,10 @@ def into_shards(tensors: Iterable[Stored], *, max_bytes: int) -> list[list[Store
 
 
 def write_file(path: Path, tensors: Sequence[Stored]) -> None:
-    """Writes one safetensors file, with one tensor in host memory at a time.
+    """Writes a safetensors file, with only one tensor at a time in host memory.
 
-    The format: header length (8 bytes, little-endian), a JSON header padded with spaces to a
-    multiple of 8, then the values, row-major and little-endian.
+    The file consists of the header length (8 bytes, little-endian), a JSON header padded with
+    spaces to a multiple of 8 bytes, and the values in row-major order, little-endian.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -256,13 +264,13 @@ def write_file(path: Path, tensors: Sequence[Stored]) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Raises UserError if the path of a new folder exists already."""
+    """Raises a UserError if the path of a new folder already exists."""
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: already exists; write the name of a new folder")
 
 
 def _unwritable(out: Path, error: OSError) -> UserError:
-    """Builds the error for a folder that can't be written."""
+    """Builds the error for a folder that cannot be written."""
     return UserError(
         f"{out}: can't write there ({error.strerror or error}); make room or rights, or write "
         "another folder"
@@ -271,10 +279,12 @@ def _unwritable(out: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def complete_or_absent(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder next to `out`, which is renamed to `out` at the end.
+    """Yields a temporary folder next to `out` that is renamed to `out` on success.
 
-    If anything fails, neither folder remains. Raises UserError if the folder can't be written or
-    `out` exists.
+    If an error occurs, the temporary folder is removed and `out` is not created.
+
+    Raises:
+      UserError: If the folder cannot be written, or `out` already exists.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -283,8 +293,8 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
         raise _unwritable(out, error) from None
     try:
         yield temporary
-        # mkdtemp makes private folders, but a model folder has ordinary permissions. The umask can
-        # only be read by setting it.
+        # mkdtemp creates private folders, but a model folder should have the default permissions.
+        # The umask can only be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o777 & ~umask)

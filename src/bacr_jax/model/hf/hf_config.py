@@ -1,4 +1,4 @@
-"""Reads and writes the config.json of Hugging Face folders: shape, budget module and prompts."""
+"""Reads and writes config.json of Hugging Face folders: model shape, budget module and prompts."""
 
 import dataclasses
 from pathlib import Path
@@ -14,20 +14,21 @@ from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Differences between a family of models and the others, in config.json and shape.
+    """Properties of a model family in config.json and model shape.
 
     Attributes:
       name: prefix of the family's class names in transformers.
-      qkv_bias: as in `Qwen2Config`.
-      qk_norm: as in `Qwen2Config`. Each family has another pair of qkv_bias and qk_norm.
-      head_dim: default of transformers for a missing key; None for hidden_size /
+      qkv_bias: see `Qwen2Config`.
+      qk_norm: see `Qwen2Config`. The combination of qkv_bias and qk_norm is different for each
+        family.
+      head_dim: transformers' default if head_dim is missing. None for hidden_size /
         num_attention_heads.
-      max_positions: default of transformers for a missing max_position_embeddings, in tokens.
-      kv_heads: default of transformers for a missing num_key_value_heads; None for
+      max_positions: transformers' default if max_position_embeddings is missing, in tokens.
+      kv_heads: transformers' default if num_key_value_heads is missing. None for
         num_attention_heads.
-      off: keys of features that transformers supports for the family and we do not; they must be
+      off: keys of features that transformers supports for this family but we do not. They must be
         false.
-      unset: keys that must be missing or null, because they change what transformers computes.
+      unset: keys that must be missing or null, because they change the computation in transformers.
     """
 
     name: str
@@ -41,20 +42,20 @@ class Family:
 
     @property
     def plain(self) -> str:
-        """Returns the architecture of the family's plain models."""
+        """Returns the architecture name of the family's plain models."""
         return f"{self.name}ForCausalLM"
 
     @property
     def conditioned(self) -> str:
-        """Returns the architecture of the family's models with a budget module.
+        """Returns the architecture name of the family's models with a budget module.
 
-        Their model_type is the plain models', which transformers knows, so that it reads config and
-        tokenizer without our code.
+        Their model_type is the same as for plain models. transformers knows this type, so it can
+        load the config and the tokenizer without our code.
         """
         return f"Bacr{self.name}ForCausalLM"
 
 
-# Families by model_type. All other differences between models are numbers in config.json.
+# Families, keyed by model_type. All other differences between models are values in config.json.
 FAMILIES = {
     "qwen2": Family("Qwen2", qkv_bias=True, kv_heads=32),
     "qwen3": Family("Qwen3", qk_norm=True, head_dim=128, kv_heads=32, off=("attention_bias",)),
@@ -62,36 +63,37 @@ FAMILIES = {
         "Llama",
         max_positions=2048,
         off=("attention_bias", "mlp_bias"),
-        # Llama has no use_sliding_window, and the key sliding_window already shortens the cache of
-        # transformers.
+        # Llama does not have use_sliding_window, and sliding_window is enough to shorten the cache
+        # in transformers.
         unset=(*Family.unset, "sliding_window"),
     ),
 }
-# model_type of conditioned folders of earlier versions, and today's.
+# Maps model_type in conditioned folders of earlier versions to the current model_type.
 _EARLIER = {"bacr_qwen2": "qwen2"}
 MODELING = "modeling_bacr"
-# Key of config.json: how a prompt is continued by thinking and an answer (`data.exported`).
+# Key of config.json: describes how a prompt is followed by thinking and an answer
+# (`data.exported`).
 THINKING = "thinking"
 # Key of config.json: the sentence that contains the budget in a prompt.
 WORDS = "budget_words"
-# Conditioning settings that concern prompts and not the budget module.
+# Conditioning settings that belong to prompts and not to the budget module.
 _NOT_OF_THE_MODULE = {"told", "words"}
 # Value of `site` in folders of earlier versions: the embedding is added after the layer.
 _SITE = "after_block"
-# Key of config.json: names of budgets.
+# Key of config.json: named budgets.
 LEVELS = "budget_levels"
 
-# Upper bounds of whole numbers, far beyond any model. They catch typing errors at once, which
-# would otherwise fail after hours.
+# Upper bounds of integers, far beyond any existing model. They detect typing errors immediately,
+# which could otherwise fail only after hours.
 _MAXIMA = {"num_hidden_layers": 10_000, "vocab_size": 1 << 26, "num_attention_heads": 1 << 16}
 _MAXIMUM = 1 << 28
 
-# Defaults of transformers for all families.
+# transformers' defaults for all families.
 _DEFAULT_THETA = 10000.0
 _DEFAULT_EPS = 1e-6
-# The supported kind of layer, by its name in layer_types.
+# The only supported layer type in layer_types.
 _FULL = "full_attention"
-# Prefixes of the keys "...factor" of llama3's rotary scaling: factor, low and high.
+# Prefixes of the keys "...factor" in llama3's rotary scaling: factor, low and high.
 _LLAMA3 = ("", "low_freq_", "high_freq_")
 
 
@@ -100,7 +102,7 @@ class BudgetModule:
     """Settings of a saved budget module.
 
     Attributes:
-      b_max: scale of the budget codes (`log` and `normalised` inputs), in tokens.
+      b_max: scale of the budget codes in tokens, for the inputs `log` and `normalised`.
     """
 
     conditioning: ConditioningConfig
@@ -108,7 +110,11 @@ class BudgetModule:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; raises UserError if the file is not one."""
+    """Reads a JSON object from a file.
+
+    Raises:
+      UserError: If the file cannot be read or does not contain a JSON object.
+    """
     try:
         return documents.read_object(path)
     except OSError as error:
@@ -120,10 +126,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _positive_int(raw: dict[str, Any], key: str, where: Path, default: int | None = None) -> int:
-    """Returns a whole number from config.json, or the default if it is missing or null.
+    """Returns an integer from config.json, or the default if it is missing or null.
 
     Raises:
-      UserError: the value is not a whole number from 1 to the key's maximum.
+      UserError: If the value is not an integer between 1 and the key's maximum.
     """
     number = raw.get(key)
     if number is None:
@@ -140,7 +146,7 @@ def _positive_float(
     """Returns a positive number from config.json, or the default if the key is missing.
 
     Raises:
-      UserError: the value is not a positive number.
+      UserError: If the value is not a positive number.
     """
     number = raw.get(key, default)
     if not isinstance(number, int | float) or isinstance(number, bool) or not number > 0:
@@ -149,13 +155,13 @@ def _positive_float(
 
 
 def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
-    """Returns the rotary base and scaling that transformers takes from a config.json.
+    """Returns the rotary base and scaling that transformers would use for a config.json.
 
-    A rope_scaling that is not empty replaces rope_parameters. If neither contains the base, it is
-    read from the top level, where older files have it.
+    A nonempty rope_scaling takes precedence over rope_parameters. If neither contains the base, it
+    is read from the top level, where older files store it.
 
     Raises:
-      UserError: the rotary embedding is of an unsupported kind, or a number is malformed.
+      UserError: If the type of rotary embedding is not supported, or a number is malformed.
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     settings = raw.get(key) or {}
@@ -182,7 +188,7 @@ def _rope(raw: dict[str, Any], where: Path) -> tuple[float, RopeScaling | None]:
 
 
 def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
-    """Refuses heads that are rotated in part, because engines interpret them differently."""
+    """Rejects partially rotated heads, because inference engines interpret them differently."""
     share = settings.get("partial_rotary_factor")
     if share is not None and share != 1:
         raise UserError(
@@ -191,10 +197,10 @@ def _refuse_partial_rotation(settings: dict[str, Any], where: Path) -> None:
 
 
 def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeScaling:
-    """Returns llama3's scaling.
+    """Returns llama3's rotary scaling.
 
-    Its positions may be in the settings or at the top level, which has precedence. If both lack
-    them, they are max_position_embeddings.
+    The original context length can be in the settings or at the top level, which takes precedence.
+    If both are missing, max_position_embeddings is used.
     """
     factor, low, high = (_positive_float(settings, f"{name}factor", where) for name in _LLAMA3)
     if low >= high:
@@ -211,7 +217,11 @@ def _llama3(raw: dict[str, Any], settings: dict[str, Any], where: Path) -> RopeS
 
 
 def _family(raw: dict[str, Any], where: Path) -> Family:
-    """Returns the family of a folder; raises UserError if it is not supported."""
+    """Returns the model family of a folder.
+
+    Raises:
+      UserError: If the family is not supported.
+    """
     kind = raw.get("model_type")
     family = None
     if isinstance(kind, str):
@@ -227,7 +237,7 @@ def _family(raw: dict[str, Any], where: Path) -> Family:
 
 
 def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> None:
-    """Raises UserError if a config.json switches on a feature that is not supported."""
+    """Raises a UserError if a config.json enables a feature that is not supported."""
     required: dict[str, Any] = {
         "hidden_act": "silu",
         "use_sliding_window": False,
@@ -251,7 +261,7 @@ def _refuse_other_models(raw: dict[str, Any], family: Family, where: Path) -> No
 
 
 def _check_layer_types(raw: dict[str, Any], where: Path) -> None:
-    """Raises UserError unless layer_types is missing or has full attention in every layer."""
+    """Raises a UserError if layer_types specifies anything other than full attention."""
     kinds = raw.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{where}: layer_types is {shown(kinds)}; write a list of names or null")
@@ -269,14 +279,14 @@ def _check_layer_types(raw: dict[str, Any], where: Path) -> None:
 
 
 def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
-    """Returns the shape in a parsed config.json.
+    """Returns the model shape specified in a parsed config.json.
 
     Args:
-      raw: the parsed file.
-      where: the file, for error messages.
+      raw: parsed file.
+      where: path of the file, for error messages.
 
     Raises:
-      UserError: the model is not supported, or a value is malformed.
+      UserError: If the model is not supported, or a value is malformed.
     """
     family = _family(raw, where)
     _refuse_other_models(raw, family, where)
@@ -305,9 +315,9 @@ def parse_config(raw: dict[str, Any], where: Path) -> Qwen2Config:
 
 
 def _head_counts(raw: dict[str, Any], family: Family, where: Path) -> tuple[int, int]:
-    """Returns the numbers of query heads and of key/value heads."""
+    """Returns the number of query heads and the number of key/value heads."""
     heads = _positive_int(raw, "num_attention_heads", where)
-    # In every family null means the number of query heads. A missing key means the family's
+    # null means the number of query heads in every family, while a missing key means the family's
     # default.
     default = heads if "num_key_value_heads" in raw else family.kv_heads or heads
     kv_heads = _positive_int(raw, "num_key_value_heads", where, default)
@@ -320,7 +330,7 @@ def _head_counts(raw: dict[str, Any], family: Family, where: Path) -> tuple[int,
 
 
 def _head_dim(raw: dict[str, Any], family: Family, heads: int, where: Path) -> int:
-    """Returns the width of a head, which is even."""
+    """Returns the head dimension, which must be even."""
     width = _positive_int(raw, "hidden_size", where)
     if raw.get("head_dim", family.head_dim) is None and width % heads:
         raise UserError(
@@ -337,7 +347,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
     """Reads the shape of the model in a Hugging Face folder.
 
     Raises:
-      UserError: the folder does not exist, or as `parse_config`.
+      UserError: If the folder does not exist, or `parse_config` raises it.
     """
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
@@ -346,7 +356,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
 
 
 def read_budget_module(folder: str | Path) -> BudgetModule | None:
-    """Reads the settings of a folder's budget module; returns None for a plain folder."""
+    """Reads the settings of a folder's budget module. Returns None for a plain model."""
     path = Path(folder) / "config.json"
     raw = read_json(path)
     conditioned = raw.get("architectures") == [_family(raw, path).conditioned]
@@ -359,11 +369,11 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
     """Returns the settings of a budget module in a parsed file.
 
     Args:
-      raw: the parsed file, with the key budget_module.
-      path: the file, for error messages.
+      raw: parsed file, with the key budget_module.
+      path: path of the file, for error messages.
 
     Raises:
-      UserError: budget_module is missing or malformed.
+      UserError: If budget_module is missing or malformed.
     """
     described = raw.get("budget_module")
     if isinstance(described, dict) and described.get("site") == _SITE:
@@ -386,13 +396,13 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
 
 
 def read_budget_words(folder: str | Path) -> str | None:
-    """Reads the sentence that contains the budget in a folder's prompts.
+    """Reads the sentence that contains the budget in the prompts of a folder's model.
 
     Returns:
-      A sentence with {budget} once; None if prompts do not contain the budget.
+      A sentence that contains {budget} exactly once, or None if prompts do not contain the budget.
 
     Raises:
-      UserError: the value is not such a sentence.
+      UserError: If the value is not such a sentence.
     """
     path = Path(folder) / "config.json"
     words = read_json(path).get(WORDS)
@@ -402,10 +412,10 @@ def read_budget_words(folder: str | Path) -> str | None:
 
 
 def read_levels(folder: str | Path) -> dict[str, int]:
-    """Reads the named budgets of a folder, in tokens; most folders have none.
+    """Reads the named budgets of a folder, in tokens. Most folders do not have any.
 
     Raises:
-      UserError: the value is not an object of whole numbers.
+      UserError: If the value is not an object of integers.
     """
     path = Path(folder) / "config.json"
     levels = read_json(path).get(LEVELS) or {}
@@ -418,13 +428,13 @@ def read_levels(folder: str | Path) -> dict[str, int]:
 
 
 def read_thinking(folder: str | Path) -> dict[str, Any] | None:
-    """Reads the section `thinking` of a folder's config.json, without checking its keys.
+    """Reads the section `thinking` of a folder's config.json without validating its keys.
 
     Returns:
-      The section; None if the folder has none.
+      The section, or None if it is missing.
 
     Raises:
-      UserError: the section is not an object.
+      UserError: If the section is not an object.
     """
     path = Path(folder) / "config.json"
     section = read_json(path).get(THINKING)
@@ -434,7 +444,7 @@ def read_thinking(folder: str | Path) -> dict[str, Any] | None:
 
 
 def describe_module(module: BudgetModule) -> dict[str, Any]:
-    """Returns the settings of a budget module as files store them (budget_module)."""
+    """Returns the settings of a budget module in the format of the key budget_module."""
     described = {}
     for name, value in dataclasses.asdict(module.conditioning).items():
         if name not in _NOT_OF_THE_MODULE:
@@ -444,7 +454,7 @@ def describe_module(module: BudgetModule) -> dict[str, Any]:
 
 
 def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
-    """Returns the key rope_scaling of config.json; without scaling an empty object."""
+    """Returns the entry rope_scaling of config.json, or an empty dictionary without scaling."""
     if scaling is None:
         return {}
     described: dict[str, Any] = {"rope_type": "llama3"}
@@ -456,7 +466,7 @@ def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _new_config_json(config: Qwen2Config) -> dict[str, Any]:
-    """Builds a config.json for a model that had none, readable by old and new transformers."""
+    """Builds a new config.json that both old and new versions of transformers can read."""
     return {
         "hidden_act": "silu",
         "attention_dropout": 0.0,
@@ -475,7 +485,7 @@ def _new_config_json(config: Qwen2Config) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.max_positions,
         **_describe_scaling(config.rope_scaling),
-        # Version of the layout. Without it transformers warns about Mistral's tokenizers.
+        # Version of the file layout. Without it, transformers warns about Mistral's tokenizers.
         "transformers_version": "4.57.0",
     }
 
@@ -491,16 +501,15 @@ def to_json(
     """Builds the config.json of a folder.
 
     Args:
-      dtype: type of the weights by its name in transformers, such as bfloat16.
-      module: settings of the budget module; None for a plain model.
-      source: config.json of the model that training started from. Keys about anything but shape,
-        type and conditioning are copied from it (token ids, defaults of the hub). None builds a new
-        one.
-      budget_words: sentence after the question that contains the budget; None if prompts do not
+      dtype: dtype of the weights by its name in transformers, such as bfloat16.
+      module: settings of the budget module, or None for a plain model.
+      source: config.json of the model that training started from. All keys that do not concern
+        shape, dtype and conditioning are copied from it, such as token ids. None builds a new file.
+      budget_words: sentence after the question that contains the budget, or None if prompts do not
         contain the budget.
 
     Raises:
-      UserError: `source` describes another shape than `config`.
+      UserError: If `source` describes a different shape than `config`.
     """
     content = _new_config_json(config) if source is None else dict(source)
     if source is not None and parse_config(source, Path("config.json")) != config:
@@ -517,15 +526,16 @@ def to_json(
         }
         content["budget_module"] = describe_module(module)
     if budget_words is not None:
-        # Engines that do not know the key ignore it.
+        # Engines that do not support this key ignore it.
         content[WORDS] = budget_words
-    # transformers 5 writes `dtype` and 4 reads `torch_dtype`; both read `torch_dtype`.
+    # transformers 5 writes `dtype` and version 4 reads `torch_dtype`. Both versions can read
+    # `torch_dtype`.
     content["torch_dtype"] = dtype
     return content
 
 
 def _family_of_shape(config: Qwen2Config) -> tuple[str, Family]:
-    """Returns the model_type and family of a shape, by its biases and norms."""
+    """Returns the model_type and the family of a model shape, based on its biases and norms."""
     for kind, family in FAMILIES.items():
         if family.qkv_bias == config.qkv_bias and family.qk_norm == config.qk_norm:
             return kind, family

@@ -1,4 +1,4 @@
-"""Models by their names on the Hugging Face hub, found as folders of the hub's local cache."""
+"""Resolves Hugging Face Hub names to folders in the local Hub cache, and uploads folders."""
 
 import importlib
 import re
@@ -9,33 +9,34 @@ from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError, reason_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
-# Files that a policy is read from, without copies of the weights in other formats.
+# Files needed to load a policy. Weights in other formats are not downloaded.
 _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "LICENSE*")
 _RELEASED = re.compile(r"Qwen2\.5-[\w.-]+")
-# The only file needed to know a model's shape.
+# The only file that is needed to determine a model's configuration.
 _SHAPE = ("config.json",)
 
 
 def is_hub_name(path: str) -> bool:
-    """True if a text is OWNER/NAME or OWNER/NAME@REVISION and not the path of a local file."""
+    """True if a text has the form OWNER/NAME or OWNER/NAME@REVISION and is not a local path."""
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
 def local_folder(path: str, *, download: bool, where: str, weights: bool = True) -> str:
-    """Returns the local folder of a model: the given one, or the one in the hub's cache.
+    """Returns the local folder of a model: the given folder, or the one in the Hub cache.
 
     Args:
       path: a folder, or OWNER/NAME[@REVISION].
-      download: True downloads files that are missing from the cache, which can be gigabytes.
+      download: whether to download files that are missing from the cache, which can be gigabytes.
       where: name of the setting, for error messages.
-      weights: True needs all files of the model; False only its config.json, about a kilobyte.
+      weights: True requires all files of the model. False only requires config.json, which is about
+        a kilobyte.
 
     Returns:
-      `path` itself if it is not a name on the hub. A folder of the cache is named by its commit,
-      which identifies the weights.
+      `path` itself if it is not a Hub name. A folder in the cache is named by its commit, which
+      identifies the weights.
 
     Raises:
-      UserError: the model is neither a folder nor in the cache, or can't be downloaded.
+      UserError: If the model is neither a folder nor in the cache, or cannot be downloaded.
     """
     if not is_hub_name(path):
         check_model_folder(path, where)
@@ -50,12 +51,12 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
             allow_patterns=list(_FILES if weights else _SHAPE),
             local_files_only=not download,
         )
-        # The cache may contain only config.json, from an earlier call without weights.
+        # An earlier call without weights may have cached only config.json.
         needed = "*.safetensors" if weights else _SHAPE[0]
         if not download and not any(Path(snapshot).glob(needed)):
             raise FileNotFoundError(snapshot)
         return str(Path(snapshot))
-    # The hub's errors come from several libraries: no network, unknown name, missing permission,
+    # The Hub raises errors from several libraries: no network, unknown name, missing permission,
     # full disk.
     except Exception as error:
         if not download:
@@ -71,30 +72,34 @@ def local_folder(path: str, *, download: bool, where: str, weights: bool = True)
 
 
 def check_push(name: str) -> None:
-    """Raises UserError unless a name is OWNER/NAME and the hub's library is installed."""
+    """Checks that a name has the form OWNER/NAME and that huggingface_hub is installed.
+
+    Raises:
+      UserError: If one of these checks fails.
+    """
     if not _NAME.fullmatch(name) or "@" in name:
         raise UserError(f"--push {name}: is no repository of the hub; write OWNER/NAME")
     _import_hub(name, "--push")
 
 
 def push(folder: Path, name: str) -> str:
-    """Uploads a folder to a model repository of the hub.
+    """Uploads a folder to a model repository on the Hub.
 
-    The repository is created as a private one if it does not exist. HF_TOKEN and HF_ENDPOINT are
-    respected.
+    If the repository does not exist, it is created as a private repository. HF_TOKEN and
+    HF_ENDPOINT are respected.
 
     Returns:
-      The address of the repository.
+      The URL of the repository.
 
     Raises:
-      UserError: the hub refuses the upload. The folder stays on disk.
+      UserError: If the upload fails. The local folder is kept.
     """
     try:
         api = _import_hub(name, "--push").HfApi()
         address = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder)
         return str(address)
-    # The hub's errors come from several libraries: no network, no token, missing permission.
+    # The Hub raises errors from several libraries: no network, no token, missing permission.
     except Exception as error:
         raise UserError(
             f"--push {name}: the hub did not take {folder}, which is written ({reason_of(error)}); "
@@ -103,9 +108,9 @@ def push(folder: Path, name: str) -> str:
 
 
 def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
-    """Refuses models/NAME if it does not exist, because our configs mean a local folder by it.
+    """Raises a UserError if `path` is a missing folder models/NAME.
 
-    The hub has no owner called models.
+    Our configs use such paths for local folders, and the Hub has no owner called "models".
     """
     owner, _, model = name.partition("/")
     if owner != "models":
@@ -120,7 +125,11 @@ def _refuse_missing_models_folder(path: str, name: str, where: str) -> None:
 
 
 def _import_hub(path: str, where: str) -> Any:
-    """Imports huggingface_hub, which transformers depends on; raises UserError if it is missing."""
+    """Imports huggingface_hub, a dependency of transformers.
+
+    Raises:
+      UserError: If the package is not installed.
+    """
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError:

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint: the name of each, and its leaf in our parameters.
+"""Maps the tensors of a checkpoint to the parameters of our model.
 
-Checkpoints store kernels as [out, in] and each layer separately; our kernels are [in, out] and
-layers are stacked. Tied checkpoints have no lm_head.
+Checkpoints store kernels as [out, in] and each layer separately. Our kernels are [in, out] and our
+layers are stacked. Tied checkpoints do not contain lm_head.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.model.sizes import Qwen2Config
 
-# Module of each matrix within a layer of a checkpoint.
+# Module path of each matrix within a layer of a checkpoint.
 PLACES = {
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
@@ -25,8 +25,8 @@ class Entry:
       name: name in the checkpoint.
       shape: shape in the checkpoint.
       path: keys of the leaf in our parameters.
-      layer: index in the leaf's leading axis; None for the whole leaf.
-      transposed: True if our matrix is the transpose of the checkpoint's.
+      layer: index on the leaf's leading axis, or None for the entire leaf.
+      transposed: True if our matrix is the transpose of the checkpoint's matrix.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Entry:
     transposed: bool = False
 
     def leaf_shape(self, num_layers: int) -> tuple[int, ...]:
-        """Returns the shape of the whole leaf in our parameters."""
+        """Returns the shape of the entire leaf in our parameters."""
         shape = self.shape[::-1] if self.transposed else self.shape
         return shape if self.layer is None else (num_layers, *shape)
 
     def values_in(self, params: dict[str, Any]) -> Any:
-        """Returns the tensor's values from our parameters, in our orientation."""
+        """Returns the values of the tensor from our parameters, in our orientation."""
         leaf: Any = params
         for key in self.path:
             leaf = leaf[key]
@@ -49,7 +49,7 @@ class Entry:
 
 
 def backbone(config: Qwen2Config) -> list[Entry]:
-    """Lists the tensors of a plain model, in the order of the computation."""
+    """Lists the tensors of a plain model, in the order in which they are used."""
     width = config.hidden_size
     entries = [Entry("model.embed_tokens.weight", (config.vocab_size, width), ("embed",))]
     for layer in range(config.num_layers):
@@ -61,8 +61,8 @@ def backbone(config: Qwen2Config) -> list[Entry]:
 
 
 def _layer_entries(config: Qwen2Config, layer: int) -> list[Entry]:
-    """Lists the tensors of one layer: first vectors, then matrices."""
-    # Leaf and length of every vector, by its name in the layer.
+    """Lists the tensors of one layer: first the vectors, then the matrices."""
+    # Leaf name and length of each vector, keyed by its name within the layer.
     vectors = {"input_layernorm.weight": ("attention_norm", config.hidden_size)}
     if config.qkv_bias:
         for name in ("q", "k", "v"):

@@ -1,7 +1,7 @@
-"""Reads and writes adapters in PEFT's layout: adapter_config.json, adapter_model.safetensors.
+"""Reads and writes adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-A budget module is stored in the same folder, in files that PEFT ignores: budget.safetensors has the
-tensors and budget_module.json the settings.
+A budget module is stored in the same folder, in files that PEFT ignores: budget.safetensors
+contains the tensors and budget_module.json contains the settings.
 """
 
 import json
@@ -27,12 +27,12 @@ from bacr_jax.types import Params
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MODULE_FILE = "budget_module.json"
-# Subfolder of the base weights, written if they are not a released model's.
+# Subfolder with the base weights. It is only written if they are not the weights of a released
+# model.
 BASE_FOLDER = "base"
-# Matches folders in the cache of the Hugging Face hub.
+# Matches folders in the cache of the Hugging Face Hub.
 _CACHED = re.compile(r"/models--((?:(?!--)[^/])+)--([^/]+)/snapshots/([0-9a-f]{40})/?$")
-# Keys of LoRA variants that compute something else, with the values that switch them off. The
-# first value is the default.
+# Keys that select variants of LoRA, with the values for plain LoRA. The first value is the default.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -45,7 +45,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layers_to_transform": (None,),
     "lora_bias": (False, None),
     "exclude_modules": (None, []),
-    # Initialisations that leave the base unchanged. PiSSA and OLoRA subtract from the base.
+    # Initializations that leave the base model unchanged. PiSSA and OLoRA modify it.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
@@ -53,7 +53,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
-    """Lists the tensors of adapters, by layer and matrix.
+    """Lists the tensors of adapters, ordered by layer and matrix.
 
     PEFT's lora_A [r, in] and lora_B [out, r] are the transposes of our A and B.
     """
@@ -79,9 +79,10 @@ def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
 
 
 def _base_names(base: Path | None) -> dict[str, str | None]:
-    """Returns the keys of adapter_config.json that identify the base.
+    """Returns the keys of adapter_config.json that identify the base model.
 
-    A folder of the hub's cache is identified by repository and revision, other folders by path.
+    A folder in the Hub cache is identified by repository and revision, any other folder by its
+    path.
     """
     if base is None:
         return {"base_model_name_or_path": None}
@@ -123,21 +124,22 @@ def save_adapter(
     base: Path | None = None,
     write_base: Callable[[Path], object] | None = None,
 ) -> list[str]:
-    """Writes adapters as a folder that PEFT loads onto the base.
+    """Writes adapters to a folder that PEFT can load onto the base model.
 
     Args:
       out: path of the new folder.
-      params: parameters with adapters, and with a budget module if `module` is given.
-      module: settings of the budget module; None writes no budget module.
-      base: folder that the adapters were trained on, to which adapter_config.json refers.
-      write_base: writes the base into `BASE_FOLDER` of `out`, to which adapter_config.json then
-        refers instead of `base`.
+      params: parameters with adapters. They must also contain a budget module if `module` is
+        specified.
+      module: settings of the budget module, or None to write no budget module.
+      base: folder of the base model, which adapter_config.json refers to.
+      write_base: function that writes the base model into the subfolder `BASE_FOLDER` of `out`. If
+        specified, adapter_config.json refers to this subfolder instead of `base`.
 
     Returns:
       The sorted names of the folder's files.
 
     Raises:
-      UserError: `out` exists or can't be written.
+      UserError: If `out` already exists or cannot be written.
     """
     archives.check_free(out)
     adapters = [stored(params, entry, "F32") for entry in entries(config, settings)]
@@ -166,8 +168,8 @@ def _is_target(name: str, target_modules: Any, config: Qwen2Config) -> bool:
     """True if PEFT adapts the matrix called `name` in every layer.
 
     Args:
-      target_modules: value from adapter_config.json: "all-linear", a regular expression over module
-        paths, or a list of suffixes of them.
+      target_modules: value from adapter_config.json: "all-linear", a regular expression for module
+        paths, or a list of suffixes of module paths.
     """
     if target_modules == "all-linear":
         return True
@@ -185,13 +187,14 @@ def _is_target(name: str, target_modules: Any, config: Qwen2Config) -> bool:
 
 
 def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Archive:
-    """Raises the errors of `load_adapter` without reading the tensors' values.
+    """Performs the checks of `load_adapter` without reading the values of tensors.
 
     Returns:
       The headers of the adapters' tensors.
 
     Raises:
-      UserError: the adapters are another variant of LoRA, or do not fit the settings or the model.
+      UserError: If the adapters are an unsupported variant of LoRA, or are incompatible with the
+        settings or the model.
     """
     folder = Path(folder)
     path = folder / CONFIG_FILE
@@ -216,11 +219,11 @@ def check_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConf
 def _check_settings(
     raw: dict[str, Any], config: Qwen2Config, settings: AdapterConfig, path: Path
 ) -> None:
-    """Raises UserError if rank, alpha or targets of an adapter_config.json differ from ours.
+    """Raises a UserError if the rank, alpha or targets of an adapter differ from the settings.
 
     Args:
-      raw: the parsed file.
-      path: the file, for the message.
+      raw: parsed adapter_config.json.
+      path: path of the file, for error messages.
     """
     ours = {"r": ("adapter.rank", settings.rank), "lora_alpha": ("adapter.alpha", settings.alpha)}
     for key, (name, value) in ours.items():
@@ -239,13 +242,13 @@ def _check_settings(
 
 
 def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfig) -> Params:
-    """Loads adapters from a folder in PEFT's layout.
+    """Loads adapters from a folder in PEFT's format.
 
     Returns:
       `adapter` and `adapter_scale` as fp32 arrays on the host.
 
     Raises:
-      UserError: as `check_adapter`, or a file differs from the folder's manifest.
+      UserError: If `check_adapter` raises it, or a file differs from the folder's manifest.
     """
     archives.check_files(folder)
     archive = check_adapter(folder, config, settings)
@@ -263,16 +266,16 @@ def load_adapter(folder: str | Path, config: Qwen2Config, settings: AdapterConfi
 def load_module(
     folder: str | Path, config: Qwen2Config, wanted: BudgetModule | None
 ) -> Params | None:
-    """Loads the budget module of a folder of adapters.
+    """Loads the budget module from a folder with adapters.
 
     Args:
-      wanted: the run's settings of the budget module; None loads none.
+      wanted: settings of the run's budget module, or None to skip loading.
 
     Returns:
-      The parameters on the host; None if the folder has no budget module or none is wanted.
+      The parameters on the host, or None if the folder has no budget module or `wanted` is None.
 
     Raises:
-      UserError: the folder's settings of the module differ from the run's.
+      UserError: If the folder's settings of the budget module differ from the run's settings.
     """
     path = Path(folder) / MODULE_FILE
     if wanted is None or not path.is_file():

@@ -1,4 +1,4 @@
-"""Reads the parameters of a Hugging Face folder, one tensor at a time."""
+"""Loads the parameters of a Hugging Face folder, one tensor at a time."""
 
 import functools
 from collections.abc import Callable
@@ -22,14 +22,14 @@ ShardingOf = Callable[[str, tuple[int, ...]], Sharding | None]
 
 _LM_HEAD = "lm_head.weight"
 _EMBED = "model.embed_tokens.weight"
-# Suffix of a buffer that older Llama folders contain in every layer; transformers ignores it too.
+# Suffix of a buffer in every layer of older Llama checkpoints. transformers ignores it too.
 _COMPUTED = ".rotary_emb.inv_freq"
-# Rows of lm_head and embedding that are in memory at once while they are compared.
+# Number of rows of lm_head and of the embedding that are loaded at a time to compare them.
 _ROWS_COMPARED = 8192
 
 
 def _layer_sharding(sharding: Sharding | None) -> Sharding | None:
-    """Returns the sharding of one layer of a stacked leaf: the leaf's without its leading axis."""
+    """Returns the sharding of a single layer, given the sharding of a stacked leaf."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
@@ -40,7 +40,7 @@ def _load_tensor(
 ) -> jax.Array:
     """Loads the tensor of an entry onto its devices, in our orientation and in `dtype`.
 
-    With a sharding, each device's part is read from the file separately.
+    With a sharding, the part of each device is read separately from the file.
     """
     shape = entry.shape[::-1] if entry.transposed else entry.shape
     with archives.opened(archive[entry.name].file) as file:
@@ -56,7 +56,8 @@ def _load_tensor(
             array = jnp.asarray(read_part(everything))
         else:
             array = jax.make_array_from_callback(shape, sharding, read_part)
-        # A transfer keeps its host copy until it is done. Waiting keeps only one copy alive.
+        # A transfer keeps its host copy alive until it is done. Waiting here limits this to one
+        # copy.
         return array.block_until_ready()
 
 
@@ -82,10 +83,10 @@ def _zeros(sharding: Sharding | None) -> Callable[..., jax.Array]:
 def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
     """Removes lm_head from the archive of a tied checkpoint if it equals the embedding.
 
-    Some tied checkpoints store the embedding a second time as lm_head.
+    Some tied checkpoints store a second copy of the embedding as lm_head.
 
     Raises:
-      UserError: lm_head differs from the embedding.
+      UserError: If lm_head differs from the embedding.
     """
     lm_head = archive.pop(_LM_HEAD)
     embed = archive.get(_EMBED)
@@ -97,7 +98,7 @@ def _drop_copied_lm_head(archive: Archive, folder: Path) -> None:
 
 
 def _has_equal_rows(lm_head: Header, embed: Header) -> bool:
-    """True if lm_head and embedding have equal values; compares some rows at a time."""
+    """True if lm_head and the embedding have the same values, compared one block at a time."""
     num_rows = lm_head.shape[0]
     with archives.opened(lm_head.file) as head_file, archives.opened(embed.file) as embed_file:
         head_rows = head_file.get_slice(_LM_HEAD)
@@ -110,7 +111,7 @@ def _has_equal_rows(lm_head: Header, embed: Header) -> bool:
 
 
 def _check_headers(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
-    """Checks a folder by its headers; returns its shape, its tensors and the expected entries."""
+    """Validates a folder's headers. Returns its model shape, tensors and expected entries."""
     config = hf_config.read_hf_config(folder)
     module = hf_config.read_budget_module(folder)
     vocabulary.check_fits(folder, config.vocab_size)
@@ -126,31 +127,33 @@ def _check_headers(folder: Path) -> tuple[Qwen2Config, Archive, list[Entry]]:
 
 
 def check_folder(path: str | Path) -> None:
-    """Raises the errors of `load_policy` without reading the tensors' values."""
+    """Performs the checks of `load_policy` without loading the parameters."""
     _check_headers(Path(path))
 
 
 def load_policy(
     path: str | Path, *, dtype: Any = jnp.float32, sharding_of: ShardingOf | None = None
 ) -> tuple[Qwen2Config, Params]:
-    """Loads the policy in a Hugging Face folder of a supported family.
+    """Loads the policy in a Hugging Face folder of a supported model family.
 
-    Headers are checked before any value is read. Values are then loaded one tensor at a time, so
-    that host memory beyond the largest tensor does not grow with the model.
+    Headers are validated before any values are read. Values are then loaded one tensor at a time,
+    so that the required host memory is bounded by the largest tensor, not by the size of the model.
 
     Args:
-      path: folder with config.json and safetensors weights: single or sharded, tied or untied, in
-        bfloat16, float16 or float32. A folder written by `save_policy` may contain a budget module.
-      dtype: type of the parameters; a budget module stays float32.
-      sharding_of: maps a leaf ("embed", "layers/q_kernel", ...) and its shape to its sharding.
-        None loads everything onto the default device.
+      path: folder with config.json and safetensors weights. The weights can be in one or several
+        files, with tied or untied embeddings, in bfloat16, float16 or float32. Folders written by
+        `save_policy` can contain a budget module.
+      dtype: dtype of the parameters. A budget module is always float32.
+      sharding_of: function from the path of a leaf ("embed", "layers/q_kernel", ...) and its shape
+        to its sharding. None loads all parameters onto the default device.
 
     Returns:
-      Shape and parameters, as `model.qwen2` describes them. They contain "budget" if the folder has
-      a budget module, whose settings `read_budget_module` returns.
+      The model shape and the parameters, as described in `model.qwen2`. The parameters contain
+      "budget" if the folder has a budget module, whose settings are returned by
+      `read_budget_module`.
 
     Raises:
-      UserError: a file is missing, damaged or not supported.
+      UserError: If a file is missing, damaged or not supported.
     """
     archives.check_files(path)
     config, archive, entries = _check_headers(Path(path))
@@ -158,7 +161,7 @@ def load_policy(
     for entry in entries:
         shape = entry.leaf_shape(config.num_layers)
         sharding = sharding_of("/".join(entry.path), shape) if sharding_of else None
-        # phi and its gate are computed in fp32 for models of any type.
+        # phi and its gate are computed in fp32, regardless of the model's dtype.
         leaf_dtype = jnp.float32 if entry.path[0] == "budget" else dtype
         *parents, name = entry.path
         tree = params

@@ -1,4 +1,4 @@
-"""Tokenizer files of a folder: the number of their ids, and copies of them for exports."""
+"""Tokenizer files of a folder: counts their token ids, and copies them for exports."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from typing import Any
 from bacr_jax.errors import UserError
 from bacr_jax.model.hf.hf_config import read_json
 
-# Files that transformers may read in addition to weights and config.json.
+# Files that transformers may load in addition to the weights and config.json.
 GENERATION = ("generation_config.json",)
 TOKENIZER = (
     "tokenizer.json",
@@ -22,15 +22,15 @@ TOKENIZER = (
     "chat_template.json",
 )
 
-# Ids are 32-bit integers.
+# Exclusive upper bound of token ids, which are 32-bit integers.
 _ID_LIMIT = 1 << 31
 
 
 def number_of_ids(folder: Path) -> int | None:
-    """Returns one more than the largest token id; None without tokenizer files.
+    """Returns the largest token id plus one, or None if the folder has no tokenizer files.
 
     Raises:
-      UserError: a tokenizer file is malformed.
+      UserError: If a tokenizer file is malformed.
     """
     ids: list[Any] = []
     if (folder / "tokenizer.json").exists():
@@ -45,7 +45,7 @@ def number_of_ids(folder: Path) -> int | None:
 
 
 def _ids_of_tokenizer(path: Path) -> list[Any]:
-    """Returns the unchecked ids of all tokens in a tokenizer.json."""
+    """Returns the ids of all tokens in a tokenizer.json, without validating them."""
     raw = read_json(path)
     model = raw.get("model")
     tokens = model.get("vocab") if isinstance(model, dict) else None
@@ -56,19 +56,23 @@ def _ids_of_tokenizer(path: Path) -> list[Any]:
     if isinstance(tokens, dict):
         ids += tokens.values()
     elif isinstance(tokens, list):
-        # Unigram models list (piece, score) pairs, and the index in the list is the id.
+        # Unigram models store a list of (piece, score) pairs, whose index is the token id.
         ids += range(len(tokens))
     ids += [token.get("id") for token in added]
     return ids
 
 
 def _malformed(where: Path, what: str) -> UserError:
-    """Builds the error for a tokenizer file with a malformed part."""
+    """Builds the error for a malformed part of a tokenizer file."""
     return UserError(f"{where}: {what} is malformed in its tokenizer; copy the files again")
 
 
 def check_fits(folder: Path, rows: int) -> None:
-    """Raises UserError if the folder's tokenizer has ids beyond the rows of the embedding."""
+    """Checks that the embedding matrix has a row for every id of the folder's tokenizer.
+
+    Raises:
+      UserError: If the tokenizer has more ids than `rows`.
+    """
     count = number_of_ids(folder)
     if count is not None and count > rows:
         raise UserError(
@@ -78,7 +82,11 @@ def check_fits(folder: Path, rows: int) -> None:
 
 
 def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
-    """Copies the named files that exist in a folder; raises UserError as `check_links`."""
+    """Copies the given files, skipping files that do not exist.
+
+    Raises:
+      UserError: If `check_links` raises it.
+    """
     check_links(source, names)
     for name in names:
         if (source / name).is_file():
@@ -86,14 +94,14 @@ def copy_companions(source: Path, out: Path, names: Sequence[str]) -> None:
 
 
 def check_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuses named files that are links to targets outside of a folder.
+    """Rejects files that are symbolic links to targets outside of a folder.
 
-    A downloaded folder may link to a private file of this machine, whose content an export would
-    publish. In the hub's cache every file is a link to the blobs of its repository, which is
-    allowed.
+    A downloaded folder could contain a link to a private file on this machine, whose content would
+    be published by an export. In the Hub cache, every file is a link to a blob of its repository,
+    which is allowed.
 
     Raises:
-      UserError: a file is such a link. The message contains the link and its target.
+      UserError: If a file is such a link. The message contains the link and its target.
     """
     inside = folder.resolve()
     allowed_folders = [inside]
@@ -112,11 +120,12 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_chat_template(folder: Path, template: str) -> None:
-    """Writes a chat template for a folder's tokenizer, with settings that it needs.
+    """Writes a chat template for a folder's tokenizer, along with the settings that it requires.
 
-    Padding goes on the left, because the prompts of a batch must end together. transformers reads
-    every folder of this model type with Qwen2's tokenizer class, which adds an unknown token unless
-    one is set; so an existing special token is set as the unknown token.
+    The padding side is set to left, because the prompts of a batch must end at the same position.
+    transformers loads every folder of this model type with Qwen2's tokenizer class, which adds an
+    unknown token unless one is set. An existing special token is therefore set as the unknown
+    token.
     """
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "chat_template.json").unlink(missing_ok=True)
