@@ -1,6 +1,7 @@
 """The list of all checks, in the order in which they run and are printed.
 
-`__main__` imports it late, because these modules import JAX.
+`__main__` imports this module only after it has parsed the command line, because the modules that
+implement the checks import JAX.
 """
 
 from bacr_doctor import draws, machine, paths, rates
