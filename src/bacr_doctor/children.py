@@ -146,7 +146,7 @@ def _complete_broken(
 ) -> Record:
     """Adds advice to a broken record, and the check's config keys if they fix the problem on a GPU.
 
-    To find out, the check is run again with these keys in a new process.
+    A check with `keys` is run again in a new process with these keys applied to the config.
     """
     if record.status != "broken":
         return record

@@ -46,7 +46,7 @@ _SIZES = {
     "eval.budgets": (_THINKING,),
     "model.num_layers": 1,
 }
-# Probability that this check reports a fault on a machine without one, over all of its tests.
+# Probability of a false positive on a machine without faults, over all tests of this check.
 FALSE_ALARM = 1e-6
 # Significance level of each test, with a Bonferroni correction for 24 tests: for each of the two
 # settings, five tests on each of the two sampler paths, the agreement test across both paths and
@@ -177,7 +177,7 @@ def evaluation_sampling(config: Config) -> EvalConfig:
     """Returns the run's evaluation settings, or the defaults if they are the same as in training.
 
     If evaluation used the training temperature without top-p sampling, the check could not detect
-    that temperature or top-p are ignored.
+    that the temperature or top-p is ignored.
     """
     settings = config.eval
     same_temperature = settings.temperature == config.rollout.temperature
@@ -212,7 +212,7 @@ def known_logits(vocabulary: int, dtype: Any) -> PerToken:
 
 
 def allowed_tokens(vocabulary: int) -> Bool[np.ndarray, "V"]:
-    """Returns a mask of allowed tokens, which excludes the second id and one frequent id."""
+    """Returns a mask of allowed tokens that excludes the second id and one frequent id."""
     frequent = frequent_ids(vocabulary)
     mask = np.ones(vocabulary, bool)
     middle = frequent[len(frequent) // 2]

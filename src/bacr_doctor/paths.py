@@ -95,8 +95,8 @@ def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -
 def forward(subject: Subject, dtype: str) -> Record:
     """Compares the learner's log-probabilities with the NumPy reference.
 
-    The tokens include the thinking in trunks and the answers in branches. They are sampled in
-    float32.
+    The batch is sampled in float32. It contains trunks (prompt and thinking) and branches
+    (answers).
     """
     trial = make_trial(subject, dtype)
     batch = make_trial(subject, "float32").batch

@@ -248,7 +248,7 @@ def rates(subject: Subject) -> Record:
 
 
 def additions(subject: Subject) -> Record:
-    """Measures the speed of scatter-add on a GPU, which the embedding's gradient uses."""
+    """Measures the speed of scatter-add on a GPU, as in the gradient of the embedding."""
     if jax.default_backend() != "gpu":
         return Record("ok", "no GPU: additions are not parallel")
     rows = jnp.ones((_ADDED_ROWS, _WIDTH), jnp.float32)
