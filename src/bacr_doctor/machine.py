@@ -89,7 +89,7 @@ def _output_of(*command: str) -> str:
 
 
 def versions(subject: Subject) -> Record:
-    """Reports the versions of all software that can change the results of a run.
+    """Reports the versions of software that can change the results of a run.
 
     The status is `warn` if jaxlib and its CUDA plugin have different versions.
     """
