@@ -1,1 +1,1 @@
-"""Checks that a machine can run the library: every code path is tried on a small model."""
+"""Checks that a machine can run the library by exercising every code path on a small model."""

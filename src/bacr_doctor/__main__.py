@@ -1,4 +1,8 @@
-"""The command `bacr doctor`: reads its options, runs all checks, prints and writes the results."""
+"""Command-line entry point of `bacr doctor`.
+
+Parses the options, runs every check in `checks.CHECKS`, prints one result per check and writes all
+results to a JSON file.
+"""
 
 import argparse
 import sys
@@ -25,12 +29,12 @@ Before a run, on the machine that will run it:
   bacr doctor --config F --write-overlay fit.yaml
   bacr train --config F --config fit.yaml
 Exit code: 0 if no check is broken, 1 if a check is broken, 2 if the input is invalid."""
-# Largest value of --seconds: a day.
+# Maximum value of --seconds: one day.
 _LONGEST = 86400
 
 
 def _parser() -> Parser:
-    """Makes the parser of the command line."""
+    """Builds the command-line parser."""
     parser = Parser(
         prog="bacr doctor",
         description="Checks that this machine can run the library, on a small model, in at most "
@@ -74,13 +78,13 @@ def _parser() -> Parser:
 
 
 def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespace]:
-    """Reads and checks the command line.
+    """Parses and validates the command line.
 
     Returns:
-      The run to check for, and all options.
+      The run to check for, and the parsed options.
 
     Raises:
-      UserError: an option or the config is invalid.
+      UserError: if an option or the config is invalid.
     """
     options = _parser().parse_intermixed_args(argv)
     if options.overrides and not options.config:
@@ -101,10 +105,10 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
 
 
 def _check_output(path: Path, configs: Sequence[Path]) -> None:
-    """Checks that a file can be written and is not one of the configs.
+    """Checks that an output file can be written and does not overwrite one of the input configs.
 
     Raises:
-      UserError: it cannot be written, or is a config.
+      UserError: if the file cannot be written, or if it is one of `configs`.
     """
     if path.resolve() in configs:
         raise UserError(f"{path}: is a config that this command reads; write another file")
@@ -119,9 +123,13 @@ def _check_output(path: Path, configs: Sequence[Path]) -> None:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs all checks; returns 1 if one is broken and 0 otherwise (2 is bad input)."""
+    """Runs all checks and reports the results.
+
+    Returns:
+      The exit code: 1 if any check is broken, otherwise 0. Invalid input exits with code 2.
+    """
     subject, options = read_subject(argv)
-    # Imported after the command line is read, because it imports JAX.
+    # Imported only after the command line is parsed, because it imports JAX.
     from bacr_doctor.checks import CHECKS
 
     records: list[Record] = []

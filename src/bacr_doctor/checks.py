@@ -1,14 +1,17 @@
 """The list of all checks, in the order in which they run and are printed.
 
-`__main__` imports it late, because these modules import JAX.
+`__main__` imports this module only after it has parsed the command line, because the modules that
+implement the checks import JAX.
 """
 
 from bacr_doctor import draws, machine, paths, rates
 from bacr_doctor.children import Check
 
+# Config overrides that may work around a broken check (`Check.keys`).
 _LEARNER_KEYS = {"model.attention": "xla"}
 _SAMPLER_KEYS = {"rollout.attention": "xla"}
 _REMAT_KEYS = {"model.remat": "full", "model.scan_layers": True}
+# Advice for the user if a check is broken (`Check.advice`).
 _REPORT = "report it with this page's JSON file; no run can be trusted on this machine"
 _EXACT = "write model.compute_dtype=float32"
 _SHORTER = f"{_EXACT}, or smaller data.max_prompt_tokens and budget.max"

@@ -1,7 +1,7 @@
-"""Runs checks in child processes, so that a check that crashes or hangs ends only its process.
+"""Runs checks in child processes, so that a crash or a hang in a check cannot stop the doctor.
 
-`__main__` calls `run_checks`; checks that need a second process (`paths`, `rates`) call
-`child_process`. What a check does is not decided here.
+`__main__` calls `run_checks`. Checks that need a second process (in `paths` and `rates`) call
+`child_process`. The checks themselves are implemented in other modules.
 """
 
 import contextlib
@@ -22,28 +22,32 @@ from bacr_doctor.records import Record, Subject
 from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.errors import UserError, reason_of
 
-# Seconds of all checks together, of one check, and of a process's first check, which imports JAX.
+# Time limits in seconds: for all checks together, for one check, and for the first check of each
+# process. The first check has more time because it imports JAX.
 MOST_SECONDS = 600.0
 CHECK_SECONDS = 120.0
 FIRST_SECONDS = 210.0
-# Load average per core above which a machine counts as busy.
+# A machine counts as busy if its one-minute load average per core is above this value.
 _BUSY_LOAD = 1.5
-# Characters of an error or of a process's last line that a record shows.
+# Maximum length in characters of an error message, or of the last line of a process's output, in a
+# record.
 _SHOWN_CHARACTERS = 300
-# Waits for the record of a check until a time of `time.monotonic`; None if it is not finished then.
+# Waits for the record of a check until a deadline, given as a value of `time.monotonic()`. Returns
+# None if the check has not finished by then.
 NextRecord = Callable[["Check", float], Record | None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check, which makes one record.
+    """A check to run. Each check produces one `Record`.
 
     Attributes:
-      name: the name in the doctor's output.
-      function: a function of a module (it is pickled), called as `function(subject, *arguments)`.
-      arguments: further arguments of the function.
-      keys: config keys that may work around the problem if the check is broken on a GPU.
-      advice: what the user can do if the check is broken and its record has no advice.
+      name: name of the check in the doctor's output.
+      function: called as `function(subject, *arguments)`. It must be a module-level function,
+        because it is pickled.
+      arguments: additional positional arguments for the function.
+      keys: config overrides that may work around the problem if the check is broken on a GPU.
+      advice: suggestion for the user if the check is broken and its record contains no advice.
     """
 
     name: str
@@ -53,17 +57,17 @@ class Check:
     advice: str = ""
 
     def broken_record(self, reason: str) -> Record:
-        """Returns the record of a check that did not finish."""
+        """Returns the record for a check that could not finish."""
         return Record("broken", reason, name=self.name)
 
     def run(self, subject: Subject) -> Record:
-        """Runs the check in this process; an exception becomes a broken record."""
+        """Runs the check in this process and converts any exception to a broken record."""
         started = time.monotonic()
         try:
             record = self.function(subject, *self.arguments)
         except UserError as error:
             record = self.broken_record("; ".join(error.lines))
-        # A defective machine can raise any exception.
+        # Catch everything, because a faulty machine can raise any exception.
         except Exception as error:
             reason = reason_of(error)[:_SHOWN_CHARACTERS]
             record = self.broken_record(f"{type(error).__name__}: {reason}")
@@ -72,21 +76,22 @@ class Check:
 
 
 class _Clock:
-    """Time limits of the checks: each one's share of a total that may be shortened."""
+    """Computes deadlines of checks, with time limits scaled to the total time available."""
 
     def __init__(self, most_seconds: float):
         self._share = most_seconds / MOST_SECONDS
         self._end = time.monotonic() + most_seconds
 
     def has_time(self) -> bool:
-        """True if the total time is not over."""
+        """True if the total time limit has not been reached."""
         return time.monotonic() < self._end
 
     def deadline(self, allowed: float) -> float:
-        """Returns when a check that starts now must end, in seconds of `time.monotonic`.
+        """Returns the deadline of a check that starts now, as a value of `time.monotonic()`.
 
         Args:
-          allowed: seconds of the check if the total time were MOST_SECONDS.
+          allowed: time limit of the check in seconds when the total limit is MOST_SECONDS. It is
+            scaled in proportion to the actual total limit.
         """
         return min(time.monotonic() + allowed * self._share, self._end)
 
@@ -94,14 +99,19 @@ class _Clock:
 def run_checks(
     checks: Sequence[Check], subject: Subject, most_seconds: float = MOST_SECONDS
 ) -> Iterator[Record]:
-    """Runs checks in one child process, and in a fresh one after a check that breaks.
+    """Runs checks one after another in a child process.
 
-    A check that breaks on a GPU is run once more with its `keys`; its record names the keys if they
-    help. A check that does not end is broken if it had its full time on a machine that is not busy,
-    and a warning otherwise. Checks that cannot start in time are warnings too.
+    After a check that is broken or does not finish in time, the remaining checks continue in a new
+    process. A check that is broken on a GPU is run a second time with its `keys`, and its record
+    contains the keys if they fix the problem.
+
+    A check that does not finish is reported as broken if it had its full time limit and the machine
+    was not busy. Otherwise it is reported as a warning. Checks that could not start before the
+    total time limit are also reported as warnings.
 
     Args:
-      most_seconds: seconds of all checks together; the time of each check scales with it.
+      most_seconds: time limit in seconds for all checks together. The limit of each check scales
+        with it.
 
     Yields:
       The record of each check, as soon as it is available.
@@ -134,7 +144,10 @@ def run_checks(
 def _complete_broken(
     record: Record, check: Check, subject: Subject, clock: _Clock, *, on_gpu: bool
 ) -> Record:
-    """Adds the check's advice to a broken record, and its keys if they help on this GPU."""
+    """Adds advice to a broken record, and the check's config keys if they fix the problem on a GPU.
+
+    A check with `keys` is run again in a new process with these keys applied to the config.
+    """
     if record.status != "broken":
         return record
     record = dataclasses.replace(record, advice=record.advice or check.advice)
@@ -148,10 +161,12 @@ def _complete_broken(
 
 
 def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
-    """Makes the record of a check that has not ended after some seconds.
+    """Builds the record of a check that has not finished.
 
     Args:
-      allowed: seconds after which a check on an idle machine counts as hanging.
+      seconds: time in seconds for which the check has been running.
+      allowed: time limit in seconds above which a check counts as hanging, unless the machine is
+        busy.
     """
     load = os.getloadavg()[0]
     cores = len(os.sched_getaffinity(0))
@@ -168,11 +183,11 @@ def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
 
 @contextlib.contextmanager
 def child_process(checks: Sequence[Check], subject: Subject) -> Iterator[NextRecord]:
-    """Starts a process that runs checks one after the other, and kills it at the end.
+    """Starts a process that runs checks one after another, and kills it when the context exits.
 
     Yields:
-      A function that waits for the record of the next check. If the process dies, the record is
-      broken and contains the last line that the process printed.
+      A function that waits for the record of the next check. If the process dies, it returns a
+      broken record with the last line of the process's output.
     """
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -180,7 +195,8 @@ def child_process(checks: Sequence[Check], subject: Subject) -> Iterator[NextRec
         arguments = (list(checks), subject, sender, output.name)
         process = spawn.Process(target=_run_in_child, args=arguments)
         process.start()
-        # Only the child's copy stays open, so that its death ends the pipe.
+        # Close the parent's copy of the sending end, so that the pipe is closed when the child
+        # dies.
         sender.close()
         pid = process.pid
         assert pid is not None
@@ -197,14 +213,21 @@ def child_process(checks: Sequence[Check], subject: Subject) -> Iterator[NextRec
             yield next_record
         finally:
             process.kill()
-            # Kills what the child started too, because the child leads a session.
+            # The child is the leader of its session, so this also kills the processes that it
+            # started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             process.join()
 
 
 def _dead_record(check: Check, exit_code: int, output: Path) -> Record:
-    """Makes the record of a check whose process died; a negative code is a signal's number."""
+    """Builds the record of a check whose process died.
+
+    Args:
+      exit_code: exit code of the process. A negative value is the number of the signal that killed
+        it.
+      output: file with the process's stdout and stderr.
+    """
     reason = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
     lines = output.read_text(errors="replace").strip().splitlines()
     last_line = lines[-1][:_SHOWN_CHARACTERS] if lines else ""
@@ -214,22 +237,27 @@ def _dead_record(check: Check, exit_code: int, output: Path) -> Record:
 def _run_in_child(
     checks: Sequence[Check], subject: Subject, sender: Connection, output_path: str
 ) -> None:
-    """Runs checks and sends their records; stdout and stderr go to a file."""
+    """Runs checks in the child process and sends their records through a pipe.
+
+    Args:
+      sender: the sending end of the pipe.
+      output_path: file to which stdout and stderr are redirected.
+    """
     os.setsid()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with open(output_path, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    # JAX must leave GPU memory for the processes that a check starts.
+    # Do not preallocate GPU memory, because a check may start other processes that need it.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    # A training run sets the same flag.
+    # Set the same XLA flag as a training run.
     allow_fast_additions()
     for check in checks:
         sender.send(check.run(subject))
 
 
 def _exit_with_parent() -> None:
-    """Ends this process when its parent ends."""
+    """Waits for the parent process to end, then terminates this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

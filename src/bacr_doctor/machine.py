@@ -1,6 +1,6 @@
-"""Checks of a run's surroundings: software, devices, disk, grader, and the folder of the model.
+"""Checks of the environment: software versions, devices, disk, grader, and the model folder.
 
-`checks` lists them. They run no model; `paths` and `rates` do.
+`checks` lists these functions. They do not run a model, unlike the checks in `paths` and `rates`.
 """
 
 import contextlib
@@ -35,37 +35,45 @@ from bacr_jax.runs.agreement import told_at_start
 from bacr_jax.runs.folder import LOCK, lock_folder
 from bacr_jax.runs.provenance import commit
 
-# Packages that can break a run or change its speed, next to those that every run records
-# (`told_at_start`).
+# Packages that can break a run or change its speed, in addition to the packages that every run
+# records (`told_at_start`).
 _MORE_PACKAGES = re.compile(
     r"orbax-checkpoint|transformers|jax-cuda1\d-p\w+|nvidia-(nccl|cudnn)\S*"
 )
+# Versions that are printed. The JSON file contains all of them.
 _PRINTED = ("python", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "commit")
+# Fields that are requested from `nvidia-smi --query-gpu`.
 _GPU_QUERY = (
     "name,memory.total,clocks.sm,clocks.max.sm,temperature.gpu,power.limit,ecc.mode.current"
 )
-# Seconds of a small file's fsync above which a disk counts as slow.
+# A disk counts as slow if replacing a small file, including fsync, takes longer than this, in
+# seconds.
 _SLOW_FSYNC = 1.0
-# Free GiB below which a disk has too little room for a run's checkpoints.
+# Minimum free disk space in GiB for the checkpoints of a run.
 _LITTLE_ROOM = 1.0
-# Bytes of the file whose writing is timed.
+# Size in bytes of the file used to measure write speed.
 _LARGE_FILE = 2**24
-# Answers that need a worker's computer algebra, and whether they equal _GOLD.
+# Answers that a grading worker must compare with sympy, and whether each is equal to _GOLD.
 _GOLD = "(x+1)^2"
 _FIRST_ANSWERS = {"x^2+2x+1": True, "x^2+2x+2": False, "(x+1)(x+1)": True, "(x+1)(x-1)": False}
 _SECOND_ANSWERS = {"1+2x+x^2": True, "1+3x+x^2": False}
-# The answer that a stopped worker does not grade.
+# Answer that is sent while all workers are suspended, so that grading must time out.
 _STOPPED_ANSWER = "x(x+2)+1"
+# Question with braces and angle brackets, which a chat template must not change.
 _QUESTION = "How much is 17 + 25? {Give} the number <alone>."
-# Matches the kinds of links in the matrix of `nvidia-smi topo -m`.
+# Matches link types in the output of `nvidia-smi topo -m`.
 _LINKS = re.compile(r"\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b")
-# Matches the markup of chat templates.
+# Matches special tokens of common chat templates, such as `<|im_end|>` or `[INST]`.
 _MARKUP = re.compile(r"<[|｜][^<>\n]{1,40}[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>")
 _NO_FOLDER = Record("ok", "no model.path in the config")
 
 
 def _output_of(*command: str) -> str:
-    """Returns a program's stdout without colours; "" if it is missing or fails."""
+    """Runs a command and returns its stdout without ANSI colour codes.
+
+    Returns:
+      The output, or an empty string if the program is not installed or fails.
+    """
     if shutil.which(command[0]) is None:
         return ""
     result = subprocess.run(
@@ -81,9 +89,9 @@ def _output_of(*command: str) -> str:
 
 
 def versions(subject: Subject) -> Record:
-    """Lists the versions that can change a run's numbers.
+    """Reports the versions of software that can change the results of a run.
 
-    It warns if a CUDA plugin and jaxlib have different versions.
+    The status is `warn` if jaxlib and its CUDA plugin have different versions.
     """
     config_keys = config_io.flatten(subject.config)
     recorded = told_at_start(subject.config, {})
@@ -92,7 +100,7 @@ def versions(subject: Subject) -> Record:
         "commit": commit(),
     }
     for name, value in recorded.items():
-        # The config's values may contain paths, which doctor.json must not have.
+        # Config values may contain paths, which must not appear in doctor.json.
         if name not in config_keys:
             values[name] = value
     installed = {
@@ -110,9 +118,9 @@ def versions(subject: Subject) -> Record:
 
 
 def devices(subject: Subject) -> Record:
-    """Lists JAX's devices, their memory and clocks, and the links between GPUs.
+    """Reports the JAX devices, their memory and clocks, and the links between GPUs.
 
-    It warns if a GPU's driver is installed but JAX does not use a GPU.
+    The status is `warn` if an NVIDIA driver is installed but JAX does not use a GPU.
     """
     jax_devices = jax.devices()
     first = jax_devices[0]
@@ -139,7 +147,7 @@ def devices(subject: Subject) -> Record:
     if status:
         first_gpu = status.splitlines()[0]
         measured += f"; clocks {first_gpu}"
-    # The legend explains all kinds of links, also those that are not used.
+    # The legend of the output lists all link types, including unused ones.
     matrix = topology.split("Legend")[0]
     links = set(_LINKS.findall(matrix))
     measured += f"; joined by {', '.join(sorted(links)) or 'none'}"
@@ -147,7 +155,7 @@ def devices(subject: Subject) -> Record:
 
 
 def files(subject: Subject) -> Record:
-    """Checks free space, fsync, reading back, renaming and locking in the run's output folder."""
+    """Checks disk space, write speed, file replacement and locking in the run's output folder."""
     free_gib = shutil.disk_usage(subject.folder).free / 2**30
     values = {"free_gib": free_gib}
     measured = f"{free_gib:,.0f} GiB free"
@@ -169,10 +177,14 @@ def files(subject: Subject) -> Record:
 
 
 def _write_speed(folder: Path) -> dict[str, float]:
-    """Measures MB/s of writing a large file, and the seconds of replacing a small file.
+    """Measures the write speed of a large file and the time to replace a small file.
+
+    Returns:
+      `mb_per_s`: write speed in MB/s. `fsync_s`: time in seconds to replace the small file.
 
     Raises:
-      OSError: the disk refuses, or the large file reads back differently.
+      OSError: if a file cannot be written, or if the large file has different content when read
+        back.
     """
     content = os.urandom(_LARGE_FILE)
     started = time.perf_counter()
@@ -193,7 +205,11 @@ def _write_speed(folder: Path) -> dict[str, float]:
 
 
 def _sharing_problems(folder: Path) -> list[str]:
-    """Replaces the small file and locks the folder twice; returns what goes wrong."""
+    """Checks that a file can be replaced and that a folder cannot be locked twice.
+
+    Returns:
+      A description of each problem.
+    """
     problems = []
     replace_file(folder / "small", "other")
     if (folder / "small").read_text() != "other":
@@ -205,7 +221,15 @@ def _sharing_problems(folder: Path) -> list[str]:
 
 
 def _grading_problems(grader: Grader, answers: Mapping[str, bool]) -> list[str]:
-    """Grades answers against _GOLD; returns a text for each wrong verdict."""
+    """Grades answers against _GOLD.
+
+    Args:
+      grader: the grader to test.
+      answers: whether each answer is correct, by the answer.
+
+    Returns:
+      A description of each answer with a wrong verdict.
+    """
     texts = [f"<answer>{answer}</answer>" for answer in answers]
     golds = [_GOLD] * len(answers)
     verdicts = grader.grade(texts, golds)
@@ -217,7 +241,7 @@ def _grading_problems(grader: Grader, answers: Mapping[str, bool]) -> list[str]:
 
 
 def grader(subject: Subject) -> Record:
-    """Checks that grading workers start and grade, and that a hanging one is replaced."""
+    """Checks that grading workers grade correctly and that hanging workers are replaced."""
     limits = subject.config.grading
     pool = Grader(
         workers=limits.workers,
@@ -226,7 +250,7 @@ def grader(subject: Subject) -> Record:
     )
     with pool:
         problems = _grading_problems(pool, _FIRST_ANSWERS)
-        # All workers are stopped, because any of them may get the next answer.
+        # Suspend all workers, because the next answer may be sent to any of them.
         live = pool.worker_pids
         for pid in live:
             os.kill(pid, signal.SIGSTOP)
@@ -246,7 +270,7 @@ def grader(subject: Subject) -> Record:
 
 
 def _model_folder(subject: Subject) -> Path | None:
-    """Returns the folder of model.path; None without a named config or a model.path."""
+    """Returns the local folder of `model.path`, or None without a config or a `model.path`."""
     path = subject.config.model.path if subject.named else None
     if path is None:
         return None
@@ -254,7 +278,7 @@ def _model_folder(subject: Subject) -> Path | None:
 
 
 def model(subject: Subject) -> Record:
-    """Checks the files of the model's folder: digests of its manifest, headers and shapes."""
+    """Checks the model folder: manifest checksums, file headers and tensor shapes."""
     folder = _model_folder(subject)
     if folder is None:
         return _NO_FOLDER
@@ -264,7 +288,7 @@ def model(subject: Subject) -> Record:
     problems = []
     hub_files = 0
     for name, digest in digests.items():
-        # The hub's cache names a large file by its SHA-256.
+        # In the Hugging Face Hub cache, the file name of a large file's blob is its SHA-256.
         blob = (folder / name).resolve().name
         if re.fullmatch("[0-9a-f]{64}", blob):
             hub_files += 1
@@ -277,7 +301,11 @@ def model(subject: Subject) -> Record:
 
 
 def template(subject: Subject) -> Record:
-    """Checks that the chat template keeps the question and writes only markup of its tokenizer."""
+    """Checks the chat template of the model.
+
+    The template must preserve the question, use only special tokens of the tokenizer, and encode to
+    valid token ids that decode to the same prompt.
+    """
     folder = _model_folder(subject)
     if folder is None:
         return _NO_FOLDER

@@ -1,7 +1,8 @@
-"""Checks the library's programs on a tiny model against NumPy's float64 (`reference`).
+"""Checks the library's programs on a tiny model against a float64 implementation in NumPy.
 
-They cover the learner's pass, decoding, an update, adapters, a checkpoint, long rows and an update
-shared by two processes. `trial` makes the tiny runs.
+The checks cover the learner's forward pass, decoding, updates with and without LoRA adapters,
+checkpoints, long rows, and an update shared by two processes. `trial` builds the tiny runs, and
+`reference` implements the model in NumPy.
 """
 
 import contextlib
@@ -32,31 +33,34 @@ from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.health import MISMATCH, SYMPTOMS
 from bacr_jax.types import Params
 
-# Largest allowed error of a log-probability, in nats. After thousands of tokens rounding gives a
-# seventh of it in float32 and a third in bfloat16.
+# Maximum error of a log-probability in nats, by compute dtype. On rows of thousands of tokens,
+# rounding causes about 1/7 of this error in float32 and 1/3 in bfloat16.
 _LARGEST_ERROR = {"float32": 1e-3, "bfloat16": 0.5}
-# Largest allowed mean error, in nats; rounding stays as far below.
+# Maximum mean error of log-probabilities in nats. Rounding stays below it by similar factors.
 _MEAN_ERROR = {"float32": 1.5e-4, "bfloat16": 0.08}
-# Largest allowed error of a slope along a random direction, as a share of the gradient's norm.
+# Maximum error of a directional derivative, relative to the norm of the leaf's gradient.
 _SLOPE_ERROR = {"float32": 2e-3, "bfloat16": 0.25}
-# Largest allowed error of a step of Adam, as a share of the learning rate.
+# Maximum error of an Adam step, relative to the learning rate.
 _STEP_ERROR = 1e-3
-# Adam's default epsilon.
+# Default epsilon of Adam.
 _EPSILON = 1e-8
-# Distance of the central difference that estimates a slope.
+# Step size of the central differences that estimate a directional derivative.
 _DIFFERENCE = 1e-5
-# Two layers round less than the dozens of layers for which a run's own warning is set.
+# Threshold of the `mismatch` check, in nats per token. It is lower than the threshold of a training
+# run, because the rounding error of two layers is smaller than the error of dozens of layers.
 _MISMATCH = MISMATCH / 5
-# Largest relative error of loss and gradient norm of an update that two processes share.
+# Maximum relative error of the loss and gradient norm when two processes share an update.
 _SHARED_ERROR = 1e-3
-# Problems that a record lists.
+# Maximum number of problems listed in a record.
 _MOST_PROBLEMS = 3
 
 
 def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -> Record:
-    """Compares log-probabilities of all sampled tokens with the reference's.
+    """Compares the log-probabilities of all sampled tokens with the NumPy reference.
 
     Args:
+      trial: the tiny run that computed the log-probabilities.
+      batch: the batch with the sampled tokens.
       thinking: log-probabilities of the thinking tokens, [B, T].
       answers: log-probabilities of the answer tokens, [B, K, A].
     """
@@ -82,14 +86,18 @@ def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -
     )
     problems = []
     is_near = largest <= _LARGEST_ERROR[dtype] and mean <= _MEAN_ERROR[dtype]
-    # False for NaN.
+    # Also False if an error is NaN.
     if not is_near:
         problems.append("log-probabilities are not those of float64")
     return ok_or_broken(measured, problems, {"most": largest, "mean": mean})
 
 
 def forward(subject: Subject, dtype: str) -> Record:
-    """Compares the learner's log-probabilities of trunks and branches with the reference's."""
+    """Compares the learner's log-probabilities with the NumPy reference.
+
+    The batch is sampled in float32. It contains trunks (prompt and thinking) and branches
+    (answers).
+    """
     trial = make_trial(subject, dtype)
     batch = make_trial(subject, "float32").batch
     params = jax.tree.map(jnp.asarray, trial.params)
@@ -104,10 +112,10 @@ def forward(subject: Subject, dtype: str) -> Record:
 
 
 def decode(subject: Subject, dtype: str | None) -> Record:
-    """Compares the sampler's log-probabilities with the reference's.
+    """Compares the sampler's log-probabilities with the NumPy reference.
 
     Args:
-      dtype: compute type; None for the run's type and rows as long as the run's.
+      dtype: compute dtype. If None, the check uses the compute dtype and the row length of the run.
     """
     trial = make_long_trial(subject) if dtype is None else make_trial(subject, dtype)
     batch = trial.batch
@@ -115,9 +123,10 @@ def decode(subject: Subject, dtype: str | None) -> Record:
 
 
 def mismatch(subject: Subject) -> Record:
-    """Compares sampler and learner in bfloat16, as a run's importance weights do.
+    """Compares the bfloat16 log-probabilities of sampler and learner, which importance weights use.
 
-    It warns at a fifth of the difference at which a run warns.
+    The status is `warn` if the mean absolute difference is above a fifth of the threshold at which
+    a training run warns.
     """
     trial = make_trial(subject, "bfloat16")
     _, metrics = trial.step(trial.start(), trial.batch)
@@ -131,7 +140,11 @@ def mismatch(subject: Subject) -> Record:
 
 
 def _surrogate(trial: Trial, params: Params, batch: Batch) -> float:
-    """Returns the loss of an update at ratio 1: minus the mean of advantage x log-probability."""
+    """Computes the policy-gradient loss at importance ratio 1, with reference log-probabilities.
+
+    The loss is the sum of -advantage x log-probability over all sampled tokens, divided by their
+    number.
+    """
     float64_params = reference.to_float64(params)
     thinking, answers = trial.expected(float64_params, batch)
     thinking_advantages = np.asarray(batch.thinking_advantages)
@@ -150,7 +163,15 @@ def _slope(
     leaf_path: Any,
     direction: np.ndarray,
 ) -> float:
-    """Returns the surrogate's slope as one leaf moves along a direction, by central differences."""
+    """Estimates the directional derivative of the surrogate loss by central differences.
+
+    Args:
+      trial: the tiny run.
+      params: parameters at which the derivative is estimated.
+      batch: the batch on which the loss is computed.
+      leaf_path: path of the parameter array that is varied.
+      direction: direction of the change, in the shape of the parameter array.
+    """
 
     def surrogate_at(distance: float) -> float:
         def move(path: Any, leaf: np.ndarray) -> np.ndarray:
@@ -167,9 +188,9 @@ def _slope(
 
 
 def _moments(state: TrainState, name: str) -> dict[Any, np.ndarray]:
-    """Returns Adam's moment `mu` or `nu` of every leaf, by the leaf's path.
+    """Returns Adam's first moment (`mu`) or second moment (`nu`) of every parameter array, by path.
 
-    Each group of parameters has a separate Adam state.
+    The moments are collected from several Adam states, because each parameter group has one.
     """
     moments = {}
     trees = optax.tree_utils.tree_get_all_with_path(state.policy_opt, name)
@@ -185,10 +206,11 @@ class LeafStep:
     """The first optimizer step of one parameter array.
 
     Attributes:
-      path: path of the leaf in the tree of parameters.
+      path: path of the array in the parameter tree.
       before: values before the step.
-      gradient: the gradient before clipping, recovered from Adam's first moment.
-      is_adam: True if Adam computes the same second moment and step from this gradient.
+      gradient: gradient before clipping, recovered from Adam's first moment.
+      is_adam: True if the second moment and the step are the ones that Adam computes from this
+        gradient.
     """
 
     path: Any
@@ -200,12 +222,13 @@ class LeafStep:
 def _leaf_steps(
     trial: Trial, params: Params, state: TrainState, grad_norm: float
 ) -> Iterator[LeafStep]:
-    """Yields the first step of every trained leaf.
+    """Yields the first optimizer step of every trained parameter array.
 
     Args:
-      params: parameters before the step, in float64.
-      state: the state after the step.
-      grad_norm: norm of the whole gradient before clipping.
+      trial: the tiny run.
+      params: float64 parameters before the step.
+      state: train state after the step.
+      grad_norm: global gradient norm before clipping.
     """
     settings = trial.config.optimizer
     first_moments = _moments(state, "mu")
@@ -214,7 +237,8 @@ def _leaf_steps(
     leaves_before, _ = jax.tree_util.tree_flatten_with_path(trained)
     leaves_after = jax.tree.leaves(state.policy)
     for (path, before), after in zip(leaves_before, leaves_after):
-        # After one step, a moment is (1 - b) times the gradient or its square.
+        # After the first step, the moments are (1 - b1) times the gradient and (1 - b2) times its
+        # square.
         mean = first_moments[path] / (1 - settings.b1)
         square = second_moments[path] / (1 - settings.b2)
         rate = settings.learning_rate
@@ -240,11 +264,14 @@ def _leaf_steps(
 
 
 def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Record:
-    """Compares each leaf's gradient with a slope of the reference, and its step with Adam's.
+    """Compares gradients with the NumPy reference and optimizer steps with Adam.
+
+    For each parameter array, the gradient's component along a random direction must equal a finite
+    difference of the reference loss.
 
     Args:
-      dtype: compute type; None for the run's type and a row as long as the run's.
-      rank: rank of adapters on frozen parameters; None to train all parameters.
+      dtype: compute dtype. If None, the check uses the compute dtype and the row length of the run.
+      rank: rank of LoRA adapters on frozen parameters. If None, all parameters are trained.
     """
     keys = {"adapter.rank": rank} if rank else {}
     if dtype is None:
@@ -272,7 +299,7 @@ def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Reco
         slope = float((leaf_step.gradient * direction).sum())
         leaf_norm = float(np.linalg.norm(leaf_step.gradient))
         error = abs(slope - expected) / max(leaf_norm, 1e-6)
-        # np.maximum keeps a NaN, unlike max.
+        # np.maximum propagates NaN, but the built-in max may not.
         worst = float(np.maximum(worst, error))
         name = jax.tree_util.keystr(leaf_step.path, simple=True)
         if not error <= _SLOPE_ERROR[dtype]:
@@ -286,7 +313,7 @@ def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Reco
 
 
 def checkpoint(subject: Subject) -> Record:
-    """Saves a train state in the run's output folder, restores it and compares."""
+    """Checks that a train state is unchanged after it is saved and restored."""
     trial = make_trial(subject, "float32")
     state = {"train": trial.start(), "step": np.int32(1)}
     empty_state = jax.tree.map(jnp.zeros_like, state)
@@ -305,13 +332,13 @@ def checkpoint(subject: Subject) -> Record:
 
 
 def two_processes(subject: Subject) -> Record:
-    """Compares an update that two processes share with the update of one process.
+    """Compares an update that two processes share with the same update in one process.
 
-    The processes use two GPUs if there are two, and the CPU otherwise.
+    The processes use one GPU each if the machine has at least two GPUs, and the CPU otherwise.
 
     Raises:
-      TimeoutError: a process does not end.
-      RuntimeError: a process fails; the text is its error.
+      TimeoutError: if a process does not finish.
+      RuntimeError: if a process fails. The message contains its error.
     """
     trial = make_trial(subject, "float32")
     _, metrics = trial.step(trial.start(), trial.batch)
@@ -343,7 +370,7 @@ def two_processes(subject: Subject) -> Record:
 
 
 def _free_address() -> str:
-    """Returns localhost and a port that is free at this moment."""
+    """Returns `localhost:PORT` with a port that is currently unused."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         _, port = free.getsockname()
@@ -357,11 +384,16 @@ def half(
     index: int,
     use_gpus: bool,
 ) -> Record:
-    """Computes this process's half of an update; the record has its loss and gradient norm.
+    """Runs one of the two processes of a shared update.
 
     Args:
-      address: host and port of the coordinator.
-      index: number of this process, 0 or 1.
+      batch: the batch of the whole update.
+      address: host and port of the JAX coordinator.
+      index: index of this process, 0 or 1.
+      use_gpus: True to use the GPU with this index, False to use the CPU.
+
+    Returns:
+      A record with the loss and the gradient norm in its values.
     """
     os.environ["JAX_COORDINATOR_ADDRESS"] = address
     os.environ["JAX_NUM_PROCESSES"] = "2"

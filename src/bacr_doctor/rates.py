@@ -1,7 +1,7 @@
-"""Measures how fast the devices run the library's programs, against data sheets and the plan.
+"""Measures the library's speed and compares it with data sheets and the assumptions of `bacr plan`.
 
-`checks` lists the functions that return a record. They time a few layers of the run's model;
-`benchmarks/` times whole models.
+`checks` lists the functions that return a `Record`. They time a few layers with the shape of the
+run's model. To time whole models, use the scripts in `benchmarks/`.
 """
 
 import dataclasses
@@ -29,30 +29,31 @@ from bacr_plan.workload import planned_shape, sizes_of
 
 _GIGA = 1e9
 _TERA = 1e12
-# Number of layers that are timed. Embedding and head weigh less in a whole model.
+# Maximum number of layers to time. In a whole model, embedding and output head are a smaller share.
 _LAYERS = 4
-# Timed runs, after one that compiles.
+# Number of timed runs, after one run that includes compilation.
 _RUNS = 3
-# A device is slow below this share of the rates that a plan assumes.
+# A device counts as slow below this fraction of the rates that `bacr plan` assumes.
 _SLOW = 0.75
-# Rows to add, their width, and rows of the array: the tokens of a micro-batch, most of them one of
-# a few. In xla issue 46225, adding all of them into one row took 1 ms, and 500 ms by
-# compare-and-swap.
+# Benchmark of scatter-add: number of rows to add, width of a row, and number of rows of the target
+# array. The sizes resemble the tokens of a micro-batch in which most tokens have one of a few ids.
+# In xla issue 46225, adding all rows into one row took 1 ms with atomic additions, and 500 ms with
+# compare-and-swap loops.
 _ADDED_ROWS = 40_960
 _WIDTH = 128
 _ARRAY_ROWS = 399
-# Largest time of the additions, in times of reading their bytes once. In that issue it was 40 with
-# atomic additions and 20,000 with compare-and-swap.
+# Maximum time of the scatter-add, as a multiple of the time to read its rows once. In xla issue
+# 46225, the multiple was 40 with atomic additions and 20,000 with compare-and-swap loops.
 _MOST_READS = 1000.0
-# Values in an array that collectives move, for each device.
+# Number of float32 values per device in the array that collectives transfer.
 _GPU_VALUES = 2**26
 _CPU_VALUES = 2**21
-# Values are whole numbers below this, so that their float32 sums are exact.
+# The values are integers below this limit, so that their float32 sums are exact.
 _LARGEST_VALUE = 1021
 
 
 def _fastest_seconds(run: Callable[[], Any]) -> float:
-    """Returns the seconds of the fastest of three runs, after one that compiles."""
+    """Returns the shortest time of three calls in seconds, after one call to compile."""
     times = []
     for _ in range(1 + _RUNS):
         started = time.perf_counter()
@@ -62,9 +63,10 @@ def _fastest_seconds(run: Callable[[], Any]) -> float:
 
 
 def data_sheet(subject: Subject) -> Device | None:
-    """Returns the data sheet of --device or of this device; None if there is none.
+    """Returns the data sheet for the --device option or for the first device of this machine.
 
-    If several fit the device's name, it is the one with the nearest memory size.
+    If several data sheets match the device's name, the one with the closest memory size is
+    returned. The result is None if no data sheet matches.
     """
     if subject.device is not None:
         return find(subject.device)
@@ -82,7 +84,11 @@ def data_sheet(subject: Subject) -> Device | None:
 
 @functools.cache
 def measure_peak(dtype: str) -> tuple[float, float]:
-    """Measures FLOP/s of a large matrix product and bytes/s of a large copy."""
+    """Measures the peak rates of this device.
+
+    Returns:
+      FLOP/s of a large matrix product in `dtype`, and bytes/s of a large copy.
+    """
     on_gpu = jax.default_backend() == "gpu"
     side = 8192 if on_gpu else 1024
     count = 2**28 if on_gpu else 2**24
@@ -100,7 +106,7 @@ def measure_peak(dtype: str) -> tuple[float, float]:
 
 
 def device_peak(subject: Subject) -> Device:
-    """Returns the device's peak rates, from its data sheet or measured if there is none."""
+    """Returns the peak rates of the device from its data sheet, or measures them if it has none."""
     sheet = data_sheet(subject)
     if sheet is not None:
         return sheet
@@ -108,11 +114,11 @@ def device_peak(subject: Subject) -> Device:
     return Device(
         name="a bare product and copy (no data sheet)",
         memory_gib=1.0,
-        # A plan halves the rate for float32.
+        # Compensate for `bacr plan`, which halves the rate for float32.
         matmul_flops=flops_per_s * _float32_factor(subject),
         memory_bandwidth=bytes_per_s,
         link_bandwidth=bytes_per_s,
-        # A plan does not use the rest.
+        # The remaining fields are placeholders that the planner does not use here.
         capability=(0, 0),
         cores=1,
         l2_mib=1,
@@ -121,14 +127,14 @@ def device_peak(subject: Subject) -> Device:
 
 
 def _float32_factor(subject: Subject) -> int:
-    """Returns 2 if the run computes in float32, for which a plan halves the rate; else 1."""
+    """Returns the factor by which `bacr plan` reduces FLOP/s: 2 in float32, otherwise 1."""
     return 2 if run_dtype(subject) == "float32" else 1
 
 
 def _sizes(subject: Subject) -> dict[str, Any]:
-    """Returns config keys of the timed model: a few layers of the run's widths, and many rows.
+    """Returns config overrides for the timed model, a few layers of the run's model.
 
-    Without a named config the widths on a GPU are those of Qwen2.5-1.5B.
+    Without a config on the command line, a GPU uses the widths of Qwen2.5-1.5B.
     """
     on_gpu = jax.default_backend() == "gpu"
     preset = {"model.preset": "qwen2.5-1.5b"} if on_gpu and not subject.named else {}
@@ -152,12 +158,14 @@ def measure_throughput(subject: Subject) -> dict[str, float]:
     """Times a rollout and an update.
 
     Returns:
-      `matmul`, `bandwidth`: the shares of the device's peak that updates and decoding reach, by the
-      plan's arithmetic. `decoded_per_s`, `learned_per_s`: tokens/s. `flops_per_s`, `bytes_per_s`:
-      the rates of these shares.
+      `matmul`, `bandwidth`: fraction of the device's peak FLOP/s that updates reach, and fraction
+      of its peak bandwidth that decoding reaches, computed with the cost model of `bacr plan`.
+      `decoded_per_s`, `learned_per_s`: throughput in tokens/s. `flops_per_s`, `bytes_per_s`: the
+      absolute rates for the two fractions.
     """
     trial = make_trial(subject, run_dtype(subject), **_sizes(subject))
-    # The rollout of the batch compiles, the second one is timed.
+    # Accessing `batch` samples a first rollout, which includes compilation. The second one is
+    # timed.
     batch = trial.batch
     counters = trial.rollout().counters
     decode_seconds = counters["decode_s"] + counters["answer_s"]
@@ -190,8 +198,9 @@ def measure_throughput(subject: Subject) -> dict[str, float]:
 
 
 def _update_seconds(trial: Trial) -> float:
-    """Returns the seconds of the fastest update of a trial."""
-    # A step donates its state, so that each starts from the last one's.
+    """Returns the shortest wall-clock time of an update, in seconds."""
+    # A train step donates its input state, so each update starts from the state that the last one
+    # returned.
     states = [trial.start()]
 
     def update() -> Any:
@@ -203,7 +212,10 @@ def _update_seconds(trial: Trial) -> float:
 
 
 def rates(subject: Subject) -> Record:
-    """Reports tokens/s and shares of the peak; warns if they are far below a plan's assumption."""
+    """Reports throughput and the fraction of the device's peak rates that the library reaches.
+
+    The status is `warn` if a fraction is well below the fraction that `bacr plan` assumes.
+    """
     dtype = run_dtype(subject)
     throughput = measure_throughput(subject)
     peak_name = device_peak(subject).name
@@ -236,7 +248,7 @@ def rates(subject: Subject) -> Record:
 
 
 def additions(subject: Subject) -> Record:
-    """Measures a GPU's additions of rows into an array by index, as in the embedding's gradient."""
+    """Measures the speed of scatter-add on a GPU, as in the gradient of the embedding."""
     if jax.default_backend() != "gpu":
         return Record("ok", "no GPU: additions are not parallel")
     rows = jnp.ones((_ADDED_ROWS, _WIDTH), jnp.float32)
@@ -259,11 +271,12 @@ def additions(subject: Subject) -> Record:
 
 
 def additions_record(times: Mapping[str, float], reads: float) -> Record:
-    """Makes the record of the additions; warns if they are slow.
+    """Builds the record of the `additions` check. The status is `warn` if scatter-add is slow.
 
     Args:
-      times: seconds of adding into `one_row` and into `all_rows`.
-      reads: the longer time, in times of reading the rows' bytes once.
+      times: time in seconds to add all rows into one row (`one_row`) and into all rows of the array
+        (`all_rows`).
+      reads: the longer of these times, as a multiple of the time to read the added rows once.
     """
     one_row_ms = 1e3 * times["one_row"]
     all_rows_ms = 1e3 * times["all_rows"]
@@ -282,14 +295,15 @@ def additions_record(times: Mapping[str, float], reads: float) -> Record:
 
 
 def plan(subject: Subject) -> Record:
-    """Plans the seconds of one iteration of the run with the measured shares of the peak."""
+    """Predicts the duration of one iteration of the run from the measured throughput."""
     if not subject.named:
         return Record("ok", "no --config to plan")
     throughput = measure_throughput(subject)
     work, layout = sizes_of(subject.config, jax.device_count())
     device = device_peak(subject)
     iteration = schedule.iteration(work, layout)
-    # A plan multiplies a device's peaks by the assumed shares.
+    # The planner multiplies peak rates by the fractions in `ASSUMED`. Scale the peak rates so that
+    # the products are the measured rates.
     matmul_flops = device.matmul_flops * throughput["matmul"] / ASSUMED.matmul
     bandwidth = device.memory_bandwidth * throughput["bandwidth"] / ASSUMED.bandwidth
     measured_device = dataclasses.replace(
@@ -309,9 +323,9 @@ def plan(subject: Subject) -> Record:
 
 
 def collectives(subject: Subject) -> Record:
-    """Checks results and speed of all-gather and reduce-scatter over this machine's devices.
+    """Checks the results and the speed of all-gather and reduce-scatter on this machine's devices.
 
-    A CPU is split into two devices; a single GPU has nothing to check.
+    A CPU is split into two JAX devices in a child process. With a single GPU, the check is skipped.
     """
     on_gpu = jax.default_backend() == "gpu"
     if jax.device_count() > 1:
@@ -325,7 +339,14 @@ def collectives(subject: Subject) -> Record:
 
 
 def _check_collectives(subject: Subject, *, large: bool) -> Record:
-    """Runs both collectives over all devices; warns if GPUs are far below their links' rate."""
+    """Runs all-gather and reduce-scatter over all devices.
+
+    The status is `warn` if the speed on GPUs is well below the link bandwidth that `bacr plan`
+    assumes.
+
+    Args:
+      large: True for arrays of a size suitable for GPUs, False for smaller arrays.
+    """
     count = jax.device_count()
     mesh = jax.make_mesh((count,), ("x",))
     spec = PartitionSpec("x")
@@ -341,7 +362,7 @@ def _check_collectives(subject: Subject, *, large: bool) -> Record:
         numbers_here = x[0]
         return jax.lax.psum_scatter(numbers_here, "x", tiled=True)
 
-    # Every device has all numbers, so that their sum is `count` times the numbers.
+    # Every device has the same values, so their sum is `count` times the values.
     rows = jax.device_put(np.stack([numbers] * count), split)
     scatter = jax.jit(
         jax.shard_map(
@@ -380,7 +401,7 @@ def _check_collectives(subject: Subject, *, large: bool) -> Record:
 
 
 def _collectives_of_two_cpu_devices(subject: Subject) -> Record:
-    """Splits this process's CPU into two devices and checks the collectives."""
+    """Splits the CPU of this process into two JAX devices and checks the collectives."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     processes.reserve_threads(os.environ)

@@ -1,7 +1,7 @@
-"""The input of every check (`Subject`), its result (`Record`), and the doctor's two outputs.
+"""Defines the input of every check (`Subject`) and its result (`Record`), and formats the results.
 
-All modules of this package use it. It formats records as lines of the terminal, as the overlay
-config and as the object of `doctor.json`; it runs no check.
+Records are formatted as lines for the terminal, as a config overlay, and as the content of
+`doctor.json`. All modules of this package use these classes. No checks are run here.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from bacr_jax.config.values import written
 from bacr_jax.errors import printable
 
 Status = Literal["ok", "warn", "broken"]
-# Columns of a printed line, of its status, and of status and name together.
+# Widths in columns: of a printed line, of the status, and of the status and the check's name
+# together.
 _LINE_WIDTH = 100
 _STATUS_WIDTH = 8
 _MARGIN = 28
@@ -26,13 +27,13 @@ _MARGIN = 28
 
 @dataclass(frozen=True)
 class Subject:
-    """The run that the machine is checked for.
+    """The training run for which the machine is checked.
 
     Attributes:
-      config: the run's config, or quickstart's if the command line names none.
-      named: True if the command line names a config.
-      device: name of the data sheet to compare with (`bacr_plan.devices`); None to choose the data
-        sheet by the device's own name.
+      config: config of the run, or the `quickstart` config if the command line contains no config.
+      named: True if the command line contains a config.
+      device: name of the data sheet to compare with (see `bacr_plan.devices`). If None, the data
+        sheet is selected by the name of the device.
     """
 
     config: Config
@@ -41,15 +42,19 @@ class Subject:
 
     @property
     def folder(self) -> Path:
-        """Returns output.dir or its nearest existing parent, which is on the same file system.
+        """Returns `output.dir` or its nearest existing parent, which is on the same file system.
 
-        Without a named config it is the current folder.
+        Without a config on the command line, this is the current folder.
         """
         output = Path(self.config.output.dir if self.named else ".").absolute()
         return next(folder for folder in (output, *output.parents) if folder.is_dir())
 
     def with_keys(self, keys: Mapping[str, Any]) -> "Subject":
-        """Returns a copy whose config has other values, by dotted key."""
+        """Returns a copy in which some config values are replaced.
+
+        Args:
+          keys: new values by dotted config key.
+        """
         overrides = [f"{key}={written(value)}" for key, value in keys.items()]
         config = config_io.override(self.config, overrides)
         return dataclasses.replace(self, config=config)
@@ -57,16 +62,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Record:
-    """The result of one check.
+    """The result of a check.
 
     Attributes:
-      status: `ok`, `warn` (a run works, but see the advice) or `broken`.
+      status: `ok`, `warn` (a run works, but the user should read the advice) or `broken`.
       measured: the result in one sentence.
-      advice: what the user can write or do; empty if the status is ok.
-      keys: config keys that work around the problem, by dotted key.
-      values: numbers and texts for `doctor.json`.
-      name: the check's name.
-      seconds: run time of the check.
+      advice: suggestion for the user. Empty if the status is `ok`.
+      keys: config overrides that work around the problem, by dotted key.
+      values: numbers and strings to store in `doctor.json`.
+      name: name of the check.
+      seconds: wall-clock time of the check in seconds.
     """
 
     status: Status
@@ -81,9 +86,13 @@ class Record:
 def ok_or_broken(
     measured: str, problems: Sequence[str], values: Mapping[str, Any], advice: str = ""
 ) -> Record:
-    """Makes a record that is broken if there are problems, and ok otherwise.
+    """Builds a record that is `broken` if `problems` is not empty, and `ok` otherwise.
 
-    The problems are printed before `measured`; the advice is only used with problems.
+    Args:
+      measured: the result in one sentence. It is printed after the problems.
+      problems: one description per problem.
+      values: numbers and strings to store in `doctor.json`.
+      advice: suggestion for the user. Ignored if `problems` is empty.
     """
     if problems:
         text = f"{'; '.join(problems)} ({measured})"
@@ -92,9 +101,10 @@ def ok_or_broken(
 
 
 def format_record(record: Record) -> str:
-    """Formats a record for the terminal: status, name and result, then advice and keys.
+    """Formats a record for the terminal.
 
-    Every piece is wrapped at 100 columns. Advice and keys are left out if the status is ok.
+    The first line contains status, name and result. Advice and config keys follow on separate
+    lines, unless the status is `ok`. Lines are wrapped at 100 columns.
     """
     status = f"{record.status:<{_STATUS_WIDTH}}"
     name = f"{record.name:<{_MARGIN - _STATUS_WIDTH}}"
@@ -110,7 +120,7 @@ def format_record(record: Record) -> str:
 
 
 def _wrap(text: str, first_indent: str) -> str:
-    """Wraps a text; every line but the first is indented to the column of the results."""
+    """Wraps text at the line width and indents continuation lines to the column of the results."""
     return textwrap.fill(
         text,
         _LINE_WIDTH,
@@ -120,7 +130,7 @@ def _wrap(text: str, first_indent: str) -> str:
 
 
 def overlay_keys(records: Sequence[Record]) -> dict[str, Any]:
-    """Returns the config keys that work around all problems, by dotted key."""
+    """Merges the config overrides of all records whose status is not `ok`, by dotted key."""
     keys: dict[str, Any] = {}
     for record in records:
         if record.status != "ok":
@@ -129,11 +139,14 @@ def overlay_keys(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def to_json_object(records: Sequence[Record], **header: Any) -> dict[str, Any]:
-    """Returns the content of `doctor.json`: the header, the overlay and every record.
+    """Returns the content of `doctor.json`: the header, the config overlay and all records.
 
-    It contains no name of the machine.
+    The result does not contain the name of the machine.
+
+    Args:
+      header: additional top-level entries.
     """
     text = json.dumps([dataclasses.asdict(record) for record in records])
-    # A broken path may return NaN, which JSON does not have: it becomes the text "NaN".
+    # A broken code path may return NaN, which JSON cannot represent. Store it as the string "NaN".
     checks = json.loads(text, parse_constant=str)
     return {**header, "overlay": overlay_keys(records), "checks": checks}

@@ -1,8 +1,9 @@
-"""A Qwen2 model with random weights, and its log-probabilities in NumPy's float64.
+"""Reference implementation of a small Qwen2 model in NumPy, in float64.
 
-`paths` compares the library's results with these. The code follows the description of the model and
-shares nothing with `bacr_jax.model`: one sequence at a time, every key, no cache and no tree. It is
-slow, easy to check, and gives the same numbers on every machine.
+`paths` compares the library's log-probabilities with the ones computed here. The code follows the
+description of the model and shares no code with the forward pass in `bacr_jax.model`. It processes
+one sequence at a time with full attention, without a KV cache or tree attention. This is slow, but
+it is easy to verify and returns the same numbers on every machine.
 """
 
 from typing import Any
@@ -16,19 +17,23 @@ from bacr_jax.model import adapters, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
-# Hidden states of T positions, and their T positions.
+# Shapes: T positions, model width D, N heads of width H.
 States = Float[np.ndarray, "T D"]
 Heads = Float[np.ndarray, "T N H"]
 Positions = Int[np.ndarray, "T"]  # noqa: F821
 
 
 def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
-    """Makes random parameters as NumPy arrays, all of them large enough to affect the result.
+    """Generates random parameters that are all large enough to affect the model's output.
 
-    Norms and scales are near 1, all others near 0, with a standard deviation of 0.2.
+    Norm weights and scales have mean 1, and all other parameters have mean 0. The standard
+    deviation is 0.2.
 
     Args:
-      rank: rank of low-rank adapters; None for a model without adapters.
+      rank: rank of the LoRA adapters. If None, the model has no adapters.
+
+    Returns:
+      The parameters as float32 NumPy arrays.
     """
     rng = np.random.default_rng(0)
     key = jax.random.key(0)
@@ -51,7 +56,10 @@ def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
 
 
 def to_float64(params: Params) -> Params:
-    """Converts parameters to float64 and adds adapters to their matrices: W + alpha / r A B."""
+    """Converts parameters to float64 and merges LoRA adapters into their kernels.
+
+    Each adapted kernel W becomes W + (alpha / r) A B.
+    """
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     adapter = params.get("adapter", {})
     layers = dict(params["layers"])
@@ -59,7 +67,7 @@ def to_float64(params: Params) -> Params:
     for name in names:
         a = adapter[f"{name}_a"]
         b = adapter[f"{name}_b"]
-        # adapter_scale is alpha / r.
+        # `adapter_scale` contains alpha / r.
         update = a @ b * params["adapter_scale"]
         kernel = layers[f"{name}_kernel"]
         layers[f"{name}_kernel"] = kernel + update
@@ -67,13 +75,13 @@ def to_float64(params: Params) -> Params:
 
 
 def budget_embedding(params: Params, budget: int) -> Float[np.ndarray, "D"]:
-    """Returns phi(b) = W2 SiLU(W1 s(b)) (Eq. 2)."""
+    """Computes the budget embedding phi(b) = W2 SiLU(W1 s(b)) (Eq. 2)."""
     w1 = params["w1"]
     w2 = params["w2"]
     width = w1.shape[0]
     exponents = -np.arange(0, width, 2) / width
-    # The library multiplies two float32 numbers here. Without the same rounding the difference
-    # would grow with the budget.
+    # The library computes this product in float32. Without the same rounding, the difference from
+    # the library would grow with the budget.
     frequency = (10000.0**exponents).astype(np.float32)
     angle_float32 = np.float32(budget) * frequency
     angle = angle_float32.astype(np.float64)
@@ -88,12 +96,16 @@ def logprobs(
     count: int,
     config: Qwen2Config,
 ) -> Float[np.ndarray, "M"]:
-    """Returns the log-probabilities of the last `count` tokens of a sequence, in nats.
+    """Computes the log-probabilities of the last `count` tokens of a sequence, in nats.
 
-    The embeddings are tied, and phi of the budget is added in every layer.
+    The input and output embeddings are tied, and the budget embedding is added in every layer.
 
     Args:
-      params: float64 parameters without adapters (`to_float64`).
+      params: float64 parameters with merged adapters, as returned by `to_float64`.
+      tokens: token ids of the sequence.
+      budget: thinking budget in tokens.
+      count: number of tokens to score.
+      config: shape of the model.
     """
     embed = params["embed"]
     gates = params["budget"]["gate"]
@@ -102,7 +114,7 @@ def logprobs(
     x = embed[tokens]
     phi = budget_embedding(params["budget"], budget)
     all_positions = np.arange(length)
-    # The positions whose output predicts the last tokens; the last layer computes only these.
+    # Positions whose outputs predict the last `count` tokens. The last layer computes only these.
     predicting = np.arange(length - count - 1, length - 1)
     for index in range(config.num_layers):
         is_last = index == config.num_layers - 1
@@ -111,7 +123,7 @@ def logprobs(
         x = x[positions] + _attention(layer, x, positions, config)
         y = _norm(x, layer["mlp_norm"], eps)
         x = x + _mlp(layer, y)
-        # Adds phi times the sigmoid of its gate (Eq. 3).
+        # Add the budget embedding phi, scaled by the sigmoid of its gate (Eq. 3).
         gate_logits = x @ gates[index]
         x = x + phi / (1 + np.exp(-gate_logits))[:, None]
     y = _norm(x, params["final_norm"], eps)
@@ -129,7 +141,7 @@ def _attention(
     positions: Positions,
     config: Qwen2Config,
 ) -> States:
-    """Computes causal attention of some positions over all positions, with the norm before it."""
+    """Applies RMSNorm and computes causal attention from some query positions to all positions."""
     all_positions = np.arange(len(x))
     y = _norm(x, layer["attention_norm"], config.rms_norm_eps)
     q = _heads(layer, "q", y[positions], config)
@@ -158,7 +170,11 @@ def _heads(
     x: States,
     config: Qwen2Config,
 ) -> Heads:
-    """Projects states to queries, keys or values (`name` is q, k or v), split into heads."""
+    """Projects hidden states to queries, keys or values and splits the result into heads.
+
+    Args:
+      name: `q`, `k` or `v`.
+    """
     kernel = layer[f"{name}_kernel"]
     bias = layer[f"{name}_bias"]
     projected = x @ kernel + bias
@@ -166,7 +182,7 @@ def _heads(
 
 
 def _mlp(layer: Params, y: States) -> States:
-    """Computes the gated MLP of normalised states."""
+    """Computes the gated MLP of normalised hidden states."""
     gate = _silu(y @ layer["gate_kernel"])
     up = y @ layer["up_kernel"]
     return gate * up @ layer["down_kernel"]
@@ -179,7 +195,7 @@ def _norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _rotate(x: Heads, positions: Positions, theta: float) -> Heads:
-    """Applies rotary position embeddings to the halves of each head."""
+    """Applies rotary position embeddings. Dimension i is paired with i + H/2 in each head."""
     half = x.shape[-1] // 2
     exponents = -np.arange(half) / half
     angle = positions[:, None, None] * theta**exponents
@@ -193,5 +209,5 @@ def _rotate(x: Heads, positions: Positions, theta: float) -> Heads:
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    """Returns x / (1 + exp(-x))."""
+    """Computes SiLU(x) = x / (1 + exp(-x))."""
     return x / (1 + np.exp(-x))

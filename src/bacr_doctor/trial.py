@@ -1,7 +1,8 @@
-"""Tiny runs of the library, with the settings of the run to check and random advantages.
+"""Builds tiny training runs with random parameters, random prompts and random advantages.
 
-`paths`, `draws` and `rates` run the library's programs on them (`make_trial`, `make_long_trial`).
-This module compares nothing.
+A tiny run uses some settings of the run to check, for example remat and the head shape. The checks
+in `paths`, `draws` and `rates` create one with `make_trial` or `make_long_trial` and compare its
+results. No results are compared here.
 """
 
 import contextlib
@@ -34,9 +35,9 @@ from bacr_jax.types import Params, Prompts
 from bacr_plan.workload import planned_shape
 
 _VOCABULARY = 32
-# Everything is tiny, except that heads are as wide as in released models, because kernels are made
-# for these widths. The model takes the budget by its embedding. The method does not matter, because
-# advantages are random.
+# All sizes are tiny except the head width, which matches released models because attention kernels
+# are written for these widths. The budget is passed to the model as an embedding. The choice of
+# method does not matter, because the advantages are random.
 _TINY = {
     "method": "bacr",
     "advantage.baseline": "constant",
@@ -57,20 +58,20 @@ _TINY = {
     "optimizer.learning_rate": 0.01,
     "optimizer.conditioning_learning_rate": 0.02,
 }
-# Tokens of a long row after its prompt.
+# Number of tokens after the prompt in a long row, for thinking and the answer.
 _AFTER_PROMPT = 80
-# Tokens of a long row without a named config, and the most on a CPU.
+# Length in tokens of a long row if the command line contains no config. Also the maximum on a CPU.
 _LONGEST = 4096
-# Most attention scores of a long row on a CPU, all heads together.
+# Maximum number of attention scores of a long row on a CPU, summed over all heads.
 _MOST_SCORES = 2**26
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A tiny run: its config, and one rollout and one update with random advantages.
+    """A tiny run that can sample one rollout and apply one update with random advantages.
 
     Attributes:
-      devices: number of devices that share parameters and rows.
+      devices: number of devices over which parameters and rows are sharded.
     """
 
     config: Config
@@ -78,7 +79,7 @@ class Trial:
 
     @functools.cached_property
     def policy(self) -> Policy:
-        """Makes the settings of the compiled programs."""
+        """Builds the static settings of the compiled programs."""
         layout = None
         if self.devices > 1:
             shape = model_shape(self.config, _VOCABULARY)
@@ -88,16 +89,16 @@ class Trial:
 
     @functools.cached_property
     def params(self) -> Params:
-        """Makes random parameters as NumPy arrays."""
+        """Generates random parameters as NumPy arrays."""
         model = self.policy.learner.model
         return reference.random_params(model, self.config.adapter.rank)
 
     @functools.cached_property
     def rules(self) -> DecodeRules:
-        """Makes decode rules that allow every token.
+        """Builds decode rules that allow every token.
 
-        The last token of the vocabulary ends a turn, except in a long trial: its few rows must not
-        end early.
+        The last token of the vocabulary is the end-of-turn token. A long trial has no end-of-turn
+        token, because it has only two rows and they must not end early.
         """
         never = no_stop_string(_VOCABULARY)
         is_long = len(self.rows.budgets) <= 2
@@ -112,18 +113,25 @@ class Trial:
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        """Makes the run's optimizer, without warm-up of its learning rate."""
+        """Builds the optimizer of the run, without learning-rate warm-up."""
         return policy_optimizer(self.config.optimizer, 1)
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which float32 products are exact; GPUs use TF32 otherwise."""
+        """Returns a context that disables TF32 if the run computes in float32.
+
+        By default, GPUs multiply float32 matrices in TF32.
+        """
         exact = self.config.model.compute_dtype == "float32"
         precision = "highest" if exact else "default"
         return jax.default_matmul_precision(precision)
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """Makes budgets from the largest down to 0, most of them large, with two cuts each."""
+        """Generates the budget and two cuts of each row.
+
+        Budgets fall from the maximum to 0, and most of them are large. The cuts are at half the
+        budget and at the full budget.
+        """
         rollout = self.config.rollout
         count = rollout.questions * rollout.group_size
         shares = np.sqrt(np.linspace(1, 0, count))
@@ -133,7 +141,7 @@ class Trial:
         return Rows(budgets, cuts)
 
     def prompts(self) -> Prompts:
-        """Makes random prompts; the first has the largest length, the last one token."""
+        """Generates random prompts, with lengths that fall from the maximum to one token."""
         rng = np.random.default_rng(3)
         width = self.config.data.max_prompt_tokens
         count = len(self.rows.budgets)
@@ -149,7 +157,7 @@ class Trial:
         )
 
     def rollout(self) -> Rollout:
-        """Samples the responses to the prompts."""
+        """Samples responses to the prompts."""
         params = jax.tree.map(jnp.asarray, self.params)
         with self.matmul_precision():
             phi = self.policy.phi_of(params)
@@ -165,7 +173,7 @@ class Trial:
 
     @functools.cached_property
     def batch(self) -> Batch:
-        """Makes a batch of one rollout, with advantages and returns from a normal distribution."""
+        """Samples a rollout and builds a batch with normally distributed advantages and returns."""
         rollout = self.rollout()
         rng = np.random.default_rng(5)
 
@@ -187,9 +195,15 @@ class Trial:
     def expected(
         self, params: Params, batch: Batch
     ) -> tuple[Float[np.ndarray, "B T"], Float[np.ndarray, "B K A"]]:
-        """Returns the reference's log-probabilities of thinking and answer tokens.
+        """Computes the reference log-probabilities of the sampled thinking and answer tokens.
 
-        Each branch is scored as one sequence; entries without a sampled token are 0.
+        Each branch is scored as a separate sequence. Entries without a sampled token are 0.
+
+        Args:
+          params: float64 parameters with merged adapters, as returned by `reference.to_float64`.
+
+        Returns:
+          Log-probabilities of thinking tokens, [B, T], and of answer tokens, [B, K, A].
         """
         score = functools.partial(
             reference.logprobs,
@@ -214,15 +228,15 @@ class Trial:
         return thinking, answers
 
     def start(self) -> TrainState:
-        """Makes the train state before the first step."""
-        # A step donates its arrays, so that they must be copies.
+        """Builds the train state before the first step."""
+        # Copy the arrays, because a train step donates its input buffers.
         _, trained = adapters.split(self.params)
         trained = jax.tree.map(jnp.array, trained)
         state = init_state(trained, None, self.optimizer, self.optimizer)
         return self.policy.place(state)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        """Runs one update; returns the new state and the metrics."""
+        """Runs one update and returns the new state and the metrics."""
         spec = self.policy.learner
         frozen, _ = adapters.split(self.params)
         if spec.mesh is not None:
@@ -241,11 +255,13 @@ class Trial:
 
 @functools.cache
 def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> Trial:
-    """Makes a tiny run with the heads, kernels, remat and layer scan of the run to check.
+    """Builds a tiny run with the head shape, kernels, remat and layer scan of the run to check.
 
     Args:
-      dtype: compute type; float32 uses the default kernels, as the run's may not support it.
-      keys: further config keys, by dotted key.
+      dtype: compute dtype. Float32 uses the default attention kernels, because the run's kernels
+        may not support it.
+      devices: number of devices over which parameters and rows are sharded.
+      keys: additional config overrides, by dotted key.
     """
     config = subject.config
     run_keys: dict[str, Any] = {
@@ -270,14 +286,17 @@ def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> T
 
 
 def run_dtype(subject: Subject) -> str:
-    """Returns the run's compute type; without a named config, bfloat16 on a GPU."""
+    """Returns the compute dtype of the run, or bfloat16 on a GPU if no config was passed."""
     if jax.default_backend() == "gpu" and not subject.named:
         return "bfloat16"
     return subject.config.model.compute_dtype
 
 
 def make_long_trial(subject: Subject) -> Trial:
-    """Makes a trial whose first row is as long as the run's longest row, within a CPU's limits."""
+    """Builds a trial whose first row is as long as the longest row of the run.
+
+    On a CPU, the length is limited to `_LONGEST` tokens and `_MOST_SCORES` attention scores.
+    """
     config = subject.config
     dtype = run_dtype(subject)
     longest = _LONGEST
@@ -287,7 +306,7 @@ def make_long_trial(subject: Subject) -> Trial:
         longest = config.data.max_prompt_tokens + most_thinking + config.rollout.answer_tokens
     if jax.default_backend() == "cpu":
         heads = make_trial(subject, dtype).config.model.num_heads
-        # Scores of a row are heads x tokens^2.
+        # The number of attention scores of a row is heads x tokens^2.
         most_tokens = math.isqrt(_MOST_SCORES // heads)
         longest = min(longest, _LONGEST, most_tokens)
     keys = {

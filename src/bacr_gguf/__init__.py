@@ -1,1 +1,1 @@
-"""Converts models of llama.cpp's file format (GGUF) to Hugging Face folders; needs no JAX."""
+"""Converts models in llama.cpp's GGUF format to Hugging Face folders. Does not require JAX."""

@@ -1,4 +1,4 @@
-"""The command `bacr import`: converts the model of a GGUF file to a Hugging Face folder."""
+"""Command-line entry point of `bacr import`, which converts GGUF files to Hugging Face folders."""
 
 import importlib.util
 import sys
@@ -11,10 +11,10 @@ from bacr_jax.errors import UserError
 
 
 def package_file(name: str) -> Path:
-    """Returns the path of an installed package's only GGUF file.
+    """Returns the path of the only GGUF file in an installed Python package.
 
     Raises:
-      UserError: the package is not installed, or has no GGUF file or several.
+      UserError: if the package is not installed, or does not contain exactly one GGUF file.
     """
     try:
         files = [file for file in metadata.files(name) or () if file.suffix == ".gguf"]
@@ -27,7 +27,7 @@ def package_file(name: str) -> Path:
 
 
 def _parser() -> Parser:
-    """Makes the parser of the command line."""
+    """Builds the command-line parser."""
     parser = Parser(
         prog="bacr import",
         description=(
@@ -55,11 +55,14 @@ def _parser() -> Parser:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Converts a file; exit code 0 if the folder is written, 2 if the input is invalid."""
+    """Converts a GGUF file to a Hugging Face folder.
+
+    The exit code is 0 if the folder was written, and 2 if the input is invalid.
+    """
     options = _parser().parse_args(argv)
     if importlib.util.find_spec("gguf") is None:
         raise UserError('import: needs gguf; write pip install -e ".[gguf]" in a clone')
-    # Imported here, because these modules need the package gguf.
+    # Imported here because these modules require the optional package `gguf`.
     from bacr_gguf import container, folder
 
     path = options.gguf or package_file(options.from_package)

@@ -1,8 +1,8 @@
-"""Reads the header of a GGUF file: its settings, and the positions of its tensors.
+"""Reads the header of a GGUF file: its settings, and the location of each tensor in the file.
 
-The package `gguf` has a reader too, but that one believes every count in the file and loops for
-hours if a count is wrong. Here every count is compared with the bytes of the file first. The format
-is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, little-endian.
+The reader in the package `gguf` trusts every count in the file, so a wrong count makes it loop for
+hours. This reader compares every count with the size of the file first. Only little-endian files
+are supported. See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the format.
 """
 
 import math
@@ -19,7 +19,7 @@ from bacr_jax.config.values import shown
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-# Names of the tensor types that can be dequantised here, and the types by their number.
+# Names of the tensor types that can be dequantised.
 _READABLE = (
     "F32",
     "F16",
@@ -33,16 +33,18 @@ _READABLE = (
     "Q5_K",
     "Q6_K",
 )
+# The same tensor types by their number in the file, and the names of all tensor types.
 KINDS = {GGMLQuantizationType[name].value: GGMLQuantizationType[name] for name in _READABLE}
 _KIND_NAMES = {kind.value: kind.name for kind in GGMLQuantizationType}
-# Largest header that is read. Vocabularies of 250,000 tokens have headers of about 15 MB, which
-# become ten times as large as Python objects.
+# Maximum number of bytes read as the header. A vocabulary of 250,000 tokens has a header of about
+# 15 MB, which becomes ten times larger as Python objects.
 LARGEST_HEADER = 32 << 20
-# Largest number of settings and of tensors.
+# Maximum number of settings, and maximum number of tensors.
 MOST_ENTRIES = 1 << 16
-# GGML_MAX_DIMS of ggml.
+# Maximum number of axes of a tensor (GGML_MAX_DIMS in ggml).
 MOST_AXES = 4
-# GGUF's numbers of the types of settings; scalars have the code of Python's struct.
+# Type numbers of settings in GGUF. Scalar types are mapped to format characters of Python's
+# `struct`.
 _TEXT = 8
 _ARRAY = 9
 _SCALARS = {
@@ -58,23 +60,24 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-# Alignment without the setting, and the alignments that are accepted.
+# Default alignment of tensors in bytes, and the alignments that are accepted.
 _ALIGNMENT = 32
 _ALIGNMENTS = [1 << power for power in range(3, 17)]
 
 
 class GgufError(ValueError):
-    """An error in a GGUF file, as a sentence without the file's name; the caller adds the name."""
+    """Raised for an invalid or unsupported GGUF file. The caller adds the file name."""
 
 
 class TensorEntry(NamedTuple):
     """The description of a tensor in the header.
 
     Attributes:
-      shape: outermost axis first, as in safetensors.
-      kind: type of the stored values.
-      start: first byte in the file.
-      num_bytes: size in the file.
+      name: name of the tensor in the file.
+      shape: shape with the outermost axis first, as in safetensors.
+      kind: data type of the stored values.
+      start: offset of the first byte in the file.
+      num_bytes: size in bytes in the file.
     """
 
     name: str
@@ -86,10 +89,11 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of a GGUF file; the values of the tensors stay on disk.
+    """The header of a GGUF file. Tensor values are not loaded.
 
     Attributes:
-      settings: values of the settings by key; an array is a tuple.
+      path: path of the file.
+      settings: values of the settings by key. Arrays are stored as tuples.
       tensors: descriptions of the tensors by name.
     """
 
@@ -98,10 +102,10 @@ class GgufFile:
     tensors: dict[str, TensorEntry]
 
     def setting(self, key: str, kind: type, default: Any = None) -> Any:
-        """Returns a setting, or the default if the file does not have it.
+        """Returns the value of a setting, or the default if the setting is missing.
 
         Raises:
-          GgufError: the value has another type, or is missing and the default is None.
+          GgufError: if the value has a different type, or if it is missing and `default` is None.
         """
         value = self.settings.get(key, default)
         if type(value) is not kind:
@@ -110,17 +114,18 @@ class GgufFile:
 
 
 class _HeaderReader:
-    """Reads values from the bytes of a header, one after the other."""
+    """Reads values sequentially from the bytes of a header."""
 
     def __init__(self, header: bytes):
         self.header = header
         self.position = 0
 
     def take(self, codes: str) -> tuple[Any, ...]:
-        """Reads values by struct's codes.
+        """Reads values according to a `struct` format string.
 
         Raises:
-          GgufError: the header ends before. struct compares sizes before it makes any value.
+          GgufError: if the header ends first. `struct` checks the size before it allocates any
+            values, so a wrong count fails immediately.
         """
         try:
             values = struct.unpack_from("<" + codes, self.header, self.position)
@@ -130,16 +135,16 @@ class _HeaderReader:
         return values
 
     def text(self) -> str:
-        """Reads a text: its length in bytes, then UTF-8."""
+        """Reads a string, which is stored as its length in bytes followed by UTF-8."""
         (size,) = self.take("Q")
         (content,) = self.take(f"{size}s")
         return content.decode()
 
     def value(self) -> Any:
-        """Reads a setting's type and value; an array becomes a tuple.
+        """Reads the type and the value of a setting. An array is returned as a tuple.
 
         Raises:
-          GgufError: the type is unknown, or the header ends before.
+          GgufError: if the type is unknown, or if the header ends first.
         """
         (kind,) = self.take("I")
         if kind != _ARRAY:
@@ -149,26 +154,26 @@ class _HeaderReader:
         return self._values(kind, count)
 
     def _values(self, kind: int, count: int) -> tuple[Any, ...]:
-        """Reads `count` values of a type, by GGUF's number."""
+        """Reads `count` values whose type has the GGUF number `kind`."""
         if kind == _TEXT:
-            # A count that is too large meets the end of the header: every text has a length of
-            # eight bytes.
+            # If the count is too large, this reaches the end of the header, because each string
+            # takes at least eight bytes.
             return tuple(self.text() for _ in range(count))
         if kind not in _SCALARS:
             raise GgufError(f"a setting is of the unknown type {kind}")
         return self.take(f"{count}{_SCALARS[kind]}")
 
     def tensor(self) -> TensorEntry:
-        """Reads the description of a tensor; its start is relative to the first tensor.
+        """Reads a tensor's description. Its `start` is relative to the first tensor in the file.
 
         Raises:
-          GgufError: its type can't be read, or its axes do not fit the type.
+          GgufError: if the tensor type is not supported, or if the axes are invalid for the type.
         """
         name = self.text()
         (rank,) = self.take("I")
         if not 1 <= rank <= MOST_AXES:
             raise GgufError(f"{shown(name)} has {rank:,} axes, not 1 to {MOST_AXES}")
-        # The innermost axis comes first here.
+        # GGUF stores the innermost axis first.
         *axes, number, start = self.take(f"{rank}QIQ")
         if number not in KINDS:
             kind_name = _KIND_NAMES.get(number, number)
@@ -186,7 +191,7 @@ def read(path: Path) -> GgufFile:
     """Reads the header of a GGUF file.
 
     Raises:
-      GgufError: it is not a GGUF file, is damaged, or has a tensor type that can't be read.
+      GgufError: if the file is not a GGUF file, is damaged, or contains an unsupported tensor type.
     """
     documents.check_regular(path)
     file_size = path.stat().st_size
@@ -214,7 +219,7 @@ def read(path: Path) -> GgufFile:
 
 
 def _first_tensor_byte(settings: Mapping[str, Any], header_size: int) -> int:
-    """Returns the position of the first tensor: the header's size, rounded up to the alignment."""
+    """Returns the offset of the first tensor: the header size, rounded up to the alignment."""
     alignment = settings.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or alignment not in _ALIGNMENTS:
         raise GgufError(f"general.alignment is {shown(alignment)}, not a small power of two")
@@ -223,10 +228,11 @@ def _first_tensor_byte(settings: Mapping[str, Any], header_size: int) -> int:
 
 
 def _check_size(tensors: Sequence[TensorEntry], first_byte: int, file_size: int) -> None:
-    """Checks that the file contains all tensors.
+    """Checks that the file is large enough for all of its tensors.
 
     Raises:
-      GgufError: a tensor ends after the file, or tensors overlap so that their sum is too large.
+      GgufError: if a tensor extends beyond the end of the file, or if tensors overlap and their
+        total size is larger than the file.
     """
     total = first_byte + sum(tensor.num_bytes for tensor in tensors)
     ends = [tensor.start + tensor.num_bytes for tensor in tensors]

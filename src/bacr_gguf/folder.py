@@ -1,6 +1,6 @@
 """Writes the model of a GGUF file as a Hugging Face folder, with a model card that names the file.
 
-`__main__` calls `write`. `container`, `weights` and `tokenizer` read the file.
+`__main__` calls `write`. The modules `container`, `weights` and `tokenizer` read the GGUF file.
 """
 
 import hashlib
@@ -35,30 +35,31 @@ back; float32 holds what they say exactly, bfloat16 rounds it. The file names it
 
 Ask it by `bacr generate --model FOLDER --budget 128 "..."`, or load it in transformers.
 """
-# Values of general.license that a model card may have in its YAML header.
+# Valid license identifiers for the YAML header of the model card.
 _LICENSE = re.compile(r"[a-z0-9.-]+")
 
 
 def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
-    """Writes a new folder completely or not at all.
+    """Converts a GGUF file to a new Hugging Face folder. If an error occurs, no folder is created.
 
     Args:
       path: the GGUF file.
-      dtype: type of the written weights; bfloat16 rounds them.
+      out: the folder to create.
+      dtype: dtype of the written weights. `float32` is exact, and `bfloat16` rounds the values.
 
     Returns:
-      A summary: class of the model, type, and types of the file's tensors.
+      A one-line summary with the model class, the dtype, and the tensor types in the GGUF file.
 
     Raises:
-      GgufError, UnicodeDecodeError: the file is damaged or has an unsupported model.
-      UserError: the folder can't be written.
+      GgufError, UnicodeDecodeError: if the file is damaged or contains an unsupported model.
+      UserError: if the folder exists already or cannot be written.
     """
     check_free(out)
     file = container.read(path)
     config = weights.hf_config(file)
     stored = weights.tensors(file, config, dtype)
     backend, token_ids = tokenizer.read(file, rows=config["vocab_size"])
-    # unk has no entry in these files.
+    # The Hugging Face config files have no entry for the unknown token.
     special_ids = {
         f"{name}_token_id": id
         for name, id in token_ids.items()
@@ -88,7 +89,10 @@ def write(path: Path, out: Path, *, dtype: str = "float32") -> str:
 def _tokenizer_config(
     backend: tokenizers.Tokenizer, token_ids: dict[str, int], max_length: int
 ) -> dict[str, Any]:
-    """Returns tokenizer_config.json: the special tokens' texts, the class and the longest input."""
+    """Returns the content of tokenizer_config.json.
+
+    It contains the special tokens, the tokenizer class and the maximum input length.
+    """
     settings: dict[str, Any] = {}
     for name, id in token_ids.items():
         if name not in tokenizer.TURN_ENDS:
@@ -100,9 +104,10 @@ def _tokenizer_config(
 
 
 def _turn_ends(token_ids: dict[str, int]) -> dict[str, Any]:
-    """Returns generation_config.json's eos_token_id: eos, and other ids that end a turn.
+    """Returns the `eos_token_id` entry of generation_config.json: the ids of eos, eot and eom.
 
-    One id is written as a number, as readers expect. Without ids the entry is left out.
+    A single id is written as a number, because other libraries expect this. The entry is omitted if
+    the file has none of these tokens.
     """
     names = ("eos", *tokenizer.TURN_ENDS)
     ends = list(dict.fromkeys(token_ids[name] for name in names if name in token_ids))
@@ -112,16 +117,16 @@ def _turn_ends(token_ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _summary(file: GgufFile, architecture: str, dtype: str) -> str:
-    """Returns one sentence: class and type of the model, and the types of the file's tensors."""
+    """Returns a one-line summary: model class, dtype, and number of tensors per GGUF type."""
     counts = Counter(tensor.kind.name for tensor in file.tensors.values())
     kinds = ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
     return f"{architecture} in {dtype}, dequantised from tensors of {kinds}"
 
 
 def _card(file: GgufFile, summary: str) -> str:
-    """Returns the model card.
+    """Returns the content of the model card.
 
-    Texts of the file are escaped, so that each stays on its line.
+    Strings from the GGUF file are escaped, so that they cannot add lines to the card.
     """
     fields = {}
     for name in ("name", "organization", "basename", "license"):

@@ -1,6 +1,6 @@
-"""Builds a `tokenizers` tokenizer from the byte-level BPE vocabulary of a GGUF file.
+"""Builds a `tokenizers.Tokenizer` from the byte-level BPE vocabulary of a GGUF file.
 
-`folder` calls `read` and writes the result as tokenizer.json.
+`folder` calls `read` and saves the result as tokenizer.json.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers as pre
 from bacr_gguf.container import GgufError, GgufFile
 from bacr_jax.config.values import shown
 
-# llama.cpp's numbers of the types of tokens.
+# Token types in llama.cpp.
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
@@ -19,9 +19,9 @@ USER_DEFINED = 4
 UNUSED = 5
 TYPES = (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED)
 _KEY = "tokenizer.ggml."
-# Tokens that end a turn or a message, at which llama.cpp stops as it does at eos.
+# Tokens that end a turn or a message. llama.cpp stops at these tokens as it does at eos.
 TURN_ENDS = ("eot", "eom")
-# Names of special tokens here, and in the file's keys.
+# Names of special tokens in this package, mapped to their names in GGUF keys.
 _SPECIAL = {
     "bos": "bos",
     "eos": "eos",
@@ -30,7 +30,8 @@ _SPECIAL = {
     "eot": "eot",
     "eom": "eom",
 }
-# Splits of tiktoken's cl100k; DIGITS is the number of digits in a piece, one by default.
+# Regular expression of tiktoken's cl100k pre-tokenizer. DIGITS is replaced by a quantifier for the
+# number of digits in a piece. Without a quantifier, each digit is a separate piece.
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,7 +40,12 @@ _LLAMA_3 = "llama-bpe"
 
 
 def _cl100k(digits: str) -> list[Any]:
-    """Makes cl100k's pre-tokenizers; `digits` is a quantifier of a regular expression."""
+    """Builds the pre-tokenizers of cl100k.
+
+    Args:
+      digits: regular-expression quantifier for the number of digits in a piece, for example
+        `{1,3}`.
+    """
     pattern = tokenizers.Regex(_CL100K.replace("DIGITS", digits))
     return [
         pre.Split(pattern, "isolated"),
@@ -47,7 +53,7 @@ def _cl100k(digits: str) -> list[Any]:
     ]
 
 
-# Pre-tokenizers by the names that files have. A file contains only the name.
+# Pre-tokenizers by their name in GGUF files. A GGUF file contains only the name.
 _GPT2 = pre.ByteLevel(add_prefix_space=False)
 STEPS: dict[str, list[Any]] = {
     "gpt-2": [_GPT2],
@@ -58,16 +64,17 @@ STEPS: dict[str, list[Any]] = {
 
 
 def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-    """Builds the tokenizer of a file.
+    """Builds the tokenizer of a GGUF file.
 
     Args:
-      rows: rows of the model's embedding, which limit the number of tokens.
+      file: header of the GGUF file.
+      rows: number of rows of the model's embedding, which is the maximum number of tokens.
 
     Returns:
-      The tokenizer, and the ids of special tokens by name: bos, eos, unk, pad, eot, eom.
+      The tokenizer, and the ids of the special tokens by name (bos, eos, unk, pad, eot, eom).
 
     Raises:
-      GgufError: the tokenizer is not a byte-level BPE, its pre-tokenizer is unknown, or the
+      GgufError: if the tokenizer is not byte-level BPE, its pre-tokenizer is unknown, or the
         vocabulary is damaged.
     """
     model = file.setting(_KEY + "model", str, "")
@@ -101,10 +108,13 @@ def read(file: GgufFile, *, rows: int) -> tuple[tokenizers.Tokenizer, dict[str, 
 
 
 def _vocabulary(texts: tuple[Any, ...], types: tuple[Any, ...], rows: int) -> dict[str, int]:
-    """Returns the id of every token that is not unused; unused tokens only fill the embedding.
+    """Returns the id of each token by its text.
+
+    Unused tokens are excluded, because they are only padding of the embedding.
 
     Raises:
-      GgufError: a token has no text, no known type or no row, or two tokens have the same text.
+      GgufError: if a token has no text, no known type or no row in the embedding, or if two tokens
+        have the same text.
     """
     are_texts = all(isinstance(text, str) for text in texts)
     are_types = set(types) <= set(TYPES)
@@ -119,10 +129,10 @@ def _vocabulary(texts: tuple[Any, ...], types: tuple[Any, ...], rows: int) -> di
 
 
 def _merges(merges: tuple[Any, ...], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Splits merges into pairs of tokens.
+    """Splits BPE merges into pairs of tokens.
 
     Raises:
-      GgufError: a merge is not a text of two tokens that form a third one.
+      GgufError: if a merge does not consist of two tokens whose concatenation is also a token.
     """
     pairs = []
     for merge in merges:
@@ -136,7 +146,11 @@ def _merges(merges: tuple[Any, ...], vocab: dict[str, int]) -> list[tuple[str, s
 
 
 def _added_tokens(vocab: dict[str, int], types: tuple[int, ...]) -> list[tokenizers.AddedToken]:
-    """Makes the tokens that are matched before BPE; decoding can skip all but user-defined ones."""
+    """Builds the tokens that are matched before BPE is applied.
+
+    Unknown and control tokens are marked as special, so that decoding can skip them. User-defined
+    tokens are not.
+    """
     is_skipped = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
     return [
         tokenizers.AddedToken(text, special=is_skipped[types[id]], normalized=False)
@@ -146,10 +160,10 @@ def _added_tokens(vocab: dict[str, int], types: tuple[int, ...]) -> list[tokeniz
 
 
 def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) -> dict[str, int]:
-    """Returns the ids of the special tokens that the file names.
+    """Returns the ids of the special tokens that the file defines, by their name in this package.
 
     Raises:
-      GgufError: an id is outside of the vocabulary or belongs to an unused token.
+      GgufError: if an id is outside the vocabulary or belongs to an unused token.
     """
     ids = {}
     for name, file_name in _SPECIAL.items():
@@ -164,7 +178,7 @@ def _special_ids(file: GgufFile, texts: tuple[str, ...], vocab: dict[str, int]) 
 
 
 def _begin_with(bos: str, id: int) -> Any:
-    """Makes a post-processor that puts bos before every text and every text of a pair."""
+    """Builds a post-processor that prepends bos to each input, or to both inputs of a pair."""
     return tokenizers.processors.TemplateProcessing(
         single=[bos, "$A"],
         pair=[bos, "$A", bos, "$B:1"],

@@ -1,6 +1,7 @@
-"""Translates config and tensors of a GGUF file: llama.cpp's names and row order to transformers'.
+"""Converts the config and the tensors of a GGUF file to the format of transformers.
 
-`folder` calls `hf_config` and `tensors`. The package `gguf` dequantises one tensor at a time, while
+The conversion renames keys and tensors, and restores the row order that llama.cpp changes. `folder`
+calls `hf_config` and `tensors`. Tensors are dequantised one at a time by the package `gguf`, while
 the folder is written.
 """
 
@@ -21,10 +22,11 @@ from bacr_jax.model.hf.archive import Stored
 from bacr_jax.model.hf.hf_config import FAMILIES, parse_config
 from bacr_jax.model.hf.names import Entry
 
+# Name of the transformers model class for each supported architecture.
 CLASSES = {kind: FAMILIES[kind].plain for kind in ("llama", "qwen2", "qwen3")}
-# Types of the written weights: the name in safetensors, and NumPy's type.
+# Supported dtypes of the written weights, with their name in safetensors and their NumPy dtype.
 DTYPES = {"float32": ("F32", np.float32), "bfloat16": ("BF16", ml_dtypes.bfloat16)}
-# Keys of config.json, and the file's keys without the architecture's name.
+# Keys of config.json, mapped to GGUF keys without the architecture prefix.
 _SHAPE = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -33,26 +35,27 @@ _SHAPE = {
     "num_key_value_heads": "attention.head_count_kv",
     "max_position_embeddings": "context_length",
 }
-# Keys of the width of a head, which must all have the same value.
+# GGUF keys for the width of a head. All of them must have the same value.
 _HEAD_WIDTH = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _THETA = "rope.freq_base"
 _EPSILON = "attention.layer_norm_rms_epsilon"
 _CAUSAL = "attention.causal"
 _VOCAB_SIZE = "vocab_size"
 _SUPPORTED = {*_SHAPE.values(), *_HEAD_WIDTH, _THETA, _EPSILON, _CAUSAL, _VOCAB_SIZE}
-# Values of other keys with which llama.cpp computes the same as without the key.
+# Values of other settings that are ignored, because llama.cpp computes the same results without
+# them.
 _NEUTRAL = (0, "", "none")
-# Keys that multiply or divide, for which 1 is neutral too.
+# Settings that are used as a factor. For these, 1 is also ignored.
 _FACTORS = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
-# Largest number in a shape.
+# Maximum value of a number in the config.
 _LARGEST = 1 << 28
-# Bytes that are dequantised at once.
+# Number of bytes that are dequantised at a time.
 _CHUNK = 16 << 20
-# Progress lines of a conversion, at most.
+# Maximum number of progress lines during a conversion.
 _PROGRESS_LINES = 10
-# llama.cpp's names of transformers' modules.
+# Names of modules in transformers, mapped to their names in llama.cpp.
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -72,7 +75,7 @@ _NAMES = {
 
 
 def _source_name(entry: Entry) -> str:
-    """Returns the name in the GGUF file of a tensor of transformers."""
+    """Returns the GGUF name of a transformers tensor."""
     name = entry.name.removeprefix(f"model.layers.{entry.layer}.")
     module, _, part = name.rpartition(".")
     source = f"{_NAMES[module]}.{part}"
@@ -80,10 +83,10 @@ def _source_name(entry: Entry) -> str:
 
 
 def _check_settings(file: GgufFile, kind: str) -> None:
-    """Checks that no setting changes the computation of the plain model of an architecture.
+    """Checks that the file contains no settings that change how the plain model is computed.
 
     Raises:
-      GgufError: a setting does, for example a scaled RoPE or a sliding window.
+      GgufError: if a setting is not supported, for example scaled RoPE or a sliding window.
     """
     prefix = f"{kind}."
     for key, value in file.settings.items():
@@ -103,10 +106,11 @@ def _positive(
     kind: type,
     default: float | None = None,
 ) -> Any:
-    """Returns a number of the file in (0, 2^28].
+    """Returns a numeric setting, which must be in the range (0, 2^28].
 
     Raises:
-      GgufError: it is missing without a default, has another type, or is out of range.
+      GgufError: if the setting is missing and has no default, has the wrong type, or is out of
+        range.
     """
     value = file.setting(key, kind, default)
     if not 0 < value <= _LARGEST:
@@ -115,10 +119,11 @@ def _positive(
 
 
 def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
-    """Returns the width of a head, from the file or as hidden size / heads.
+    """Returns the width of a head from the file, or hidden size / number of heads if it is missing.
 
     Raises:
-      GgufError: widths differ or are odd, or key heads do not divide the heads.
+      GgufError: if the file contains different widths or an odd width, or if the number of heads is
+        not a multiple of the number of key-value heads.
     """
     heads = shape["num_attention_heads"]
     key_heads = shape["num_key_value_heads"]
@@ -134,10 +139,11 @@ def _head_width(file: GgufFile, kind: str, shape: dict[str, int]) -> int:
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
-    """Returns the content of config.json for the model of a file.
+    """Builds the content of config.json for the model in a GGUF file.
 
     Raises:
-      GgufError: it is not a plain Llama, Qwen2 or Qwen3 model, or its numbers do not fit together.
+      GgufError: if the model is not a plain Llama, Qwen2 or Qwen3 model, or if its sizes are
+        inconsistent.
     """
     kind = file.setting("general.architecture", str)
     if kind not in CLASSES:
@@ -146,7 +152,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     heads = _positive(file, f"{kind}.attention.head_count", int)
     shape = {}
     for name, key in _SHAPE.items():
-        # Without a number of key heads there are as many as query heads.
+        # By default, the number of key-value heads equals the number of query heads.
         default = heads if name == "num_key_value_heads" else None
         shape[name] = _positive(file, f"{kind}.{key}", int, default)
     head_width = _head_width(file, kind, shape)
@@ -166,23 +172,27 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_width,
         "vocab_size": rows,
         "rope_theta": _positive(file, f"{kind}.{_THETA}", float, 10000.0),
-        # The shortest decimal number of this float32: 1e-05, not 9.999999747378752e-06.
+        # Use the shortest decimal representation of the float32 value, for example 1e-05 instead of
+        # 9.999999747378752e-06.
         "rms_norm_eps": float(str(epsilon)),
         "tie_word_embeddings": _HEAD not in file.tensors,
-        # The version of this layout. Without it transformers warns about Mistral's tokenizers.
+        # The version of transformers whose config layout is used. If the entry is missing,
+        # transformers warns about Mistral tokenizers.
         "transformers_version": "4.57.0",
     }
 
 
 def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
-    """Returns all tensors to write; each is dequantised when it is fetched.
+    """Returns all tensors to write. Each one is dequantised only when it is fetched.
 
     Args:
+      file: header of the GGUF file.
       config: result of `hf_config`.
-      dtype: type of the written weights, a key of DTYPES.
+      dtype: dtype of the written weights, a key of DTYPES.
 
     Raises:
-      GgufError: the file does not have exactly the tensors of such a model, in their shapes.
+      GgufError: if the names or shapes of the tensors in the file differ from a plain model with
+        this config.
     """
     kind = config["model_type"]
     entries = {}
@@ -200,7 +210,7 @@ def tensors(file: GgufFile, config: dict[str, Any], dtype: str) -> list[Stored]:
     stored = []
     for index, (source, entry) in enumerate(entries.items()):
         tensor = file.tensors[source]
-        # llama.cpp reorders queries and keys of the Llama family only.
+        # llama.cpp reorders the rows of query and key projections only for Llama models.
         heads = 0
         if kind == "llama" and source.endswith(("attn_q.weight", "attn_k.weight")):
             heads = tensor.shape[0] // config["head_dim"]
@@ -226,14 +236,18 @@ def dequantised(
     heads: int = 0,
     progress: str = "",
 ) -> np.ndarray:
-    """Returns the dequantised values of a tensor, in its shape.
+    """Returns the dequantised values of a tensor.
 
     Args:
-      heads: heads of the tensor's rows, to undo llama.cpp's order of rows; 0 to keep the order.
-      progress: a line for stderr before the work; "" prints nothing.
+      path: path of the GGUF file.
+      tensor: description of the tensor in the header.
+      dtype: NumPy dtype of the result.
+      heads: number of heads whose rows are restored to the order of transformers. If 0, the rows
+        are not reordered.
+      progress: message to print to stderr before dequantising. If empty, nothing is printed.
 
     Raises:
-      GgufError: a value is NaN or infinite.
+      GgufError: if a value is NaN or infinite.
     """
     if progress:
         print(progress, file=sys.stderr)
@@ -243,7 +257,7 @@ def dequantised(
     raw = np.memmap(path, np.uint8, "r", tensor.start, (rows, row_bytes))
     values = np.empty((rows, width), dtype)
     chunk_rows = max(1, _CHUNK // row_bytes)
-    # Damaged blocks overflow; they are refused below.
+    # Values in damaged blocks may overflow. They are rejected below.
     with np.errstate(all="ignore"):
         for start in range(0, rows, chunk_rows):
             chunk = np.array(raw[start : start + chunk_rows])
@@ -251,7 +265,7 @@ def dequantised(
     if not np.isfinite(values).all():
         raise GgufError(f"{tensor.name} has values that are not finite in {np.dtype(dtype)}")
     if heads:
-        # llama.cpp rotates neighbouring rows, and so stores rows i and i + H/2 of each head next
+        # llama.cpp rotates adjacent rows. It therefore stores rows i and i + H/2 of each head next
         # to each other.
         values = values.reshape(heads, -1, 2, width).swapaxes(1, 2)
     return values.reshape(tensor.shape)

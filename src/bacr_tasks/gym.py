@@ -1,9 +1,10 @@
-"""The source `gym:NAME?field=value&field=value`: a generator of reasoning-gym with some fields set.
+"""Implements the source `gym:NAME?field=value&field=value`, which wraps a reasoning-gym generator.
 
-`bacr_jax.questions.loaders` calls `source`. All splits use one seed; a hash of the question decides
-which split an item belongs to (docs/data.md gives the reason under "Splits").
+`bacr_jax.questions.loaders` calls `source`. All splits use the same seed, and a hash of the
+question assigns each item to the training or test split. "Splits" in docs/data.md explains the
+reason.
 
-As a program it prints the items of one split (`_items_by_program`).
+When run as a script, this module prints the items of one split. `_items_by_program` uses this.
 """
 
 import ast
@@ -29,46 +30,55 @@ from bacr_tasks.gym_traces import SHORT, STYLES, ShortForm, in_words
 
 Split = Literal["train", "test"]
 SEED = 0
-# Items of a split without the field `size`. Items of a test split are all different.
+# Default number of items per split if the field `size` is missing. Test items are unique.
 SIZES = {"train": 8192, "test": 500}
-# Index of the first training item, and the end of all indices.
+# Index of the first training item, and the upper bound of all indices. Test items have lower
+# indices than training items.
 TRAIN_START = 10_000
 _LAST_INDEX = 1 << 31
-# Share of test questions among all questions, in 256ths.
+# Fraction of all questions that belong to the test split, in 256ths (64 is a quarter).
 TEST_SHARE = 64
-# Items that are made for one that is taken. A set stays smaller if that is not enough.
+# Maximum number of items to generate per item in the result. If this is not enough, the split is
+# smaller than requested.
 MOST_TRIES = 16
-# The `size` of the data set that makes the items. A few generators make all items at the start, and
-# raise IndexError above it.
+# The `size` passed to the generator. A few generators create all items in advance and raise an
+# IndexError for larger indices.
 COUNTED = 20_000
+# Maximum value of the field `size`.
 MOST_SIZE = 1 << 24
+# Number of difficulty levels.
 NUM_LEVELS = 5
-# Part of an item's answer if sympy found no antiderivative; such an item is left out.
+# Part of the answer if sympy could not find an antiderivative. Such items are skipped.
 UNSOLVED = "Integral("
-# Generators whose items depend on the order of Python's sets, which differs from process to process
-# unless PYTHONHASHSEED is set. Measured on all generators of 0.1.25.
+# Generators whose items depend on the iteration order of Python sets, which varies between
+# processes unless PYTHONHASHSEED is set. Determined by testing all generators of version 0.1.25.
 ORDERED_BY_HASH = frozenset(
     (
         *("codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication"),
         *("ransom_note", "word_ladder"),
     )
 )
+# Path of the script that scores answers.
 SCORER = str(Path(__file__).with_name("gym_score.py"))
-# The scorers belong to another package and were read (`gym_checked`).
+# The scorers come from another package. CHECKED is True because they were reviewed (`gym_checked`).
 THIRD_PARTY = True
 CHECKED = True
 
 
 def source(spec: str, *, short: bool) -> SimpleNamespace:
-    """Makes the source of a generator.
+    """Builds the source for a generator.
 
     Args:
-      spec: the generator's name, `?` and fields, without `gym:`.
-      short: True for short prompts without English sentences (`gym_traces.SHORT`).
+      spec: name of the generator and optional fields, without the prefix `gym:`.
+      short: True for short prompts instead of English questions. Only the generators in
+        `gym_traces.SHORT` have short prompts.
+
+    Returns:
+      An object with the interface described in `bacr_tasks`.
 
     Raises:
-      ValueError: reasoning-gym is missing, a name or value is wrong, the generator has no short
-        prompts, or its scorer was not checked.
+      ValueError: if reasoning-gym is not installed, a name or value is invalid, the generator has
+        no short prompts, or its scorer was not reviewed.
     """
     where = f"gym:{spec}"
     name, _, query = spec.partition("?")
@@ -121,7 +131,7 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
 
 
 def _traces_in_words(form: ShortForm) -> Callable[[Any, str], str]:
-    """Returns a function of a row and a style that writes the trace for a language model."""
+    """Returns a function that writes the trace of a row in a given style for a language model."""
 
     def trace(row: Any, style: str) -> str:
         return in_words(form.trace(row, style), style)
@@ -130,10 +140,10 @@ def _traces_in_words(form: ShortForm) -> Callable[[Any, str], str]:
 
 
 def _generator(where: str, name: str) -> tuple[Any, Any]:
-    """Returns the classes of a generator's data set and config.
+    """Returns the data set class and the config class of a generator.
 
     Raises:
-      ValueError: reasoning-gym is missing, or has no generator of this name.
+      ValueError: if reasoning-gym is not installed or has no generator with this name.
     """
     try:
         import reasoning_gym
@@ -156,28 +166,31 @@ def _nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def _dataset(where: str, fields: Mapping[str, Any]) -> Any:
-    """Makes the data set of a generator.
+    """Creates the reasoning-gym data set of a generator.
 
     Args:
-      where: `gym:` and a spec.
+      where: the full spec, including `gym:`. It is also the prefix of error messages.
+      fields: values of the generator's config fields.
 
     Raises:
-      ValueError: the fields contradict each other.
+      ValueError: if reasoning-gym rejects the field values.
     """
     name = where.removeprefix("gym:").partition("?")[0]
     dataset_class, config_class = _generator(where, name)
     try:
         return dataset_class(config_class(**{"seed": SEED, **fields, "size": COUNTED}))
-    # Fields are checked by assertions, and contradictions can raise anything.
+    # reasoning-gym validates fields with assertions, and inconsistent fields can raise any
+    # exception.
     except Exception as error:
         raise ValueError(f"{where}: {error or type(error).__name__}; write other fields") from None
 
 
 def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
-    """Reads `field=value&field=value` into values of the fields' types.
+    """Parses `field=value&field=value` and converts each value to the type of its field.
 
     Raises:
-      ValueError: a field is unknown or repeated, or a value has the wrong type or size.
+      ValueError: if a field is unknown or repeated, if a value has the wrong type, or if `size` is
+        out of range.
     """
     hints = typing.get_type_hints(config_class)
     fields: dict[str, Any] = {}
@@ -204,7 +217,7 @@ def _fields(where: str, query: str, config_class: Any) -> dict[str, Any]:
 
 
 def _yaml_value(text: str) -> Any:
-    """Reads a value as YAML; a text that YAML refuses stays a text."""
+    """Parses a value as YAML. Text that is not valid YAML is returned unchanged."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
@@ -212,10 +225,10 @@ def _yaml_value(text: str) -> Any:
 
 
 def _convert(hint: Any, value: Any) -> Any:
-    """Converts a value of YAML to the type of a field.
+    """Converts a parsed YAML value to the type of a config field.
 
     Raises:
-      TypeError, ValueError: the value does not fit the type.
+      TypeError, ValueError: if the value does not match the type.
     """
     origin = typing.get_origin(hint) or hint
     members = typing.get_args(hint)
@@ -228,7 +241,7 @@ def _convert(hint: Any, value: Any) -> Any:
         item_hint = members[0] if members else Any
         items = [_convert(item_hint, item) for item in value]
         return items if origin is list else tuple(items)
-    # YAML 1.1 reads 1e-3 as a text.
+    # YAML 1.1 parses 1e-3 as a string.
     if origin is float and type(value) in (int, str):
         return float(value)
     if origin is Literal and value in members:
@@ -239,16 +252,17 @@ def _convert(hint: Any, value: Any) -> Any:
 
 
 def is_test(question: str) -> bool:
-    """True if a question belongs to the test split, by a hash of its text.
+    """True if a question belongs to the test split, based on a hash of its text.
 
-    Blanks at the ends and the width of blanks do not change the hash.
+    Leading and trailing whitespace and the amount of whitespace between words do not affect the
+    hash.
     """
     digest = hashlib.sha256(_normalized(question).encode()).digest()
     return digest[0] < TEST_SHARE
 
 
 def _normalized(question: str) -> str:
-    """Returns a text with single blanks between words."""
+    """Replaces each sequence of whitespace by one space and strips both ends."""
     return " ".join(question.split())
 
 
@@ -257,12 +271,12 @@ def _items(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields up to `size` items of a split, each with its index.
 
-    Test items are all different. Training items repeat as often as the generator makes them. An
-    item depends on its index alone: the global random numbers of Python and NumPy, which a few
-    generators use, are seeded for each item and restored afterwards.
+    Test items are unique, but training items may be repeated. An item depends only on its index: a
+    few generators use the global random state of Python and NumPy, which is therefore seeded for
+    each item and restored afterwards.
 
     Raises:
-      ValueError: the generator fails on an item.
+      ValueError: if the generator fails for an item.
     """
     test = split == "test"
     start = 0 if test else TRAIN_START
@@ -274,7 +288,7 @@ def _items(
             with _seeded_global_random(index):
                 item = dataset[index]
         except Exception as error:
-            # A generator with a fixed number of items has no more.
+            # A generator with a fixed number of items has no further items.
             if index >= COUNTED and isinstance(error, IndexError):
                 return
             raise ValueError(
@@ -296,9 +310,9 @@ def _items(
 
 @contextlib.contextmanager
 def _seeded_global_random(seed: int) -> Iterator[None]:
-    """Seeds the global random numbers of Python and NumPy, and restores them at the end."""
+    """Seeds the global random state of Python and NumPy, and restores it when the context exits."""
     python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002 (the generators call the global functions)
+    numpy_state = np.random.get_state()  # noqa: NPY002 (the generators use the global state)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     try:
@@ -311,10 +325,10 @@ def _seeded_global_random(seed: int) -> Iterator[None]:
 def _items_by_program(
     where: str, fields: Mapping[str, Any], split: Split, size: int
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Returns the items of `_items`, made by a process in which the order of sets is fixed.
+    """Returns the items of a split from a subprocess in which the iteration order of sets is fixed.
 
     Raises:
-      ValueError: the generator fails on an item.
+      ValueError: if the generator fails for an item.
     """
     request = repr((where, dict(fields), split, size))
     result = subprocess.run(
@@ -331,10 +345,11 @@ def _items_by_program(
 
 
 def level_of(metadata: Mapping[str, Any]) -> int:
-    """Returns an item's level from 1 to 5, or 0 if its metadata has no ranges.
+    """Returns the difficulty level of an item, from 1 to 5, or 0 if its metadata has no ranges.
 
-    `difficulty` contains the generator's ranges, such as {"num_terms": (2, 6)}, and the metadata
-    contains the item's values by the same names. The level is the mean position in these ranges.
+    The entry `difficulty` of the metadata contains the generator's ranges, for example
+    {"num_terms": (2, 6)}. The value of the item in each range is stored in the metadata under the
+    same name. The level is determined by the mean relative position of the values in their ranges.
     """
     ranges = metadata.get("difficulty")
     if not isinstance(ranges, dict):
@@ -355,10 +370,10 @@ def level_of(metadata: Mapping[str, Any]) -> int:
 
 
 def main(request: str) -> None:
-    """Prints the items that `_items_by_program` asks for, as a Python literal."""
+    """Prints the items that `_items_by_program` requests, as a Python literal."""
     where, fields, split, size = ast.literal_eval(request)
     try:
-        # A few generators print.
+        # Redirect stdout, because a few generators print to it.
         with contextlib.redirect_stdout(sys.stderr):
             items = list(_items(where, _dataset(where, fields), split, size))
     except ValueError as error:

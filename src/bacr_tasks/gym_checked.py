@@ -1,9 +1,9 @@
-"""Generators of reasoning-gym whose scorers were read: none of them evaluates an answer as code.
+"""Lists the reasoning-gym generators whose scorers were reviewed, with a digest of their sources.
 
-The scorers of nine generators do; `gym_safe` replaces them. `gym` refuses a generator if a source
-that its scorer could call has changed since, because an update could bring a scorer that was not
-read. `python -m bacr_tasks.gym_checked` prints the table of the installed version: read the changed
-sources before you copy a line here.
+The scorers of nine of these generators evaluate an answer as code, and `gym_safe` replaces them.
+The other scorers do not. `gym` rejects a generator if any source file that its scorer could call
+has changed, because the new version was not reviewed. `python -m bacr_tasks.gym_checked` prints the
+table for the installed version. Review the changed sources before you copy a line into this file.
 """
 
 import ast
@@ -13,15 +13,16 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+# Version of reasoning-gym that was reviewed.
 VERSION = "0.1.25"
 _PACKAGE = "reasoning_gym"
-# Parts of the package that no scorer calls.
+# Submodules that no scorer calls.
 _WITHOUT_SCORERS = ("coaching", "factory", "composite", "version_manager")
-# The module of the base class of all scorers.
+# Module of the base class of all data sets, which is included in every digest.
 _BASE = "reasoning_gym.dataset"
-# Hexadecimal digits of a digest.
+# Number of hexadecimal digits in a digest.
 _DIGITS = 16
-# Digest of the sources that a generator's scorer could call, by the generator's name.
+# Digest of all source files that a generator's scorer could call, by the name of the generator.
 CHECKED = {
     "ab": "a4a5054816e75275",
     "acre": "5acc99b279e962ec",
@@ -132,17 +133,17 @@ CHECKED = {
 
 
 def is_checked(name: str, module: str) -> bool:
-    """True if a generator's scorer is the one that was read.
+    """True if the installed scorer of a generator is the version that was reviewed.
 
     Args:
       name: name of the generator.
-      module: full name of the module of its class.
+      module: fully qualified name of the module that defines the generator's data set class.
     """
     return CHECKED.get(name) == digest(module)
 
 
 def digest(module: str) -> str:
-    """Returns a digest of the sources of a module and of the package's modules that it imports."""
+    """Computes a digest of a module's source and of the reasoning-gym modules that it imports."""
     content = hashlib.sha256()
     for name in sorted(_with_imports(module)):
         content.update(name.encode() + b"\0" + _file(name).read_bytes() + b"\0")
@@ -150,7 +151,7 @@ def digest(module: str) -> str:
 
 
 def _with_imports(module: str) -> set[str]:
-    """Returns the names of a module and of all modules that a scorer in it could call."""
+    """Returns the names of a module and of all reasoning-gym modules that its scorer could call."""
     names: set[str] = set()
     waiting = [module, _BASE]
     while waiting:
@@ -165,7 +166,7 @@ def _with_imports(module: str) -> set[str]:
 
 @functools.cache
 def _imports(module: str) -> tuple[str, ...]:
-    """Returns the names of the package's modules that a module imports."""
+    """Returns the names of the reasoning-gym modules that a module imports."""
     path = _file(module)
     is_package = path.name == "__init__.py"
     package = module if is_package else module.rpartition(".")[0]
@@ -178,11 +179,12 @@ def _imports(module: str) -> tuple[str, ...]:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
-    """Yields the names that a statement may import as modules.
+    """Yields the module names that a statement may import.
 
     In `from a import b`, both `a` and `a.b` can be modules.
 
     Args:
+      node: a node of a syntax tree. Nodes other than imports yield nothing.
       package: the package to which relative imports refer.
     """
     if isinstance(node, ast.Import):
@@ -195,7 +197,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _file(module: str) -> Path:
-    """Returns the path that a module of the package would have; the file may not exist."""
+    """Returns the path at which a module of the package would be stored. The file may not exist."""
     _, *parts = module.split(".")
     path = _root().joinpath(*parts)
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -203,14 +205,14 @@ def _file(module: str) -> Path:
 
 @functools.cache
 def _root() -> Path:
-    """Returns the folder of the installed package."""
+    """Returns the folder of the installed reasoning-gym package."""
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def _table() -> Iterator[str]:
-    """Yields the lines of CHECKED for the installed package."""
+    """Yields the lines of the `CHECKED` table for the installed version of reasoning-gym."""
     from reasoning_gym.factory import DATASETS
 
     for name, (dataset_class, _) in sorted(DATASETS.items()):

@@ -1,10 +1,10 @@
-"""Replaces twelve scorers of reasoning-gym, most of which evaluate an answer as Python code.
+"""Replaces twelve scorers of reasoning-gym, most of which evaluate the answer as Python code.
 
-Nine scorers call `eval` on the answer, or sympy's `parse_expr`, which calls `eval`. Here the answer
-is parsed and its syntax tree is walked: only numbers, names, operators and functions of a short
-list are allowed, within bounds. Two other scorers accept NaN, and one accepts any text. The scores
-equal reasoning-gym's, except that puzzle24 needs its four numbers and exactly 24.
-`gym_score` calls `score_answer`.
+Nine of these scorers call `eval` on the answer, or sympy's `parse_expr`, which calls `eval`. The
+replacements parse the answer to a syntax tree and accept only numbers, names, operators and a short
+list of functions, with limits on their size. Two other scorers accept NaN as an answer, and one
+accepts any text. The scores are the same as in reasoning-gym, except that puzzle24 requires its
+four numbers and a result of exactly 24. `gym_score` calls `score_answer`.
 """
 
 import ast
@@ -15,46 +15,50 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-# Characters of an expression, and of a list of lists.
+# Maximum length in characters of an expression, and of a list of lists.
 MOST_CHARS = 2_000
 MOST_LIST_CHARS = 20_000
-# Nested brackets in a list.
+# Maximum nesting depth of brackets in a list.
 MOST_BRACKETS = 16
-# Levels of a syntax tree. A function call counts as many levels, because sympy simplifies nested
-# functions for minutes.
+# Maximum depth of a syntax tree. A function call counts as several levels, because sympy can take
+# minutes to simplify nested functions.
 MOST_LEVELS = 100
 CALL_LEVELS = 20
-# Characters of a variable's name.
+# Maximum length in characters of a variable name.
 MOST_NAME = 12
-# Digits of a whole number.
+# Maximum number of digits of an integer.
 MOST_DIGITS = 30
-# Exponents of a number, and of an expression with variables.
+# Maximum absolute exponent for a number, and for an expression with variables.
 MOST_EXPONENT = 100
 MOST_POWER = 1_000
-# Bits of the result of a power of a number.
+# Maximum number of bits in the power of a number.
 MOST_BITS = 4_096
-# Matches texts of digits, signs and parentheses, in which `_integers` finds every number.
+# Matches text that contains only digits, operators, parentheses and whitespace. `_integers` finds
+# every number in such text.
 _ARITHMETIC = re.compile(r"[0-9+\-*/%().\s]*", re.ASCII)
 _INTEGER = re.compile(r"\b\d+\b", re.ASCII)
+# Functions and constants that an expression may contain.
 _FUNCTIONS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "sinh", "cosh"),
     *("tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs"),
 )
 _CONSTANTS = ("pi", "E", "I")
 
-# Arguments: reasoning-gym's data set, the answer, and the item of the question.
+# Called with reasoning-gym's data set, the answer, and the item that contains the question.
 Scorer = Callable[[Any, str, Mapping[str, Any]], float]
 
 
 def expression(text: str, names: Collection[str] | None = ()) -> Any:
-    """Parses a text as a sympy expression without evaluating it as code.
+    """Parses text as a sympy expression without evaluating it as code.
 
     Args:
-      names: variables that the text may contain. With (), only numbers are allowed; otherwise
-        functions are allowed too. None allows any short name.
+      text: the expression in Python syntax.
+      names: names of the variables that are allowed. If None, any short name is allowed. If `()`,
+        only numbers and operators are allowed; otherwise, functions and constants are allowed too.
 
     Raises:
-      ValueError, SyntaxError, RecursionError, ArithmeticError: it is not an allowed expression.
+      ValueError, SyntaxError, RecursionError, ArithmeticError: if the text is not an allowed
+        expression.
     """
     text = text.strip()
     if len(text) > MOST_CHARS:
@@ -64,7 +68,13 @@ def expression(text: str, names: Collection[str] | None = ()) -> Any:
 
 
 def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
-    """Builds the expression of a node of a syntax tree at some depth."""
+    """Converts a node of a syntax tree to a sympy expression.
+
+    Args:
+      node: the node to convert.
+      names: allowed variables, as in `expression`.
+      level: depth of the node in the tree.
+    """
     import sympy
 
     if level > MOST_LEVELS:
@@ -88,7 +98,11 @@ def _build(node: ast.expr, names: Collection[str] | None, level: int) -> Any:
 
 
 def _variable_or_constant(name: str, names: Collection[str] | None) -> Any:
-    """Returns the symbol or the constant of a name; `names` as in `expression`."""
+    """Returns the sympy symbol or constant with a name that is allowed by `names`.
+
+    Raises:
+      ValueError: if the name is not allowed. `expression` describes `names`.
+    """
     import sympy
 
     if names is not None and name in names:
@@ -101,7 +115,12 @@ def _variable_or_constant(name: str, names: Collection[str] | None) -> Any:
 
 
 def _call_parts(node: ast.Call) -> tuple[str, ast.expr]:
-    """Returns name and argument of a call, if it calls a function of the list on one argument."""
+    """Returns the function name and the argument of a call.
+
+    Raises:
+      ValueError: if the function is not in `_FUNCTIONS`, or if it is not called with exactly one
+        positional argument.
+    """
     has_one_argument = len(node.args) == 1 and not node.keywords
     function = node.func
     if has_one_argument and isinstance(function, ast.Name) and function.id in _FUNCTIONS:
@@ -110,7 +129,11 @@ def _call_parts(node: ast.Call) -> tuple[str, ast.expr]:
 
 
 def _number(value: object) -> Any:
-    """Returns sympy's number of a constant of a syntax tree, if it is a bounded number."""
+    """Converts a constant of a syntax tree to a sympy number.
+
+    Raises:
+      ValueError: if the constant is not a number, or if it is too large.
+    """
     import sympy
 
     if type(value) is int and value < 10**MOST_DIGITS:
@@ -121,7 +144,7 @@ def _number(value: object) -> Any:
 
 
 def _combine(sign: ast.operator, left: Any, right: Any) -> Any:
-    """Applies an arithmetic operator to two expressions."""
+    """Applies a binary operator to two expressions."""
     match sign:
         case ast.Add():
             return left + right
@@ -144,7 +167,7 @@ def _power(base: Any, exponent: Any) -> Any:
     """Computes a power.
 
     Raises:
-      ValueError: base or exponent is so large that the result may be huge.
+      ValueError: if the base or the exponent is so large that the result could be huge.
     """
     if exponent.is_number:
         most = MOST_EXPONENT if base.is_number else MOST_POWER
@@ -158,10 +181,10 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """Reads a Python literal: a list, tuple, number or text.
+    """Parses a Python literal, such as a list, a tuple, a number or a string.
 
     Raises:
-      ValueError, SyntaxError: the text is not a literal, too long or too deeply nested.
+      ValueError, SyntaxError: if the text is not a literal, is too long, or is nested too deeply.
     """
     if len(text) > MOST_LIST_CHARS:
         raise ValueError("too long")
@@ -182,7 +205,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an expression that must use all numbers and reach the target."""
+    """Scores an expression that must use all given numbers once and equal the target."""
     metadata = entry["metadata"]
     target = metadata["target"]
     if not _ARITHMETIC.fullmatch(answer) or not answer.strip():
@@ -190,13 +213,13 @@ def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     value = float(expression(answer))
     if Counter(_integers(answer)) != Counter(metadata["numbers"]):
         return 0.05
-    # reasoning-gym calls numpy.isclose with its default relative tolerance.
+    # reasoning-gym calls numpy.isclose with its default relative tolerance, 1e-5.
     tolerance = 1e-6 + 1e-5 * abs(target)
     return 1.0 if abs(value - target) <= tolerance else 0.05
 
 
 def _puzzle24(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an expression that must use all four numbers and equal 24."""
+    """Scores an expression that must use all four numbers once and equal 24."""
     if not _ARITHMETIC.fullmatch(answer):
         return 0.01
     is_24 = expression(answer) == 24
@@ -206,7 +229,7 @@ def _puzzle24(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 
 def _integration(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an antiderivative: its derivative must equal the integrand."""
+    """Scores an antiderivative, whose derivative must equal the integrand."""
     import sympy
 
     name = entry["metadata"]["variable"]
@@ -218,14 +241,14 @@ def _integration(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 
 def _polynomial_multiplication(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a polynomial, which must have the same expanded form."""
+    """Scores a polynomial, which must be expanded and equal the expected polynomial."""
     product = expression(answer, None)
     gold = expression(entry["answer"], None)
     return float(product == gold)
 
 
 def _binary_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a matrix; the right matrix as a Python list has a tenth."""
+    """Scores a matrix. The correct matrix in Python list syntax scores 0.1."""
     gold = entry["answer"]
     if answer == gold:
         return 1.0
@@ -234,7 +257,7 @@ def _binary_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float
 
 
 def _spiral_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores numbers with blanks between them; the right numbers as a Python list have a tenth."""
+    """Scores numbers separated by spaces. The correct numbers in Python list syntax score 0.1."""
     gold = entry["answer"].strip()
     stripped = answer.strip()
     if stripped == gold:
@@ -244,7 +267,7 @@ def _spiral_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float
 
 
 def _string_insertion(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a text; the right characters as a Python list have a tenth."""
+    """Scores a string. The correct characters in Python list syntax score 0.1."""
     gold = entry["answer"]
     if answer == gold:
         return 1.0
@@ -253,7 +276,7 @@ def _string_insertion(dataset: Any, answer: str, entry: Mapping[str, Any]) -> fl
 
 
 def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a board; a right board as a Python list has one half."""
+    """Scores a board. A valid board in Python list syntax scores 0.5."""
     boards = entry["metadata"]["valid_answers"]
     if answer in boards:
         return 1.0
@@ -262,7 +285,7 @@ def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 
 def _number_sorting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a list by reasoning-gym, unless it contains NaN."""
+    """Scores a list with reasoning-gym's scorer, or returns 0 if the list contains NaN."""
     numbers = json.loads(answer.replace("'", '"'))
     if any(math.isnan(float(number)) for number in numbers):
         return 0.0
@@ -270,7 +293,7 @@ def _number_sorting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> floa
 
 
 def _complex_arithmetic(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores a complex number by reasoning-gym, unless a part of it is NaN."""
+    """Scores a complex number with reasoning-gym's scorer, or returns 0 if a part of it is NaN."""
     number = dataset.parse_string_to_complex(answer)
     if math.isnan(number.real) or math.isnan(number.imag):
         return 0.0
@@ -278,12 +301,16 @@ def _complex_arithmetic(dataset: Any, answer: str, entry: Mapping[str, Any]) -> 
 
 
 def _game_of_life_halting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores True or False in any case, because reasoning-gym accepts any text."""
+    """Compares the answer with the expected `True` or `False`, ignoring case.
+
+    reasoning-gym's scorer accepts any text.
+    """
     word = answer.strip().lower()
     return float(word == entry["answer"].lower())
 
 
-# Scorers by the generator's name, each with the score of an answer that can't be parsed.
+# Replacement scorers by the name of the generator, each with the score of an answer that cannot be
+# parsed.
 SCORERS: dict[str, tuple[Scorer, float]] = {
     "countdown": (_countdown, 0.01),
     "puzzle24": (_puzzle24, 0.01),
@@ -301,12 +328,13 @@ SCORERS: dict[str, tuple[Scorer, float]] = {
 
 
 def score_answer(name: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """Scores an answer by the scorer of this module, or by reasoning-gym's without one.
+    """Scores an answer with the replacement scorer of this module, or with reasoning-gym's scorer.
 
     Args:
       name: name of the generator.
-      dataset: reasoning-gym's data set of the generator.
-      entry: the item: question, answer and metadata.
+      dataset: reasoning-gym's data set for the generator.
+      answer: the answer to score.
+      entry: the item with question, answer and metadata.
 
     Returns:
       A score in [0, 1].
@@ -316,6 +344,7 @@ def score_answer(name: str, dataset: Any, answer: str, entry: Mapping[str, Any])
     scorer, unparsable_score = SCORERS[name]
     try:
         return scorer(dataset, answer, entry)
-    # Parsers and sympy can raise any error on such a text. Memory is limited for the process.
+    # Parsers and sympy can raise any exception on malformed answers. The memory of this process is
+    # limited.
     except Exception:
         return unparsable_score

@@ -1,6 +1,6 @@
-"""The script that grades answers to reasoning-gym's questions; it runs in a worker process.
+"""Scores answers to reasoning-gym questions. The grader runs this script in a worker process.
 
-`gym` names it as SCORE. The grader calls `prepare`, then `score`.
+`gym` exports the path of this script as SCORE. The grader first calls `prepare`, then `score`.
 """
 
 import json
@@ -10,26 +10,28 @@ from reasoning_gym.factory import create_dataset
 
 from bacr_tasks.gym_safe import score_answer
 
-# Items of a data set that only scores. A few generators make all items at the start.
+# Number of items in a data set that is used only for scoring. It is small because a few generators
+# create all items in advance.
 _SIZE = 20
+# Data sets that were created in this process, by generator and fields.
 _DATASETS: dict[str, Any] = {}
 
 
 def prepare(row: Any) -> None:
-    """Makes the data set of a row's generator."""
+    """Creates the data set of the row's generator, so that it is cached before scoring."""
     name, fields = row.metadata["reasoning_gym"]
     _dataset(name, fields)
 
 
 def score(answer: str, row: Any) -> float:
-    """Returns reasoning-gym's score of an answer in [0, 1], without evaluating it as code."""
+    """Returns reasoning-gym's score in [0, 1], without evaluating the answer as code."""
     name, fields = row.metadata["reasoning_gym"]
     entry = {"question": row.question, "answer": row.answer, "metadata": row.metadata}
     return score_answer(name, _dataset(name, fields), answer, entry)
 
 
 def _dataset(name: str, fields: dict[str, Any]) -> Any:
-    """Returns a generator's data set; it is made once for each combination of fields."""
+    """Returns the data set of a generator. It is cached for each combination of fields."""
     key = json.dumps([name, fields], default=str)
     if key not in _DATASETS:
         _DATASETS[key] = create_dataset(name, **{"seed": 0, **fields, "size": _SIZE})

@@ -1,35 +1,37 @@
-"""Short prompts and traces for eight generators of reasoning-gym.
+"""Short prompts and solution traces for eight generators of reasoning-gym.
 
-A small model that reads single characters learns styles of different length from them. In these
-eight generators short answers are less accurate than long ones. `gym` calls `ShortForm.prompt`,
-`ShortForm.trace` and `in_words`. A trace begins with the mark of its style and ends with the answer
-after its last `=`:
+They are written for a small model that reads one character at a time and learns to solve problems
+in styles of different lengths. For these eight generators, such a model is less accurate with short
+solutions than with long ones. `gym` calls `ShortForm.prompt`, `ShortForm.trace` and `in_words`. A
+trace begins with the marker of its style and ends with the answer, after the last `=`:
 
     at_once  =7         only the answer
-    steps    :...=7     steps
-    checks   ?...=7     steps, each written so that it can be checked
+    steps    :...=7     intermediate steps
+    checks   ?...=7     intermediate steps in a form that can be verified
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Row = Any  # an object with question, answer, metadata
+Row = Any  # An object with the attributes question, answer and metadata.
+# First characters of a trace, by style.
 MARKS = {"at_once": "", "steps": ":", "checks": "?"}
 STYLES = tuple(MARKS)
+# Opening sentence of a trace for a language model, by style.
 _OPENINGS = {"at_once": "", "steps": "Step by step:\n", "checks": "With checks:\n"}
 
 
 @dataclass(frozen=True)
 class ShortForm:
-    """The short form of a generator's items.
+    """Short prompts and traces for the items of a generator.
 
     Attributes:
       prompt: returns the short prompt of a row.
-      work: returns the steps of a row's solution; the second argument is True for steps that can be
-        checked.
-      answer: returns a shorter way to write the answer that the scorer accepts, from the item's
-        metadata; None to keep the generator's answer.
+      work: returns the solution steps of a row. If the second argument is True, the steps are
+        written so that they can be verified.
+      answer: returns the answer in a shorter format that the scorer also accepts, given the item's
+        metadata. If None, the generator's answer is used.
     """
 
     prompt: Callable[[Row], str]
@@ -37,7 +39,10 @@ class ShortForm:
     answer: Callable[[Mapping[str, Any]], str] | None = None
 
     def trace(self, row: Row, style: str) -> str:
-        """Returns the trace of a row in a style: mark, steps between semicolons, `=`, answer."""
+        """Returns the trace of a row in a given style.
+
+        It consists of the style's marker, the steps separated by semicolons, `=` and the answer.
+        """
         steps = []
         if style != "at_once":
             steps = self.work(row, style == "checks")
@@ -45,7 +50,11 @@ class ShortForm:
 
 
 def in_words(trace: str, style: str) -> str:
-    """Rewrites a trace for a language model: an opening sentence, one step a line, the answer."""
+    """Rewrites a trace for a language model.
+
+    The result consists of an opening sentence, one step per line, and a sentence with the answer.
+    For the style `at_once`, it contains only the sentence with the answer.
+    """
     work, _, answer = trace.rpartition("=")
     steps = work.removeprefix(MARKS[style]).replace(";", "\n")
     if steps:
@@ -55,11 +64,11 @@ def in_words(trace: str, style: str) -> str:
 
 @dataclass(frozen=True)
 class _PathStar:
-    """The graph of a path_star item, with labels padded to one width.
+    """The graph of a path_star item. All labels are padded with zeros to the same width.
 
     Attributes:
-      before: the node before each node, in the question's order.
-      first, last: the two ends of the path; which of them is the start depends on the item.
+      before: the predecessor of each node, in the order of the question's edges.
+      first, last: the two ends of the path. Either of them can be the start, depending on the item.
     """
 
     before: dict[str, str]
@@ -67,16 +76,16 @@ class _PathStar:
     last: str
 
     def edges_backwards(self) -> str:
-        """Returns every edge as its end followed by its start, so that a path is read backwards."""
+        """Returns all edges with their direction reversed, so that paths are read backwards."""
         return ",".join(f"{node}{before}" for node, before in self.before.items())
 
 
 def _path_star(row: Row) -> _PathStar:
-    """Reads the graph from the last line of a path_star question: `|a b|b c/a c =`."""
+    """Parses the graph from the last line of a path_star question, for example `|a b|b c/a c =`."""
     last_line = row.question.rstrip().rpartition("\n")[2].removesuffix(" =")
     edges, _, ends = last_line.partition("/")
     pairs = [edge.split() for edge in edges.split("|")[1:]]
-    # With one width, two labels in a row can be read in one way only.
+    # All labels have the same width, so that two adjacent labels can be parsed unambiguously.
     width = max(len(label) for pair in pairs for label in pair)
     before = {end.zfill(width): start.zfill(width) for start, end in pairs}
     first, last = (label.zfill(width) for label in ends.split())
@@ -84,15 +93,15 @@ def _path_star(row: Row) -> _PathStar:
 
 
 def _path_prompt(row: Row) -> str:
-    """Returns the backward edges and the two ends."""
+    """Returns the reversed edges and the two ends of the path."""
     graph = _path_star(row)
     return f"{graph.edges_backwards()}/{graph.first}>{graph.last}"
 
 
 def _path_work(row: Row, checks: bool) -> list[str]:
-    """Walks from the goal back to the center, since every node has one edge into it.
+    """Follows the path backwards from the goal to the center, since nodes have one incoming edge.
 
-    The step is the list of nodes; with checks each edge is a step.
+    Without checks, the only step is the list of nodes. With checks, each edge is a step.
     """
     graph = _path_star(row)
     starts_at_center = int(graph.last) == row.metadata["center"]
@@ -106,12 +115,15 @@ def _path_work(row: Row, checks: bool) -> list[str]:
 
 
 def _bits_prompt(row: Row) -> str:
-    """Returns the number whose one bits are counted."""
+    """Returns the number whose 1 bits are counted."""
     return str(row.metadata["number"])
 
 
 def _bits_work(row: Row, checks: bool) -> list[str]:
-    """Halves the number until it is 0; each step has the count of ones so far."""
+    """Halves the number until it is 0. Each step contains the number of 1 bits so far.
+
+    With checks, each step also contains the number as half + half + bit.
+    """
     number = row.metadata["number"]
     ones = 0
     steps = []
@@ -127,14 +139,14 @@ def _bits_work(row: Row, checks: bool) -> list[str]:
     return steps
 
 
-# ASCII signs for the generator's signs of NAND, XOR and NOR.
+# ASCII replacements of the generator's symbols for NAND, XOR and NOR.
 _GATES = str.maketrans({"↑": "|", "⊕": "^", "↓": "-"})
-# The signs of the last gate.
+# Symbols of the final gate.
 _FINAL = {"OR": "+", "NOR": "-", "XOR": "^", "AND": "&"}
 
 
 def _gate(sign: str, bits: Sequence[int]) -> int:
-    """Computes the gate of a term by its ASCII sign: AND, NAND or XOR."""
+    """Computes the output of an AND, NAND or XOR gate from its ASCII symbol and its input bits."""
     if sign == "^":
         return sum(bits) % 2
     output = all(bits)
@@ -144,7 +156,7 @@ def _gate(sign: str, bits: Sequence[int]) -> int:
 
 
 def _circuit_prompt(row: Row) -> str:
-    """Returns the inputs' values, then the terms between signs of the last gate."""
+    """Returns the input values, followed by the terms joined with the final gate's symbol."""
     assignments = row.metadata["assignments"]
     values = "".join(f"{name}{bit}" for name, bit in assignments.items())
     final_sign = _FINAL[row.metadata["final_gate"]]
@@ -153,17 +165,17 @@ def _circuit_prompt(row: Row) -> str:
 
 
 def _circuit_work(row: Row, checks: bool) -> list[str]:
-    """Computes every term, then writes the terms' values between signs of the last gate.
+    """Computes every term, then joins the results with the symbol of the final gate.
 
-    A step has each input's value after its name. With checks it also has the bits that enter the
-    gate, which differ for inverted inputs (A').
+    Each step contains the names of the inputs, each followed by its value. With checks, it also
+    contains the bits that enter the gate, which differ from the values for inverted inputs (A').
     """
     values = row.metadata["assignments"]
     outputs = []
     steps = []
     for generator_term in row.metadata["term_strings"]:
         term = generator_term.translate(_GATES)
-        # A term without a sign is one input, which & leaves as it is.
+        # A term without a symbol has a single input, and AND with one input returns it unchanged.
         sign = next((character for character in term if character in "&|^"), "&")
         inputs = []
         bits = []
@@ -182,14 +194,14 @@ def _circuit_work(row: Row, checks: bool) -> list[str]:
 
 
 def _gcd_prompt(row: Row) -> str:
-    """Returns the numbers."""
+    """Returns the numbers, separated by commas."""
     return ",".join(map(str, row.metadata["numbers"]))
 
 
 def _gcd_work(row: Row, checks: bool) -> list[str]:
-    """Writes Euclid's remainders, for the divisor so far and each further number.
+    """Applies Euclid's algorithm to the greatest common divisor so far and each remaining number.
 
-    Without checks a step is the list of remainders; with checks each division is a step.
+    Without checks, each step is a list of remainders. With checks, each division is a step.
     """
     divisor, *others = row.metadata["numbers"]
     steps = []
@@ -211,12 +223,12 @@ def _gcd_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sum_prompt(row: Row) -> str:
-    """Returns the expression without blanks."""
+    """Returns the expression without spaces."""
     return row.metadata["expression"].replace(" ", "")
 
 
 def _sum_work(row: Row, checks: bool) -> list[str]:
-    """Adds the terms from left to right; with checks each step also has the inverse operation."""
+    """Adds the terms from left to right. With checks, each step includes the inverse operation."""
     first, *rest = row.metadata["expression"].split()
     total = int(first)
     steps = []
@@ -238,9 +250,10 @@ def _primes_prompt(row: Row) -> str:
 
 
 def _primes_work(row: Row, checks: bool) -> list[str]:
-    """Writes each prime with its count.
+    """Lists the primes in the interval, each with the number of primes so far.
 
-    With checks the odd numbers between have a step too, with their least divisor (1 for 1).
+    With checks, the other odd numbers are listed too, each with its smallest divisor from 3 on (1
+    for the number 1).
     """
     counts = {prime: count for count, prime in enumerate(row.metadata["primes"], 1)}
     if not checks:
@@ -255,7 +268,7 @@ def _primes_work(row: Row, checks: bool) -> list[str]:
 
 
 def _least_odd_divisor(number: int) -> int:
-    """Returns the least odd divisor from 3 on, or 1 if there is none."""
+    """Returns the smallest divisor of an odd number from 3 on, or 1 for the number 1."""
     for divisor in range(3, number + 1, 2):
         if number % divisor == 0:
             return divisor
@@ -263,13 +276,17 @@ def _least_odd_divisor(number: int) -> int:
 
 
 def _letters_prompt(row: Row) -> str:
-    """Returns the letter to count and the words."""
+    """Returns the letter to count and the words in which it is counted."""
     words = " ".join(row.metadata["span"])
     return f"{row.metadata['target_letter']}:{words}"
 
 
 def _letters_work(row: Row, checks: bool) -> list[str]:
-    """Writes the count after each word; with checks each word is a step, with its count."""
+    """Counts the letter in one word after another.
+
+    Without checks, the only step is the list of running counts. With checks, each step contains a
+    word and the count after it.
+    """
     letter = row.metadata["target_letter"]
     count = 0
     counts = []
@@ -282,18 +299,21 @@ def _letters_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sorting_sign(row: Row) -> str:
-    """Returns the comparison sign between neighbours of the sorted list."""
+    """Returns the comparison sign between adjacent numbers of the sorted list: `<` or `>`."""
     return ">" if row.metadata["direction"] == "descending" else "<"
 
 
 def _sorting_prompt(row: Row) -> str:
-    """Returns the comparison sign and the numbers to sort."""
+    """Returns the comparison sign, followed by the numbers to sort."""
     numbers = ",".join(row.metadata["original_numbers"])
     return f"{_sorting_sign(row)}{numbers}"
 
 
 def _sorting_work(row: Row, checks: bool) -> list[str]:
-    """Inserts the numbers one by one; with checks the last step compares neighbours."""
+    """Inserts one number after another into a sorted list. Each step is the list so far.
+
+    With checks, the last step compares adjacent numbers.
+    """
     sign = _sorting_sign(row)
     sorted_numbers: list[str] = []
     steps = []
@@ -306,10 +326,11 @@ def _sorting_work(row: Row, checks: bool) -> list[str]:
 
 
 def _sorting_answer(metadata: Mapping[str, Any]) -> str:
-    """Returns the sorted list without blanks and quotes."""
+    """Returns the sorted list without spaces and quotation marks."""
     return f"[{','.join(metadata['sorted_numbers'])}]"
 
 
+# Short prompts and traces by the name of the generator.
 SHORT = {
     "path_star": ShortForm(_path_prompt, _path_work),
     "count_bits": ShortForm(_bits_prompt, _bits_work),

@@ -1,7 +1,7 @@
-"""The source `verifiers:TASKSET`: single-turn tasks of the package verifiers, by a task set's id.
+"""Implements the source `verifiers:TASKSET`, which wraps a task set of the `verifiers` package.
 
-`bacr_jax.questions.loaders` calls `source`. A task set is refused if its rewards need a runtime,
-tools or several turns, because the grader provides none of these.
+`bacr_jax.questions.loaders` calls `source`. All tasks are single-turn. A task set is rejected if a
+task needs a container, tools, a judge or a runtime, because the grader provides none of these.
 """
 
 import inspect
@@ -13,18 +13,22 @@ from typing import Any
 
 from bacr_tasks.gym import is_test
 
+# Path of the script that scores answers.
 SCORER = str(Path(__file__).with_name("verifiers_v1_score.py"))
-# The scorers belong to other packages and were not read.
+# The scorers come from other packages. CHECKED is False because they were not reviewed.
 THIRD_PARTY = True
 CHECKED = False
-# Tasks that are read, because a task set may be endless.
+# Maximum number of tasks to load, because a task set may be infinite.
 MOST = 20_000
-# Characters of an error that are shown.
+# Maximum length in characters of an error from `verifiers` in our error message.
 _SHOWN_CHARACTERS = 200
 
 
 def tasks(taskset: str) -> Iterator[Any]:
-    """Loads the tasks of an installed task set, in its order; verifiers may raise any error."""
+    """Loads the tasks of an installed task set, in order.
+
+    The package `verifiers` may raise any exception.
+    """
     from verifiers.v1.configs.taskset import TasksetConfig
     from verifiers.v1.utils.loaders import load_taskset
 
@@ -32,11 +36,16 @@ def tasks(taskset: str) -> Iterator[Any]:
 
 
 def source(taskset: str) -> SimpleNamespace:
-    """Makes the source of a task set; a hash puts a quarter of the tasks into the test split.
+    """Builds the source for a task set.
+
+    A hash of the question assigns about a quarter of the tasks to the test split.
+
+    Returns:
+      An object with the interface described in `bacr_tasks`. Its method `questions` raises a
+      ValueError if the task set does not exist or contains a task that cannot be scored.
 
     Raises:
-      ValueError: verifiers is not installed. `questions` of the result raises ValueError if the
-        task set does not exist or a task can't be scored.
+      ValueError: if `verifiers` is not installed.
     """
     where = f"verifiers:{taskset}"
     try:
@@ -47,7 +56,7 @@ def source(taskset: str) -> SimpleNamespace:
     def questions(split: str) -> list[dict[str, Any]]:
         try:
             return _rows(taskset, split)
-        # A task set is another package's code, which can raise any error.
+        # The task set is code from another package and can raise any exception.
         except Exception as error:
             reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
             raise ValueError(f"{where}: {reason}; write another set") from None
@@ -56,10 +65,10 @@ def source(taskset: str) -> SimpleNamespace:
 
 
 def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
-    """Returns the tasks of a split as rows; their metadata contains the task's index.
+    """Returns the tasks of a split as rows, whose metadata contains the index of the task.
 
     Raises:
-      ValueError: a task of any split can't be scored here.
+      ValueError: if a task of any split cannot be scored by the grader.
     """
     rows = []
     for index, task in enumerate(tasks(taskset)):
@@ -75,7 +84,7 @@ def _rows(taskset: str, split: str) -> list[dict[str, Any]]:
 
 
 def _missing(task: Any) -> str:
-    """Returns what a task needs that the grader does not have, or "" if it can be scored."""
+    """Returns the unsupported feature that a task needs, or "" if the task can be scored."""
     if task.NEEDS_CONTAINER or task.data.image:
         return "a container"
     if type(task).toolsets(task.config):

@@ -1,6 +1,7 @@
-"""The script that scores answers to tasks of verifiers without a runtime, in a worker process.
+"""Scores answers to tasks of the `verifiers` package that do not need a runtime.
 
-`verifiers_v1` names it as SCORE. The grader calls `prepare`, then `score`.
+`verifiers_v1` exports the path of this script as SCORE. The grader runs it in a worker process and
+first calls `prepare`, then `score`.
 """
 
 import asyncio
@@ -17,17 +18,17 @@ from bacr_tasks.verifiers_v1 import tasks
 
 @functools.cache
 def _tasks(taskset: str) -> list[Any]:
-    """Returns all tasks of a task set, loaded once."""
+    """Returns all tasks of a task set. The result is cached."""
     return list(tasks(taskset))
 
 
 def prepare(row: Any) -> None:
-    """Loads the tasks of a row's task set."""
+    """Loads and caches the tasks of the row's task set before scoring."""
     _tasks(row.metadata["taskset"])
 
 
 def score(answer: str, row: Any) -> float:
-    """Returns the task's reward of a conversation: the question, then the answer."""
+    """Returns the task's reward for a conversation that consists of the question and the answer."""
     task = _tasks(row.metadata["taskset"])[row.metadata["place"]]
     question = MessageNode(message=vf.UserMessage(content=row.question))
     response = MessageNode(
