@@ -23,7 +23,17 @@ copyright, version, release = author, __version__, __version__
 # Captions of the table of contents, and their pages in the order of reading. A page that stands
 # nowhere here is a warning, and a warning is an error.
 CONTENTS = {
-    "Start": ["../README", "quickstart", "recipes", "notebook", "data", "runs", "report", "errors"],
+    "Start": [
+        "../README",
+        "quickstart",
+        "recipes",
+        "notebook",
+        "data",
+        "runs",
+        "alarms",
+        "report",
+        "errors",
+    ],
     "Train": [
         "methods",
         "told",
