@@ -36,6 +36,7 @@ CONTENTS = {
     ],
     "Train": [
         "methods",
+        "departures",
         "told",
         "adapters",
         "configuration",
@@ -44,7 +45,7 @@ CONTENTS = {
         "scaling",
         "performance",
     ],
-    "Measure": ["evaluation", "grading", "study", "results", "reproducibility"],
+    "Measure": ["evaluation", "grading", "study", "results", "tradeoff", "reproducibility"],
     "What came out": [
         "studies/main",
         "studies/controls",
