@@ -44,6 +44,7 @@ CONTENTS = {
         "devices",
         "scaling",
         "performance",
+        "cpu",
     ],
     "Measure": ["evaluation", "grading", "study", "results", "tradeoff", "reproducibility"],
     "What came out": [
