@@ -46,7 +46,15 @@ CONTENTS = {
         "performance",
         "cpu",
     ],
-    "Measure": ["evaluation", "grading", "study", "results", "tradeoff", "reproducibility"],
+    "Measure": [
+        "evaluation",
+        "budgets",
+        "grading",
+        "study",
+        "results",
+        "tradeoff",
+        "reproducibility",
+    ],
     "What came out": [
         "studies/main",
         "studies/controls",
