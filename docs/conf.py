@@ -74,7 +74,7 @@ CONTENTS = {
         "studies/stability",
     ],
     "Serve": ["serving"],
-    "The paper": ["equations", "paper", "theory"],
+    "The paper": ["equations", "paper", "theory", "variance"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }
 
