@@ -34,11 +34,13 @@ CONTENTS = {
         "tasks",
         "trust",
         "runs",
+        "alarms",
         "report",
         "errors",
     ],
     "Train": [
         "methods",
+        "departures",
         "told",
         "adapters",
         "configuration",
@@ -48,8 +50,18 @@ CONTENTS = {
         "predictions",
         "doctor",
         "performance",
+        "cpu",
     ],
-    "Measure": ["evaluation", "grading", "own-grader", "study", "results", "reproducibility"],
+    "Measure": [
+        "evaluation",
+        "budgets",
+        "grading",
+        "own-grader",
+        "study",
+        "results",
+        "tradeoff",
+        "reproducibility",
+    ],
     "What came out": [
         "studies/main",
         "studies/controls",
@@ -70,7 +82,7 @@ CONTENTS = {
         "studies/stability",
     ],
     "Serve": ["serving", "vllm-training"],
-    "The paper": ["equations", "paper", "theory"],
+    "The paper": ["equations", "paper", "theory", "variance"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }
 

@@ -137,7 +137,7 @@ def test_alarms_are_replayed_over_committed_runs(replay, monkeypatch, capsys):
         ["greedy", "48", "accuracy"],
         ["48", "closed", "answers"],
     ]
-    # docs/runs.md has these numbers.
+    # docs/alarms.md has these numbers.
     assert all(run["alarms"] == {} for run in runs[1:])
     assert counts == {
         "runs": 7, "failed": 3, "failed_with_alarm": 1, "fine": 4, "fine_with_alarm": 0,
