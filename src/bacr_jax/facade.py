@@ -1,6 +1,6 @@
 """Loads policies in notebooks and scripts with `load` and `Policy`.
 
-Every function here delegates to one or two public functions of other modules and contains no logic.
+The functions here set defaults and delegate to public functions of other modules.
 
     import bacr_jax
 

@@ -1,7 +1,7 @@
 """Implements `bacr train --config F [key.sub=value ...]`, which trains a policy.
 
 `main` is the entry point of the command line and `run` is the entry point from Python. Both
-validate the config before JAX is imported. They then call `train`, which runs the steps of
+validate the config before they use a device. They then call `train`, which runs the steps of
 `training.loop.Trainer`.
 """
 
@@ -306,7 +306,7 @@ def train(
     Returns:
       The last event of the run.
     """
-    # Imported here because JAX must be imported after the config was validated.
+    # Imported here because these modules import JAX, which --help does not need.
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen

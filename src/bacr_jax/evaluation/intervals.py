@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 # Scores with shape [problems, columns]. Each column has one score per problem.
 Scores = Float[np.ndarray, "n s"]
-# One number per problem.
+# One number per problem, with shape [problems].
 Shares = Float[np.ndarray, "n"]
 # Lower and upper bound of the interval of each column, with shape [columns, 2].
 Ends = Float[np.ndarray, "s 2"]

@@ -61,8 +61,8 @@ GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25"
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     """Writes the avg@k of each problem, the share of its k samples that are correct.
 
-    The paper specifies pass@8. For a single problem, pass@8 is either 0 or 1, which can't be
-    divided at 0.25, 0.5 and 0.75. The mean over samples can be.
+    The paper specifies pass@8. For a single problem, pass@8 is either 0 or 1, so it can't be
+    divided into groups at 0.25, 0.5 and 0.75. Therefore the mean over samples is used instead.
 
     Args:
       path: output file in JSON Lines format.
@@ -84,7 +84,7 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
 # Number of rows of a batch per slot. Larger batches keep the slots busier. Smaller batches lose
 # less work if the process is killed.
 _WAVES = 4
-# Number of rows per slot, summed over all batches that are decoded in one call.
+# Maximum number of rows per slot in one call, summed over all batches of the call.
 _WAVES_OF_A_CALL = 16
 
 

@@ -33,9 +33,9 @@ from .budget_generation import NONE, check_files, generate, read_budgets
 
 
 class BudgetConfig:
-    """Adds the sections `budget_module`, `budget_levels` and `thinking` to a family's config.
+    """Adds the sections `budget_module`, `budget_levels` and `thinking` to a model config.
 
-    The model_type remains the one of the family, so the tokenizer can be loaded without this file.
+    The model_type is not changed, so the tokenizer can be loaded without this file.
     """
 
     budget_module = None
@@ -94,10 +94,10 @@ class BudgetModule(nn.Module):
 
 
 class BudgetLayer:
-    """A layer of the family, followed by the function `condition`."""
+    """A decoder layer of Qwen2, Qwen3 or Llama that applies a function to its output."""
 
     def forward(self, hidden_states, *args, condition=None, **kwargs):
-        """Calls the layer of the family and applies `condition` to its output.
+        """Calls the decoder layer and applies `condition` to its output.
 
         Args:
           condition: function that maps the residual stream and the layer index to the new residual
@@ -108,7 +108,7 @@ class BudgetLayer:
 
 
 class BudgetModel:
-    """A model of the family that accepts a thinking budget, for all rows or one per row."""
+    """A Qwen2, Qwen3 or Llama model that accepts a thinking budget for all rows or per row."""
 
     _keep_in_fp32_modules_strict = ["budget"]
 
@@ -148,7 +148,7 @@ class BudgetModel:
         budget_embedding=None,
         **kwargs,
     ):
-        """Calls the model of the family with a budget.
+        """Calls the model with a budget.
 
         Args:
           input_ids: as in transformers.
@@ -193,7 +193,7 @@ class BacrLlamaConfig(BudgetConfig, LlamaConfig):
 
 
 def _conditioned(config, layer, model):
-    """Creates a model class of a family with budget layers and one of the configs above."""
+    """Creates a model class with budget layers and one of the configs above."""
     budget_layer = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
     attributes = {
         "config_class": config,

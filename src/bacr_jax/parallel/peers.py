@@ -26,7 +26,7 @@ BEAT = 1.0
 SILENCE = 30.0
 # As `SILENCE`, after a collective operation has failed in this process.
 SILENCE_AFTER_FAILURE = 5.0
-# Minimum time between two checks that shows that this process itself was suspended, in seconds.
+# Time between two checks above which this process itself was suspended, in seconds.
 SUSPENDED_GAP = 10.0
 # A phase counts as stuck after `STUCK_TIMES` times its longest duration, but not before
 # `STUCK_SECONDS` seconds.

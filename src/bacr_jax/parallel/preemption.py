@@ -60,8 +60,7 @@ class PreemptionHandler:
         elif now - self._received_at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            # The kernel does not terminate the first process of a container by a signal
-            # from itself.
+            # The first process of a container is not terminated by its own signals.
             os._exit(128 + number)
 
     def poll(self) -> None:

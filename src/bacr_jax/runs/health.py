@@ -32,8 +32,8 @@ SLOW_HOST = 3.0
 MISMATCH = 0.1
 # Maximum absolute mean of the advantages, relative to their standard deviation.
 OFF_CENTRE = 0.5
-# Scale to which `optimizer.max_update_kl` shortened a step. The KL grows with the square of the
-# step size, so 0.3 corresponds to ten times the allowed KL.
+# A step counts as too large if `optimizer.max_update_kl` scaled it by this factor or less. The KL
+# grows with the square of the step size, so 0.3 corresponds to ten times the allowed KL.
 SHORTENED = 0.3
 # Minimum share of closed answers for a healthy policy.
 CLOSED = 0.95

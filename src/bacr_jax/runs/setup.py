@@ -242,7 +242,7 @@ def _check_rows_divide(config: Config, layout: MeshShape) -> None:
 
 
 def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """Returns the mesh shape for devices that only decode: replicas of the policy.
+    """Returns the mesh shape for decoding without training, with replicas of the policy.
 
     Each replica decodes its own rows. It uses as many devices as in the run (`mesh.decode_tensor`),
     or the largest smaller number that divides both the devices and the model.
