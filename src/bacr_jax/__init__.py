@@ -1,8 +1,8 @@
 """Budget-adaptive curriculum reasoning for language models, in JAX.
 
-For notebooks and scripts: `bacr_jax.load(folder)` gives a policy to ask, `bacr_jax.train(config)`
-trains one. Importing the package imports neither JAX nor anything of its own; what is used is
-imported then.
+In notebooks and scripts, `bacr_jax.train(config)` trains a policy and `bacr_jax.load(folder)` loads
+one. Importing the package imports neither JAX nor any of its submodules. They are imported on first
+use.
 """
 
 import importlib
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Policy", "__version__", "load", "train"]
 
-# transformers is used for tokenizers and folders only; its advice to install PyTorch is noise here.
+# transformers is used only for tokenizers and model folders, so its advice to install PyTorch does
+# not apply.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _interrupted_at_the_start(
     kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
 ) -> None:
-    """Ctrl-C while a command is still being imported: a line instead of a traceback."""
+    """Exception hook that prints one line instead of a traceback for Ctrl-C during imports."""
     if issubclass(kind, KeyboardInterrupt):
         print("error: interrupted", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-# `python -m bacr_jax.COMMAND` has this name until the command itself is found; so has the command
-# of another package that imports this one. Before the arguments stands the module.
+# With `python -m bacr_jax.COMMAND`, `sys.argv[0]` is "-m" until Python has located the module. The
+# same is true for a module of another package that imports this one, so the module name is read
+# from `sys.orig_argv`.
 _asked = "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("-m")[2]
 if sys.argv[:1] == ["-m"] and _asked.partition(".")[0] == __name__:
     sys.excepthook = _interrupted_at_the_start
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is first used."""
+    """Imports public names when they are first accessed."""
     if name in ("load", "Policy"):
         return getattr(importlib.import_module("bacr_jax.facade"), name)
-    # The module of the command, which can be called.
+    # The module is callable; see `train._CallableModule`.
     if name == "train":
         return importlib.import_module("bacr_jax.train")
     if name == "__version__":

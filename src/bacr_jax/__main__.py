@@ -1,6 +1,6 @@
-"""The console script `bacr COMMAND ...`; also `python -m bacr_jax COMMAND ...`.
+"""Entry point of `bacr COMMAND ...` and of `python -m bacr_jax COMMAND ...`.
 
-It imports only the module of the command, whose `main` parses the remaining arguments.
+Only the module of the requested command is imported. Its `main` parses the remaining arguments.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bacr_jax.config.cli import entry_point, uninterrupted
 
-# Module and meaning of each command.
+# Module and description of each command.
 COMMANDS = {
     "train": ("bacr_jax.train", "train a policy to reason within a token budget"),
     "data": ("bacr_jax.questions.__main__", "show the content of a set of questions"),
@@ -35,7 +35,7 @@ COMMANDS = {
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs a command with the remaining arguments; exit code 2 if there is no such command."""
+    """Runs the requested command with the remaining arguments. Returns 2 for an unknown command."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))

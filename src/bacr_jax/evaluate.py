@@ -1,6 +1,6 @@
-"""Command `bacr evaluate --run DIR | --model HFDIR`: accuracy by thinking budget.
+"""Implements `bacr evaluate --run DIR | --model HFDIR`: accuracy at several thinking budgets.
 
-This module reads the command line; `evaluation.job` does the work.
+This module parses the command line. `evaluation.job` runs the evaluation.
 """
 
 import argparse
@@ -43,8 +43,8 @@ EPILOG = (
     "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, conditioning.told=words can "
     "be written too; it puts the budget into the prompt."
 )
-# Keys that can be overridden, or their beginnings. All other keys belong to the policy, which is
-# evaluated as it was trained.
+# Config keys, or prefixes of keys, that can be overridden. All other keys belong to the policy,
+# which is evaluated as it was trained.
 OVERRIDABLE = (
     "budget.cap",
     "budget.grace",
@@ -66,14 +66,14 @@ OVERRIDABLE = (
     "rollout.refill",
     "rollout.windows",
 )
-# Keys of how a policy receives the budget. A model folder does not contain them, so the command
-# line may.
+# Config keys that define how a policy receives its budget. A Hugging Face folder does not contain
+# them, so they can be set on the command line.
 BUDGET_INPUT_KEYS = ("conditioning.told", "conditioning.words")
-# Defaults of the options.
+# Default values of the command-line options.
 TEMPERATURE = 0.6
 TOP_P = 0.95
 SLOTS = 64
-# Smallest and largest value of each integer option.
+# Minimum and maximum value of each integer option.
 _RANGES = {
     "samples": (0, 100_000),
     "size": (1, 2**31 - 1),
@@ -84,7 +84,7 @@ _RANGES = {
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line; raises UserError if an option or override can't be used."""
+    """Parses the command line. Raises UserError if an option or an override is invalid."""
     parser = Parser(prog="bacr evaluate", description=DESCRIPTION, epilog=EPILOG)
     add_saved_policy(parser)
     _add_sampling_options(parser)
@@ -100,7 +100,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for sets, budgets, and sampling."""
+    """Adds the options for evaluation sets, budgets and sampling."""
     add = parser.add_argument
     add(
         "--data",
@@ -149,7 +149,7 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for problems, speed, output, and comparisons."""
+    """Adds the options for problems, speed, output and comparisons."""
     add = parser.add_argument
     add(
         "--size",
@@ -201,7 +201,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields errors in the options that need no file."""
+    """Yields the errors of all options that can be checked without reading a file."""
     data = arguments.data
     samples = arguments.samples
     if arguments.model is not None and not data:
@@ -234,12 +234,12 @@ def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _option(name: str) -> str:
-    """Returns an option's name on the command line."""
+    """Returns the command-line option for an attribute, such as --top-p for `top_p`."""
     return f"--{name.replace('_', '-')}"
 
 
 def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields errors in the options that name sets and files."""
+    """Yields the errors of the options that name sets and files."""
     if arguments.train == "ledger":
         yield (
             "--train ledger: its test problems differ from its training problems by construction; "
@@ -254,7 +254,8 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"--label-difficulty {labels}: its folder does not exist; make it first"
     if labels.is_dir():
         yield f"--label-difficulty {labels}: is a folder; write the name of a file"
-    # The file is written after hours of work, so its folder is tested before.
+    # Test now that the file can be written, because it is written only after hours of
+    # evaluation.
     try:
         with tempfile.TemporaryFile(dir=labels.absolute().parent):
             pass
@@ -270,12 +271,12 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields errors in the overrides of keys that belong to the policy."""
+    """Yields an error for every override of a key that belongs to the policy."""
     for text in arguments.overrides:
         key = text.partition("=")[0]
         if key.startswith(OVERRIDABLE) or key not in config_io.schema():
             continue
-        # A model folder may lack how its policy receives the budget.
+        # A Hugging Face folder may not specify how its policy receives the budget.
         if arguments.model is not None and _describes_budget_input(text):
             continue
         near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
@@ -286,7 +287,11 @@ def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _describes_budget_input(override: str) -> bool:
-    """True for a key of the budget's input, or a method whose responses begin with a budget."""
+    """True if the override sets how the policy receives its budget.
+
+    This holds for the keys in `BUDGET_INPUT_KEYS`, and for `method` if the responses of that method
+    begin with a budget.
+    """
     from bacr_jax.methods.registry import declares_budget
 
     key = override.partition("=")[0]
@@ -299,7 +304,8 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     """Returns the config of the evaluation: the policy's config with the options applied.
 
     Args:
-      trained: config of the policy's training.
+      arguments: parsed command line.
+      trained: config with which the policy was trained.
 
     Raises:
       UserError: an option or an override can't be used with this policy.
@@ -318,9 +324,11 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
     eval_missing = config.data.eval_missing
     overridden = any(text.startswith("data.eval_missing=") for text in arguments.overrides)
     if arguments.data and not overridden:
-        # Sets on the command line must exist, also if the run left missing sets out.
+        # Evaluation sets on the command line must exist, even if the run skipped missing
+        # sets.
         eval_missing = "refuse"
-    # The training set chooses prompt format and grader. For a model, the evaluation set does.
+    # The training set determines the prompt format and the grader. A model has no training set,
+    # so the first evaluation set is used.
     train = config.data.train if arguments.run is not None else sets[0]
     config = dataclasses.replace(
         config,
@@ -344,7 +352,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
 
 
 def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, ...], bool]:
-    """Returns the rising budgets of the evaluation, and whether it also has no budget."""
+    """Returns the budgets in ascending order, and True if the policy also runs without one."""
     if arguments.budgets is None:
         return config.eval.budgets, config.eval.no_budget
     budgets = read_budgets(arguments.budgets, option="--budgets", levels=config.budget.levels)
@@ -355,14 +363,17 @@ def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, 
 
 
 def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[QuestionSet | None, str]":
-    """Loads the training questions whose near-duplicates are marked (docs/evaluation.md).
+    """Loads the training questions, whose near-duplicates are marked in the evaluation sets.
+
+    docs/evaluation.md describes the search for near-duplicates.
 
     Returns:
-      The questions, or None to mark none. Then a line to print if the run's training set can't be
-      read, which does not stop the evaluation; otherwise "".
+      A tuple of the questions and a warning. The questions are None if no near-duplicates are
+      marked. The warning is a line to print if the run's training set can't be read, which does not
+      stop the evaluation, and otherwise an empty string.
 
     Raises:
-      UserError: --train can't be read.
+      UserError: the set of --train can't be read.
     """
     from bacr_jax.prompts.environment import load_training_texts
     from bacr_jax.questions.loaders import is_made
@@ -381,16 +392,18 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
 def evaluate(
     arguments: argparse.Namespace, poll: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """Runs the evaluation of a command line, and writes its tables.
+    """Runs the evaluation of a parsed command line and writes its tables.
 
     Args:
-      poll: called regularly; it may raise to stop, after which the same arguments continue.
+      arguments: parsed command line.
+      poll: called regularly. It may raise an exception to stop the evaluation; calling `evaluate`
+        again with the same arguments continues it.
 
     Returns:
       The content of results.json.
 
     Raises:
-      UserError: an input can't be used.
+      UserError: an input is invalid.
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import (
@@ -449,10 +462,15 @@ def evaluate(
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the command line; returns 0 if done, 2 for unusable input, 75 after a signal."""
+    """Runs `bacr evaluate`.
+
+    Returns:
+      The exit code: 0 after success, 75 after a signal, 130 after Ctrl-C, and 1 if a device ran out
+        of memory. Invalid input exits with code 2.
+    """
     quieten_orbax()
     arguments = parse(argv)
-    # Imported here, because it imports JAX, which --help does not need.
+    # Imported here because it imports JAX, which --help does not need.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
     try:
@@ -462,7 +480,8 @@ def main(argv: Sequence[str] | None) -> int:
         print(f"{signal}: stopped; the same command continues", file=sys.stderr)
         return EXIT_CODE
     except OutOfMemory as error:
-        # Samples depend on the slots, so fewer slots need another folder.
+        # The samples depend on the number of slots, so an evaluation with fewer slots needs
+        # a new folder.
         fewer = max(arguments.slots // 2, 1)
         return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
     except KeyboardInterrupt:

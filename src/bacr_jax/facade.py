@@ -1,6 +1,6 @@
-"""Loads policies for notebooks and scripts: `load` and `Policy`, next to `bacr_jax.train`.
+"""Loads policies in notebooks and scripts with `load` and `Policy`.
 
-Every function calls one or two public functions of other modules and contains no rules.
+The functions here set defaults and delegate to public functions of other modules.
 
     import bacr_jax
 
@@ -21,21 +21,21 @@ from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
 from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
-# A budget: tokens, None for no budget, or the name of a level.
+# A budget is a number of tokens, the name of a level, or None for no budget.
 Budget = int | str | None
 
 
 class Policy:
-    """A policy whose weights and compiled programs serve any number of calls.
+    """A loaded policy. Its weights and compiled programs are reused by all calls.
 
     Attributes:
-      folder: the run, or the Hugging Face folder.
-      step: step of the checkpoint; None for a Hugging Face folder.
-      config: settings of prompts and answers.
+      folder: run folder or Hugging Face folder of the policy.
+      step: step of the checkpoint, or None for a Hugging Face folder.
+      config: config that defines prompts and answers.
     """
 
     def __init__(self, session: Session):
-        """Wraps a session; use `load`."""
+        """Wraps a session. Use `load` to create a policy."""
         self._session = session
         self.folder: Path = session.saved.folder
         self.step: int | None = session.saved.step
@@ -54,22 +54,24 @@ class Policy:
         top_p: float | None = None,
         seed: int = 0,
     ) -> list[Answer]:
-        """Answers every question at every budget.
+        """Generates answers to every question at every budget.
 
         Args:
-          budget: thinking tokens, one or several: numbers, names of `budget.levels`, or None for
-            no budget, with thinking up to budget.cap tokens.
-          samples: answers per question and budget.
-          temperature: 0 takes the most likely tokens. The default is 0 for one sample, and
-            `eval.temperature` for several.
-          top_p: the default is `eval.top_p` if `eval.temperature` is used, else 1.
-          seed: seed of sampled answers; equal calls return equal answers.
+          questions: one question, or several.
+          budget: one or several thinking budgets: numbers of tokens, names of `budget.levels`, or
+            None for no budget, in which case the thinking is limited to `budget.cap` tokens.
+          samples: number of answers per question and budget.
+          temperature: sampling temperature. 0 selects the most likely tokens. The default is 0 for
+            one sample and `eval.temperature` for several samples.
+          top_p: cumulative probability for nucleus sampling. The default is `eval.top_p` if
+            `temperature` defaults to `eval.temperature`, and otherwise 1.
+          seed: random seed. Identical calls return identical answers.
 
         Returns:
-          Answers question by question, budget by budget, sample by sample.
+          The answers, ordered by question, then budget, then sample.
 
         Raises:
-          UserError: an argument can't be used.
+          UserError: an argument is invalid.
         """
         if samples < 1:
             raise UserError(f"samples={samples}: write 1 or more")
@@ -104,14 +106,19 @@ class Policy:
         responses: str | Sequence[str | Sequence[int]],
         budget: Budget,
     ) -> list[ResponseScore]:
-        """Computes the log-probability of each token of given responses at a budget.
+        """Computes the log-probability of each response token at a budget.
 
         Args:
-          responses: response to each question, as a text or as ids such as `Answer.tokens`. One
-            text is a response to one question.
+          questions: one question, or several.
+          responses: one response per question, as text or as token ids such as `Answer.tokens`. A
+            single string is the response to a single question.
+          budget: thinking budget of the prompts.
+
+        Returns:
+          The score of each response.
 
         Raises:
-          UserError: an argument can't be used.
+          UserError: an argument is invalid.
         """
         (budget_number,) = self._budgets(budget)
         return self._session.score(
@@ -121,7 +128,7 @@ class Policy:
         )
 
     def _budgets(self, budget: Budget | Sequence[Budget]) -> tuple[int | None, ...]:
-        """Returns one or several budgets as numbers of tokens; None for no budget."""
+        """Returns the budgets as numbers of tokens, with None for no budget."""
         if isinstance(budget, str) or not isinstance(budget, Iterable):
             budget = [budget]
         words = [NONE if item is None else str(item) for item in budget]
@@ -131,16 +138,17 @@ class Policy:
 def load(
     folder: str | Path, *, step: int | str | None = None, overrides: Sequence[str] = ()
 ) -> Policy:
-    """Loads the policy of a run, or of a Hugging Face folder.
+    """Loads the policy of a run or of a Hugging Face folder.
 
     Args:
-      folder: a run folder (with config.yaml) or a Hugging Face folder (with config.json).
-      step: checkpoint of a run: a number, "best" or "newest"; None for the best, or the newest if
-        no evaluation chose one.
-      overrides: config keys of reading and answering questions, as `key.sub=value`.
+      folder: a run folder, which contains config.yaml, or a Hugging Face folder, which contains
+        config.json.
+      step: checkpoint of a run: a step number, "best" or "newest". None selects the best step, or
+        the newest step if no evaluation selected a best one.
+      overrides: overrides of config keys for prompts and answers, as `key.sub=value`.
 
     Raises:
-      UserError: the folder contains no policy, or an argument can't be used.
+      UserError: the folder contains no policy, or an argument is invalid.
     """
     quieten_orbax()
     path = Path(folder).expanduser()

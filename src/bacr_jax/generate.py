@@ -1,6 +1,7 @@
-"""Command `bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`: asks a policy.
+"""Implements `bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`.
 
-`bacr_jax.load` opens its policies with the same functions. `evaluation.ask` samples the answers.
+The command asks a policy one or several questions and prints the answers. `bacr_jax.load` opens
+policies with the same functions, and `evaluation.ask` samples the answers.
 """
 
 import argparse
@@ -58,10 +59,11 @@ COMMANDS = (
     "/budget 8,64   /temperature 0.6   /top-p 0.95   /seed 1   /help; Ctrl-C stops an answer, "
     "Ctrl-D ends"
 )
-# A word that overrides a key, such as budget.cap=9. Other words, such as x=5, are questions.
+# Matches a config override such as budget.cap=9. Requires a dot in the key, so that a question such
+# as x=5 does not match.
 _OVERRIDE = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+=.*", re.DOTALL)
-# Smallest width of a column in characters. On a narrower terminal, answers are printed one below
-# the other.
+# Minimum width of a column in characters. On a narrower terminal, answers are printed one after
+# another.
 _MIN_COLUMN_WIDTH = 24
 
 
@@ -70,10 +72,10 @@ class AskOptions:
     """Settings of the next answer.
 
     Attributes:
-      budgets: thinking tokens of each answer; None for no budget.
-      temperature: 0 takes the most likely tokens.
-      top_p: share of probability from which tokens are sampled.
-      seed: seed of a sampled answer.
+      budgets: thinking budget of each answer in tokens, or None for no budget.
+      temperature: sampling temperature. 0 selects the most likely token (greedy decoding).
+      top_p: cumulative probability for nucleus sampling.
+      seed: random seed for sampling.
     """
 
     budgets: tuple[int | None, ...]
@@ -82,10 +84,10 @@ class AskOptions:
     seed: int = 0
 
     def check(self, dash: str = "--") -> None:
-        """Raises UserError if a setting can't be used.
+        """Raises UserError if a setting is invalid.
 
         Args:
-          dash: characters before an option's name in errors.
+          dash: prefix of option names in error messages, such as "--" or "/".
         """
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
@@ -104,7 +106,10 @@ class AskOptions:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads and checks the command line; `question` is None if it has no question."""
+    """Parses and validates the command line.
+
+    `question` in the result is None if the command line contains no question.
+    """
     parser = Parser(prog="bacr generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add_saved_policy(parser)
@@ -145,11 +150,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
-    """Returns the prompt format of a run's training, or a format for a plain model.
+    """Returns the prompt format of the run's training, or a default format for a plain model.
 
     Args:
-      is_run: False for a Hugging Face folder.
-      overrides: overrides of the command line.
+      config: config of the policy.
+      is_run: True for a run, False for a Hugging Face folder.
+      overrides: config overrides from the command line.
     """
     from bacr_jax.methods.registry import declares_budget
     from bacr_jax.prompts.formats import FORMATS, format_for, with_texts
@@ -157,7 +163,8 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     declares = declares_budget(config)
     is_automatic = config.data.prompt_format == "auto" and not declares
     train_is_overridden = any(text.startswith("data.train=") for text in overrides)
-    # The automatic format depends on the training set, which a Hugging Face folder does not name.
+    # The automatic format depends on the training set, which a Hugging Face folder does not
+    # record.
     if is_automatic and not is_run and not train_is_overridden:
         return with_texts(FORMATS["think_answer"], config)
     return format_for(config, declares_budget=declares)
@@ -171,17 +178,18 @@ def open_session(
     *,
     download: bool = False,
 ) -> "Session":
-    """Opens a policy on disk, and prints the chosen step of a run on standard error.
+    """Opens a saved policy. Prints the selected step of a run to stderr.
 
     Args:
-      run: folder of a run; None to open `model`.
-      model: folder or name of a Hugging Face model.
-      step: a step, "best" or "newest"; None for the best, or the newest without a best.
-      overrides: config keys as `key.sub=value`.
-      download: True to download a model that is not on this machine.
+      run: run folder, or None to open `model`.
+      model: folder or hub name of a Hugging Face model.
+      step: step number, "best" or "newest". None selects the best step, or the newest step if no
+        best step was recorded.
+      overrides: config overrides as `key.sub=value`.
+      download: download the model if it is not on this machine.
 
     Raises:
-      UserError: the policy or an override can't be used.
+      UserError: the policy can't be opened or an override is invalid.
     """
     from bacr_jax.runs.open import open_policy
 
@@ -207,24 +215,27 @@ def open_session(
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:
-    """Reads budgets such as "8,low,none"; names are levels of the policy.
+    """Parses a list of budgets such as "8,low,none". Names are levels of the policy's config.
 
     Args:
-      option: option of the text, for errors.
+      session: session of the policy.
+      text: comma-separated budgets.
+      option: name of the option that contains `text`, for error messages.
     """
     levels = session.saved.config.budget.levels
     return tuple(read_budgets(text, option=option, levels=levels))
 
 
 class Stopped(Exception):
-    """The user pressed Ctrl-C during an answer."""
+    """Raised after the user pressed Ctrl-C during an answer."""
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], None]]:
-    """Yields a `poll` that raises `Stopped` after Ctrl-C; a second Ctrl-C ends the program.
+    """Yields a `poll` function that raises `Stopped` after Ctrl-C.
 
-    A running device program is finished first, so that no state on the device is incomplete.
+    The device finishes its running program before `poll` is called, so the state on the device
+    stays consistent. A second Ctrl-C raises KeyboardInterrupt immediately.
     """
     signals: list[int] = []
 
@@ -247,7 +258,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 def answer(
     session: "Session", question: str, options: AskOptions, say: Callable[[str], Any]
 ) -> None:
-    """Asks one question and prints its answers while they are decoded."""
+    """Asks one question at every budget and prints the answers during decoding."""
     console = Console()
     settings = dataclasses.asdict(options)
     budgets = settings.pop("budgets")
@@ -266,17 +277,17 @@ def answer(
 
 
 def _answer_text(answer: "Answer") -> str:
-    """Returns the answer after its thinking, and its numbers of tokens."""
+    """Returns the text printed after the thinking: the answer and its token counts."""
     return f"\n{answer.answer}\n[{_counts(answer)}]\n"
 
 
 def _budget_name(budget: int | None) -> str:
-    """Returns the title of an answer at a budget."""
+    """Returns the title of an answer, such as "budget 512"."""
     return "no budget" if budget is None else f"budget {budget}"
 
 
 def _counts(answer: "Answer") -> str:
-    """Returns an answer's numbers of tokens."""
+    """Returns the token counts of an answer as text."""
     return (
         f"{answer.thinking_tokens} thinking tokens, {answer.forced_tokens} forced, "
         f"{answer.answer_tokens} answer"
@@ -284,25 +295,22 @@ def _counts(answer: "Answer") -> str:
 
 
 class LiveColumns(Live):
-    """A terminal's columns of answers at several budgets, updated while tokens are decoded.
-
-    It is a context manager.
-    """
+    """Context manager that shows one terminal column per budget, updated during decoding."""
 
     def __init__(self, console: Console, budgets: Sequence[int | None]):
-        """Shows empty columns with the budgets as titles."""
-        # Title, thinking, answer, and numbers of tokens of each column.
+        """Creates empty columns that are titled with the budgets."""
+        # Title, thinking, answer and token counts of each column.
         self._columns = [(_budget_name(budget), "", "", "") for budget in budgets]
-        # Without automatic refresh, whose thread would draw while JAX computes.
+        # Automatic refresh would draw from another thread while JAX computes.
         super().__init__(self._table(), console=console, auto_refresh=False)
 
     @staticmethod
     def fit(console: Console, budgets: Sequence[int | None]) -> bool:
-        """True if the terminal is wide enough for a column per budget."""
+        """True if the terminal is wide enough for one column per budget."""
         return console.is_terminal and console.width >= _MIN_COLUMN_WIDTH * len(budgets)
 
     def watch(self, row: int, thinking: str, answer: str) -> None:
-        """Shows the texts of a row so far; a `watch` of `ask.Session`."""
+        """Shows the current texts of a row. Passed as `watch` to `ask.Session.ask`."""
         title, *_ = self._columns[row]
         self._columns[row] = (title, thinking, answer, "")
         self.update(self._table(), refresh=True)
@@ -327,27 +335,28 @@ class LiveColumns(Live):
 
 
 class _Stream:
-    """Prints the new thinking of a single row; a `watch` of `ask.Session`."""
+    """Prints the thinking of a single row as it grows. Passed as `watch` to `ask.Session.ask`."""
 
     def __init__(self, say: Callable[[str], Any]):
         self._say = say
         self._num_printed = 0
 
     def __call__(self, row: int, thinking: str, answer: str) -> None:
-        """Prints the part of the thinking that was not printed yet."""
+        """Prints the part of the thinking that has not been printed yet."""
         self._say(thinking[self._num_printed :])
         self._num_printed = max(self._num_printed, len(thinking))
 
 
 def converse(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
-    """Reads questions and commands from the terminal until the input ends.
+    """Reads questions and commands from the terminal until end of input.
 
-    An input that can't be used is answered by one line.
+    Invalid input prints an error of one line, and the conversation continues.
 
     Args:
-      options: settings of the first question; commands change them.
+      session: session of the policy.
+      options: initial settings, which commands can change.
     """
-    # readline gives `input` a history and editing. Some Pythons lack it.
+    # Importing readline adds line editing and a history to `input`. Some Python builds lack it.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     say(f"{session.saved.name}; a question, or {COMMANDS}\n")
@@ -380,6 +389,11 @@ def converse(session: "Session", options: AskOptions, say: Callable[[str], Any])
 def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
     """Returns the settings after a command such as `/budget 8,64`.
 
+    Args:
+      session: session of the policy.
+      options: current settings.
+      line: command with its leading slash.
+
     Raises:
       UserError: the command or its value is invalid.
     """
@@ -402,14 +416,15 @@ def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
     except ValueError:
         raise UserError(f"/{name} {value}: write a number") from None
     if name == "temperature" and changed.temperature == 0:
-        # top-p has no effect on the most likely tokens, and `check` would refuse it.
+        # Reset top-p, which has no effect on greedy decoding. Otherwise `check` would raise
+        # an error.
         changed = dataclasses.replace(changed, top_p=1.0)
     changed.check("/")
     return changed
 
 
 def _settings_line(options: AskOptions) -> str:
-    """Returns the settings in one line, and the commands in a second line."""
+    """Returns a line with the settings, followed by a line with the available commands."""
     budgets = ",".join(NONE if budget is None else str(budget) for budget in options.budgets)
     return (
         f"budget {budgets}, temperature {options.temperature:g}, top-p {options.top_p:g}, "
@@ -418,15 +433,16 @@ def _settings_line(options: AskOptions) -> str:
 
 
 def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
-    """Asks every line of the standard input that is not empty.
+    """Asks every non-empty line of standard input.
 
     Raises:
-      UserError: a line can't be used, or the input has no question.
+      UserError: a line is invalid, or the input contains no question.
     """
     num_questions = 0
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Bytes that are not UTF-8 become half surrogate pairs, as in the C locale. In other locales
-        # they would raise an exception here instead of the error of `check_text`.
+        # Bytes that are not valid UTF-8 become surrogate escapes, as in the C locale, and
+        # `check_text` reports them. In other locales, decoding would raise an exception
+        # here.
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(sys.stdin, 1):
         question = line.strip()
@@ -447,7 +463,7 @@ def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]
 
 
 def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
-    """Opens the policy and answers the question of the command line, a terminal, or a pipe."""
+    """Opens the policy and answers the questions from the command line, a terminal or a pipe."""
     session = open_session(
         arguments.run,
         arguments.model,
@@ -471,7 +487,12 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the command line; returns 0 if answered, 2 with one line for unusable input."""
+    """Runs `bacr generate`.
+
+    Returns:
+      The exit code: 0 after success, 130 after Ctrl-C, and 1 if a device ran out of memory. Invalid
+        input prints one line and exits with code 2.
+    """
     quieten_orbax()
 
     def say(text: str) -> None:

@@ -1,44 +1,46 @@
-"""Converts out-of-memory errors into one line with the phase, its sizes and the requested bytes.
+"""Converts out-of-memory errors to a single line with phase, sizes and requested bytes.
 
-XLA reports a page about buffers, at the line of Python that waits for the device. So the phases of
-a run are wrapped in `phase_memory`, the finest inside:
+XLA reports many lines about buffers, and raises the error at the Python line that waits for the
+device. Therefore the phases of a run are wrapped in `phase_memory`. Phases can be nested:
 
     with phase_memory("evaluation"):
         with phase_memory("decode", slots=512, positions=6272):
             ...
 
-This module does not import JAX, so that commands can catch `OutOfMemory` before they import JAX.
-`bacr_plan.oom_hints` suggests settings that would fit.
+This module does not import JAX, so commands can catch `OutOfMemory` before they import JAX.
+`bacr_plan.oom_hints` suggests settings that need less memory.
 """
 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
-# XLA's statuses, and errors of CUDA's libraries when the memory outside of JAX's pool is used up.
+# Status codes of XLA, and errors of the CUDA libraries if memory outside of JAX's pool is
+# exhausted.
 _SIGNS = re.compile(
     r"RESOURCE_EXHAUSTED|Resource exhausted|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CU(?:BLAS|DNN|SOLVER|FFT)_STATUS_ALLOC_FAILED|[Oo]ut of memory|ran out of memory"
 )
-# Must also match, because RESOURCE_EXHAUSTED is also the status of too long messages and queues.
+# Must match as well, because RESOURCE_EXHAUSTED is also the status for messages that are too long
+# and for full queues.
 _MEMORY = re.compile(r"memory|allocat|ALLOC", re.IGNORECASE)
 _REQUESTED = re.compile(
     r"allocat\w*(?: request for)? (?P<number>\d+(?:\.\d+)?) ?"
     r"(?P<unit>bytes|B|[KMGTPE]iB)\b"
 )
-# Bytes of each unit.
+# Number of bytes of each unit.
 _UNITS = {"bytes": 1, "B": 1}
 _UNITS |= {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
 
 
 class OutOfMemory(RuntimeError):
-    """The memory of a device or of the host ran out. Its message is one line.
+    """Raised if a device or the host runs out of memory. The message is a single line.
 
     Attributes:
-      phases: names of the phases in which it happened, innermost first.
-      sizes: sizes that determine the memory of these phases, by name.
-      asked: bytes of the last request; None if the message does not contain them.
-      on_host: True if the host's memory ran out, False for a device's.
+      phases: names of the phases in which the error occurred, innermost first.
+      sizes: sizes that determine the memory use of these phases, by name.
+      asked: number of bytes of the failed allocation, or None if the error does not contain it.
+      on_host: True if the host ran out of memory, False if a device did.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class OutOfMemory(RuntimeError):
         super().__init__(self._line())
 
     def _line(self) -> str:
-        """Returns the message."""
+        """Builds the error message."""
         phases = " of the ".join(self.phases)
         memory = "the machine's memory" if self.on_host else "a device's memory"
         line = f"{phases}: {memory} ran out"
@@ -69,7 +71,7 @@ class OutOfMemory(RuntimeError):
 
 
 def size_text(count: int) -> str:
-    """Returns a number of bytes with a unit, such as 1.5 GiB."""
+    """Formats a number of bytes with a binary unit, such as 1.5 GiB."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
             number = count / _UNITS[unit]
@@ -78,9 +80,9 @@ def size_text(count: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an exception reports that the memory of a device or of the host ran out.
+    """True if an exception reports that a device or the host ran out of memory.
 
-    XLA raises a RuntimeError for every error; its message starts with the status.
+    XLA raises a RuntimeError for every error, and the message begins with the status code.
     """
     if isinstance(error, MemoryError):
         return True
@@ -89,7 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def asked_for(text: str) -> int | None:
-    """Returns the bytes of an allocator's failed request; None if its message has none."""
+    """Parses the size in bytes of a failed allocation; None if the message contains none."""
     request = _REQUESTED.search(text)
     if request is None:
         return None
@@ -98,13 +100,17 @@ def asked_for(text: str) -> int | None:
 
 @contextlib.contextmanager
 def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
-    """Adds the phase and its sizes to an out-of-memory error inside.
+    """Adds a phase and its sizes to any out-of-memory error raised in the `with` block.
 
-    Devices run asynchronously, so the code inside should wait for its results. Otherwise the error
-    is raised in a later phase.
+    Devices run asynchronously, so the block should wait for its results. Otherwise the error is
+    raised in a later phase.
+
+    Args:
+      phase: name of the phase in the error message.
+      **sizes: sizes that determine the memory use of the phase.
 
     Raises:
-      OutOfMemory: memory ran out inside.
+      OutOfMemory: a device or the host ran out of memory in the block.
     """
     try:
         yield

@@ -1,7 +1,8 @@
-"""`bacr train --config F [key.sub=value ...]`: trains a policy, from config to report.
+"""Implements `bacr train --config F [key.sub=value ...]`, which trains a policy.
 
-`main` is the command and `run` the call from Python. Both check the config before JAX is imported,
-then call `train`, which runs the steps of `training.loop.Trainer`.
+`main` is the entry point of the command line and `run` is the entry point from Python. Both
+validate the config before they use a device. They then call `train`, which runs the steps of
+`training.loop.Trainer`.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ EPILOG = (
 
 
 def _parser() -> Parser:
-    """Returns the parser of the command line. Its --help is handled by `parse`."""
+    """Returns the command-line parser. `parse` handles --help itself."""
     parser = Parser(
         prog="bacr train",
         description="Train a policy to reason within a token budget.",
@@ -79,13 +80,14 @@ def _parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
-    """Parses and checks the command line, before any device work.
+    """Parses and validates the command line without using any device.
 
     Returns:
-      The config, how to treat an existing run, and the keys in which that run may differ.
+      A tuple of the config, how to treat an existing run (`Resume`), and the keys whose values may
+      differ from the existing run.
 
     Raises:
-      SystemExit: after --help or --check, which train nothing.
+      SystemExit: --help or --check was passed. Neither of them trains.
       UserError: the command line or the config is invalid.
     """
     parser = _parser()
@@ -114,15 +116,16 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
 
 
 def check(config: Config, allowed: Sequence[str] = ()) -> None:
-    """Checks the values of a config and their combinations, before any device work.
+    """Validates the values of a config and their combinations without using any device.
 
     Args:
-      allowed: keys of --allow-change.
+      config: config to validate.
+      allowed: keys passed with --allow-change, which must be keys of the config.
 
     Raises:
-      UserError: with all errors.
+      UserError: the config or a key is invalid. The error lists all problems of the config.
     """
-    # This imports JAX, which no other check needs.
+    # The method registry imports JAX, which no other check needs.
     with uninterrupted():
         from bacr_jax.methods.registry import problems
 
@@ -134,10 +137,11 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
 
 
 def with_local_model(config: Config, *, download: bool) -> Config:
-    """Replaces a model's name on the hub by its folder in the hub's cache.
+    """Replaces a model name on the Hugging Face hub by the model's folder in the hub's cache.
 
     Args:
-      download: downloads the model if it is not in the cache.
+      config: config whose `model.path` is resolved.
+      download: download the model if it is not in the cache.
     """
     if config.model.path is None:
         return config
@@ -148,17 +152,18 @@ def with_local_model(config: Config, *, download: bool) -> Config:
 
 
 def begun_config(config: Config) -> Config | None:
-    """Returns the config of the run in `output.dir`; None if there is none, or it is unreadable."""
-    # An error is reported later, when the folder is opened.
+    """Returns the config of the run in `output.dir`, or None if it is missing or unreadable."""
+    # An unreadable config is reported later, when the run folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
         return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
     return None
 
 
 def with_prompt_date(config: Config) -> Config:
-    """Sets the date that the chat template writes: the resumed run's date, or today's.
+    """Sets the date that the chat template writes into prompts.
 
-    A config whose template writes no date is returned unchanged.
+    The date is today's date, or the recorded date if a run is resumed. The config is returned
+    unchanged if its template writes no date.
     """
     from bacr_jax.prompts import prompt_date
 
@@ -166,7 +171,10 @@ def with_prompt_date(config: Config) -> Config:
 
 
 def with_sets_that_are_there(config: Config) -> Config:
-    """Removes evaluation sets that are missing, if data.eval_missing allows it, and prints them."""
+    """Removes missing evaluation sets from the config, if `data.eval_missing` allows it.
+
+    Prints one line for every removed set.
+    """
     from bacr_jax.questions.missing import without_missing
 
     config, lines = without_missing(config, begun_config(config), run_path(config))
@@ -178,23 +186,26 @@ def with_sets_that_are_there(config: Config) -> Config:
 def check_inputs(
     config: Config, resume: Resume, allowed: Sequence[str], *, download: bool
 ) -> list[str]:
-    """Checks everything that training checks before it uses a device.
+    """Runs all checks that training performs before it uses a device.
 
     Args:
-      download: downloads the model if it is not in the hub's cache.
+      config: config to check.
+      resume: how to treat an existing run in `output.dir`.
+      allowed: keys whose values may differ from the existing run.
+      download: download the model if it is not in the hub's cache.
 
     Returns:
-      Lines with the scores that verifiers give to reference answers.
+      Lines to print: the scores that the verifiers assign to the reference answers.
 
     Raises:
-      UserError: with all errors.
+      UserError: at least one check failed. The error lists all failures.
     """
     from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import start
     from bacr_jax.training.warmup_folder import check_warmup
 
-    # The config with the changes so far. A step that fails leaves it as it was.
+    # Each step below replaces `resolved` by its result. A step that fails leaves it unchanged.
     resolved = config
     lines: list[str] = []
 
@@ -229,7 +240,7 @@ def check_inputs(
 
 
 def run_path(config: Config) -> Path:
-    """Returns the run folder of a config, with ~ replaced by the home folder."""
+    """Returns the path of the run folder, with ~ expanded to the home folder."""
     try:
         return Path(config.output.dir).expanduser()
     except RuntimeError:
@@ -239,14 +250,17 @@ def run_path(config: Config) -> Path:
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
-    """Joins the processes of the run, and opens its folder: process 0 first, then the others.
+    """Initializes the distributed processes of the run and opens the run folder.
+
+    Process 0 opens the folder before the other processes continue.
 
     Args:
-      resume: how to treat a run in the folder (`runs.folder.open_run`).
-      allowed: keys in which that run may differ.
+      config: config of the run.
+      resume: how to treat an existing run in the folder (see `runs.folder.open_run`).
+      allowed: keys whose values may differ from the existing run.
 
     Raises:
-      SystemExit: in the other processes, if process 0 can't open the folder.
+      SystemExit: raised in all other processes if process 0 can't open the folder.
     """
     import numpy as np
 
@@ -255,7 +269,8 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
 
     path = run_path(config)
     if not processes.join():
-        # Checked before devices are started, so that a bad folder is reported quickly.
+        # Check the folder before the devices are initialized, so that an error is reported
+        # quickly.
         check_run_folder(path, config, resume=resume, allowed=allowed)
         processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
@@ -279,16 +294,19 @@ def train(
     poll: Callable[[], None] | None = None,
     callbacks: Sequence["Callback"] = (),
 ) -> "Finished":
-    """Runs a config to its end in an opened run folder.
+    """Trains a policy in an opened run folder until the last step.
 
     Args:
-      poll: called wherever work can be interrupted; raises `Preempted` to stop with a checkpoint.
-      callbacks: called with every event of the run.
+      config: config of the run.
+      folder: opened run folder.
+      poll: called wherever the work can be interrupted. It raises `Preempted` to stop the run, and
+        a checkpoint is then saved.
+      callbacks: functions that are called with every event of the run.
 
     Returns:
-      The last event.
+      The last event of the run.
     """
-    # JAX is imported after the config is checked.
+    # Imported here because these modules import JAX, which --help does not need.
     from bacr_jax.parallel.peers import watched
     from bacr_jax.parallel.preemption import Preempted
     from bacr_jax.training.events import CallbackRaised, Finished, Reporter, Started, frozen
@@ -308,7 +326,8 @@ def train(
             trainer.evaluate(state, step, "before")
             reporter.catch_up()
             with trainer.training(state, step):
-                # A stopped run may not have evaluated or saved this step.
+                # A run that was stopped may not have evaluated or saved the step at
+                # which it resumes.
                 trainer.maintain(state, step)
                 export_if_due(trainer, state, step)
                 while not trainer.finished(state, step):
@@ -327,7 +346,7 @@ def train(
             raise (error.error if isinstance(error, CallbackRaised) else error) from None
         done = Finished(folder.path, step, frozen(trainer.finish(state, step)))
         try:
-            # The last checkpoint is completely written now.
+            # `Trainer.finish` has waited for the last checkpoint to be written.
             reporter.catch_up()
             reporter.send(done)
         except CallbackRaised as raised:
@@ -336,10 +355,13 @@ def train(
 
 
 def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
-    """Writes the policy as a Hugging Face folder in exports/, if export.every requires it.
+    """Exports the policy as a Hugging Face folder to exports/ if `export.every` requires it.
 
     Args:
-      last: True at the end of the run, which always exports if export.every is set.
+      trainer: the trainer, whose run folder receives the export.
+      state: current training state, which is saved as a checkpoint before the export.
+      step: current step.
+      last: True at the end of the run. The last step is always exported if `export.every` is set.
     """
     every = trainer.config.export.every
     out = trainer.folder.exports / str(step)
@@ -356,14 +378,14 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
     trainer.on_phase("export", step)
     error_text = ""
     if trainer.writes:
-        # Incomplete exports of a process that was killed.
+        # Remove the incomplete exports of processes that were killed.
         for incomplete in trainer.folder.exports.glob(".*"):
             shutil.rmtree(incomplete, ignore_errors=True)
         try:
             export(trainer.folder.path, out, step=step)
         except UserError as error:
             error_text = str(error)
-    # The other processes wait here, in a phase that has no usual duration.
+    # The other processes wait here for process 0, in a phase that has no typical duration.
     error_text = processes.text_from_first(error_text)
     if error_text:
         raise UserError(error_text)
@@ -371,9 +393,13 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
 
 
 def _start(trainer: Any, folder: RunFolder) -> Any:
-    """Returns the state and the step to continue from.
+    """Initializes or restores the training state.
 
-    Values that --allow-change allows are written to the folder only if the run can be resumed.
+    Changed values that --allow-change permits are written to the run folder only after the run was
+    resumed successfully.
+
+    Returns:
+      A tuple of the training state and the step to continue from.
     """
     try:
         state, step = trainer.start()
@@ -391,9 +417,9 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the command. EPILOG describes the exit codes."""
+    """Runs `bacr train`. The exit codes are documented in `EPILOG`."""
     config, resume, allowed = parse(argv)
-    # Before the first device is used, because XLA reads its flags only once.
+    # These calls set XLA flags, which XLA reads once, when the first device is used.
     allow_fast_additions()
     make_reproducible(config)
     with joint_run(config, resume, allowed) as folder:
@@ -401,7 +427,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 
 def _train(config: Config, folder: RunFolder) -> int:
-    """Calls `train`, and converts its exceptions into exit codes."""
+    """Calls `train` and converts its exceptions to exit codes."""
     quieten_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
@@ -430,32 +456,34 @@ def run(
     resume: Resume = "auto",
     allow_change: Sequence[str] = (),
 ) -> "Finished":
-    """Trains a policy from a notebook or a script: `bacr_jax.train(config)`.
+    """Trains a policy from a notebook or a script; available as `bacr_jax.train(config)`.
 
-    It works like the command: a stopped run is resumed, and a finished run is not trained again.
+    It behaves like the command `bacr train`: a stopped run is resumed, and a finished run is not
+    trained again.
 
     Args:
-      config: settings, or a value of --config: a file or the name of a config, or several of them,
-        of which later ones override earlier ones.
-      overrides: `key.sub=value`, as on the command line.
-      callbacks: functions of one event, called with every event of the run. docs/notebook.md
-        describes what they may do, and what happens if one raises.
-      resume: what to do if output.dir contains a run: resume it (auto) or raise an error (never).
-        With `required` it is an error if it contains none.
+      config: a config, or the value of --config: a file, the name of a packaged config, or a
+        sequence of these, in which later entries override earlier ones.
+      overrides: overrides of config keys as `key.sub=value`, as on the command line.
+      callbacks: functions of one argument that are called with every event of the run.
+        docs/notebook.md describes what a callback may do and how its exceptions are handled.
+      resume: what to do with an existing run in `output.dir`. "auto" resumes it, and "never" raises
+        an error. "required" resumes it, and raises an error if the folder contains no run.
       allow_change: keys whose values may differ from the resumed run.
 
     Returns:
-      The last event: the run's folder, its steps and the content of summary.json.
+      The last event. It contains the run folder, the number of steps and the content of
+      summary.json.
 
     Raises:
-      UserError: the input is invalid, and nothing was trained. Or a verifier scored no answer
-        (`VerifierFailed`); a checkpoint was saved.
-      KeyboardInterrupt: Ctrl-C, or a kernel's interrupt; a checkpoint was saved, and the same call
-        resumes the run.
-      SystemExit: SIGTERM, SIGUSR1, or no server is left; a checkpoint was saved. Its code is 75,
-        with which a script exits that does not catch it.
+      UserError: the input is invalid and nothing was trained, or a verifier scored no answer
+        (`VerifierFailed`). In the second case a checkpoint was saved.
+      KeyboardInterrupt: Ctrl-C was pressed or the notebook's kernel was interrupted. A checkpoint
+        was saved, and the same call resumes the run.
+      SystemExit: the process received SIGTERM or SIGUSR1, or no server is left. A checkpoint was
+        saved. The exit code is 75.
       TrainingFailed: training can't continue.
-      OutOfMemory: a device has too little memory.
+      OutOfMemory: a device ran out of memory.
     """
     if not isinstance(config, Config):
         files = [config] if isinstance(config, str | Path) else config
@@ -474,11 +502,13 @@ def run(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Callable[[], None] | None]:
-    """Yields a `poll` that raises on signals, and converts its exception at the end.
+    """Yields a `poll` function that raises `Preempted` after a signal.
 
-    `Preempted` becomes a KeyboardInterrupt after Ctrl-C, else a SystemExit with the command's exit
-    code. In a thread Python can't handle signals. The context then yields None and converts no
-    exception, because a SystemExit would end the thread silently.
+    On exit, `Preempted` is converted to KeyboardInterrupt if the signal was SIGINT, and otherwise
+    to SystemExit with the exit code of the command.
+
+    Python can handle signals only in the main thread. In any other thread, the context manager
+    yields None and converts no exceptions, because a SystemExit would end the thread silently.
     """
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
 
@@ -502,9 +532,10 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 
 
 class _CallableModule(types.ModuleType):
-    """Class of this module, which makes the module callable: the call is `run`.
+    """Module class that makes this module callable; calling the module calls `run`.
 
-    So both `bacr_jax.train(config)` and `bacr_jax.train.main` work, in any order of imports.
+    Therefore both `bacr_jax.train(config)` and `bacr_jax.train.main` work, regardless of the order
+    of imports.
     """
 
     __call__ = staticmethod(run)

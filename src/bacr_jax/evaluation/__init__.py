@@ -1,1 +1,1 @@
-"""Evaluates policies: accuracy by thinking budget, with confidence intervals."""
+"""Evaluates policies: accuracy at each thinking budget, with confidence intervals."""

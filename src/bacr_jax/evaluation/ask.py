@@ -1,6 +1,6 @@
-"""Keeps a policy on its device, samples its answers at budgets, and scores given responses.
+"""Loads a policy once to sample its answers at given budgets and to score given responses.
 
-`bacr generate` and `bacr_jax.load` use it. It grades nothing.
+It is used by `bacr generate` and `bacr_jax.load`. It does not grade answers.
 """
 
 import collections
@@ -46,36 +46,37 @@ from bacr_jax.runs import setup
 from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
-# Called with a row, the text of its thinking so far, and the text of its answer so far with the
-# forced tokens before it.
+# Called with a row, the text of its thinking so far, and the text of its answer so far. The latter
+# includes the forced tokens before the answer.
 Watch = Callable[[int, str, str], Any]
 
-# Smallest power of two to which widths of prompts and budgets are rounded up, so that the next
-# question needs no new compilation.
+# Minimum width of prompts and budgets. Widths are rounded up to a power of two, so that the next
+# question can reuse the compiled programs.
 _SMALLEST_WIDTH = 32
-# Up to this number of rows the cache has its full length from the start: it is small, and decoding
-# needs only one compiled program.
+# Maximum number of rows for which the KV cache is allocated at full length from the start. It is
+# small in this case, and decoding then needs only one compiled program.
 _FEW_ROWS = 16
-# Responses that are scored in one pass.
+# Number of responses that are scored in one forward pass.
 _ROWS_OF_A_PASS = 16
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A policy's answer to a question at a budget.
+    """The answer of a policy to a question at a budget.
 
     Attributes:
-      budget: thinking tokens that the policy received; None if it received no budget.
-      sample: number of the answer, from 0.
+      question: the question.
+      budget: thinking budget in tokens, or None if the policy received no budget.
+      sample: index of the sample, starting at 0.
       thinking: text of the thinking.
-      thinking_tokens: length of the thinking, without a closing tag.
-      forced_tokens: tokens put between thinking and answer.
-      answer_tokens: sampled answer with its closing tag.
-      answer: text of the answer, without its closing tag.
-      closed_by: cause of the end of thinking: tag, budget or end of turn.
-      finished: True if the answer was closed before rollout.answer_tokens.
-      tokens: ids of everything after the prompt: thinking with its closing tag, forced tokens,
-        answer.
+      thinking_tokens: number of thinking tokens, without the closing tag.
+      forced_tokens: number of tokens inserted between the thinking and the answer.
+      answer_tokens: number of sampled answer tokens, including the closing tag.
+      answer: text of the answer, without the closing tag.
+      closed_by: reason why the thinking ended: tag, budget or end of turn.
+      finished: True if the answer was closed within `rollout.answer_tokens` tokens.
+      tokens: token ids after the prompt: the thinking with its closing tag, the forced tokens and
+        the answer.
     """
 
     question: str
@@ -93,13 +94,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class ResponseScore:
-    """The log-probabilities of a response, which need not come from the policy.
+    """The log-probabilities of a response, which may come from any source.
 
     Attributes:
-      budget: thinking tokens that the policy received; None if it received no budget.
+      question: the question.
+      budget: thinking budget in tokens, or None if the policy received no budget.
+      tokens: token ids of the response.
       texts: text of each token.
-      logprobs: log-probability of each token given the prompt and the tokens before it, in nats.
-        For a token that is never sampled it is about -1e30.
+      logprobs: log-probability of each token given the prompt and the preceding tokens, in nats. It
+        is about -1e30 for a token that can't be sampled.
     """
 
     question: str
@@ -110,15 +113,15 @@ class ResponseScore:
 
     @property
     def total(self) -> float:
-        """Returns the log-probability of the complete response in nats."""
+        """Returns the log-probability of the full response in nats."""
         return sum(self.logprobs)
 
 
 class Session:
-    """A policy whose weights are read once and which answers any number of questions."""
+    """A policy that is loaded once and can answer any number of questions."""
 
     def __init__(self, saved: SavedPolicy, style: PromptFormat):
-        """Reads the tokenizer; the weights are read with the first question."""
+        """Loads the tokenizer. The weights are loaded with the first question."""
         self.saved = saved
         self.style = style
         self.tokenizer = saved.tokenizer()
@@ -138,16 +141,22 @@ class Session:
         watch: Watch | None = None,
         poll: Poll = None,
     ) -> list[Answer]:
-        """Samples all answers in one rollout.
+        """Samples the answers to all questions at all budgets in one rollout.
 
         Args:
-          budgets: thinking tokens; None for no budget, with thinking up to budget.cap tokens.
-          samples: answers per question and budget.
-          watch: called after every chunk for each row with new tokens, with its texts so far.
-          poll: called regularly; it may raise to stop.
+          questions: questions to answer.
+          budgets: thinking budgets in tokens. None stands for no budget; the thinking is then
+            limited to `budget.cap` tokens.
+          samples: number of answers per question and budget.
+          temperature: sampling temperature. 0 selects the most likely token.
+          top_p: cumulative probability for nucleus sampling.
+          seed: random seed.
+          watch: called after every decoded chunk for each row with new tokens, with the row's
+            current texts.
+          poll: called regularly. It may raise an exception to stop.
 
         Returns:
-          Answers question by question, budget by budget, sample by sample.
+          The answers, ordered by question, then budget, then sample.
 
         Raises:
           UserError: a prompt or a budget is too long.
@@ -159,7 +168,7 @@ class Session:
         prompts = self.prompts(questions, budgets)
         largest = self._largest_budget(prompts, budgets, limits)
         shape = (len(questions), len(budgets), samples)
-        # Question, budget and sample of each row.
+        # Indices of the question, budget and sample of each row.
         q_index, b_index, s_index = (axis.ravel() for axis in np.indices(shape))
         prompts = prompts.take(b_index * len(questions) + q_index)
         row_limits = limits[b_index]
@@ -185,7 +194,7 @@ class Session:
         ]
 
     def _spec_for(self, num_rows: int, largest_budget: int) -> RolloutSpec:
-        """Returns rollout shapes that other questions will share, so that programs are reused."""
+        """Returns a rollout spec with rounded sizes, so that other questions reuse its programs."""
         spec = self._decoder.spec
         slots = min(1 << (num_rows - 1).bit_length(), spec.slots)
         spec = dataclasses.replace(spec, max_thinking=rounded_up(largest_budget), slots=slots)
@@ -197,7 +206,7 @@ class Session:
         """Encodes the prompts of all questions at the first budget, then at the second, and so on.
 
         Raises:
-          UserError: a prompt has more than data.max_prompt_tokens tokens.
+          UserError: a prompt has more than `data.max_prompt_tokens` tokens.
         """
         config = self.saved.config
         style = self.style
@@ -236,7 +245,7 @@ class Session:
     def _largest_budget(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
-        """Returns the largest limit; raises UserError if the model's positions can't contain it."""
+        """Returns the largest limit. Raises UserError if it exceeds the model's free positions."""
         config = self.saved.config
         largest = max(int(limits.max()), 1)
         positions = setup.model_shape(config, self.vocab_size).max_positions
@@ -252,13 +261,13 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """Returns the policy on its device; `ask` replaces its thinking width."""
+        """Loads the policy on its device. `ask` replaces `max_thinking` of its spec."""
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
     def _answer(
         self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
     ) -> Answer:
-        """Reads the answer of one row."""
+        """Extracts the answer of one row from a rollout."""
         trunks = rollout.trunks
         branches = rollout.branches
         forced = int(branches.forced[row, 0])
@@ -288,13 +297,15 @@ class Session:
     def score(
         self, questions: Sequence[str], responses: Sequence[str | Sequence[int]], budget: int | None
     ) -> list[ResponseScore]:
-        """Computes the log-probabilities of responses, each after its question's prompt.
+        """Computes the token log-probabilities of responses given the prompts of their questions.
 
         Args:
-          responses: one text or sequence of token ids per question.
+          questions: one question per response.
+          responses: responses as texts or sequences of token ids.
+          budget: thinking budget of all prompts, or None for no budget.
 
         Raises:
-          UserError: a response is empty, too long, or not in the vocabulary.
+          UserError: a response is empty, is too long, or contains ids outside the vocabulary.
         """
         if len(questions) != len(responses):
             raise UserError(
@@ -343,19 +354,20 @@ class Session:
 
     @functools.cached_property
     def _scoring(self) -> tuple[LearnerSpec, Any]:
-        """Returns the settings of a pass over complete sequences, and the weights for it."""
+        """Returns the static settings for scoring full sequences, and the weights."""
         config = self.saved.config
         learner = setup.make_policy(config, load_method(config), self.vocab_size).learner
-        # remat saves memory only for gradients, and this pass has none.
+        # remat saves memory only when gradients are computed, which is not the case here.
         spec = dataclasses.replace(learner, temperature=1.0, value=None, remat="none")
         return spec, jax.tree.map(jnp.asarray, self.saved.params())
 
     def _response_ids(self, row: int, response: str | Sequence[int]) -> list[int]:
-        """Returns a response's token ids; raises UserError if they are empty or invalid."""
+        """Returns the token ids of a response. Raises UserError if they are empty or invalid."""
         if isinstance(response, str):
             try:
                 ids = encode_text(self.tokenizer, response).tolist()
-            # Tokenizers without a token for unknown text raise this class.
+            # Some tokenizers raise a plain Exception if they have no token for unknown
+            # text.
             except Exception:
                 raise UserError(
                     f"response {row}: the tokenizer has no tokens for {response[:80]!r}"
@@ -373,25 +385,25 @@ class Session:
         return ids
 
     def _token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Decodes each token separately; padding ids of the embedding have no text."""
+        """Decodes each token separately. Padding ids of the embedding have an empty text."""
         size = len(self.tokenizer)
         return tuple(decode_ids(self.tokenizer, [i]) if i < size else "" for i in ids)
 
 
 def _as_numbers(budgets: Sequence[int | None]) -> Int[np.ndarray, "n"]:
-    """Returns budgets as an array, with NO_BUDGET for None."""
+    """Returns budgets as an array, with NO_BUDGET in place of None."""
     return np.array([NO_BUDGET if budget is None else budget for budget in budgets], np.int32)
 
 
 def rounded_up(number: int) -> int:
-    """Returns the smallest power of two that is at least the number and at least 32."""
+    """Rounds a number up to a power of two, but at least to 32."""
     return max(1 << (number - 1).bit_length(), _SMALLEST_WIDTH)
 
 
 def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
-    """Returns callbacks that pass the texts of rows to `watch` while they are sampled.
+    """Returns callbacks that pass the texts of rows to `watch` during sampling.
 
-    A character is passed on only when all its tokens were sampled.
+    A character is passed on only after all of its tokens have been sampled.
     """
     thinking: dict[int, list[int]] = collections.defaultdict(list)
     last_texts: dict[int, tuple[str, str]] = {}

@@ -1,6 +1,6 @@
-"""Compares two evaluations on the same problems by differences paired problem by problem.
+"""Compares two evaluations on the same problems with differences that are paired by problem.
 
-`bacr evaluate --compare` uses it. It reads no files and draws no answers.
+It is used by `bacr evaluate --compare`. It neither reads files nor samples answers.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_interv
 from bacr_jax.evaluation.metrics import anytime_weights
 from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
 
-# Graded samples by set and setting.
+# Graded samples by evaluation set and setting.
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
-# The two evaluations' samples by budget.
+# Pairs of graded samples, one of each evaluation, by budget.
 _PairsByBudget = Mapping[int, tuple[Graded, Graded]]
-# Names of differences and of their intervals in results.json.
+# Names of differences and of their confidence intervals in results.json.
 _VERDICTS = (("difference", "ci95"), ("strict_difference", "strict_ci95"))
 _TOKENS = (
     ("thinking_tokens_difference", "thinking_ci95"),
@@ -35,14 +35,14 @@ def check_comparable(
     *,
     grader: Mapping[str, str] | None = None,
 ) -> None:
-    """Checks that two evaluations share graders, problems, and at least one setting.
+    """Checks that two evaluations share the grader, the problems and at least one setting.
 
     Args:
-      mine: `sets` in the settings of this evaluation.
+      mine: entry `sets` in the settings of this evaluation.
       theirs: settings of the other evaluation.
-      modes: budgets of this evaluation by decoding.
-      where: the other evaluation's folder as the user wrote it.
-      grader: file and digest of this evaluation's verifier; None or empty for the built-in rules.
+      modes: budgets of this evaluation by decoding mode.
+      where: folder of the other evaluation as written by the user.
+      grader: file and digest of this evaluation's verifier. None or empty for the built-in rules.
 
     Raises:
       UserError: the evaluations can't be compared.
@@ -66,12 +66,12 @@ def check_comparable(
 
 
 def _grader_name(grader: Mapping[str, str] | None) -> str:
-    """Returns a verifier's file, or a name for the built-in rules."""
+    """Returns the file of a verifier, or a name for the built-in rules."""
     return grader["file"] if grader else "the built-in rules"
 
 
 def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raises UserError unless two evaluations have a common set, with equal problems in each."""
+    """Raises UserError unless the evaluations share a set, with equal problems in each."""
     common = [name for name in mine if name in theirs]
     if not common:
         raise UserError(
@@ -88,12 +88,14 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
 
 
 def compare(one: Results, other: Results) -> dict[str, Any]:
-    """Computes differences one - other with 95 % intervals of the paired bootstrap over problems.
+    """Computes differences `one` - `other` with 95 % confidence intervals.
 
-    Sets and settings that only one evaluation has are left out. So are traces that were cut early.
+    The intervals are computed by a paired bootstrap over problems. Sets and settings that only one
+    evaluation contains are omitted, and so are traces that were cut early.
 
     Returns:
-      By set: by_budget (by mode and budget), and anytime by mode over the common budgets.
+      A dict by evaluation set with the entries `by_budget` (by mode and budget) and `anytime` (by
+      mode, computed over the common budgets).
     """
     differences: dict[str, Any] = {}
     for name in one:
@@ -116,7 +118,7 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 def _pairs(
     name: str, one: Mapping[EvalSetting, Graded], other: Mapping[EvalSetting, Graded]
 ) -> dict[str, dict[int, tuple[Graded, Graded]]]:
-    """Returns both evaluations' samples of a set by mode and common budget.
+    """Pairs the samples of both evaluations of a set, by mode and common budget.
 
     Raises:
       UserError: the problems of a common setting differ.
@@ -138,7 +140,7 @@ def _pairs(
 
 
 def _differences(one: Graded, other: Graded) -> dict[str, Any]:
-    """Returns accuracies of both evaluations, and differences of accuracy and tokens."""
+    """Returns both accuracies, and the differences in accuracy and token counts."""
     mine = _accuracies(one)
     theirs = _accuracies(other)
     tokens = _token_counts(one) - _token_counts(other)
@@ -151,17 +153,17 @@ def _differences(one: Graded, other: Graded) -> dict[str, Any]:
 
 
 def _accuracies(graded: Graded) -> Float[np.ndarray, "n 2"]:
-    """Returns lenient and strict accuracy of each problem."""
+    """Returns the lenient and the strict accuracy of each problem, with shape [n, 2]."""
     return np.column_stack([graded.correct.mean(1), graded.strict.mean(1)])
 
 
 def _token_counts(graded: Graded) -> Float[np.ndarray, "n 2"]:
-    """Returns mean thinking tokens and mean total tokens of each problem."""
+    """Returns the mean numbers of thinking tokens and of total tokens of each problem, [n, 2]."""
     return np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
 
 
 def _anytime_differences(pairs: _PairsByBudget) -> dict[str, Any]:
-    """Returns differences of the mean and of the area over the positive budgets."""
+    """Returns differences in the mean over the positive budgets and in the area under the curve."""
     budgets = sorted(budget for budget in pairs if budget > 0)
     my_rates = []
     their_rates = []

@@ -1,8 +1,8 @@
-"""Compares a policy after training with the same policy before, budget by budget.
+"""Detects budgets at which a policy is worse after training than before.
 
-A mean over budgets hides a budget at which the policy was ruined. The training loop, reports and
-studies use this rule; it compares two policies on one evaluation set and does not test which of two
-methods is better.
+A mean over budgets can hide a budget at which training degraded the policy. This rule is used by
+the training loop, reports and studies. It compares two policies on one evaluation set, and does not
+test which of two methods is better.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 from bacr_jax.evaluation.intervals import wilson_interval
 from bacr_jax.evaluation.summary import Summary
 
-# A policy that closes at least this share of its answers has not declined by its answers.
+# A policy that closes at least this share of its answers never counts as declined in closed
+# answers.
 CLOSED_ANSWERS = 0.95
 ACCURACY, CLOSED = "accuracy", "closed answers"
 
 
 class Decline(NamedTuple):
-    """A share that is lower after training than chance explains.
+    """A significant decline of a share between the start and the end of training.
 
     Attributes:
-      mode: the decoding, greedy or sampled.
+      mode: decoding mode, greedy or sampled.
       budget: thinking budget in tokens, as a key of a summary.
-      measure: `ACCURACY` or `CLOSED`, the share of answers that were closed.
+      measure: `ACCURACY`, or `CLOSED` for the share of answers that were closed.
       before: the share before training, in [0, 1].
       after: the share after training, in [0, 1].
     """
@@ -35,7 +36,13 @@ class Decline(NamedTuple):
 
 
 def accuracy_declined(before: float, after: float, problems: int) -> bool:
-    """True if `after` is below the 95 % Wilson interval of `before` for this number of problems."""
+    """True if `after` is below the 95 % Wilson interval of `before`.
+
+    Args:
+      before: accuracy before training, in [0, 1].
+      after: accuracy after training, in [0, 1].
+      problems: number of problems on which `before` was measured.
+    """
     lowest, _ = wilson_interval(before * problems, problems)
     return after < lowest
 
@@ -46,12 +53,12 @@ def closed_answers_declined(before: float, after: float, problems: int) -> bool:
 
 
 def declines(before: Summary, after: Summary) -> Iterator[Decline]:
-    """Yields each accuracy and share of closed answers that declined, in the order of `after`.
+    """Yields each accuracy and each share of closed answers that declined, in the order of `after`.
 
     Args:
-      before: accuracy by decoding and budget before training.
-      after: the same after training. A budget is left out if `before` lacks it or lacks its number
-        of problems.
+      before: summary before training, by decoding mode and budget.
+      after: summary after training. Budgets are skipped if `before` does not contain them or does
+        not contain their number of problems.
     """
     for mode, budgets in after.items():
         for budget, entry in budgets.items():
@@ -63,7 +70,7 @@ def declines(before: Summary, after: Summary) -> Iterator[Decline]:
 def _declines_at(
     mode: str, budget: str, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[Decline]:
-    """Yields what declined at one budget."""
+    """Yields the declines at one budget."""
     problems = int(before["problems"])
     accuracy_before = before["accuracy"]
     accuracy_after = after["accuracy"]

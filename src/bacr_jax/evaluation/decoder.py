@@ -1,7 +1,7 @@
-"""Samples and grades a policy's answers at budgets.
+"""Samples and grades a policy's answers at given budgets.
 
-`evaluate_set` is the evaluation between training steps. `bacr evaluate` calls `draw_samples` batch
-by batch (evaluation/job.py), and `ask` and `served` use the decoder alone.
+`evaluate_set` runs the evaluation between training steps. `bacr evaluate` calls `draw_samples` for
+each batch (evaluation/job.py). `ask` and `served` use only the decoder.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts,
 
 # Fields of a `Sample` that are copied from its verdict.
 _VERDICT_FIELDS = ("extracted", "correct", "strict", "path", "timed_out")
-# Parameters that stay in float32: the budget module, and adapters until they are merged.
+# Parameters that stay in float32: the budget module, and the adapters until they are merged.
 _ADAPTER_NAMES = ("adapter", "adapter_scale")
 _FLOAT32_NAMES = ("budget", *_ADAPTER_NAMES)
 
@@ -63,11 +63,12 @@ class Decoder:
     """A policy that is ready to sample answers.
 
     Attributes:
-      params: weights in the layout of decoding.
-      spec: rollout shapes; its thinking width holds every evaluated budget.
-      phi_of: maps budgets to budget embeddings; None if the policy has no budget embedding.
-      cap: largest number of thinking tokens of a row without a budget.
-      sample: replaces `rollout.generate` if a server samples; None otherwise.
+      params: weights in the layout for decoding.
+      spec: static settings of the rollout. Its maximum thinking length covers every evaluated
+        budget.
+      phi_of: maps budgets to budget embeddings, or None if the policy has no budget embedding.
+      cap: maximum number of thinking tokens of a row without a budget.
+      sample: function that replaces `rollout.generate` if a server samples, otherwise None.
     """
 
     params: DecodeParams
@@ -81,10 +82,13 @@ class Decoder:
     ) -> list[tuple[Trunks, Branches]]:
         """Samples the thinking of each row up to its budget, and an answer at each cut.
 
-        All parts are sampled in one call, whose rows share slots. The largest budgets start first.
+        All parts are sampled in one call and share the decoding slots. Rows with the largest
+        budgets start first.
 
         Args:
-          prompts: prompts of each part's rows.
+          prompts: prompts of the rows of each part.
+          parts: rows and settings to sample.
+          sampling: sampling setup of the evaluation.
 
         Returns:
           For each part, the arrays of its rows on the host.
@@ -109,12 +113,12 @@ class Decoder:
             limits=for_each_row(limits),
             streams=for_each_row(range(len(parts))),
         )
-        # The number of streams is part of the compiled program. Rounding it up to a power of two
-        # lets few programs serve all evaluations.
+        # The number of streams is part of the compiled program. It is rounded up to a power
+        # of two, so that all evaluations need only a few programs.
         num_streams = 2 ** (len(parts) - 1).bit_length()
         padding = [first_settings[-1]] * (num_streams - len(parts))
         streams = [*first_settings, *padding]
-        # Modulo 2^32, because fold_in takes no negative numbers.
+        # Computed modulo 2^32, because `fold_in` does not accept negative numbers.
         keys = [jax.random.fold_in(sampling.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
         config = sampling.config
@@ -145,7 +149,7 @@ class Decoder:
 
 
 def stacked(prompts: Sequence[Prompts]) -> Prompts:
-    """Concatenates prompts, padded to the widest."""
+    """Concatenates prompts, padded to the largest width."""
     width = max(part.tokens.shape[1] for part in prompts)
     padded = [part.padded(width) for part in prompts]
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *padded)
@@ -159,15 +163,19 @@ def open_decoder(
     slots: int | None = None,
     num_devices: int = 1,
 ) -> Decoder:
-    """Puts a saved policy on its devices, in its compute type.
+    """Loads a saved policy onto its devices in its compute dtype.
 
     Args:
-      max_thinking: largest number of thinking tokens of a row.
-      slots: rows decoded together on all devices; None for the number of the policy's evaluations.
-        It is rounded up to a multiple of the number of row shards.
+      saved: policy to load.
+      vocab_size: number of embedding rows of a custom model.
+      max_thinking: maximum number of thinking tokens of a row.
+      slots: number of rows decoded together on all devices, or None to use the number from the
+        policy's evaluation settings. It is rounded up to a multiple of the number of row shards.
+      num_devices: number of devices.
 
     Raises:
-      UserError: the budget module is missing, or the embedding's shape contradicts the config.
+      UserError: the budget module is missing, or the shape of the embedding does not match the
+        config.
     """
     policy = policy_of(saved.config, vocab_size, num_devices)
     params = saved.params()
@@ -183,8 +191,8 @@ def open_decoder(
     module = {"budget": params["budget"]} if conditioned else {}
     adapter = {name: params[name] for name in _ADAPTER_NAMES if name in params}
     body = {name: leaf for name, leaf in params.items() if name not in _FLOAT32_NAMES}
-    # Cast on the host, so that the device never holds the weights in float32. Adapters are merged
-    # in float32.
+    # Cast on the host, so that the device never stores the weights in float32. Adapters are
+    # merged in float32.
     dtype = policy.learner.dtype
     body = jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), body)
     decode_params = policy.decode_params(policy.place({**body, **adapter, **module}))
@@ -198,7 +206,7 @@ def open_decoder(
 
 
 def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy:
-    """Returns the policy of a config, on a mesh for decoding only if there are several devices."""
+    """Returns the policy of a config. With several devices, its mesh is for decoding only."""
     mesh = None
     if num_devices > 1:
         mesh = setup.decoding_mesh(config, setup.model_shape(config, vocab_size), num_devices)
@@ -208,9 +216,10 @@ def policy_of(config: Config, vocab_size: int, num_devices: int) -> setup.Policy
 def declaration(
     tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Int[np.ndarray, "n"]:
-    """Returns the tokens of a budget that responses begin with, to append them to the prompt.
+    """Returns the tokens that declare a budget at the start of a response.
 
-    Empty if the format has no budget tag, or if the policy declares the budget itself.
+    They are appended to the prompt. The result is empty if the format has no budget tag, or if the
+    policy declares the budget itself.
     """
     if not style.budget_close or config.budget_tag == "declared":
         return np.zeros(0, np.int32)
@@ -220,22 +229,23 @@ def declaration(
 def with_declared_budget(
     prompts: Prompts, tokenizer: Any, style: PromptFormat, config: EvalConfig, budget: int
 ) -> Prompts:
-    """Appends the `declaration` of a budget to prompts; NO_BUDGET changes nothing."""
+    """Appends the budget `declaration` to prompts. NO_BUDGET leaves the prompts unchanged."""
     if budget == NO_BUDGET:
         return prompts
     declared = declaration(tokenizer, style, config, budget)
     if not len(declared):
         return prompts
-    # The same width for all budgets of the config, so that one compiled program serves all.
+    # Pad to the same width for all budgets of the config, so that they share one compiled
+    # program.
     longest = max(len(declaration(tokenizer, style, config, b)) for b in (*config.budgets, budget))
     return with_ids(prompts, declared).padded(prompts.tokens.shape[1] + longest)
 
 
 def check_grace(config: Config, tokenizer: Any) -> None:
-    """Checks that tokens contain line breaks if there is a grace window, which ends at them.
+    """Checks that the tokenizer supports a grace window, which ends at line breaks.
 
     Raises:
-      UserError: no token contains a line break.
+      UserError: the config has a grace window and no token contains a line break.
     """
     if config.budget.grace and not line_breaks(tokenizer, len(tokenizer)).any():
         raise UserError(
@@ -253,16 +263,18 @@ def draw_samples(
     *,
     name: str,
 ) -> list[list[Sample]]:
-    """Samples and grades answers of several parts, decoded together.
+    """Samples and grades the answers of several parts, which are decoded together.
 
     Args:
+      decoder: policy that samples the answers.
+      questions: questions of the set.
       chosen: indices of the evaluated questions in `questions`.
-      parts: rows and settings; all parts have the same number of settings.
-      name: name of the set in the samples.
+      parts: rows and settings. All parts must have the same number of settings.
+      sampling: sampling setup of the evaluation.
+      name: name of the set, which is stored in the samples.
 
     Returns:
-      For each part, one sample per row and setting: all settings of the first row, then of the next
-      row.
+      For each part, one sample per row and setting, ordered by row and then by setting.
     """
     environment = sampling.environment
     problems = [chosen[rows // settings[0].samples] for rows, settings in parts]
@@ -292,10 +304,10 @@ def _graded_samples(
     *,
     name: str,
 ) -> list[Sample]:
-    """Grades the traces of a part; see `draw_samples`.
+    """Grades the traces of a part. See `draw_samples`.
 
     Args:
-      problems: index in `questions` of each row.
+      problems: index of each row's problem in `questions`.
     """
     environment = sampling.environment
     data = questions.set
@@ -343,25 +355,26 @@ def _graded_samples(
 
 
 def for_grader(text: str, style: PromptFormat) -> str:
-    """Replaces the format's closing tag of the thinking by </think>, which graders expect."""
+    """Replaces the format's closing tag for thinking with </think>, which the graders expect."""
     return text.replace(style.think_close, "</think>", 1) if style.think_close else text
 
 
 def _read_cut(
     tokenizer: Any, trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
 ) -> tuple[str, str, dict[str, Any]]:
-    """Reads one answer of a trace.
+    """Extracts one answer of a trace.
 
     Args:
-      lane: index of the answer among the row's cuts.
-      cut: thinking tokens before the answer; None for the complete thinking.
+      lane: index of the answer among the cuts of the row.
+      cut: number of thinking tokens before the answer, or None for the full thinking.
 
     Returns:
-      Thinking up to the cut, the text after it, and the fields of a `Sample` that count tokens.
+      A tuple of the text of the thinking up to the cut, the text after the cut, and the fields of a
+      `Sample` that contain token counts.
     """
     thinking = int(trunks.thinking[row])
     sampled = int(trunks.sampled[row])
-    # Thinking that ended before the cut is complete, including its closing tag.
+    # If the thinking ended before the cut, it is used in full, including its closing tag.
     used = sampled if cut is None or cut >= thinking else cut
     early = used < sampled
     forced = int(branches.forced[row, lane])
@@ -371,7 +384,7 @@ def _read_cut(
     answer_ids = branches.tokens[row, lane, : forced + answered].tolist()
     thinking_text = decode_ids(tokenizer, thinking_ids)
     text = decode_ids(tokenizer, thinking_ids + answer_ids)
-    # A character can begin in the thinking and end in the answer.
+    # The tokens of one character can be split between the thinking and the answer.
     if not text.startswith(thinking_text):
         thinking_text = ""
     counts = {
@@ -399,16 +412,22 @@ def evaluate_set(
 ) -> dict[str, Any]:
     """Evaluates a policy on one set at all budgets, between training steps.
 
-    Thinking is cut at each budget, for every method in the same way.
+    For every method, the thinking is cut at each budget in the same way.
 
     Args:
-      seed: seed of the subset of `config.size` questions.
-      spec: the set of data.eval, which decides the number of samples if `config.samples` has
-        several.
-      on_progress: called with the numbers of decoded rows and of all rows.
+      decoder: policy to evaluate.
+      environment: tokenizer, prompt format and graders.
+      questions: questions of the set.
+      key: PRNG key for sampling.
+      config: evaluation settings.
+      seed: random seed for selecting `config.size` questions.
+      spec: entry of `data.eval` for this set. It selects the number of samples if `config.samples`
+        contains several.
+      on_progress: called with the number of decoded rows and the total number of rows.
+      poll: called regularly. It may raise an exception to stop.
 
     Returns:
-      The numbers of the set (`summarise`).
+      The results of the set, as returned by `summarise`.
     """
     chosen = subset(len(questions), config.size, seed)
     settings = [[setting] for setting in eval_settings(config, spec)]
@@ -424,7 +443,7 @@ def evaluate_set(
 
     sampling = EvalSampling(environment, key, config, poll, count)
     results = {}
-    # All parts of a call need the same number of cuts.
+    # All parts of one call must have the same number of cuts.
     for _, same_length in itertools.groupby(settings, key=len):
         parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in same_length]
         samples = draw_samples(decoder, questions, chosen, parts, sampling, name=questions.set.name)

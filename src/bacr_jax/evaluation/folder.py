@@ -1,7 +1,8 @@
 """Reads and writes the folder of an evaluation.
 
-samples.jsonl is the state of an evaluation: after a kill, the same command continues behind its
-last complete batch. `job` writes the folder; reports and comparisons read it.
+samples.jsonl stores the progress of an evaluation. If an evaluation is killed, the same command
+continues after the last complete batch in this file. `job` writes the folder. Reports and
+comparisons read it.
 """
 
 import contextlib
@@ -35,12 +36,12 @@ from bacr_jax.runs.folder import (
 SETTINGS = "evaluation.json"
 SAMPLES = "samples.jsonl"
 RESULTS = "results.json"
-# Tables of the results for people.
+# Human-readable tables of the results.
 MARKDOWN = "results.md"
 LATEX = "results.tex"
-# Section of the settings: digests of the tokenizer and of its chat template.
+# Section of the settings that contains digests of the tokenizer and of its chat template.
 PROMPT_FINGERPRINTS = "prompt_fingerprints"
-# Largest number of different settings that an error lists.
+# Maximum number of differing settings listed in an error.
 _MAX_LISTED = 4
 
 
@@ -50,8 +51,9 @@ class SampleBatch:
 
     Attributes:
       set: name of the evaluation set.
-      settings, rows: a `Part`; a row's number is problem x samples + sample.
-      keys: `Sample.key` of each row in each setting, row by row.
+      settings: settings of the rows. Together with `rows`, they form a `Part`.
+      rows: row numbers. Row number = problem * samples + sample.
+      keys: `Sample.key` of each row and setting, ordered by row and then by setting.
     """
 
     set: str
@@ -63,12 +65,12 @@ class SampleBatch:
 def sample_batches(
     ids: Mapping[str, Sequence[str]], settings: Sequence[Sequence[EvalSetting]], most: int
 ) -> list[SampleBatch]:
-    """Returns all batches of an evaluation in the order of sampling.
+    """Splits an evaluation into batches, in the order of sampling.
 
     Args:
       ids: ids of the evaluated problems by set.
-      settings: settings that the same traces serve, together.
-      most: largest number of rows of a batch.
+      settings: groups of settings. All settings of a group use the same traces.
+      most: maximum number of rows per batch.
     """
     batches = []
     for name, problems in ids.items():
@@ -89,10 +91,10 @@ def sample_batches(
 
 
 def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[SampleBatch]]:
-    """Yields consecutive batches that are decoded together.
+    """Groups consecutive batches that are decoded together.
 
-    They belong to one set, have the same number of cuts, and have at most `most` rows together. A
-    batch with more rows is decoded by itself.
+    The batches of a group belong to the same set, have the same number of cuts, and have at most
+    `most` rows in total. A batch with more rows forms a group by itself.
     """
     together: list[SampleBatch] = []
     num_rows = 0
@@ -110,16 +112,18 @@ def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[Samp
 
 
 def _shape(batch: SampleBatch) -> tuple[str, int]:
-    """Returns what batches of one call have in common: the set and the number of cuts."""
+    """Returns what all batches of one call must share: the set and the number of cuts."""
     return batch.set, len(batch.settings)
 
 
 def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
-    """Reads the complete batches of samples.jsonl, and truncates the file after them.
+    """Reads the complete batches of samples.jsonl and truncates the file after them.
 
-    Samples are returned without their texts, which need memory and which no number depends on.
+    The samples are returned without their texts, which would use much memory and do not affect the
+    results.
 
     Args:
+      folder: folder of the evaluation.
       work: all batches of the evaluation.
 
     Raises:
@@ -151,10 +155,10 @@ def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
 
 
 def append(folder: Path, samples: Sequence[Sample]) -> None:
-    """Appends a batch to samples.jsonl, and returns when it is on the disk."""
+    """Appends a batch to samples.jsonl and flushes it to disk."""
     path = folder / SAMPLES
     lines = (json.dumps(dataclasses.asdict(sample), ensure_ascii=False) for sample in samples)
-    # A tokenizer can decode half a surrogate pair, which UTF-8 can't encode.
+    # A tokenizer can decode to an unpaired surrogate, which can't be encoded as UTF-8.
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     try:
         with path.open("ab") as file:
@@ -165,7 +169,7 @@ def append(folder: Path, samples: Sequence[Sample]) -> None:
         raise documents.cannot_write(path, error) from None
 
 
-# Types of a sample's fields in JSON, where a score can be an integer.
+# JSON types of the fields of a sample. Scores may be stored as integers.
 _FIELD_TYPES = {
     **typing.get_type_hints(Sample),
     "correct": int | float,
@@ -174,11 +178,12 @@ _FIELD_TYPES = {
 
 
 def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
-    """Reads a line of samples.jsonl without its text; raises UserError if it is damaged.
+    """Parses a line of samples.jsonl without its text. Raises UserError if the line is malformed.
 
     Args:
-      key: the expected key; None for any.
-      where: file and line for the error.
+      line: line of the file.
+      key: expected key of the sample, or None to accept any key.
+      where: file and line number for error messages.
     """
     try:
         sample = Sample(**{**documents.parse_json(line), "text": ""})
@@ -198,8 +203,8 @@ def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
 def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
     """Creates the folder of an evaluation, or opens a folder with the same settings.
 
-    The folder is locked against other processes inside the context. If a UserError leaves the
-    context and nothing was evaluated, a new folder is removed.
+    This is a context manager that locks the folder against other processes. If a UserError is
+    raised in the `with` block before any sample was written, a newly created folder is removed.
 
     Raises:
       UserError: the folder contains something else, is in use, or can't be written.
@@ -210,7 +215,8 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
     with lock:
-        # Another process may have written the settings before this one had the lock.
+        # Check again, because another process may have written the settings before the
+        # folder was locked.
         _check_same_settings(path, settings, where)
         drop_left_over(path)
         is_new = not (path / SETTINGS).exists()
@@ -227,14 +233,14 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> None:
-    """Raises UserError if a folder contains something else than an evaluation of these settings."""
+    """Raises UserError if a non-empty folder is not an evaluation with the same settings."""
     if not is_begun(path, where, SETTINGS, "evaluation"):
         return
     recorded_sections = read_settings(path)
-    # Through JSON, which turns tuples into lists as in the recorded settings.
+    # Convert tuples to lists by a round trip through JSON, as in the recorded settings.
     present_sections = json.loads(json.dumps(settings))
     if PROMPT_FINGERPRINTS not in recorded_sections:
-        # Folders of earlier versions have no fingerprints.
+        # Folders written by earlier versions contain no fingerprints.
         present_sections.pop(PROMPT_FINGERPRINTS, None)
     recorded = flatten_dict(recorded_sections, sep=".")
     present = flatten_dict(present_sections, sep=".")
@@ -255,7 +261,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads the settings of an evaluation; raises UserError if they are missing or damaged."""
+    """Reads the settings of an evaluation. Raises UserError if they are missing or damaged."""
     try:
         settings = documents.read_json(path / SETTINGS)
     except (OSError, ValueError):
@@ -269,9 +275,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_prompt_date(path: Path) -> str:
-    """Returns the date in the prompts of an unfinished or finished evaluation.
+    """Returns the date in the prompts of an existing evaluation.
 
-    Empty if the prompts have no date, or if the folder contains no evaluation.
+    Returns "" if the prompts contain no date or if the folder contains no evaluation.
     """
     if not (path / SETTINGS).is_file():
         return ""
@@ -284,6 +290,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     """Reads the results of a finished evaluation.
 
     Args:
+      path: folder of the evaluation.
       names: sets that the results must contain.
 
     Raises:
@@ -299,7 +306,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     return results
 
 
-# Samples by set and setting.
+# Samples by evaluation set and setting.
 SamplesBySet = dict[str, dict[EvalSetting, list[Sample]]]
 
 
@@ -357,7 +364,7 @@ def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
 
 
 def default_folder(run: Path | None, step: int | None, model: Path | None) -> Path:
-    """Returns the folder of an evaluation without --out, from its run and step or its model."""
+    """Returns the default output folder for an evaluation of a run's step or of a model."""
     if run is not None and step is not None:
         return RunPaths(run).evaluation_of(step)
     assert model is not None
@@ -365,18 +372,19 @@ def default_folder(run: Path | None, step: int | None, model: Path | None) -> Pa
 
 
 def finished_evaluations(run: Path) -> list[Path]:
-    """Returns the files of results of `bacr evaluate` for a run's checkpoints."""
+    """Returns the paths of all results.json files that `bacr evaluate` wrote for a run."""
     return sorted(RunPaths(run).later_evaluations.glob(f"*/{RESULTS}"))
 
 
 def find_evaluation(folder: Path) -> Path:
-    """Returns the folder of an evaluation to compare with.
+    """Returns the folder of the evaluation to compare with.
 
-    It is `folder` if that is an evaluation. If it is a run, it is the evaluation of the run's best
-    checkpoint, or of the last evaluated checkpoint if no checkpoint was chosen as the best.
+    If `folder` is an evaluation, it is returned. If it is a run, the evaluation of the run's best
+    checkpoint is returned, or the evaluation of its last evaluated checkpoint if no best checkpoint
+    was determined.
 
     Raises:
-      UserError: the folder has no evaluation, or the best checkpoint was not evaluated.
+      UserError: the folder contains no evaluation, or the best checkpoint was not evaluated.
     """
     if (folder / SETTINGS).is_file():
         return folder
@@ -393,10 +401,10 @@ def find_evaluation(folder: Path) -> Path:
 
 
 def _evaluation_of_best(run: Path) -> Path | None:
-    """Returns the evaluation of a run's best checkpoint; None if no checkpoint was chosen as best.
+    """Returns the evaluation of a run's best checkpoint, or None if there is no best one.
 
     Raises:
-      UserError: only other checkpoints were evaluated, which do not replace the best.
+      UserError: only other checkpoints were evaluated. They are not used instead of the best one.
     """
     paths = RunPaths(run)
     evaluations = sorted(paths.later_evaluations.glob(f"step-*/{SETTINGS}"))

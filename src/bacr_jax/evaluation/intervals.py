@@ -1,12 +1,13 @@
-"""95 % confidence intervals of means over problems, by the bootstrap over problems.
+"""Computes 95 % confidence intervals of means over problems, with the bootstrap over problems.
 
-Samples of one problem resemble each other, so every interval counts problems, not samples. Every
-number of a report is a mean over problems of one score per problem, so one set of resamples serves
-all numbers. A difference of two policies on the same problems is a score too.
+Samples of the same problem are correlated, so the unit of resampling is the problem, not the
+sample. Every reported value is a mean over problems of one score per problem, so a single set of
+resamples is used for all values. The difference between two policies on the same problems is also
+such a score.
 
-Scores may be verdicts (0 or 1) or any numbers in [0, 1]. Where the bootstrap has no width, a
-formula for proportions replaces it. The formula is wide enough for any scores, because no score in
-[0, 1] with mean p has a larger variance than p (1 - p).
+Scores may be verdicts (0 or 1) or any numbers in [0, 1]. If the bootstrap interval has zero width,
+it is replaced by a formula for proportions. The formula is conservative for any scores, because no
+score in [0, 1] with mean p has a variance larger than p (1 - p).
 """
 
 import functools
@@ -16,31 +17,32 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-# One score of each problem per column.
+# Scores with shape [problems, columns]. Each column has one score per problem.
 Scores = Float[np.ndarray, "n s"]
-# One number of each problem.
+# One number per problem, with shape [problems].
 Shares = Float[np.ndarray, "n"]
-# Lower and upper end of each column's interval.
+# Lower and upper bound of the interval of each column, with shape [columns, 2].
 Ends = Float[np.ndarray, "s 2"]
 
-# With this many, the ends of an interval vary by about 2 % of its width between seeds.
+# With this number, the bounds of an interval vary between seeds by about 2 % of its width.
 RESAMPLES = 10_000
-# Resamples that are drawn at a time, which bounds the memory.
+# Number of resamples drawn at a time, which limits the memory use.
 _BLOCK = 500
-# Largest number of problems whose draws are cached: 10 MB each, for up to 16 calls.
+# Maximum number of problems for which the draws are cached. Each of up to 16 cache entries takes 10
+# MB.
 _MAX_CACHED_PROBLEMS = 1024
 _ENDS = (0.025, 0.975)
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
 
 def wilson_interval(successes: float | int, trials: float | int) -> tuple[float, float]:
-    """Returns the 95 % Wilson score interval of a proportion, which is valid also near 0 and 1.
+    """Returns the 95 % Wilson score interval of a proportion. It is also valid near 0 and 1.
 
-    It contains all p with |p_hat - p| <= z sqrt(p (1 - p) / n) (Wilson 1927).
+    The interval contains all p with |p_hat - p| <= z sqrt(p (1 - p) / n) (Wilson 1927).
 
     Args:
-      successes: may be fractional.
-      trials: may be fractional.
+      successes: number of successes, which may be fractional.
+      trials: number of trials, which may be fractional.
     """
     rate = successes / trials
     z2 = Z95**2
@@ -50,18 +52,21 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
     half = Z95 / denominator * np.sqrt(variance)
     low = max(float(centre - half), 0.0)
     high = min(float(centre + half), 1.0)
-    # At rates 0 and 1 one end equals the rate, except for rounding.
+    # For rates of 0 and 1, one bound equals the rate up to rounding.
     return min(low, rate), max(high, rate)
 
 
 def paired_difference_interval(differences: Shares) -> tuple[float, float]:
-    """Returns the 95 % interval, in [-1, 1], of a difference of accuracies on the same problems.
+    """Returns the 95 % interval, in [-1, 1], of an accuracy difference on the same problems.
 
-    It is the normal interval of the mean of the differences d_i after adding two imaginary
-    problems, which are spread evenly over the four possible pairs of verdicts (Agresti and Min
-    2005). It keeps its coverage where few problems differ:
+    This is the normal interval of the mean of the differences d_i after adding two pseudo-problems,
+    which are spread evenly over the four possible pairs of verdicts (Agresti and Min 2005). Its
+    coverage remains correct if only few problems differ:
 
         m = sum d_i / (n + 2),   v = (sum d_i^2 + 1) / (n + 2) - m^2,   m +- z sqrt(v / (n + 2))
+
+    Args:
+      differences: difference of each problem, with shape [n].
     """
     count = len(differences) + 2
     mean = float(differences.sum()) / count
@@ -74,9 +79,18 @@ def paired_difference_interval(differences: Shares) -> tuple[float, float]:
 def resampled_means(
     scores: Scores, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Float[np.ndarray, "r s"]:
-    """Returns the mean of each column over n problems drawn with replacement, for each resample.
+    """Computes the column means of bootstrap resamples of the problems.
 
-    All columns use the same draws, so paired scores stay paired.
+    Every resample draws n problems with replacement. All columns use the same draws, so paired
+    scores stay paired.
+
+    Args:
+      scores: scores of n problems, with shape [n, columns].
+      seed: random seed.
+      resamples: number of resamples.
+
+    Returns:
+      Means with shape [resamples, columns].
     """
     n = len(scores)
     draws = _cached_draws if n <= _MAX_CACHED_PROBLEMS else _draws
@@ -85,12 +99,13 @@ def resampled_means(
 
 
 def _draws(n: int, seed: int, resamples: int) -> Iterator[Int[np.ndarray, "r n"]]:
-    """Yields how often each of n problems is drawn, in blocks of resamples."""
+    """Yields how often each of n problems is drawn in each resample, in blocks of resamples."""
     rng = np.random.default_rng([seed, 9])
     for start in range(0, resamples, _BLOCK):
         rows = min(_BLOCK, resamples - start)
         problems = rng.integers(0, n, (rows, n))
-        # Every row has its own range of numbers, so that one bincount serves all rows.
+        # Offset each row to a separate range of numbers, so that one call of bincount
+        # counts all rows.
         offsets = n * np.arange(rows)[:, None]
         numbers = (problems + offsets).ravel()
         counts = np.bincount(numbers, minlength=rows * n).reshape(rows, n)
@@ -100,25 +115,25 @@ def _draws(n: int, seed: int, resamples: int) -> Iterator[Int[np.ndarray, "r n"]
 
 @functools.lru_cache(maxsize=16)
 def _cached_draws(n: int, seed: int, resamples: int) -> list[Int[np.ndarray, "r n"]]:
-    """Returns `_draws` from a cache, because the sets of a report have few different sizes."""
+    """Returns `_draws` from a cache, because the sets of a report have only few different sizes."""
     return list(_draws(n, seed, resamples))
 
 
 def bootstrap_intervals(scores: Scores) -> Ends:
-    """Returns 95 % percentile intervals of the means over problems, for each column.
+    """Returns the 95 % percentile interval of each column's mean over problems.
 
-    If all problems have the same score, the interval has no width.
+    The interval has zero width if all problems have the same score.
     """
     means = resampled_means(np.asarray(scores, np.float64))
     return np.quantile(means, _ENDS, axis=0).T
 
 
 def rate_intervals(scores: Scores) -> Ends:
-    """Returns 95 % intervals of rates in [0, 1], for each column.
+    """Returns the 95 % interval of each column's mean, for rates in [0, 1].
 
-    They are `bootstrap_intervals`. For a column in which all problems have the same rate, they are
-    Wilson's interval for n problems, because resampling gives no width there. (For 30 of 30 correct
-    answers, Wilson's interval is 88.6 to 100 %.)
+    The intervals are computed by `bootstrap_intervals`. If all problems have the same rate in a
+    column, the bootstrap interval has zero width, so the Wilson interval for n problems is used
+    instead. (For 30 correct answers out of 30, the Wilson interval is 88.6 to 100 %.)
     """
     ends = bootstrap_intervals(scores)
     n = len(scores)
@@ -129,14 +144,16 @@ def rate_intervals(scores: Scores) -> Ends:
 
 
 def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval of mean(part) / mean(total), a share within a share.
+    """Returns the 95 % bootstrap interval of mean(part) / mean(total).
 
-    Resamples in which mean(total) is 0 are left out. If all problems with a positive `total` have
-    the same ratio, the result is Wilson's interval for their number, as in `rate_intervals`.
+    Resamples with mean(total) = 0 are excluded. If all problems with a positive `total` have the
+    same ratio, the Wilson interval for the number of these problems is returned, as in
+    `rate_intervals`.
 
     Args:
-      part: share of each problem's samples that count; at most `total`.
-      total: share of each problem's samples that are considered; positive for some problem.
+      part: share of each problem's samples that are counted, with shape [n]. It is at most `total`.
+      total: share of each problem's samples that are considered, with shape [n]. It must be
+        positive for at least one problem.
     """
     positive = total > 0
     ratios = part[positive] / total[positive]
@@ -154,8 +171,8 @@ def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
 def difference_intervals(one: Scores, other: Scores) -> Ends:
     """Returns 95 % intervals of mean(one) - mean(other) on the same problems, for each column.
 
-    They are the paired bootstrap. If all problems have the same difference, resampling gives no
-    width, so `paired_difference_interval` is used.
+    The intervals are computed by a paired bootstrap. If all problems have the same difference, the
+    bootstrap interval has zero width, so `paired_difference_interval` is used instead.
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     ends = bootstrap_intervals(differences)

@@ -1,7 +1,8 @@
-"""Prepares an evaluation and runs it: questions, checks, samples, results.
+"""Prepares and runs an evaluation.
 
-`bacr evaluate` calls `prepare` and `run`. `decoder` samples, `summary` computes the numbers, and
-`folder` reads and writes the files.
+`bacr evaluate` calls `prepare`, which loads the questions and checks the settings, and then `run`,
+which samples the answers and computes the results. `decoder` samples, `summary` computes the
+results, and `folder` reads and writes the files.
 """
 
 import dataclasses
@@ -53,15 +54,19 @@ from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Phase, Progress
 from bacr_jax.types import Poll
 
-# Solve rates of the paper's difficulty groups, from the easiest group on.
+# Ranges of the solve rate for the paper's difficulty groups, from easiest to hardest.
 GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25")
 
 
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
-    """Writes each problem's avg@k, the share of its k samples that are correct.
+    """Writes the avg@k of each problem, the share of its k samples that are correct.
 
-    The paper specifies pass@8. For a single problem it is 0 or 1, which can't be divided at .25, .5
-    and .75; the mean of the samples can.
+    The paper specifies pass@8. For a single problem, pass@8 is either 0 or 1, so it can't be
+    divided into groups at 0.25, 0.5 and 0.75. Therefore the mean over samples is used instead.
+
+    Args:
+      path: output file in JSON Lines format.
+      graded: graded samples of all problems.
 
     Returns:
       The number of problems in each of `GROUPS`.
@@ -76,26 +81,30 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
 
-# Rows of a batch, divided by slots. More keep the slots busier; fewer lose less work to a kill.
+# Number of rows of a batch per slot. Larger batches keep the slots busier. Smaller batches lose
+# less work if the process is killed.
 _WAVES = 4
-# Rows of all batches that are decoded in one call, divided by slots.
+# Maximum number of rows per slot in one call, summed over all batches of the call.
 _WAVES_OF_A_CALL = 16
 
 
 @dataclass(frozen=True)
 class Work:
-    """A checked evaluation that has not started.
+    """A validated evaluation that has not started.
 
     Attributes:
       name: name of the policy in tables.
+      saved: policy to evaluate.
+      tokenizer: tokenizer of the policy.
       sets: questions and prompts by set.
       chosen: indices of the evaluated problems by set.
-      eval_settings: decodings and budgets; settings that the same traces serve are in one list.
-      compared: folders of other evaluations by their names.
-      labels: file for measured difficulty; None to write none.
-      settings: everything that the samples depend on, for evaluation.json.
+      eval_settings: groups of decoding modes, budgets and cuts. All settings of a group use the
+        same traces.
+      compared: folders of other evaluations by name.
+      labels: output file for difficulty labels, or None to write none.
+      settings: all settings that affect the samples, which are written to evaluation.json.
       style: prompt format.
-      url: address of the server that decodes; None if this package decodes.
+      url: address of the server that decodes, or None to decode in this process.
     """
 
     name: str
@@ -126,12 +135,12 @@ class Work:
 
 
 def _digest(value: Any) -> str:
-    """Returns 12 hexadecimal digits of the SHA-256 of a value's JSON."""
+    """Returns the first 12 hexadecimal digits of the SHA-256 hash of a value's JSON."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def _describe(questions: Questions, chosen: np.ndarray) -> dict[str, Any]:
-    """Returns the number of evaluated problems, and digests of problems and prompts."""
+    """Returns the number of evaluated problems, and digests of the problems and prompts."""
     data = questions.set.take(chosen)
     prompts = questions.prompts.take(chosen)
     tokens = np.asarray(prompts.tokens)
@@ -152,14 +161,17 @@ def _decoding(
     modes: Mapping[str, list[int]],
     url: str | None,
 ) -> dict[str, Any]:
-    """Returns everything that samples depend on except the policy and the problems.
+    """Returns all settings that affect the samples, except the policy and the problems.
 
-    Options that are not in use have no entry.
+    Options that are not used are omitted.
 
     Args:
+      config: config of the evaluation.
+      style: prompt format.
+      settings: all evaluation settings.
       problems: number of problems of the largest set.
-      modes: budgets by decoding.
-      url: address of the server; None if this package decodes.
+      modes: budgets by decoding mode.
+      url: address of the server, or None to decode in this process.
     """
     rows = problems * max(setting.samples for setting in settings)
     slots = min(config.rollout.slots or rows, rows)
@@ -194,7 +206,7 @@ def _decoding(
 
 
 def arithmetic_line(config: Config) -> str:
-    """Describes the types and kernels that an evaluation computes with."""
+    """Returns a line that describes the dtypes and attention kernels of an evaluation."""
     model = config.model
     products = model.product_dtype or model.compute_dtype
     return (
@@ -204,13 +216,14 @@ def arithmetic_line(config: Config) -> str:
 
 
 def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
-    """Returns the settings at smaller budgets that only serve votes at equal total tokens.
+    """Returns the settings at smaller budgets that are used only for votes at equal total tokens.
 
     Args:
-      self_consistency: k of the votes; None for no votes.
+      config: config of the evaluation.
+      self_consistency: number of samples that vote, or None for no votes.
 
     Raises:
-      UserError: a budget is less than k tokens.
+      UserError: a budget has fewer tokens than the number of voting samples.
     """
     if self_consistency is None:
         return []
@@ -228,7 +241,7 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
 
 
 def _largest_option(config: Config) -> str:
-    """Returns the options that set the longest thinking, for an error."""
+    """Returns the options that determine the longest thinking, for error messages."""
     largest = largest_evaluated(config)
     if config.eval.no_budget and largest not in config.eval.budgets:
         return f"--budgets none, budget.cap={largest}"
@@ -236,7 +249,7 @@ def _largest_option(config: Config) -> str:
 
 
 def _check_labels(config: Config, labels: Path | None) -> None:
-    """Raises UserError if difficulty is measured on several sets or at several budgets."""
+    """Raises UserError if difficulty labels are requested for several sets or budgets."""
     if labels is None:
         return
     if len(config.data.eval) > 1 or len(evaluated_budgets(config.eval)) > 1:
@@ -247,7 +260,7 @@ def _check_labels(config: Config, labels: Path | None) -> None:
 
 
 def _positions(config: Config, tokenizer: Any) -> int:
-    """Returns the model's number of positions; raises UserError if a budget needs more."""
+    """Returns the model's number of positions. Raises UserError if a budget exceeds it."""
     rows = setup.vocabulary_rows(config, len(tokenizer))
     positions = setup.model_shape(config, rows).max_positions
     largest = largest_evaluated(config) + config.budget.grace
@@ -261,7 +274,7 @@ def _positions(config: Config, tokenizer: Any) -> int:
 def _check_length(
     config: Config, tokenizer: Any, style: PromptFormat, positions: int, sets: dict[str, Questions]
 ) -> None:
-    """Raises UserError if the longest row of a set needs more than the model's positions."""
+    """Raises UserError if the longest row of a set exceeds the model's number of positions."""
     largest = largest_evaluated(config)
     answers = config.rollout.answer_tokens
     declared = len(declaration(tokenizer, style, config.eval, largest))
@@ -277,7 +290,7 @@ def _check_length(
 
 
 def _grader_settings(config: Config) -> dict[str, str]:
-    """Returns file and digest of the user's verifier; empty for the built-in rules."""
+    """Returns file and digest of the user's verifier, or {} for the built-in rules."""
     if config.grader is None:
         return {}
     return {"file": config.grader, "digest": load_verifier(config.grader).digest}
@@ -293,14 +306,15 @@ def _check_compared(
     """Checks that other evaluations can be compared with this one.
 
     Args:
-      others: folders of evaluations by the folders that the user wrote.
+      others: folders of the other evaluations, by the folder that the user wrote.
       name: name of this evaluation's policy.
-      described: `sets` in this evaluation's settings.
-      modes: budgets by decoding.
-      grader: file and digest of this evaluation's verifier; empty for the built-in rules.
+      described: entry `sets` of this evaluation's settings.
+      modes: budgets by decoding mode.
+      grader: file and digest of this evaluation's verifier, or empty for the built-in rules.
 
     Returns:
-      The folders by the names of their policies. A policy whose name is taken has its folder's.
+      The folders by the name of their policy. If the name is already used, the path of the folder
+      is used as the name.
 
     Raises:
       UserError: an evaluation can't be read or compared.
@@ -329,17 +343,19 @@ def prepare(
     name: str | None = None,
     url: str | None = None,
 ) -> Work:
-    """Reads questions and checks all settings before any device work.
+    """Loads the questions and validates all settings before any device work.
 
     Args:
-      greedy: True to evaluate greedy answers, also if there are samples.
-      self_consistency: k of votes at equal total tokens; None for no votes.
-      train: training questions whose near-duplicates are marked; None to search for none.
+      saved: policy to evaluate.
+      greedy: evaluate greedy answers, even if samples are drawn as well.
+      self_consistency: number of samples that vote at equal total tokens, or None for no votes.
+      split: split of the evaluation sets.
+      train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
-      labels, name, url: see `Work`; None of `name` is the folder's name.
+      labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
 
     Raises:
-      UserError: an input can't be used.
+      UserError: an input is invalid.
     """
     config = saved.config
     if url is not None:
@@ -406,7 +422,7 @@ def _draw_missing(
     done: list[list[Sample]],
     poll: Poll,
 ) -> None:
-    """Samples the batches that the folder lacks, and appends them to the folder and to `done`."""
+    """Samples the missing batches, and appends them to the folder and to `done`."""
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
     total = sum(len(batch.keys) for batch in planned)
     finished = sum(map(len, done))
@@ -415,8 +431,8 @@ def _draw_missing(
     slots = work.settings["decoding"]["slots"]
     source = open_source(work.url, work.saved, environment, slots=slots, say=progress.say)
     with source as decoder, progress.phase("evaluation", total) as phase:
-        # With a server, every batch is a call: a server keeps its slots busy by itself, and it can
-        # fail at any time.
+        # With a server, every batch is a separate call, because a server keeps its slots
+        # busy by itself and can fail at any time.
         most = 0 if work.url is not None else _WAVES_OF_A_CALL * slots
         for together in folder.in_one_call(planned[len(done) :], most):
             name = together[0].set
@@ -443,12 +459,13 @@ def _draw_missing(
 
 
 def _row_counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
-    """Returns a callback that shows the rows of a call as they are decoded.
+    """Returns a callback that displays how many rows of a call have been decoded.
 
     The rows are graded and written at the end of the call.
 
     Args:
-      finished: answers before the call.
+      phase: phase of the progress display.
+      finished: number of answers before the call.
       batch: first batch of the call.
     """
 
@@ -461,11 +478,14 @@ def _row_counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Call
 
 
 def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[str, Any]:
-    """Samples the missing answers and computes every number from all samples.
+    """Samples the missing answers and computes the results from all samples.
 
     Args:
-      out: folder, opened for `work.settings`, in which samples.jsonl and results.json are written.
-      poll: called regularly; it may raise, and all complete batches stay in the folder.
+      work: prepared evaluation.
+      out: folder for samples.jsonl and results.json, which was opened with `work.settings`.
+      progress: progress display.
+      poll: called regularly. It may raise an exception to stop; all complete batches remain in the
+        folder.
 
     Returns:
       The content of results.json.
@@ -481,7 +501,8 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             environment.check_verifier()
             _draw_missing(work, environment, out, progress, planned, done, poll)
         graded_by_set = graded_sets(_by_setting(work, planned, done))
-        # Only failures in this process; `paths` in results.json counts all.
+        # These are only the failures in this process. `paths` in results.json counts all of
+        # them.
         for line in failures(environment.grader, {}):
             progress.say(line)
         numbers_by_set = {}
@@ -516,7 +537,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
 def _by_setting(
     work: Work, planned: Sequence[folder.SampleBatch], done: Sequence[Sequence[Sample]]
 ) -> dict[str, dict[EvalSetting, list[Sample]]]:
-    """Returns the samples of all batches by set and setting."""
+    """Groups the samples of all batches by set and setting."""
     by_set: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
     for batch, samples in zip(planned, done, strict=True):
         num_settings = len(batch.settings)
@@ -526,11 +547,11 @@ def _by_setting(
 
 
 def _compare_with(path: Path, graded_by_set: comparison.Results) -> dict[str, Any]:
-    """Returns the differences from another evaluation, and the other evaluation's numbers."""
+    """Returns the differences from another evaluation, and the results of the other evaluation."""
     differences = comparison.compare(graded_by_set, graded_sets(folder.read_samples(path)))
     other_sets = folder.read_results(path)["sets"]
     for name, difference in differences.items():
-        # For tables and pictures.
+        # Used by tables and plots.
         difference["other"] = other_sets[name]["by_budget"]
     return differences
 

@@ -1,6 +1,7 @@
-"""Estimates from graded samples: pass@k, maj@k, accuracy over budgets, completion, adherence.
+"""Estimates metrics from graded samples: pass@k, maj@k, accuracy over budgets and others.
 
-`summary` calls these functions for every setting of an evaluation; they read no files.
+The other metrics are completion rates and budget adherence. `summary` calls these functions for
+every setting of an evaluation. They do not access any files.
 """
 
 import functools
@@ -16,26 +17,35 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, rate_intervals, r
 from bacr_jax.evaluation.samples import Graded, interval, measured, number
 from bacr_jax.types import NO_BUDGET, Poll
 
-# Verdicts, or scores in [0, 1], of each problem's samples.
+# Verdicts, or scores in [0, 1], with shape [problems, samples].
 Verdicts = Bool[np.ndarray, "n samples"] | Float[np.ndarray, "n samples"]
-# Number of each sample's answer.
+# Cluster number of each sample's answer, with shape [problems, samples].
 Clusters = Int[np.ndarray, "n samples"]
-# One estimate of each problem.
+# One estimate per problem.
 Estimates = Float[np.ndarray, "n"]
 
 
 def pass_at_k(correct: Verdicts, k: int) -> Estimates:
     """Estimates the probability that at least one of k samples is correct, for each problem.
 
-    The estimate is unbiased (arXiv 2107.03374, Eq. 1): with c correct among s samples,
+    The estimator is unbiased (arXiv 2107.03374, Eq. 1). With c correct samples among s samples, it
+    is
 
         1 - C(s - c, k) / C(s, k)
 
-    For scores in [0, 1] it is the expected best score of k samples: with x_1 <= ... <= x_s,
+    For scores in [0, 1], it is the expected maximum score of k samples. With x_1 <= ... <= x_s, it
+    is
 
         sum_i x_i C(i - 1, k - 1) / C(s, k)
 
-    Both formulas agree if all scores are 0 or 1.
+    The formulas agree if all scores are 0 or 1.
+
+    Args:
+      correct: verdicts or scores, with shape [n, s].
+      k: number of samples per subset.
+
+    Returns:
+      Estimates with shape [n].
 
     Raises:
       ValueError: k is not in [1, s].
@@ -59,13 +69,13 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
 def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) -> float:
     """Returns the probability that an answer wins a vote of k samples drawn without replacement.
 
-    An answer that ties with t others counts with the share 1 / (t + 1).
+    If the answer ties with t other answers, the vote counts as 1 / (t + 1).
 
     Args:
-      votes: samples that give the answer.
-      others: samples of every other answer.
-      blank: samples without an answer.
-      k: samples that vote.
+      votes: number of samples with this answer.
+      others: number of samples of every other answer.
+      blank: number of samples without an answer.
+      k: number of samples that vote.
     """
     share = 0.0
     for drawn_votes in range(1, min(votes, k) + 1):
@@ -78,14 +88,16 @@ def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) ->
 def _ways_to_lose_or_tie(
     others: tuple[int, ...], blank: int, votes: int, k: int
 ) -> Float[np.ndarray, "n"]:
-    """Counts the draws of k - `votes` other samples in which no other answer has more than `votes`.
+    """Counts the draws of the other k - `votes` samples in which no other answer exceeds `votes`.
 
     Returns:
-      Entry t is the number of draws in which exactly t other answers have `votes`.
+      An array whose entry t is the number of draws in which exactly t other answers have `votes`
+      votes.
     """
     rest = k - votes
     max_tied = min(sum(count >= votes for count in others), k // votes - 1)
-    # ways[t, d]: draws of d samples among the answers so far, t of which have `votes`.
+    # ways[t, d] is the number of draws of d samples from the answers processed so far, such
+    # that t of these answers have `votes` votes.
     ways = np.zeros((max_tied + 1, rest + 1))
     for num_drawn in range(min(blank, rest) + 1):
         ways[0, num_drawn] = math.comb(blank, num_drawn)
@@ -102,19 +114,23 @@ def _ways_to_lose_or_tie(
 
 
 def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
-    """Estimates the probability that the most frequent answer of k samples is correct, per problem.
+    """Estimates the probability that the majority answer of k samples is correct, per problem.
 
-    The estimate is unbiased: it is the exact mean over all subsets of k samples. A tie is broken by
-    chance, so it counts with the share of correct answers among the tied answers. Samples without
-    an answer have no vote. A subset without an answer is wrong.
+    The estimator is unbiased, because it is the exact mean over all subsets of k samples. Ties are
+    broken at random, so a tie counts as the share of correct answers among the tied answers.
+    Samples without an answer do not vote. A subset without any answer counts as wrong.
 
-    For scores in [0, 1] it is the expected score of the most frequent answer. An answer with
-    different scores has their mean.
+    For scores in [0, 1], it is the expected score of the majority answer. If the samples of an
+    answer have different scores, their mean is used.
 
     Args:
-      answers: number of each sample's answer. Equal answers of a problem have equal numbers; -1
-        marks no answer.
-      correct: verdicts or scores.
+      answers: cluster number of each sample's answer, with shape [n, samples]. Equal answers to a
+        problem have equal numbers, and -1 marks a missing answer.
+      correct: verdicts or scores, with shape [n, samples].
+      k: number of samples that vote.
+
+    Returns:
+      Estimates with shape [n].
 
     Raises:
       ValueError: k is not in [1, samples].
@@ -131,27 +147,28 @@ def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
             score = float(verdicts[row == answer].mean())
             if not score:
                 continue
-            # Sorted, because problems with the same votes then share an entry of the cache.
+            # Sorted, so that problems with the same vote counts share a cache entry.
             others = tuple(sorted(votes[:index] + votes[index + 1 :]))
             shares[problem] += score * _win_probability(votes[index], others, blank, k)
     return shares
 
 
 def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
-    """Returns the weight of each budget's accuracy in two summaries over budgets: mean and area.
+    """Returns the weight of each budget's accuracy in two aggregates: the mean and the area.
 
-    The mean weights all budgets equally. The area is the mean height of the curve of accuracy
-    against log2(budget), by the trapezoidal rule. Every doubling of the budget has the same weight
-    in it, independently of the spacing of budgets.
+    The mean weights all budgets equally. The area is the mean height of the curve of accuracy over
+    log2(budget), computed with the trapezoidal rule. In the area, every doubling of the budget has
+    the same weight, regardless of the spacing of the budgets.
 
     Args:
-      budgets: rising budgets in tokens, from 1 on.
+      budgets: budgets in tokens, in ascending order. Each budget is at least 1.
 
     Returns:
-      Row 0 has the weights of the mean, row 1 of the area. Each row sums to 1.
+      Weights with shape [2, budgets]. Row 0 contains the weights of the mean and row 1 the weights
+      of the area. Each row sums to 1.
 
     Raises:
-      ValueError: the budgets do not rise, or are empty or below 1.
+      ValueError: the budgets are empty, not in ascending order, or less than 1.
     """
     rising = all(low < high for low, high in itertools.pairwise(budgets))
     if not budgets or budgets[0] < 1 or not rising:
@@ -171,28 +188,31 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 def answer_clusters(
     answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any, poll: Poll = None
 ) -> Clusters:
-    """Numbers the answers of each problem so that equal answers have equal numbers.
+    """Assigns numbers to the answers of each problem such that equal answers have equal numbers.
 
-    Correct answers equal the reference, so all of them are one cluster. Two wrong answers are equal
-    if the grader accepts one with the other as its reference, in strict mode. A wrong answer joins
-    the first cluster whose first answer it equals. These are the clusters of all pairs wherever
-    equality is transitive, which is nearly always (an exception: 28 % equals 28 and 0.28).
+    Correct answers all equal the reference, so they form one cluster. Two wrong answers are equal
+    if the grader accepts one of them with the other as the reference, in strict mode. Each wrong
+    answer is assigned to the first cluster whose first answer it equals. If equality is transitive,
+    this gives the same clusters as comparing all pairs. Equality is nearly always transitive. An
+    exception is 28 %, which equals both 28 and 0.28.
 
     Scores that are not booleans come from a user's verifier, which may not support such
-    comparisons. Then answers are equal if their texts are equal except for white space.
+    comparisons. In this case, answers are equal if their texts are equal up to whitespace.
 
     Args:
-      answers: extracted answers, problems by samples; None for no answer.
-      correct: verdicts or scores.
-      grader: compares wrong answers.
+      answers: extracted answer of each sample by problem, or None for a missing answer.
+      correct: verdicts or scores, with shape [n, samples].
+      grader: grader that compares wrong answers.
+      poll: called regularly. It may raise an exception to stop.
 
     Returns:
-      For verdicts: 0 for correct answers, 1, 2, ... for clusters of wrong answers in the order of
-      first appearance. For scores: 0, 1, 2, ... for all answers. -1 for no answer.
+      Cluster numbers with shape [n, samples]. With verdicts, correct answers have number 0, and
+      clusters of wrong answers have numbers 1, 2, ... in order of first appearance. With scores,
+      all clusters have numbers 0, 1, 2, ... Missing answers have number -1.
     """
     if correct.dtype != bool:
         return _number_equal_texts(answers)
-    # Distinct wrong answers of each problem that have no number yet.
+    # Distinct wrong answers of each problem that have not been assigned a number.
     remaining: list[list[str]] = []
     for row, verdicts in zip(answers, correct):
         wrong = [answer for answer, right in zip(row, verdicts) if answer is not None and not right]
@@ -220,9 +240,10 @@ def _number_cluster(
     grader: Any,
     poll: Poll,
 ) -> None:
-    """Numbers each problem's first remaining answer, and the remaining answers equal to it."""
+    """Assigns `cluster` to each problem's first remaining answer and to all answers equal to it."""
     pairs = [(numbered, rest[0], a) for numbered, rest in zip(numbers, remaining) for a in rest[1:]]
-    # One call for all problems, because the grader's workers share its work.
+    # Grade the answers of all problems in one call, so that the grader's workers share the
+    # load.
     texts = [f"<answer>{answer}</answer>" for *_, answer in pairs]
     references = [first for _, first, _ in pairs]
     verdicts = grader.grade(texts, references, mode="strict", poll=poll)
@@ -234,7 +255,7 @@ def _number_cluster(
 
 
 def _number_equal_texts(answers: Sequence[Sequence[str | None]]) -> Clusters:
-    """Numbers answers by their texts, without regard to white space; -1 for no answer."""
+    """Assigns equal numbers to texts that are equal up to whitespace, and -1 to missing answers."""
     rows = []
     for row in answers:
         texts = [None if text is None else " ".join(text.split()) for text in row]
@@ -249,7 +270,7 @@ _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 def _accuracy_if(
     name: str, correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
 ) -> dict[str, Any]:
-    """Returns the mean score of the chosen answers and its interval; None if none are chosen."""
+    """Returns the mean score of the selected answers and its interval, None if none is selected."""
     mean_key = f"accuracy_if_{name}"
     interval_key = f"if_{name}_ci95"
     if not chosen.any():
@@ -260,9 +281,9 @@ def _accuracy_if(
 
 
 def completion(graded: Graded) -> dict[str, Any]:
-    """Returns the shares of thinking and answers that ended by themselves, and accuracy by ending.
+    """Returns the shares of thinking and of answers that ended naturally, and accuracy by ending.
 
-    docs/evaluation.md defines each number of this function and of `adherence`.
+    docs/evaluation.md defines each value of this function and of `adherence`.
     """
     complete = ~graded.forced
     rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
@@ -275,7 +296,7 @@ def completion(graded: Graded) -> dict[str, Any]:
 
 
 def adherence(graded: Graded) -> dict[str, Any]:
-    """Compares the thinking tokens used with the budget, which a grace window may exceed."""
+    """Compares the number of thinking tokens with the budget, which a grace window may exceed."""
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
     excess = np.zeros_like(used) if requested is None else np.maximum(used - requested, 0)

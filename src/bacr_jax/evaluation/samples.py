@@ -1,8 +1,9 @@
-"""Defines the settings and problems of an evaluation, and its record of each answer.
+"""Defines the settings, problems and answer records of an evaluation.
 
-An evaluation is a list of settings (a decoding and a budget). The rows of a setting, problem by
-problem and sample by sample, are drawn in batches whose composition is fixed beforehand. Therefore
-an evaluation that was interrupted and continued has the same results as an uninterrupted one.
+An evaluation is a list of settings, each a decoding mode and a budget. The rows of a setting are
+ordered by problem and then by sample. They are sampled in batches whose composition is fixed in
+advance. Therefore an evaluation that was interrupted and continued has the same results as an
+uninterrupted one.
 """
 
 import collections
@@ -21,24 +22,24 @@ from bacr_jax.prompts.environment import Environment
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 
 GREEDY, SAMPLED = "greedy", "sampled"
-# Name of the budget of an evaluation without one, in results.
+# Key in the results for an evaluation without a budget.
 UNLIMITED = "none"
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
 
-# Set, mode, budget, cut, problem and number of a sample.
+# Set, mode, budget, cut, problem id and index of a sample.
 SampleKey = tuple[str, str, int, int | None, str, int]
 
 
 @dataclass(frozen=True)
 class EvalSetting:
-    """A decoding and a budget, whose answers are averaged together.
+    """A decoding mode and a budget. Results are averaged over the answers of one setting.
 
     Attributes:
       mode: `GREEDY` or `SAMPLED`.
-      budget: thinking tokens that the policy receives; NO_BUDGET for none.
-      samples: answers per problem.
-      cut: thinking tokens after which the answer of a trace is forced early; None if the thinking
-        ends by itself or at the budget.
+      budget: thinking budget in tokens that the policy receives, or NO_BUDGET.
+      samples: number of answers per problem.
+      cut: number of thinking tokens after which the thinking is cut early to force an answer. None
+        if the thinking ends naturally or at the budget.
     """
 
     mode: str
@@ -53,23 +54,28 @@ class Sample:
 
     Attributes:
       set: name of the evaluation set.
-      id: the problem's id.
-      mode, budget, cut: see `EvalSetting`.
-      sample: number of the answer, 0 .. samples - 1.
-      level: difficulty of the problem, 1 .. 5; 0 if unknown.
-      text: everything after the prompt: thinking, forced suffix, answer. For an early cut it lacks
-        the thinking, which is stored with the complete trace.
-      extracted: the answer that the grader read; None if there is none.
+      id: id of the problem.
+      mode: see `EvalSetting`.
+      budget: see `EvalSetting`.
+      cut: see `EvalSetting`.
+      sample: index of the answer, from 0 to samples - 1.
+      level: difficulty of the problem from 1 to 5, or 0 if unknown.
+      subject: subject of the problem, or "" if unknown.
+      text: text after the prompt: thinking, forced suffix and answer. For an early cut it does not
+        contain the thinking, which is stored with the full trace.
+      extracted: answer extracted by the grader, or None if it found none.
       gold: reference answer.
       correct: lenient verdict, or score.
-      strict: strict verdict, which rewards use, or the same score.
-      path: grading rule that decided the verdict.
-      thinking_tokens: sampled thinking, without a closing tag.
-      forced_tokens: tokens put between thinking and answer.
-      answer_tokens: sampled answer with its closing tag.
-      total_tokens: everything after the prompt: the sum of the three, and the thinking's closing
-        tag.
-      closed_by: cause of the end of thinking, one of `CLOSE_NAMES`; "budget" if it was forced.
+      strict: strict verdict, as used in rewards, or the same score.
+      path: grading rule that determined the verdict.
+      timed_out: True if the grader timed out.
+      thinking_tokens: number of sampled thinking tokens, without the closing tag.
+      forced_tokens: number of tokens inserted between the thinking and the answer.
+      answer_tokens: number of sampled answer tokens, including the closing tag.
+      total_tokens: number of tokens after the prompt: the sum of the three counts above and the
+        closing tag of the thinking.
+      closed_by: reason why the thinking ended, one of `CLOSE_NAMES`. It is "budget" if the end was
+        forced.
       finished: True if the answer was closed.
     """
 
@@ -97,29 +103,36 @@ class Sample:
 
     @property
     def key(self) -> SampleKey:
-        """Returns what distinguishes the sample from all others of its evaluation."""
+        """Returns the key that identifies the sample in its evaluation."""
         return self.set, self.mode, self.budget, self.cut, self.id, self.sample
 
 
 def subset(problems: int, size: int | None, seed: int) -> Int[np.ndarray, "n"]:
-    """Returns rising indices of the problems to evaluate: all, or a random subset fixed by seed."""
+    """Returns the sorted indices of the problems to evaluate.
+
+    Args:
+      problems: number of problems in the set.
+      size: number of problems to select at random, or None to select all.
+      seed: random seed of the selection.
+    """
     if size is None or size >= problems:
         return np.arange(problems)
     return np.sort(np.random.default_rng([seed, 7]).choice(problems, size, replace=False))
 
 
 def evaluated_budgets(config: EvalConfig) -> list[int]:
-    """Returns the budgets to evaluate; NO_BUDGET is last if config.no_budget is set."""
+    """Returns the budgets to evaluate. NO_BUDGET is last if `config.no_budget` is set."""
     return [*config.budgets, *([NO_BUDGET] if config.no_budget else [])]
 
 
 def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) -> list[EvalSetting]:
-    """Returns settings in the order of evaluation: greedy before sampled, budgets rising.
+    """Returns the settings in the order of evaluation: greedy first, then by ascending budget.
 
     Args:
-      spec: the set of data.eval, which decides the number of samples if `config.samples` has
+      config: evaluation settings.
+      spec: entry of `data.eval`. It selects the number of samples if `config.samples` contains
         several.
-      greedy: False leaves out the greedy settings.
+      greedy: False to omit the greedy settings.
     """
     budgets = evaluated_budgets(config)
     samples = samples_of(config, spec)
@@ -132,22 +145,23 @@ def eval_settings(config: EvalConfig, spec: str = "", *, greedy: bool = True) ->
 
 
 def budget_key(budget: int) -> str:
-    """Returns a budget's key in results: its number, or `UNLIMITED`."""
+    """Returns the key of a budget in the results: the number, or `UNLIMITED`."""
     return UNLIMITED if budget == NO_BUDGET else str(budget)
 
 
 def dense_cuts(budget: int, every: int) -> list[int]:
-    """Returns the multiples of `every` below the budget, and the budget, in tokens."""
+    """Returns all multiples of `every` below the budget, and the budget itself, in tokens."""
     return [*range(every, budget, every), budget]
 
 
 def dense_settings(
     config: EvalConfig, spec: str = "", *, greedy: bool = True
 ) -> list[list[EvalSetting]]:
-    """Returns the settings of the dense curve; empty if config.dense is None.
+    """Returns the settings of the dense curve, or [] if `config.dense` is None.
 
     Returns:
-      For each decoding, the settings at all cuts of the same traces, whose budget is the largest.
+      For each decoding mode, the settings for all cuts of the same traces. The traces are sampled
+      with the largest budget.
     """
     if config.dense is None:
         return []
@@ -160,25 +174,30 @@ def dense_settings(
     ]
 
 
-# Decimal digits of reported numbers. Further digits depend on the order of summation.
+# Number of decimal digits in reports. Further digits depend on the order of summation.
 _DIGITS = 10
 
 
 @dataclass(frozen=True)
 class Graded:
-    """The samples of a setting as arrays, problems by samples.
+    """The samples of a setting as arrays with shape [problems, samples].
 
     Attributes:
-      budget: thinking tokens that the policy received; NO_BUDGET for none.
+      budget: thinking budget in tokens that the policy received, or NO_BUDGET.
+      ids: id of each problem.
+      levels: difficulty of each problem.
+      subjects: subject of each problem.
       correct: lenient verdicts, or scores in [0, 1] from a user's verifier.
       strict: strict verdicts, or the same scores.
-      thinking: thinking tokens.
-      total: thinking, forced and answer tokens.
-      answered: answer tokens.
-      forced: True if the budget ended the thinking.
+      thinking: number of thinking tokens.
+      total: number of thinking, forced and answer tokens.
+      forced_tokens: number of tokens inserted between the thinking and the answer.
+      answered: number of answer tokens.
+      forced: True if the thinking was ended by the budget.
       finished: True if the answer was closed.
-      answers: extracted answers; None for no answer.
-      paths: number of verdicts by the grading rule that decided them.
+      timed_out: True if the grader timed out.
+      answers: extracted answers by problem, with None for a missing answer.
+      paths: number of verdicts by the grading rule that determined them.
     """
 
     budget: int
@@ -204,7 +223,7 @@ class Graded:
 
 
 def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
-    """Collects the samples of a setting, which are in the order of problems."""
+    """Converts the samples of a setting, which are ordered by problem, to arrays."""
     heads = samples[:: setting.samples]
 
     def table(field: str, kind: type) -> np.ndarray:
@@ -236,12 +255,12 @@ def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
 
 
 def number(value: Any) -> float:
-    """Rounds a number of a report, so that every run on the same samples writes the same digits."""
+    """Rounds a number for a report, so that all evaluations of the same samples agree exactly."""
     return round(float(value), _DIGITS)
 
 
 def interval(ends: Iterable[float]) -> list[float]:
-    """Rounds the two ends of an interval for a report."""
+    """Rounds both bounds of an interval for a report."""
     return [number(end) for end in ends]
 
 
@@ -254,7 +273,8 @@ def measured(
 
     Args:
       names: for each column, the keys of its mean and of its interval.
-      ends: ends of each column's interval.
+      scores: scores with shape [problems, columns].
+      ends: lower and upper bound of the interval of each column.
     """
     entries: dict[str, Any] = {}
     for (mean_key, interval_key), value, pair in zip(names, scores.mean(0), ends, strict=True):
@@ -263,20 +283,21 @@ def measured(
     return entries
 
 
-# Numbers of rows (problem x samples + sample), and their settings. All settings of a part have the
-# same decoding and budget; several settings differ in the cut.
+# Row numbers (problem * samples + sample) and their settings. All settings of a part have the same
+# decoding mode and budget. If there are several, they differ in the cut.
 Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
 
 
 @dataclass(frozen=True)
 class EvalSampling:
-    """Settings of sampling that all rows of an evaluation share.
+    """Sampling setup that is shared by all rows of an evaluation.
 
     Attributes:
       environment: prompts, decoding rules and graders.
-      key: PRNG key of the evaluation. A row's tokens depend on the key, its number and its budget.
-      config: temperature and top-p of sampled answers, and the content of a budget tag.
-      poll: called regularly; it may raise to stop.
+      key: PRNG key of the evaluation. The tokens of a row depend on this key, the row number and
+        the budget.
+      config: temperature and top-p of sampled answers, and the content of the budget tag.
+      poll: called regularly. It may raise an exception to stop.
       on_rows: called with the number of rows that were decoded since the last call.
     """
 

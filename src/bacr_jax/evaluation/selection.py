@@ -1,8 +1,8 @@
-"""Chooses the best checkpoint of a run by its evaluations.
+"""Selects the best checkpoint of a run from its evaluations.
 
-The training loop applies the rule after every evaluation and writes the result to best.json. A mean
-over budgets hides a budget at which the policy was ruined, so the rule looks at every budget first.
-It reads no file and decodes nothing.
+The training loop applies this rule after every evaluation and writes the result to best.json. A
+mean over budgets can hide a budget at which training degraded the policy, so the rule first checks
+every budget. This module neither reads files nor samples answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from bacr_jax.evaluation.summary import Summary, anytime_score, scoring_mode
 
 
 class WorstBudget(NamedTuple):
-    """The budget at which a checkpoint lost most, or gained least.
+    """The budget at which a checkpoint lost the most accuracy, or gained the least.
 
     Attributes:
       budget: thinking budget in tokens, as a key of a summary.
@@ -27,7 +27,7 @@ class WorstBudget(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Accuracy lost since the start; negative if it was gained."""
+        """Returns the accuracy lost since the start of training. It is negative for a gain."""
         return self.before - self.after
 
 
@@ -36,10 +36,10 @@ class Candidate(NamedTuple):
 
     Attributes:
       step: training step of the checkpoint.
-      accuracy: mean accuracy over budgets on the selection set, in [0, 1]; None if the set was not
-        evaluated.
-      worst: None without an evaluation of the set before training.
-      declines: what is worse than before training, in the decoding that chooses.
+      accuracy: mean accuracy over budgets on the selection set, in [0, 1], or None if this set was
+        not evaluated.
+      worst: budget with the largest loss, or None if the set was not evaluated before training.
+      declines: declines since the start of training, in the decoding mode used for selection.
     """
 
     step: int
@@ -51,13 +51,14 @@ class Candidate(NamedTuple):
 def make_candidate(
     record: Mapping[str, Any], before: Mapping[str, Summary], set_name: str | None
 ) -> Candidate:
-    """Returns the candidate of a record of eval.jsonl.
+    """Creates a candidate from a record of eval.jsonl.
 
     Args:
-      record: an evaluation during or after training.
-      before: summaries by set of the evaluation before training. It lacks the selection set if
-        eval.select or eval.every was changed in a run that was resumed; then nothing has declined.
-      set_name: the selection set; None if there is nothing to choose from.
+      record: record of an evaluation during or after training.
+      before: summaries of the evaluation before training, by set. The selection set is missing if
+        `eval.select` or `eval.every` was changed when the run was resumed. In this case, no
+        declines are reported.
+      set_name: name of the selection set, or None if no set is used for selection.
     """
     accuracy = anytime_score(record["anytime"], set_name)
     if set_name is None or accuracy is None:
@@ -78,10 +79,11 @@ def make_candidate(
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     """Returns the best checkpoint, or None if the list is empty.
 
-    A checkpoint that has not declined at any budget beats one that has. Of those that have not, the
-    one with the highest mean wins. If all have declined, the one that lost least at its worst
-    budget wins, then the one with the highest mean. The earlier one wins a tie. If nothing was
-    measured, the last one is returned.
+    A checkpoint without a decline at any budget is preferred to one with a decline. Among
+    checkpoints without a decline, the one with the highest mean accuracy is selected. If all have
+    declined, the one with the smallest loss at its worst budget is selected, and the mean accuracy
+    breaks ties. Remaining ties go to the earlier checkpoint. If no checkpoint has an accuracy, the
+    last one is returned.
     """
     measured = [candidate for candidate in candidates if candidate.accuracy is not None]
     if measured:
@@ -90,7 +92,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
-    """Returns a sort key; `max` takes the first of equal keys."""
+    """Returns a sort key. `max` returns the first candidate with the highest key."""
     assert candidate.accuracy is not None
     if not candidate.declines:
         return True, candidate.accuracy, 0.0

@@ -1,6 +1,7 @@
-"""Lets a vLLM server sample the answers of an evaluation; token ids are exchanged over HTTP.
+"""Samples the answers of an evaluation on a vLLM server, exchanging token ids over HTTP.
 
-`job` opens a source of answers here: the server with --url, else this package's decoder.
+`job` calls `open_source`, which opens the server if --url is set, and otherwise the decoder of this
+package.
 """
 
 import asyncio
@@ -31,9 +32,10 @@ _OTHER_FORMAT = (
 
 
 def _sample_with(server: Server, asking: Asking) -> Callable[..., Rollout]:
-    """Returns a replacement of `rollout.generate` that lets a server sample.
+    """Returns a replacement for `rollout.generate` that samples on a server.
 
-    The server's answers are the same every time, but differ from this package's answers.
+    The answers of the server are reproducible, but differ from the answers of this package's
+    decoder.
     """
 
     async def answer_row(row: AskedRow) -> AnsweredRow:
@@ -53,10 +55,11 @@ def _sample_with(server: Server, asking: Asking) -> Callable[..., Rollout]:
 
 
 def check_served(saved: SavedPolicy) -> None:
-    """Checks that an exported folder describes its thinking, which its server reads.
+    """Checks that an exported folder specifies its thinking format, which the server reads.
 
     Raises:
-      UserError: it is a run, was not exported by this package, or was edited.
+      UserError: the policy is a run, was not exported by this package, or was modified after the
+        export.
     """
     check_files(saved.folder)
     if saved.step is not None or read_thinking(saved.folder) is None:
@@ -72,10 +75,11 @@ def check_served(saved: SavedPolicy) -> None:
 def open_served(
     url: str, saved: SavedPolicy, environment: Environment, *, slots: int
 ) -> Iterator[Decoder]:
-    """Opens a decoder whose rows the server at `url` samples.
+    """Context manager that yields a decoder whose rows are sampled by the server at `url`.
 
     Raises:
-      UserError: the server can't be used, serves another folder, or has too few tokens per row.
+      UserError: the server can't be used, serves a different folder, or its maximum row length is
+        too short.
     """
     config = saved.config
     largest = largest_evaluated(config)
@@ -114,7 +118,10 @@ def open_source(
     """Opens the server at `url` as a decoder, or this package's decoder if `url` is None.
 
     Args:
-      slots: rows decoded together on all devices.
+      url: address of the server, or None.
+      saved: policy to evaluate.
+      environment: tokenizer, prompt format and graders.
+      slots: number of rows decoded together on all devices.
       say: prints a line about the devices if there are several.
     """
     if url is not None:

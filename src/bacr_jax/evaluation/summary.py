@@ -1,4 +1,4 @@
-"""Computes the numbers of a report and their intervals from graded samples.
+"""Computes reported metrics and their confidence intervals from graded samples.
 
 `job` writes them to results.json, and `decoder.evaluate_set` returns them to the training loop.
 """
@@ -30,11 +30,11 @@ from bacr_jax.evaluation.samples import (
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.types import Poll
 
-# A `dense_curve` by mode.
+# Results of `dense_curve` by decoding mode.
 Dense = dict[str, dict[str, Any]]
-# An `entry_of` by mode and budget, which tables and pictures read.
+# Results of `entry_of` by decoding mode and budget. Tables and plots read them.
 Summary = dict[str, dict[str, dict[str, Any]]]
-# Names of means and of their intervals in results.json.
+# Names of means and of their confidence intervals in results.json.
 _ACCURACY = ("accuracy", "ci95")
 _VERDICTS = (_ACCURACY, ("strict_accuracy", "strict_ci95"))
 _TOKENS = (("mean_thinking_tokens", "thinking_ci95"), ("mean_total_tokens", "total_ci95"))
@@ -42,14 +42,14 @@ _OVER_BUDGETS = (("mean", "mean_ci95"), ("area", "area_ci95"))
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
-    """Returns the numbers of the same traces at every cut (`dense` in docs/metrics.md).
+    """Returns the metrics of the same traces at every cut (`dense` in docs/metrics.md).
 
     Args:
-      by_cut: samples by the cut in thinking tokens; the largest cut is the budget of the traces.
+      by_cut: samples by cut, in thinking tokens. The largest cut is the budget of the traces.
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
-    # One set of resamples serves all cuts of the same problems.
+    # All cuts use the same problems, so they share one set of resamples.
     correct = np.column_stack([cell.correct.mean(1) for cell in cells])
     over_cuts = correct @ anytime_weights(cuts).T
     ends = rate_intervals(np.concatenate([correct, over_cuts], axis=1))
@@ -75,13 +75,13 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
 
 
 def numbers_of_samples(samples: int) -> list[int]:
-    """Returns the k for which pass@k and maj@k are reported: powers of two, and all samples."""
+    """Returns the values of k for pass@k and maj@k: powers of two, and the number of samples."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return powers if powers[-1] == samples else [*powers, samples]
 
 
 def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
-    """Returns the numbers of a setting that have no interval."""
+    """Returns the metrics of a setting that are reported without an interval."""
     return {
         "mean_forced_tokens": number(graded.forced_tokens.mean()),
         "mean_answer_tokens": number(graded.answered.mean()),
@@ -92,7 +92,7 @@ def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
 
 
 def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
-    """Returns accuracy and tokens of some of the problems."""
+    """Returns accuracy and token counts of a subset of the problems."""
     correct = graded.correct[keep].mean(1, keepdims=True)
     return {
         "problems": int(keep.sum()),
@@ -104,7 +104,7 @@ def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
 
 
 def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str, Any]:
-    """Returns `_slice` of the problems of each label except the one that means unknown."""
+    """Returns `_slice` for the problems of each label, except for the label `unknown`."""
     slices = {}
     for label in np.unique(labels).tolist():
         if label != unknown:
@@ -113,9 +113,10 @@ def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str,
 
 
 def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[np.ndarray, "n s"]:
-    """Returns accuracies of each problem in columns.
+    """Returns the accuracies of each problem, with shape [problems, columns].
 
-    Lenient and strict accuracy, pass@k for each k, and with several samples maj@k for each k.
+    The columns are the lenient accuracy, the strict accuracy, and pass@k for each k. With several
+    samples per problem, they are followed by maj@k for each k.
     """
     scores = [graded.correct.mean(1), graded.strict.mean(1)]
     scores += [pass_at_k(graded.correct, k) for k in ks]
@@ -128,16 +129,18 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[
 def entry_of(
     graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None, poll: Poll = None
 ) -> dict[str, Any]:
-    """Returns every number of one setting, which docs/metrics.md defines.
+    """Returns all metrics of one setting. docs/metrics.md defines them.
 
     Args:
-      grader: decides which wrong answers are equal, for maj@k.
-      duplicates: True for problems that are near-duplicates of training questions; None if they
-        were not searched.
+      graded: samples of the setting.
+      grader: grader that determines which wrong answers are equal, for maj@k.
+      duplicates: True for problems that are near-duplicates of training questions, or None if
+        near-duplicates were not searched.
+      poll: called regularly. It may raise an exception to stop.
     """
     ks = numbers_of_samples(graded.samples)
     rates = _rates(graded, grader, ks, poll)
-    # One set of resamples serves all rates.
+    # All rates share one set of resamples.
     ends = rate_intervals(rates)
     tokens = np.column_stack([graded.thinking.mean(1), graded.total.mean(1)])
 
@@ -166,7 +169,7 @@ def entry_of(
         entry["maj_at"] = {
             str(k): {
                 **rate(2 + len(ks) + i),
-                # A vote costs the tokens of all its k samples.
+                # A vote uses the tokens of all its k samples.
                 "mean_thinking_tokens": number(k * thinking),
                 "mean_total_tokens": number(k * total),
             }
@@ -179,8 +182,8 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
     """Returns the mean and the area of accuracy over budgets (`metrics.anytime_weights`).
 
     Args:
-      by_budget: samples of the same problems by budget. Budget 0 and no budget are left out,
-        because the area's scale is logarithmic.
+      by_budget: samples of the same problems by budget. Budget 0 and NO_BUDGET are skipped, because
+        the area is computed on a logarithmic scale.
     """
     budgets = sorted(budget for budget in by_budget if budget > 0)
     rates = np.column_stack([by_budget[budget].correct.mean(1) for budget in budgets])
@@ -194,13 +197,14 @@ def self_consistency(
     """Returns maj@k (Self-Consistency, arXiv 2203.11171) at equal tokens per sample and in total.
 
     Args:
-      entries: `entry_of` sampled settings by budget; may have more budgets than `budgets`.
-      budgets: the budgets b of the report.
+      entries: results of `entry_of` for sampled settings, by budget. They may contain budgets that
+        are not in `budgets`.
+      budgets: reported budgets b.
 
     Returns:
-      By k, then by accounting, then by b. per_sample: k samples of b tokens each, k b tokens in
-      total. matched_total: k samples of floor(b / k) tokens each, at most b tokens in total, if
-      these samples were drawn.
+      A dict by k, then by accounting, then by b. `per_sample` uses k samples of b tokens each,
+      which is k b tokens in total. `matched_total` uses k samples of floor(b / k) tokens each,
+      which is at most b tokens in total. It is present only if these samples were drawn.
     """
     # Votes by k and by the budget of each sample.
     votes: dict[int, dict[int, dict[str, Any]]] = {}
@@ -230,13 +234,16 @@ def summarise(
     problems: QuestionSet | None = None,
     poll: Poll = None,
 ) -> dict[str, Any]:
-    """Returns the numbers of one set in the form of results.json.
+    """Returns the metrics of one set in the format of results.json.
 
     Args:
       results: samples by setting.
-      budgets: budgets of the report; None for all. Settings at other budgets only serve votes at
-        equal total tokens.
-      problems: the set's problems, with marks of near-duplicates; None if these were not searched.
+      grader: grader that determines which wrong answers are equal, for maj@k.
+      budgets: reported budgets, or None to report all. Settings at other budgets are used only for
+        votes at equal total tokens.
+      problems: problems of the set with marked near-duplicates, or None if near-duplicates were not
+        searched.
+      poll: called regularly. It may raise an exception to stop.
     """
     duplicates = None
     near_duplicates = None
@@ -277,11 +284,11 @@ def summarise(
 
 
 def scoring_mode(modes: Mapping[str, Any]) -> str:
-    """Returns the decoding whose mean chooses a checkpoint: greedy if it was measured."""
+    """Returns the decoding mode used to select a checkpoint: greedy if it was evaluated."""
     return GREEDY if GREEDY in modes else next(iter(modes))
 
 
 def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
-    """Returns a set's mean accuracy over budgets in the scoring mode; None if not evaluated."""
+    """Returns the mean accuracy of a set over budgets in the scoring mode, None if missing."""
     modes = anytime.get(name) if name else None
     return float(modes[scoring_mode(modes)]["mean"]) if modes else None

@@ -1,1 +1,1 @@
-"""Exports policies as folders for transformers, which contain their prompts and rules."""
+"""Exports policies as Hugging Face folders that include their prompts and decoding rules."""

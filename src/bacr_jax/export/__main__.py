@@ -1,4 +1,4 @@
-"""Command `bacr export --run DIR --out HFDIR`: writes a run's policy for transformers."""
+"""Implements `bacr export --run DIR --out HFDIR`, which exports a policy for transformers."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bacr_jax.config.cli import Parser, add_step, entry_point, quieten_orbax, uninterrupted
 
-# Types in which weights can be stored.
+# Dtypes in which weights can be stored.
 DTYPES = ("float32", "bfloat16", "float16")
 DESCRIPTION = (
     "Writes a checkpoint of a run as a Hugging Face folder that contains the policy's prompt and "
@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = Parser(
         prog="bacr export",
         description=DESCRIPTION,
@@ -55,10 +55,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Runs the command line; exits with 0 if written, with 2 and one line for unusable input."""
+    """Runs `bacr export`. Invalid input prints one line and exits with code 2."""
     quieten_orbax()
     arguments = parse(argv)
-    # Imported here, because it imports JAX, which --help does not need.
+    # Imported here because it imports JAX, which --help does not need.
     with uninterrupted():
         from bacr_jax.export.from_run import export, trained_style
         from bacr_jax.model.hf import hub

@@ -1,12 +1,13 @@
-"""Enforces a thinking budget while transformers generates (PyTorch).
+"""Enforces a thinking budget during generation with transformers (PyTorch).
 
     model.generate(**inputs, budget=512)
     model.generate(**inputs, budget=[512, 0, None, "low"])  # one per row
 
-A row thinks until it closes its thinking, ends its turn, or has as many tokens as its budget. Then
-the closing text is forced, and the row answers. The section `thinking` of config.json specifies
-these tokens. With None the model receives no budget and thinks up to `thinking["cap"]` tokens. This
-file needs only torch and transformers.
+A row generates thinking tokens until it closes its thinking, ends its turn, or reaches its budget.
+Then the closing text is forced, and the row generates its answer. The section `thinking` of
+config.json defines the tokens for these steps. If the budget is None, the model receives no budget,
+and its thinking is limited to `thinking["cap"]` tokens. This file requires only torch and
+transformers.
 """
 
 import contextlib
@@ -20,18 +21,18 @@ import torch
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-# Name of the cache in transformers, as an argument and in outputs. Version 5.24 renamed it.
+# Name of the KV cache in transformers, both as an argument and in outputs. Version 5.24 renamed it.
 RENAMED = "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__
 CACHE = "cache" if RENAMED else "past_key_values"
-# Number of a row without a budget, and the largest budget.
+# Value that represents a missing budget, and the maximum budget.
 NONE = -1
 LARGEST = 2**31 - 1
-# Phases of a row.
+# Generation phases of a row.
 THINKING, FORCED, ANSWERING, DONE = range(4)
 
 
 def check_files(folder):
-    """Raises ValueError if a file of a local folder differs from its digest in manifest.json."""
+    """Raises ValueError if a file of a local folder does not match its digest in manifest.json."""
     manifest = Path(folder) / "manifest.json"
     expected = json.loads(manifest.read_text()) if manifest.is_file() else {}
     for name, expected_digest in expected.items():
@@ -47,12 +48,12 @@ def check_files(folder):
 
 
 def _read_budget(budget, levels):
-    """Returns one budget as a number; NONE for no budget."""
+    """Returns a budget as a number of tokens, with NONE for no budget."""
     if budget is None or (isinstance(budget, str) and budget == "none"):
         return NONE
     if isinstance(budget, str) and budget in levels:
         return levels[budget]
-    # bool is a subclass of int in Python.
+    # bool is a subclass of int, but is not a valid budget.
     is_integer = isinstance(budget, numbers.Integral) and not isinstance(budget, bool)
     if not is_integer or not 0 <= budget <= LARGEST:
         names = f", or a level ({', '.join(levels)})" if levels else ""
@@ -63,16 +64,17 @@ def _read_budget(budget, levels):
 
 
 def read_budgets(budget, rows, levels=None):
-    """Returns the budget of each row as a number; NONE for a row without a budget.
+    """Returns the budget of each row as a number of tokens, with NONE for no budget.
 
     Args:
-      budget: thinking tokens for all rows (a number, None, "none" or the name of a level), or one
-        of these per row, in a list, a tuple, or a tensor or array of integers.
+      budget: budget of all rows, or a list, tuple, tensor or array with one budget per row. A
+        budget is a number of thinking tokens, None, "none", or the name of a level. Tensors and
+        arrays contain integers.
       rows: number of rows of the batch.
-      levels: thinking tokens by the names of levels.
+      levels: number of thinking tokens of each level, by name.
 
     Raises:
-      ValueError: a budget is invalid, or their number is not the number of rows.
+      ValueError: a budget is invalid, or the number of budgets differs from the number of rows.
     """
     levels = levels or {}
     if hasattr(budget, "tolist"):
@@ -87,7 +89,7 @@ def read_budgets(budget, rows, levels=None):
 
 
 def numbers_in(text):
-    """Returns the numbers in a text such as `3 7-9`: 3, 7, 8 and 9."""
+    """Parses a list of numbers and ranges, such as `3 7-9`, which yields 3, 7, 8 and 9."""
     result: list[int] = []
     for part in text.split():
         low, _, high = part.partition("-")
@@ -96,20 +98,21 @@ def numbers_in(text):
 
 
 def _flags(ids, size):
-    """Returns a tensor [size] that is True at the ids in a text such as `3 7-9`."""
+    """Returns a boolean tensor [size] that is True at the ids in a text such as `3 7-9`."""
     flags = torch.zeros(size, dtype=torch.bool)
     flags[numbers_in(ids)] = True
     return flags
 
 
 def next_state(automaton, size):
-    """Returns the state after each token in each state: [states, V].
+    """Returns the transition table [states, V]: the next state for each state and token.
 
-    The last state means that the automaton's string was seen.
+    The last state means that the automaton has matched its string.
     """
     states = automaton["states"]
     table = torch.zeros(states, size, dtype=torch.long)
-    # Jumps from any state come first. Jumps from one state overwrite them.
+    # Transitions from any state come first. They are overwritten by transitions from a specific
+    # state.
     for source, target, ids in automaton["jumps"]:
         rows = slice(None) if source is None else source
         table[rows, numbers_in(ids)] = target
@@ -118,7 +121,7 @@ def next_state(automaton, size):
 
 
 class Rules:
-    """The section `thinking` of a config as tensors on a device."""
+    """The section `thinking` of a config, as tensors on a device."""
 
     def __init__(self, thinking, size, device):
         forced = list(thinking["closing_ids"])
@@ -129,7 +132,8 @@ class Rules:
         natural += [0] * (width - len(natural))
         end_ids = " ".join(map(str, thinking["end_ids"]))
         line_breaks = thinking.get("line_breaks") or ""
-        # Row 0 follows thinking that was cut or left open, row 1 thinking that was closed.
+        # Row 0 is used after thinking that was cut or not closed, row 1 after thinking that
+        # was closed.
         self.suffixes = torch.tensor([forced, natural]).to(device)
         self.lengths = torch.tensor(lengths).to(device)
         self.never = _flags(thinking["never_sampled"], size).to(device)
@@ -142,7 +146,7 @@ class Rules:
 
 
 class Never(LogitsProcessor):
-    """Excludes tokens from sampling."""
+    """Logits processor that excludes tokens from sampling."""
 
     def __init__(self, never):
         self.never = never
@@ -153,13 +157,17 @@ class Never(LogitsProcessor):
 
 
 class Rows:
-    """The progress of each row of a batch.
+    """The generation state of each row of a batch.
 
-    Attributes (tensors with one number per row):
+    All attributes except `rules` are tensors with one value per row.
+
+    Attributes:
+      rules: tokens and automata for thinking and answers.
+      limits: maximum number of thinking tokens.
       phase: THINKING, FORCED, ANSWERING or DONE.
-      sampled: sampled tokens of the present phase.
-      matched: state of the automaton that looks for the closing tag.
-      num_forced: forced tokens so far.
+      sampled: number of tokens sampled in the current phase.
+      matched: state of the automaton that matches the closing tag.
+      num_forced: number of tokens forced so far.
       suffix: row of `Rules.suffixes` that is forced.
     """
 
@@ -174,14 +182,14 @@ class Rows:
         self.suffix = zeros
 
     def take(self, drawn, pad):
-        """Advances all rows by one token, and returns the tokens [B] that are appended.
+        """Advances all rows by one token and returns the tokens [B] to append.
 
-        An end of turn in the thinking is replaced by the first token of the closing text. The tag
-        that closes the thinking counts against the budget; forced tokens do not.
+        An end-of-turn token during thinking is replaced by the first token of the closing text. The
+        tag that closes the thinking counts toward the budget. Forced tokens do not.
 
         Args:
-          drawn: sampled token of each row.
-          pad: token for rows that are done.
+          drawn: sampled token of each row, [B].
+          pad: padding token for finished rows.
         """
         rules = self.rules
         phase = self.phase
@@ -197,7 +205,8 @@ class Rows:
         sampled = self.sampled + (thinking & ~ended | answering)
         grace = torch.where(rules.line_breaks[drawn], 0, rules.grace)
         cut = thinking & ~closed & ~ended & (sampled >= self.limits + grace)
-        # A row that ended its turn is forced in the same step, because its token is replaced.
+        # A row that ended its turn starts forcing in the same step, because its token is
+        # replaced.
         forcing = (phase == FORCED) | ended
         position = self.num_forced.clamp(max=rules.suffixes.shape[1] - 1)
         token = torch.where(forcing, rules.suffixes[self.suffix, position], drawn)
@@ -216,17 +225,17 @@ class Rows:
         return token
 
     def stop(self, rows):
-        """Ends rows for another reason; `rows` is True for them."""
+        """Marks the rows for which `rows` is True as finished."""
         self.phase = torch.where(rows, DONE, self.phase)
 
     @property
     def done(self):
-        """True if every row has ended."""
+        """True if all rows are finished."""
         return bool((self.phase == DONE).all())
 
 
 class Loop:
-    """Decodes a batch under budgets; transformers' `generate` calls it after its preparations."""
+    """Decoding loop that enforces budgets. `generate` calls it in place of transformers' loop."""
 
     def __init__(self, rules, budgets, limits, streamer):
         self.rules = rules
@@ -245,14 +254,14 @@ class Loop:
     ):
         """Returns the prompts with the generated tokens, or transformers' output class.
 
-        The signature may only have names that transformers' loops have. `generate` would take other
-        names from its arguments before they are prepared.
+        All parameters must also be parameters of transformers' own decoding loops. Otherwise
+        `generate` would take their values from its arguments before they are prepared.
         """
         config = generation_config
         mode = config.get_generation_mode()
         if mode not in ("greedy_search", "sample"):
             raise ValueError(f"budget: needs greedy or sampled decoding, found {mode.value}")
-        # Sequences per prompt.
+        # Number of sequences per prompt.
         copies = input_ids.shape[0] // len(self.limits)
         limits = torch.tensor(self.limits, device=input_ids.device).repeat_interleave(copies)
         budgets = torch.tensor(self.budgets, device=input_ids.device).repeat_interleave(copies)
@@ -262,7 +271,7 @@ class Loop:
         if pad is None:
             pad = int(self.rules.ends.nonzero()[0])
         ids = input_ids
-        # Tokens of the next forward pass.
+        # Input tokens of the next forward pass.
         new_ids = input_ids
         cache = model_kwargs.pop(CACHE, None)
         mask = model_kwargs.pop("attention_mask", None)
@@ -314,10 +323,10 @@ class Loop:
 
 
 def conditions(model, budgets):
-    """Returns a function that makes the model's arguments for budgets.
+    """Returns a function that builds the budget arguments of the model's forward pass.
 
-    The function maps (tokens of a forward pass, True if they belong to the response) to keyword
-    arguments.
+    The function takes the input tokens of a forward pass and True if they belong to the response.
+    It returns keyword arguments.
     """
     if not hasattr(model, "embed_budgets") or bool((budgets == NONE).all()):
         return lambda ids, is_response: {}
@@ -328,10 +337,10 @@ def conditions(model, budgets):
 
 
 def _limits(budgets, thinking, config, prompt_length):
-    """Returns the largest number of thinking tokens of each row.
+    """Returns the maximum number of thinking tokens of each row.
 
     Raises:
-      ValueError: the model's positions are not enough.
+      ValueError: a row would exceed the model's number of positions.
     """
     limits = [thinking["cap"] if budget == NONE else budget for budget in budgets]
     positions = config.max_position_embeddings
@@ -348,19 +357,19 @@ def _limits(budgets, thinking, config, prompt_length):
 
 
 def _with_length(settings, arguments, width, needed):
-    """Sets the length of generated sequences, unless the caller has set it.
+    """Sets the maximum length of the generated sequences, unless the caller has set it.
 
-    A caller's `max_new_tokens` is converted to `max_length`, because the folder's settings have a
-    `max_length` and transformers warns if both are set.
+    A caller's `max_new_tokens` is converted to `max_length`, because the generation config of the
+    folder contains `max_length` and transformers warns if both are set.
 
     Args:
-      settings: the caller's generation settings; None for the folder's.
+      settings: generation config of the caller, or None to use the generation config of the folder.
       arguments: keyword arguments of `generate`.
-      width: tokens of the prompts.
-      needed: tokens for thinking and answer.
+      width: number of tokens of the prompts, including padding.
+      needed: number of tokens needed for thinking and answer.
 
     Returns:
-      Generation settings, and keyword arguments.
+      A tuple of the generation config and the keyword arguments.
     """
     settings = copy.deepcopy(settings)
     new_tokens = arguments.pop("max_new_tokens", None)
@@ -380,18 +389,22 @@ def _with_length(settings, arguments, width, needed):
 
 
 def generate(inputs=None, *, model, budget=None, generation_config=None, streamer=None, **others):
-    """Generates as transformers' `generate` does, and enforces a thinking budget.
+    """Generates like transformers' `generate`, and enforces a thinking budget.
 
     Args:
-      inputs: prompts [B, T], padded on the left; `input_ids` is another name for them.
-      budget: thinking tokens, see `read_budgets`.
-      **others: as in transformers. Without a length, rows are generated up to their answer's end.
+      inputs: prompts [B, T] with left padding. They can also be passed as `input_ids`.
+      model: exported model.
+      budget: thinking budget, see `read_budgets`.
+      generation_config: as in transformers.
+      streamer: as in transformers.
+      **others: as in transformers. If no length is set, each row is generated until its answer
+        ends.
 
     Returns:
-      Prompts with thinking, closing text and answer after them.
+      The prompts, followed by the thinking, the closing text and the answer.
 
     Raises:
-      ValueError: an argument is invalid, or the folder was edited.
+      ValueError: an argument is invalid, or a file of the folder was modified.
     """
     if not hasattr(model, "files_checked"):
         check_files(model.name_or_path)
@@ -413,7 +426,7 @@ def generate(inputs=None, *, model, budget=None, generation_config=None, streame
     suffix = max(len(thinking["closing_ids"]), len(thinking["answer_ids"]))
     needed = max(limits) + thinking["grace"] + suffix + thinking["answer_tokens"]
     config, others = _with_length(generation_config, others, ids.shape[1], needed)
-    # Created once for each device.
+    # Create the rules once per device.
     rules_by_device = model.__dict__.setdefault("_budget_rules", {})
     if ids.device not in rules_by_device:
         rules_by_device[ids.device] = Rules(thinking, model.config.vocab_size, ids.device)

@@ -1,6 +1,7 @@
-"""Exports a checkpoint of a run as a Hugging Face folder that contains its prompt and its rules.
+"""Exports a checkpoint of a run as a Hugging Face folder with its prompt and decoding rules.
 
-`bacr export` calls `export`. Training calls `write_params` for the servers that sample for it.
+`bacr export` calls `export`. Training calls `write_params` to export weights for the servers that
+sample its rollouts.
 """
 
 import functools
@@ -33,7 +34,7 @@ from bacr_jax.types import Params
 
 
 def _shape(config: Config, base: Path | None, params: Params) -> Qwen2Config:
-    """Returns the model's shape; raises UserError if the parameters have another shape."""
+    """Returns the model's shape. Raises UserError if the parameters have a different shape."""
     rows = params["embed"].shape[0]
     shape = model_shape(config, rows) if base is None else hf_config.read_hf_config(base)
     for entry in names.backbone(shape):
@@ -62,25 +63,26 @@ def export(
     adapter: Literal["merged", "peft"] = "merged",
     say: Callable[[str], Any] | None = None,
 ) -> list[str]:
-    """Writes a checkpoint of a run as a Hugging Face folder.
+    """Exports a checkpoint of a run as a Hugging Face folder.
 
     Args:
-      out: a folder that does not exist yet.
-      base: present folder of `model.path`; None if it is at the config's path.
-      dtype: type of the weights: float32, bfloat16 or float16.
-      step: step of the checkpoint, "best" or "newest"; None for the best, or the newest if no
-        evaluation chose one.
-      merge_told_words: True to leave out the code that enforces budgets, for a policy that reads
-        its budget in the prompt.
-      adapter: for a run that trained adapters: "merged" writes the complete model, "peft" only the
-        adapters in PEFT's layout.
-      say: called with each line that describes the chosen step; None to print none.
+      run: run folder.
+      out: output folder, which must not exist.
+      base: current folder of `model.path` if it was moved, otherwise None.
+      dtype: dtype of the weights: float32, bfloat16 or float16.
+      step: step of the checkpoint, "best" or "newest". None selects the best step, or the newest
+        step if no evaluation selected a best one.
+      merge_told_words: omit the code that enforces budgets. Requires a policy that reads its budget
+        in the prompt.
+      adapter: format for a run that trained adapters. "merged" writes the full model, and "peft"
+        writes only the adapters in the PEFT format.
+      say: called with each line that describes the selected step, or None to print nothing.
 
     Returns:
-      Names of the files.
+      Names of the written files.
 
     Raises:
-      UserError: an option does not fit the run, or the run can't be read.
+      UserError: an option is incompatible with the run, or the run can't be read.
     """
     archive.check_free(out)
     config = read_config(run)
@@ -100,7 +102,8 @@ def export(
             f"{base}: holds no config.json; write --base with the folder the run started from"
         )
     if adapter == "peft":
-        # The base of adapters after a warm-up is the warm-up's weights, which need a folder.
+        # After a warm-up, the base of the adapters is the warm-up's weights, which must be
+        # written as well.
         write_base = functools.partial(_write_base, params, config, base)
         files = peft.save_adapter(
             out,
@@ -117,14 +120,15 @@ def export(
         about = Exported(run, chosen.step, config, trained_style(config), base, merge_told_words)
         files = write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
     if say is not None:
-        # After everything that can fail, because an error must be the only line.
+        # Called after everything that can fail, because an error must be the only line
+        # printed.
         for line in step_lines(chosen):
             say(line)
     return files
 
 
 def _module(config: Config, params: Params) -> hf_config.BudgetModule | None:
-    """Returns the settings of the budget module, or None if the parameters have none."""
+    """Returns the settings of the budget module, or None if the parameters contain none."""
     if "budget" not in params:
         return None
     return hf_config.BudgetModule(config.conditioning, config.budget.max)
@@ -140,13 +144,17 @@ def _tokenizer(config: Config, base: Path | None) -> Any:
 
 
 def _written_tokenizer(config: Config) -> Any:
-    """Returns the tokenizer to write: the data's, or a folder to copy; None for the base's."""
+    """Returns the tokenizer to write.
+
+    This is the tokenizer of the data set, a tokenizer folder to copy, or None to copy the base
+    model's tokenizer.
+    """
     tokenizer_of_data: Any = own_tokenizer(config.data)
     return config.model.tokenizer if tokenizer_of_data is None else tokenizer_of_data
 
 
 def _write_base(params: Params, config: Config, base: Path | None, out: Path) -> None:
-    """Writes the frozen weights under a run's adapters as a folder of the plain model."""
+    """Writes the frozen base weights of a run's adapters as a plain model folder."""
     frozen, _ = adapters.split(params)
     policy_folder.save_policy(
         out,
@@ -160,13 +168,17 @@ def _write_base(params: Params, config: Config, base: Path | None, out: Path) ->
 def write_params(
     out: Path, params: Params, about: Exported, *, dtype: str = "float32", tokenizer: Any = None
 ) -> list[str]:
-    """Writes a policy's parameters with adapters merged, and descriptions of the policy's use.
+    """Writes policy parameters, with merged adapters, and the files that describe the policy.
 
     Args:
-      tokenizer: tokenizer of the run; None to read it.
+      out: output folder.
+      params: parameters of the policy.
+      about: origin and format of the policy.
+      dtype: dtype of the weights.
+      tokenizer: tokenizer of the run, or None to load it.
 
     Returns:
-      Names of the files.
+      Names of the written files.
     """
     config = about.config
     base = about.base
@@ -180,9 +192,9 @@ def write_params(
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": list(eos_ids(tokenizer, style)),
         "pad_token_id": tokenizer.pad_token_id,
-        # Greedy, as evaluations are by default.
+        # Greedy decoding is also the default of evaluations.
         "do_sample": False,
-        # Without a length, transformers would use a short one.
+        # Without a maximum length, transformers would use a short default.
         "max_length": shape.max_positions,
     }
     explained = policy_folder.Explained(

@@ -1,4 +1,4 @@
-"""Writes the model card (README.md) of an exported policy: origin, accuracy, and usage."""
+"""Writes the model card (README.md) of an exported policy: origin, accuracy and usage."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
 
-# Files of a model's folder that may contain its license.
+# Files of a model folder that may contain its license.
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 _templates = templates(Path(__file__).with_name("templates"))
 _templates.filters["number"] = "{:,}".format
@@ -30,11 +30,15 @@ _templates.filters["number"] = "{:,}".format
 
 @dataclass(frozen=True)
 class Exported:
-    """The policy of a model card.
+    """An exported policy, as described by its model card.
 
     Attributes:
-      base: folder of the model that training started from; None for random weights.
-      merged: True if the folder contains no code of this package.
+      run: run folder.
+      step: step of the checkpoint.
+      config: config of the run.
+      style: prompt format.
+      base: folder of the model from which training started, or None for random weights.
+      merged: True if the folder does not contain the code that enforces budgets.
     """
 
     run: Path
@@ -46,15 +50,15 @@ class Exported:
 
     @property
     def words(self) -> str:
-        """Returns the prompt's sentence with the budget; "" without one."""
+        """Returns the budget prompt, or "" if the prompts do not contain the budget."""
         return budget_words(self.config, self.style)
 
 
 def license_of(base: Path | None) -> str | None:
-    """Returns the license that a model's card names, or the first line of its license, or None.
+    """Returns the license named in a model card, the first line of a license file, or None.
 
     Raises:
-      UserError: one of the files is a link to outside of the folder.
+      UserError: one of the files is a link that points outside of the folder.
     """
     if base is None:
         return None
@@ -78,7 +82,7 @@ def license_of(base: Path | None) -> str | None:
 
 
 def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yields title, header and rows of each set's accuracies in the run's evaluations."""
+    """Yields the title, header and rows of a table for each evaluated set of the run."""
     paths = RunPaths(about.run)
     evaluations: dict[str, Any] = {}
     for record in read_evaluations(paths.evaluations):
@@ -98,7 +102,7 @@ def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]
 
 
 def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) -> list[str]:
-    """Returns the cells of a decoding: its name, the number of problems, accuracies by budget."""
+    """Returns a table row: decoding mode, number of problems, and accuracy at each budget."""
     first = next(iter(entries.values()))
     samples = first["samples"]
     name = f"{mode}, mean of {samples}" if samples > 1 else mode
@@ -109,7 +113,7 @@ def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) ->
 
 
 def model_card(about: Exported) -> str:
-    """Returns the text of the card, with accuracies from the run's evaluations."""
+    """Returns the text of the model card, with accuracies from the run's evaluations."""
     config = about.config
     license_name = license_of(about.base)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}

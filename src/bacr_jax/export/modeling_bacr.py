@@ -1,17 +1,18 @@
-"""A decoder conditioned on a thinking budget, for transformers (PyTorch).
+"""Decoder models conditioned on a thinking budget, for transformers (PyTorch).
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     model(input_ids, attention_mask=mask, budget=512)
     model.generate(**inputs, budget=[512, None, "low"])
 
-A gated embedding of the budget b joins the residual stream of every layer:
+A gated embedding of the budget b is added to the residual stream of every layer:
 
     phi(b) = SiLU(s(b) W1) W2,   s(b) = [sin(b f), cos(b f)],   f_i = 10000^(-2i/D)
     h <- h + g(w . h) phi(b)
 
-Without `budget`, the model equals the plain model of its family. A text such as `budget="low"` is a
-name in `budget_levels` of config.json. `generate` enforces the budget by the section `thinking` of
-config.json (`budget_generation`). This file needs only torch and transformers.
+Without `budget`, the model is identical to the plain model of its family. A string such as
+`budget="low"` is a name in the section `budget_levels` of config.json. `generate` enforces the
+budget as specified by the section `thinking` of config.json (see `budget_generation`). This file
+requires only torch and transformers.
 """
 
 import torch
@@ -32,9 +33,9 @@ from .budget_generation import NONE, check_files, generate, read_budgets
 
 
 class BudgetConfig:
-    """A family's config with the sections `budget_module`, `budget_levels` and `thinking`.
+    """Adds the sections `budget_module`, `budget_levels` and `thinking` to a model config.
 
-    Its model_type is the family's, so a tokenizer loads without this file.
+    The model_type is not changed, so the tokenizer can be loaded without this file.
     """
 
     budget_module = None
@@ -43,7 +44,7 @@ class BudgetConfig:
 
 
 class BudgetModule(nn.Module):
-    """The embedding phi(b) and the gates of all layers, in float32."""
+    """The budget embedding phi(b) and the gates of all layers, in float32."""
 
     def __init__(self, config):
         super().__init__()
@@ -57,7 +58,7 @@ class BudgetModule(nn.Module):
         self.gate = nn.Parameter(torch.zeros(layers, width))
 
     def forward(self, budgets):
-        """Returns phi of each row's budget: [B, D], or [L, B, D] with one embedding per layer."""
+        """Returns phi(b) of each row: [B, D], or [L, B, D] with one embedding per layer."""
         b = budgets.float()
         b_max = torch.tensor(float(self.settings["b_max"]))
         if self.settings["input"] == "log":
@@ -71,12 +72,13 @@ class BudgetModule(nn.Module):
         return nn.functional.silu(s @ self.w1.float()) @ self.w2.float()
 
     def add(self, x, layer, phi, mask):
-        """Adds the gated embedding to a layer's residual stream where `mask` is True.
+        """Adds the gated embedding to the residual stream of a layer where `mask` is True.
 
         Args:
           x: residual stream [B, T, D].
-          phi: embeddings [B, D].
-          mask: [B, T]; None for all positions.
+          layer: index of the layer.
+          phi: budget embeddings [B, D].
+          mask: boolean mask [B, T], or None for all positions.
         """
         h = x.float()
         if self.settings["gate"] == "sigmoid_normed":
@@ -92,21 +94,21 @@ class BudgetModule(nn.Module):
 
 
 class BudgetLayer:
-    """A family's layer, after which `condition` is applied."""
+    """A decoder layer of Qwen2, Qwen3 or Llama that applies a function to its output."""
 
     def forward(self, hidden_states, *args, condition=None, **kwargs):
-        """Calls the family's layer.
+        """Calls the decoder layer and applies `condition` to its output.
 
         Args:
-          condition: maps (residual stream, index of the layer) to the residual stream; None changes
-            nothing.
+          condition: function that maps the residual stream and the layer index to the new residual
+            stream, or None to leave the stream unchanged.
         """
         stream = super().forward(hidden_states, *args, **kwargs)
         return stream if condition is None else condition(stream, self.self_attn.layer_idx)
 
 
 class BudgetModel:
-    """A family's model that takes `budget`: thinking tokens, one number or one per row."""
+    """A Qwen2, Qwen3 or Llama model that accepts a thinking budget for all rows or per row."""
 
     _keep_in_fp32_modules_strict = ["budget"]
 
@@ -120,10 +122,10 @@ class BudgetModel:
         self.post_init()
 
     def _init_weights(self, module):
-        """Initializes a budget module with zeros, so that phi is 0 and the model is the plain one.
+        """Initializes the budget module with zeros, so that the model equals the plain model.
 
-        transformers calls this for weights that a folder lacks, such as a folder that its plain
-        classes saved.
+        transformers calls this method for weights that are missing in a folder, for example a
+        folder saved by the plain model classes.
         """
         if isinstance(module, BudgetModule):
             for parameter in module.parameters():
@@ -132,7 +134,7 @@ class BudgetModel:
             super()._init_weights(module)
 
     def embed_budgets(self, budgets):
-        """Returns phi of each row's budget, [B, D] or [L, B, D]; 0 for a row without a budget."""
+        """Returns phi(b) of each row, [B, D] or [L, B, D], which is 0 for rows without a budget."""
         embedding = self.budget(budgets.clamp(min=0))
         return embedding * (budgets != NONE)[:, None].to(embedding)
 
@@ -146,13 +148,16 @@ class BudgetModel:
         budget_embedding=None,
         **kwargs,
     ):
-        """Calls the family's model with a budget.
+        """Calls the model with a budget.
 
         Args:
-          budget: thinking tokens, see `read_budgets`; None for the plain model.
-          budget_mask: [B, T], True at the positions of `input_ids` that receive the embedding. A
-            model that is conditioned only at the response needs it (`generate` sets it).
-          budget_embedding: result of `embed_budgets`, instead of `budget`.
+          input_ids: as in transformers.
+          attention_mask: as in transformers.
+          budget: thinking budget, see `read_budgets`. None calls the plain model.
+          budget_mask: boolean mask [B, T] of the positions in `input_ids` that receive the
+            embedding. It is required for a model that is conditioned only at response positions.
+            `generate` sets it.
+          budget_embedding: result of `embed_budgets`, which can be passed instead of `budget`.
         """
         inputs = input_ids if input_ids is not None else kwargs["inputs_embeds"]
         if budget is not None:
@@ -171,24 +176,24 @@ class BudgetModel:
         return super().forward(input_ids, attention_mask, condition=condition, **kwargs)
 
     def generate(self, inputs=None, *, budget=None, **kwargs):
-        """Generates as in transformers and enforces a budget; see `budget_generation`."""
+        """Generates like transformers and enforces a budget; see `budget_generation.generate`."""
         return generate(inputs, model=self, budget=budget, **kwargs)
 
 
 class BacrQwen2Config(BudgetConfig, Qwen2Config):
-    """Qwen2's config with budget sections."""
+    """Config of Qwen2 with budget sections."""
 
 
 class BacrQwen3Config(BudgetConfig, Qwen3Config):
-    """Qwen3's config with budget sections."""
+    """Config of Qwen3 with budget sections."""
 
 
 class BacrLlamaConfig(BudgetConfig, LlamaConfig):
-    """Llama's config with budget sections."""
+    """Config of Llama with budget sections."""
 
 
 def _conditioned(config, layer, model):
-    """Returns a family's model class with budget layers and one of the configs above."""
+    """Creates a model class with budget layers and one of the configs above."""
     budget_layer = type(f"Bacr{layer.__name__}", (BudgetLayer, layer), {})
     attributes = {
         "config_class": config,
@@ -196,7 +201,8 @@ def _conditioned(config, layer, model):
         "_no_split_modules": [budget_layer.__name__],
     }
     conditioned = type(f"Bacr{model.__name__}", (BudgetModel, model), attributes)
-    # Then save_pretrained writes this file into every folder, even if the class was imported.
+    # With this registration, `save_pretrained` writes this file to every folder, even if the
+    # class was imported.
     config.register_for_auto_class()
     conditioned.register_for_auto_class("AutoModelForCausalLM")
     return conditioned

@@ -1,6 +1,6 @@
-"""Writes a policy's parameters as a Hugging Face folder.
+"""Writes the parameters of a policy as a Hugging Face folder.
 
-`from_run.export` calls it for checkpoints. It reads no run.
+`from_run.export` calls it for checkpoints. This module does not read runs.
 """
 
 import json
@@ -18,25 +18,25 @@ from bacr_jax.model.hf.archive import BUDGET_FILE, check_free, complete_or_absen
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.types import Params
 
-# A tensor of a folder, and its type in the file: F32, BF16 or F16.
+# A tensor of a folder and its dtype in the file: F32, BF16 or F16.
 Typed = tuple[names.Entry, str]
 
 TORCH_NAME = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 STORED = {name: stored for stored, name in TORCH_NAME.items()}
 MODELING_FILE = f"{hf_config.MODELING}.py"
 GENERATION_FILE = "budget_generation.py"
-# Path at which transformers looks for a folder's replacement of `generate`.
+# Path at which transformers looks for a replacement of `generate`.
 CUSTOM_GENERATE = "custom_generate/generate.py"
 
 
 @dataclass(frozen=True)
 class BudgetInput:
-    """The ways in which a policy receives a budget, for config.json.
+    """Defines how a policy receives a budget, for config.json.
 
     Attributes:
-      module: settings of the budget module; None if and only if the parameters have none.
-      words: sentence with the budget in the prompt; None without one.
-      levels: budgets by the names of levels.
+      module: settings of the budget module, or None if and only if the parameters contain none.
+      words: budget prompt, or None if the prompts do not contain the budget.
+      levels: budgets of the levels, by name.
     """
 
     module: hf_config.BudgetModule | None = None
@@ -46,14 +46,14 @@ class BudgetInput:
 
 @dataclass(frozen=True)
 class Explained:
-    """Descriptions of a policy's use that are written into its folder.
+    """Files that describe how to use a policy, which are written into its folder.
 
     Attributes:
       thinking: section `thinking` of config.json.
-      chat_template: template of the policy's prompt.
+      chat_template: chat template of the policy's prompt.
       generation: content of generation_config.json.
       card: text of README.md.
-      held: True to add code that enforces budgets in transformers, also for a plain Qwen2 model.
+      held: add the code that enforces budgets in transformers, also for a plain Qwen2 model.
     """
 
     thinking: dict[str, Any]
@@ -75,27 +75,28 @@ def save_policy(
     max_shard_bytes: int = 5_000_000_000,
     explained: Explained | None = None,
 ) -> list[str]:
-    """Writes a folder that transformers loads; docs/serving.md describes its files.
+    """Writes a folder that transformers can load. docs/serving.md describes its files.
 
-    The folder appears under its name only when it is complete.
+    The folder appears under its final name only when it is complete.
 
     Args:
-      out: a folder that does not exist yet.
+      out: output folder, which must not exist.
+      params: parameters of the policy.
       config: shape of the model.
-      budget: ways in which the policy receives a budget; None for none.
+      budget: how the policy receives a budget, or None if it receives none.
       source: folder of the original model. Valid entries of its config.json, its tokenizer files
-        and its generation settings are copied.
-      tokenizer: another folder with tokenizer files, or a transformers tokenizer; None for the
-        source's files.
-      dtype: type of the weights: float32, bfloat16 or float16.
-      max_shard_bytes: largest size of a file of weights.
-      explained: descriptions of the policy's use; None to write none.
+        and its generation config are copied.
+      tokenizer: folder with tokenizer files, or a transformers tokenizer. None copies the tokenizer
+        files of `source`.
+      dtype: dtype of the weights: float32, bfloat16 or float16.
+      max_shard_bytes: maximum size of a weight file in bytes.
+      explained: files that describe the policy, or None to write none.
 
     Returns:
-      Names of the files.
+      Names of the written files.
 
     Raises:
-      UserError: the folder exists, or an input can't be used.
+      UserError: the folder exists, or an input is invalid.
     """
     out = Path(out)
     source = None if source is None else Path(source)
@@ -138,14 +139,14 @@ def save_policy(
 
 
 def _copy_code(folder: Path, names: Mapping[str, str]) -> None:
-    """Copies modules of this package into a folder, under the given names."""
+    """Copies modules of this package into a folder. `names` maps module files to file names."""
     for module, name in names.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(__file__).with_name(module), folder / name)
 
 
 def _write_descriptions(folder: Path, explained: Explained) -> None:
-    """Writes chat template, generation settings and model card, and the manifest of all files."""
+    """Writes the chat template, generation config, model card, and manifest of all files."""
     vocabulary.write_chat_template(folder, explained.chat_template)
     generation = json.dumps(explained.generation, indent=2) + "\n"
     (folder / "generation_config.json").write_text(generation)
@@ -156,7 +157,7 @@ def _write_descriptions(folder: Path, explained: Explained) -> None:
 def _config_json(
     config: Qwen2Config, stored_type: str, budget: BudgetInput, source: Path | None, tokenizer: Any
 ) -> dict[str, Any]:
-    """Returns the content of config.json, with the special ids of a transformers tokenizer."""
+    """Returns the content of config.json, including the special token ids of the tokenizer."""
     source_config = None
     if source is not None and (source / "config.json").exists():
         source_config = hf_config.read_json(source / "config.json")
@@ -168,7 +169,7 @@ def _config_json(
         budget_words=budget.words,
     )
     if tokenizer is not None:
-        # `generate` stops at these ids and pads with them.
+        # transformers' `generate` stops at these ids and uses them for padding.
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             content[key] = getattr(tokenizer, key)
     if budget.levels:
@@ -177,7 +178,7 @@ def _config_json(
 
 
 def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | None) -> list[Typed]:
-    """Returns a folder's tensors with their types: the plain model's, then the budget module's."""
+    """Returns a folder's tensors with their dtypes: plain model first, then budget module."""
     plain = [(entry, dtype) for entry in names.backbone(config)]
     if module is None:
         return plain
@@ -185,7 +186,7 @@ def layout(config: Qwen2Config, dtype: str, module: hf_config.BudgetModule | Non
 
 
 def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_bytes: int) -> None:
-    """Writes tensors into safetensors files, with an index if there are several files."""
+    """Writes tensors to safetensors files, with an index if there are several files."""
     tensors = [archives.stored(params, entry, dtype) for entry, dtype in typed]
     module = [tensor for tensor in tensors if tensor.name.startswith("budget.")]
     plain = tensors[: len(tensors) - len(module)]
@@ -193,8 +194,8 @@ def _write_weights(folder: Path, params: Params, typed: list[Typed], max_shard_b
     if not module and len(shards) == 1:
         archives.write_file(folder / archives.SINGLE, shards[0])
         return
-    # With an index, because transformers would ignore budget.safetensors next to a single
-    # model.safetensors.
+    # Write an index even for a single model file, because transformers would otherwise ignore
+    # budget.safetensors next to model.safetensors.
     files = {}
     for number, shard in enumerate(shards, 1):
         files[f"model-{number:05d}-of-{len(shards):05d}.safetensors"] = shard

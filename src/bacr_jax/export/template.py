@@ -1,4 +1,4 @@
-"""Writes the chat template of an exported folder: the policy's prompt as a Jinja template."""
+"""Generates the chat template of an exported folder: the policy's prompt as a Jinja template."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from bacr_jax.prompts.chat_template import BASE, render, template_of
 from bacr_jax.prompts.encoding import frame
 from bacr_jax.prompts.formats import PromptFormat
 
-# Placeholder for the number of a budget while the base model's template is rendered.
+# Placeholder for the number of tokens of a budget while the base model's template is rendered.
 _NUMBER = "\ue001"
 
 _CHECKS = """\
@@ -19,7 +19,7 @@ messages[1]['role'] != 'assistant') -%}
 behind it at most the beginning of the answer') -}}
 {%- endif -%}
 """
-# The content of a message is a text, or a list of parts of which each has a text.
+# The content of a message is a string, or a list of parts that each contain a text.
 _TEXT_OF = """\
 {%- macro text_of(content) -%}
 {%- if content is string -%}
@@ -49,35 +49,38 @@ _READ_BUDGET = """\
 """
 _BEGUN = "{%- if messages | length == 2 -%}{{- text_of(messages[1]['content']) -}}{%- endif -%}"
 
-# The base model's template is between these two lines.
+# The base model's template is inserted between these two lines.
 _IF_BASE = f"{{% if {BASE} is defined and {BASE} %}}\n"
 _ELSE = "{% else %}\n"
 
 
 def literal(text: str) -> str:
-    """Returns a text as a string literal of Jinja."""
+    """Returns a text as a Jinja string literal."""
     return '"' + text.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
 def chat_template(
     tokenizer: Any, style: PromptFormat, words: str = "", levels: Mapping[str, int] | None = None
 ) -> str:
-    """Returns the template of a policy's prompt.
+    """Returns the chat template of a policy's prompt.
 
-    The template accepts one user message, the question, and optionally the beginning of an answer.
-    With `budget=512` the prompt contains the budget, for a policy that reads it there. With
-    `base_template=true` it equals the base model's template, which this package reads again when
-    it trains from the folder.
+    The template accepts one user message with the question, optionally followed by the beginning of
+    an answer. With `budget=512`, the prompt contains the budget, for a policy that reads its budget
+    in the prompt. With `base_template=true`, the template is the base model's template, which this
+    package uses for training from the folder.
 
     Args:
-      words: sentence with the budget, with `{budget}` for its number; "" without one.
-      levels: budgets by the names of levels.
+      tokenizer: tokenizer of the base model.
+      style: prompt format.
+      words: budget prompt with the placeholder `{budget}` for the number of tokens, or "" if the
+        prompts do not contain the budget.
+      levels: budgets of the levels, by name.
 
     Raises:
       UserError: the base model's template does not work inside another template.
     """
     head, tail = frame(tokenizer, style)
-    # End of the prompt with a budget.
+    # End of a prompt that contains a budget.
     budget_tail = ""
     if style.budget_close:
         budget_tail = tail + _NUMBER + style.budget_close
@@ -110,7 +113,7 @@ def chat_template(
 
 
 def _base(tokenizer: Any) -> str:
-    """Returns the template of the base model, without this package's template around it."""
+    """Returns the base model's template, without the template that this package adds around it."""
     text = template_of(tokenizer)
     if text.startswith(_IF_BASE) and _ELSE + _CHECKS in text:
         return text.removeprefix(_IF_BASE).partition(_ELSE + _CHECKS)[0]

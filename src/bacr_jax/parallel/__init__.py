@@ -1,4 +1,4 @@
-"""Devices and processes: the mesh, the shardings, and communication between processes."""
+"""Device mesh, shardings, and communication between processes."""
 
 from bacr_jax.parallel.mesh import (
     AXES as AXES,

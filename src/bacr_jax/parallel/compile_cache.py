@@ -1,12 +1,13 @@
-"""The folder of JAX's persistent compilation cache, so that a program is compiled only once.
+"""Manages the folder of JAX's persistent compilation cache.
 
-JAX writes and finds the programs; this module chooses the folder and cleans it. Programs for CPUs
-depend on the instructions and the number of threads of the machine that compiled them, which JAX's
-keys do not contain. So there is a folder per kind of machine and version of jaxlib.
+JAX writes and looks up the compiled programs. This module selects and cleans the folder. Programs
+for CPUs depend on the instruction set and the number of threads of the machine that compiled them,
+which are not part of JAX's cache keys. Therefore each type of machine and each version of jaxlib
+has a separate folder.
 
-JAX writes a program directly into its final file, and never replaces an existing file. A process
-that is killed while writing leaves an incomplete program, which would cause a warning and a new
-compilation at every start. So programs written since the last start are checked once.
+JAX writes a program directly to its final path and never replaces an existing file. If a process is
+killed while writing, it leaves an incomplete program, which would cause a warning and a
+recompilation at every start. Therefore all programs written since the last start are checked once.
 """
 
 import contextlib
@@ -28,27 +29,28 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from bacr_jax.parallel import processes
 
-# Value of output.compile_cache that disables the cache.
+# Value of `output.compile_cache` that disables the cache.
 OFF = "none"
-# Limit on the folders of all machines together, in bytes. The programs of the quickstart are a few
-# megabytes, the programs of a large model on GPUs some hundreds.
+# Maximum total size of the folders of all machines in bytes. The programs of the quickstart take a
+# few megabytes, and the programs of a large model on GPUs a few hundred megabytes.
 MAX_BYTES = 4 << 30
-# Names of JAX's settings.
+# Names of JAX's config options.
 _DIR = "jax_compilation_cache_dir"
 _MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 _ENABLED = "jax_enable_compilation_cache"
-# Names of machines' folders begin, and names of program files end, with these.
+# Prefix of the machines' folder names, and suffix of program file names.
 _PREFIX = "xla-"
 _SUFFIX = "-cache"
-# Written to test a folder. Larger than what a file system stores together with a file's name.
+# Content for testing whether a folder is writable. It is larger than the data that some file
+# systems store inline with the file name.
 _PROBE = bytes(1 << 16)
-# Marker file. Its mtime is the time up to which all programs of its folder are checked.
+# Marker file. Its mtime is the time up to which all programs of its folder have been checked.
 _MARKER = "looked"
-# Seconds after which a program file is no longer being written.
+# Age in seconds after which a program file is assumed to be completely written.
 _WRITE_SECONDS = 60.0
-# First bytes of a zstd file.
+# Magic number of the zstd format.
 _ZSTD = b"\x28\xb5\x2f\xfd"
-# Bytes that are unpacked at once.
+# Number of bytes that are decompressed at a time.
 _CHUNK = 1 << 20
 
 
@@ -57,9 +59,9 @@ class CacheFolder:
     """The folder of the compilation cache.
 
     Attributes:
-      folder: None if the cache is disabled, or is at a URL.
-      line: line for the user with the folder and the key that chose it.
-      refused: True if the cache is enabled, but its folder can't be written.
+      folder: the folder, or None if the cache is disabled or stored at a URL.
+      line: message for the user with the folder and the setting that selected it.
+      refused: True if the cache is enabled but its folder is not writable.
     """
 
     folder: Path | None
@@ -68,13 +70,15 @@ class CacheFolder:
 
 
 def keep_programs(setting: str | None) -> CacheFolder:
-    """Sets the folder of JAX's compilation cache. Call it before the first program is compiled.
+    """Sets the folder of JAX's compilation cache.
 
-    A folder that can't be written is not an error; programs are then compiled at every start.
+    Call it before the first program is compiled. A folder that is not writable is not an error. In
+    this case, programs are compiled at every start.
 
     Args:
-      setting: `output.compile_cache`: a folder, a URL that JAX supports, or "none" to disable the
-        cache. None for JAX_COMPILATION_CACHE_DIR, or else a folder in the user's cache folder.
+      setting: value of `output.compile_cache`: a folder, a URL that JAX supports, or "none" to
+        disable the cache. None selects JAX_COMPILATION_CACHE_DIR if it is set, and otherwise a
+        folder in the user's cache folder.
     """
     if not jax.config.values[_ENABLED]:
         return CacheFolder(None, f"compiled programs are not kept ({_ENABLED.upper()})")
@@ -82,7 +86,8 @@ def keep_programs(setting: str | None) -> CacheFolder:
         _set_jax_folder(None)
         return CacheFolder(None, f"compiled programs are not kept (output.compile_cache={OFF})")
     jax_folder = jax.config.values[_DIR] or os.environ.get(_DIR.upper())
-    # A folder with this machine's name was set by this module, in an earlier run of this process.
+    # A folder with this machine's name was set by an earlier call of this function in this
+    # process.
     is_ours = setting is not None or not jax_folder or Path(jax_folder).name == machine_name()
     key = "output.compile_cache" if is_ours else _DIR.upper()
     base = setting if is_ours else jax_folder
@@ -108,46 +113,53 @@ def keep_programs(setting: str | None) -> CacheFolder:
     if is_ours:
         delete_oldest(folder.parent, MAX_BYTES)
         if _MIN_SECONDS.upper() not in os.environ:
-            # Hundreds of small programs take most of the time of a start.
+            # Cache all programs, because compiling hundreds of small programs dominates
+            # the startup time.
             jax.config.update(_MIN_SECONDS, 0.0)
     _set_jax_folder(str(folder))
     return CacheFolder(folder, f"compiled programs are kept in {folder} ({key})")
 
 
 def _user_folder() -> Path:
-    """Returns this package's folder in the user's cache folder, by the XDG specification.
+    """Returns this package's folder in the user's cache folder, following the XDG specification.
 
     Raises:
       RuntimeError: the home folder is unknown.
     """
     xdg_folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification requires that relative paths are ignored.
+    # The specification requires relative paths to be ignored.
     cache = xdg_folder if xdg_folder.is_absolute() else Path.home() / ".cache"
     return cache / "bacr_jax" / "compiled"
 
 
 def machine_name() -> str:
-    """Returns a name of what programs depend on: jaxlib, processor instructions and threads."""
+    """Returns a name for everything that compiled CPU programs depend on.
+
+    The name contains the version of jaxlib, a digest of the processor's instruction set, and the
+    number of threads.
+    """
     features = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        # The names on x86 and on ARM. All cores have the same line, so the first is enough.
+        # The field is named "flags" on x86 and "Features" on ARM. It is the same for all
+        # cores, so only the first line is read.
         features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    # XLA divides a program's work into this number of parts.
+    # XLA partitions the work of a program by the number of threads.
     threads = processes.threads(os.environ)
     digest = hashlib.sha256(features.encode()).hexdigest()[:8]
     return f"{_PREFIX}{importlib.metadata.version('jaxlib')}-{digest}-{threads}"
 
 
 def delete_oldest(base: Path, max_bytes: int) -> None:
-    """Deletes the programs that were unused for longest, until `max_bytes` bytes are left.
+    """Deletes the least recently used programs until at most `max_bytes` bytes remain.
 
-    Only program files in the machines' folders of `base` are deleted. Other processes may do the
-    same or read at the same time.
+    Only program files in the machines' folders in `base` are deleted. Other processes may delete or
+    read files at the same time.
     """
-    # jax_compilation_cache_max_size would do this, but JAX 0.10.2 then reads the time of every
-    # stored program before each write, under a lock: 35 ms a write with 1,000 stored programs
-    # instead of 0.05 ms (two cores of a Xeon), and a start writes hundreds. A process that is
-    # killed between writing a program and its time would also make all later writes fail.
+    # The JAX option jax_compilation_cache_max_size does the same. But JAX 0.10.2 then reads the
+    # access times of all stored programs before each write, under a lock. With 1,000 stored
+    # programs, a write takes 35 ms instead of 0.05 ms (on two Xeon cores), and a start writes
+    # hundreds of programs. Furthermore, if a process is killed between writing a program and
+    # its access time, all later writes fail.
     newest_first = sorted(_programs(base), reverse=True)
     total = 0
     for _, size, path in newest_first:
@@ -160,22 +172,23 @@ def delete_oldest(base: Path, max_bytes: int) -> None:
 def delete_incomplete(folder: Path) -> list[str]:
     """Deletes incomplete programs that were written since the last call, and returns their names.
 
-    Programs of the last minute are left for the next call, because they may still be being written.
-    The folder may be missing.
+    Programs written in the last minute are skipped until the next call, because they may be
+    incomplete only temporarily. The folder may be missing.
     """
     marker = folder / _MARKER
     deleted: list[str] = []
-    # No OSError may stop a run: a program that can't be checked here is read by JAX, or is not.
+    # An OSError must not stop a run. A program that can't be checked here may still be readable
+    # by JAX.
     with contextlib.suppress(OSError):
         checked_until = marker.stat().st_mtime if marker.exists() else 0.0
         marker.touch()
-        # The clock of the file system, which may differ from the clock of this machine.
+        # Use the clock of the file system, which may differ from the clock of this machine.
         finished_before = marker.stat().st_mtime - _WRITE_SECONDS
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.endswith(_SUFFIX):
                     continue
-                # Another process may delete it at the same time.
+                # Another process may delete the file at the same time.
                 with contextlib.suppress(FileNotFoundError):
                     is_unchecked = checked_until < entry.stat().st_mtime <= finished_before
                     if is_unchecked and not _is_complete(Path(entry.path)):
@@ -186,7 +199,7 @@ def delete_incomplete(folder: Path) -> list[str]:
 
 
 def _is_complete(program: Path) -> bool:
-    """True if a stored program can be unpacked to its end."""
+    """True if a stored program can be decompressed completely."""
     with program.open("rb") as file:
         try:
             unpacker = _unpacker(file.read(len(_ZSTD)))
@@ -195,13 +208,13 @@ def _is_complete(program: Path) -> bool:
                 unpacker.decompress(chunk)
         except OSError:
             raise
-        except Exception:  # Each of the three libraries has its own error, or is not installed.
+        except Exception:  # The libraries raise different exceptions, or are not installed.
             return False
     return bool(unpacker.eof)
 
 
 def _unpacker(first_bytes: bytes) -> Any:
-    """Returns a decompressor for a program file. JAX uses zstd if it is installed, else zlib."""
+    """Returns a decompressor for a program file. JAX uses zstd if installed, otherwise zlib."""
     if first_bytes != _ZSTD:
         return zlib.decompressobj()
     if sys.version_info >= (3, 14):
@@ -210,7 +223,7 @@ def _unpacker(first_bytes: bytes) -> Any:
 
 
 def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
-    """Yields the time of the last use, the size in bytes and the path of each stored program."""
+    """Yields the time of last use, the size in bytes and the path of each stored program."""
     for folder in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
@@ -222,10 +235,10 @@ def _programs(base: Path) -> Iterator[tuple[float, int, str]]:
 
 
 def _try_to_write(folder: Path, mode: int) -> None:
-    """Creates the folder if it is missing, and writes to it.
+    """Creates a folder if it is missing, and writes a temporary file to it.
 
     Raises:
-      OSError: the disk is full, or permissions are missing.
+      OSError: the disk is full or a permission is missing.
     """
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -234,8 +247,9 @@ def _try_to_write(folder: Path, mode: int) -> None:
 
 
 def _set_jax_folder(folder: str | None) -> None:
-    """Sets JAX's cache to a folder or URL; None disables it."""
+    """Sets JAX's cache to a folder or URL. None disables the cache."""
     if jax.config.values[_DIR] != folder:
         jax.config.update(_DIR, folder)
-        # JAX opens its cache with the first program, and does not look at the setting again.
+        # JAX opens its cache when it compiles the first program, and does not read the
+        # option again.
         compilation_cache.reset_cache()

@@ -1,9 +1,10 @@
-"""Lets compiled programs reuse host memory, which makes small runs on CPUs faster.
+"""Configures the host allocator to reuse memory, which speeds up small runs on CPUs.
 
-XLA's CPU backend allocates the temporaries of a program at every execution. glibc maps blocks of
-more than 32 MiB for each of them and returns them at its end, so the kernel clears all their pages
-every time: a quarter of the processor time of a small run. Memory that XLA's own threads allocate,
-as for the temporaries of a large program, can't be retained; for them only larger pages help.
+XLA's CPU backend allocates temporary buffers at every execution of a program. For each block of
+more than 32 MiB, glibc maps new memory and unmaps it afterwards, so the kernel has to clear all
+pages every time. This takes a quarter of the CPU time of a small run. Memory that is allocated by
+XLA's own threads, such as the temporary buffers of a large program, can't be retained. In this case
+only larger pages help.
 """
 
 import ctypes
@@ -14,33 +15,34 @@ from pathlib import Path
 
 import jax
 
-# Options of mallopt, from glibc's <malloc.h>.
+# Parameters of mallopt, from glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
-# Environment variables with which a user sets the same options.
+# Environment variables with which users set the same parameters.
 _MALLOC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-# Freed bytes at the end of the heap that remain with the process.
+# Maximum number of free bytes at the end of the heap that are retained by the process.
 RETAINED_BYTES = 1 << 30
-# Environment variable and its value for pages of 2 MiB, if the kernel provides them on request.
-# glibc reads the variable when a process starts.
+# Environment variable and value that request pages of 2 MiB, if the kernel provides them on
+# request. glibc reads the variable when a process starts.
 TUNABLES = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 _KERNEL_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# First glibc with HUGE_PAGES.
+# First version of glibc that supports `HUGE_PAGES`.
 _MIN_GLIBC = (2, 35)
-# Parameters from which large pages help. A model of 130 thousand parameters trains as fast without
-# them; a model of 135 million parameters takes a third longer without them.
+# Minimum number of parameters for which large pages help. Without large pages, a model with 130
+# thousand parameters trains equally fast, but a model with 135 million parameters takes a third
+# longer.
 _LARGE_MODEL = 50_000_000
 
 
 def keep_freed_memory() -> bool:
     """Configures glibc to reuse freed memory instead of returning it, if programs run on a CPU.
 
-    Up to `RETAINED_BYTES` free bytes remain with the process. No result of a program changes.
+    Up to `RETAINED_BYTES` free bytes stay with the process. The results of programs do not change.
 
     Returns:
-      False if nothing was configured: with a GPU, with another C library, and if the environment
-      has its own settings.
+      True if the allocator was configured. False with a GPU, with another C library, or if the
+      environment already configures the allocator.
     """
     is_configured = any(name in os.environ for name in _MALLOC_VARIABLES)
     has_tunables = os.environ.get(TUNABLES, HUGE_PAGES) != HUGE_PAGES
@@ -57,8 +59,8 @@ def keep_freed_memory() -> bool:
 def lacks_huge_pages(num_parameters: int) -> bool:
     """True if a model of this size would train faster on this CPU with `HUGE_PAGES` set.
 
-    False with a GPU, with another C library, with a kernel that provides large pages always or
-    never, and if the user has chosen tunables.
+    Returns False with a GPU, with another C library, with a kernel that provides large pages always
+    or never, and if the user has set tunables.
     """
     library, version = platform.libc_ver()
     if num_parameters < _LARGE_MODEL or library != "glibc" or TUNABLES in os.environ:

@@ -1,8 +1,8 @@
-"""Detects launchers that start one run as several processes without all variables that JAX needs.
+"""Detects launchers that start several processes without all variables that JAX needs.
 
-A process that detects no others trains independently, so N of them would write N runs into one
-folder. If any variable shows that other processes were started, all needed variables must be set.
-`processes.settings` calls `refuse_incomplete`.
+A process that does not detect the other processes trains independently, so N processes would write
+N runs to the same folder. Therefore, if any variable indicates that other processes were started,
+all required variables must be set. `processes.settings` calls `refuse_incomplete`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 INDEX = "JAX_PROCESS_ID"
 
-# Set by srun only. The batch script itself has SLURM_NTASKS too, but runs as one process.
+# Set only by srun. SLURM_NTASKS is also set in the batch script, which runs as a single process.
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
 # Variables that JAX reads in a Slurm step.
 _SLURM_STEP = (
@@ -24,11 +24,11 @@ _SLURM_STEP = (
     "SLURM_LOCALID",
     "SLURM_STEP_NUM_NODES",
 )
-# Set in the pods of an indexed Job of Kubernetes.
+# Set in the pods of an indexed Kubernetes Job.
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 _SEPARATE_RUNS = f"or {COUNT}=1 if each is a run of its own"
-# For each launcher: its variables for the number of processes and for this process's index, and
-# what to write as the host of process 0.
+# For each launcher: the variables with the number of processes and the index of this process, and
+# the value to write for the host of process 0.
 _LAUNCHERS = {
     "torchrun": ("WORLD_SIZE", "RANK", "$MASTER_ADDR"),
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "HOST_OF_PROCESS_0"),
@@ -38,7 +38,7 @@ _LAUNCHERS = {
 
 
 def refuse_incomplete(environment: Mapping[str, str]) -> None:
-    """Checks the environment of a process that does not have the three JAX_* variables.
+    """Checks the environment of a process in which the three JAX_* variables are not set.
 
     Raises:
       UserError: a launcher started several processes, and JAX can't detect the others.
@@ -47,7 +47,7 @@ def refuse_incomplete(environment: Mapping[str, str]) -> None:
     _refuse_incomplete_slurm(environment, tasks)
     for launcher, (count_variable, index_variable, host) in _LAUNCHERS.items():
         count = _number(environment, count_variable)
-        # In a Slurm step, srun sets some of these variables to the number of its tasks.
+        # In a Slurm step, srun sets some of these variables to its number of tasks.
         if count > 1 and count != tasks:
             index = environment.get(index_variable, "?")
             raise UserError(
@@ -66,16 +66,16 @@ def refuse_incomplete(environment: Mapping[str, str]) -> None:
 
 
 def _refuse_incomplete_slurm(environment: Mapping[str, str], tasks: int) -> None:
-    """Raises a UserError in a Slurm step of several tasks with missing variables.
+    """Raises UserError in a Slurm step with several tasks if variables are missing.
 
-    A container may pass only some variables.
+    Variables can be missing because a container passes only some of them.
     """
     rank = _number(environment, "SLURM_PROCID", default=0)
     if tasks > 1:
         evidence = f"{SLURM_TASKS}={tasks}"
         missing = [name for name in _SLURM_STEP if name not in environment]
     elif rank > 0 and SLURM_TASKS not in environment:
-        # Not a batch script, since a batch script has rank 0.
+        # This is not a batch script, because batch scripts have rank 0.
         evidence = f"SLURM_PROCID={rank}"
         missing = [SLURM_TASKS]
     else:
@@ -89,10 +89,10 @@ def _refuse_incomplete_slurm(environment: Mapping[str, str], tasks: int) -> None
 
 
 def _number(environment: Mapping[str, str], name: str, *, default: int = 1) -> int:
-    """Returns a launcher's variable as a number, or `default` if it is not set.
+    """Returns a variable of a launcher as an integer, or `default` if it is not set.
 
     Raises:
-      UserError: the variable is not a whole number.
+      UserError: the value is not a non-negative integer.
     """
     text = environment.get(name, str(default))
     if not text.isdecimal():

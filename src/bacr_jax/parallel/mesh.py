@@ -1,8 +1,8 @@
-"""The device mesh of a run: its valid layouts, and the layout of the config's section `mesh`.
+"""Defines the device mesh of a run: its valid shapes, and the shape set by the config.
 
-Rows are split over `data` and `fsdp`, parameters over `fsdp` and `tensor`. For example, a device of
-a (data 2, fsdp 4) mesh stores an eighth of the rows and a quarter of the parameters. `shardings`
-assigns the dimensions of parameters to these axes.
+Rows are split over `data` and `fsdp`, and parameters over `fsdp` and `tensor`. For example, a
+device of a (data 2, fsdp 4) mesh stores one eighth of the rows and one quarter of the parameters.
+`shardings` assigns the dimensions of parameters to these axes.
 """
 
 import math
@@ -19,13 +19,14 @@ AXES = ("data", "fsdp", "tensor")
 
 
 class MeshShape(NamedTuple):
-    """Number of devices along each axis.
+    """Number of devices along each mesh axis.
 
     Attributes:
-      data: copies of the parameters.
-      fsdp: shards of every parameter, gathered where it is used.
-      tensor: shards of heads and of the MLP's width.
-      decode_tensor: tensor shards of the decode copy; rows are split over the other devices.
+      data: number of replicas of the parameters.
+      fsdp: number of shards of every parameter, which are gathered where the parameter is used.
+      tensor: number of shards of the attention heads and of the MLP width.
+      decode_tensor: number of tensor shards of the parameters for decoding. Rows are split over the
+        other devices.
     """
 
     data: int
@@ -35,37 +36,37 @@ class MeshShape(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Returns the number of devices of all axes together."""
+        """Returns the total number of devices."""
         return self.data * self.fsdp * self.tensor
 
     @property
     def row_shards(self) -> int:
-        """Returns the number of parts that the rows of a batch are split into."""
+        """Returns the number of shards of the rows of a batch."""
         return self.data * self.fsdp
 
     @property
     def param_shards(self) -> int:
-        """Returns the number of parts that a parameter of the learner is split into."""
+        """Returns the number of shards of the learner's parameters."""
         return self.fsdp * self.tensor
 
     @property
     def slot_shards(self) -> int:
-        """Returns the number of parts that decoded rows are split into."""
+        """Returns the number of shards of the decoded rows."""
         return self.num_devices // self.decode_tensor
 
 
 def _divisors(n: int) -> list[int]:
-    """Returns all divisors of a number, ascending."""
+    """Returns all divisors of a number in ascending order."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Returns the distance of two layouts: the sum of |log(a / b)| over their axes."""
+    """Returns the distance between two mesh shapes: the sum of |log(a / b)| over their axes."""
     return sum(abs(math.log(a / b)) for a, b in zip(one, other))
 
 
 def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int, int, int]]:
-    """Yields every (data, fsdp, tensor) of all devices whose shards divide width and heads."""
+    """Yields every (data, fsdp, tensor) whose shards divide the model width and the heads."""
     for data in _divisors(num_devices):
         for fsdp in _divisors(num_devices // data):
             tensor = num_devices // data // fsdp
@@ -76,7 +77,7 @@ def _layouts(num_devices: int, width: int, kv_heads: int) -> Iterator[tuple[int,
 def layouts(
     num_devices: int, *, hidden_size: int, intermediate_size: int, num_kv_heads: int
 ) -> Iterator[MeshShape]:
-    """Yields every layout of these devices that `resolve` accepts for a model."""
+    """Yields every mesh shape for these devices that `resolve` accepts for a model."""
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     for data, fsdp, tensor in _layouts(num_devices, hidden_size, kv_heads):
         for decode_tensor in _divisors(math.gcd(fsdp * tensor, kv_heads)):
@@ -84,7 +85,7 @@ def layouts(
 
 
 def _to_config(shape: Sequence[int]) -> str:
-    """Returns a layout as config keys, for error messages."""
+    """Returns a mesh shape as config keys, for error messages."""
     return " ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, shape))
 
 
@@ -96,16 +97,20 @@ def resolve(
     intermediate_size: int,
     num_kv_heads: int,
 ) -> MeshShape:
-    """Returns the layout of a config's section `mesh`.
+    """Returns the mesh shape that the config section `mesh` specifies.
 
-    mesh.fsdp=-1 uses all remaining devices. `fsdp` splits the model's width D; `tensor` splits the
-    width of its MLP and the key/value heads K.
+    With mesh.fsdp=-1, the `fsdp` axis uses all remaining devices. `fsdp` splits the model width D.
+    `tensor` splits the MLP width and the key/value heads K.
 
     Args:
-      num_devices: devices of all processes.
+      config: config section `mesh`.
+      num_devices: number of devices of all processes.
+      hidden_size: model width D.
+      intermediate_size: MLP width.
+      num_kv_heads: number of key/value heads K.
 
     Raises:
-      UserError: the layout does not fit the devices or the model.
+      UserError: the mesh shape is incompatible with the devices or the model.
     """
     kv_heads = math.gcd(num_kv_heads, intermediate_size)
     fitting = list(_layouts(num_devices, hidden_size, kv_heads))
@@ -149,14 +154,14 @@ def resolve(
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh of a layout over `devices`; None for all devices of all processes."""
+    """Creates a mesh over `devices`, or over all devices of all processes if None."""
     return jax.make_mesh(shape[:3], AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def decode_mesh(mesh: Mesh, tensor: int) -> Mesh:
-    """Returns a mesh of the same devices in the same order with another size of `tensor`.
+    """Returns a mesh of the same devices, in the same order, with another `tensor` size.
 
-    The decode copy of the parameters uses it.
+    It is used for the parameters for decoding.
     """
     data, fsdp, learner_tensor = mesh.devices.shape
     if tensor == learner_tensor:

@@ -1,9 +1,9 @@
-"""Detects that another process of a run was lost, and ends this process with one clear line.
+"""Detects that another process of a run was lost, and exits with a single clear error message.
 
-If a process of a run ends, JAX ends the others by SIGABRT or leaves them waiting. So each process
-writes a heartbeat with its phase and step once a second, into the key-value store of JAX's
-coordination service. A process that misses the heartbeats of another process prints which one, and
-exits with the code of a stopped run.
+If a process of a run ends, JAX aborts the other processes with SIGABRT or leaves them waiting.
+Therefore each process writes a heartbeat with its phase and step once per second to the key-value
+store of JAX's coordination service. A process that no longer receives the heartbeats of another
+process prints which process was lost, and exits with the exit code of a stopped run.
 """
 
 import contextlib
@@ -20,36 +20,41 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.errors import UserError, printable
 
-# Seconds between two heartbeats of a process.
+# Interval between two heartbeats of a process, in seconds.
 BEAT = 1.0
-# Seconds without a heartbeat after which a process counts as lost.
+# Time without a heartbeat after which a process counts as lost, in seconds.
 SILENCE = 30.0
-# The same after a collective has failed in this process.
+# As `SILENCE`, after a collective operation has failed in this process.
 SILENCE_AFTER_FAILURE = 5.0
-# Seconds between two checks of this process after which it was itself suspended.
+# Time between two checks above which this process itself was suspended, in seconds.
 SUSPENDED_GAP = 10.0
-# A phase counts as stuck after this many times its longest duration, and at least these seconds.
+# A phase counts as stuck after `STUCK_TIMES` times its longest duration, but not before
+# `STUCK_SECONDS` seconds.
 STUCK_TIMES = 10.0
 STUCK_SECONDS = 900.0
-# Last phases of a process: it failed, or it has finished.
+# Final phases of a process: it failed, or it finished.
 _ENDED = "ended"
 _DONE = "done"
-# Folder of the keys in the store.
+# Prefix of the keys in the store.
 _KEYS = "bacr/peers/"
-# Numbers the barriers at the end of `watched`, since the name of a barrier can't be used twice.
+# Counter for the barriers at the end of `watched`, because a barrier name can be used only once.
 _BARRIERS = itertools.count()
 
-# Called with the name and the step of a phase that begins.
+# Called with the name and the step of each phase that begins.
 OnPhase = Callable[[str, int], None]
-# Set once process 0 has closed its connection to this process.
+# Set when process 0 has closed its connection to this process.
 _first_gone = threading.Event()
 
 
 def relay(address: str) -> str:
-    """Opens a local address that forwards to another address, and stays open when that closes.
+    """Opens a local address that forwards connections to another address.
 
-    JAX's client connects through the relay, because it would end this process within a millisecond
-    after the coordinator closes the connection.
+    The local address stays open when the other address closes its connection. JAX's client connects
+    through this relay, because it would otherwise terminate this process within a millisecond after
+    the coordinator closes the connection.
+
+    Args:
+      address: address to forward to, as host:port.
 
     Returns:
       The local address, as host:port.
@@ -63,7 +68,7 @@ def relay(address: str) -> str:
             try:
                 far = socket.create_connection((host.strip("[]"), int(port)))
             except OSError:
-                near.close()  # The coordinator has not started, so the client tries again.
+                near.close()  # The coordinator has not started yet. The client retries.
                 continue
             _first_gone.clear()
             for source, sink in ((near, far), (far, near)):
@@ -72,7 +77,7 @@ def relay(address: str) -> str:
     def copy(source: socket.socket, sink: socket.socket, near: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                with contextlib.suppress(OSError):  # Data for a closed connection is dropped.
+                with contextlib.suppress(OSError):  # Data for a closed connection is discarded.
                     sink.sendall(data)
         if source is near:
             near.close()
@@ -86,7 +91,7 @@ def relay(address: str) -> str:
 
 
 class Peers:
-    """The heartbeats of all processes of a run, in the store of JAX's coordination service."""
+    """Heartbeats of all processes of a run, in the store of JAX's coordination service."""
 
     def __init__(
         self, store: Any, index: int, count: int, clock: Callable[[], float] = time.monotonic
@@ -97,6 +102,7 @@ class Peers:
           store: client of JAX's coordination service.
           index: index of this process.
           count: number of processes.
+          clock: returns the current time in seconds.
         """
         now = clock()
         self._store = store
@@ -110,21 +116,22 @@ class Peers:
             "beat": 0,
         }
         self._phase_start = now
-        # Longest duration of each finished phase, in seconds.
+        # Maximum duration of each finished phase, in seconds.
         self._longest: dict[str, float] = {}
-        # The newest heartbeat of each process, and the time when it arrived.
+        # The latest heartbeat of each process, and the time at which it arrived.
         self._heartbeats: dict[int, dict[str, Any]] = {i: {} for i in range(count)}
         self._arrived = dict.fromkeys(range(count), now)
         self._last_check = now
         self._last_exchange = now
-        # Line of process 0 about a process that was lost.
+        # Message of process 0 about a lost process.
         self._announced = ""
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """Begins a phase of this process.
+        """Starts a new phase of this process.
 
         Args:
-          step: None for the step of the phase before.
+          phase: name of the phase.
+          step: step of the phase, or None to keep the previous step.
         """
         now = self._clock()
         finished_phase = self._status["phase"]
@@ -132,12 +139,13 @@ class Peers:
         self._longest[finished_phase] = max(self._longest.get(finished_phase, 0.0), seconds)
         if step is None:
             step = self._status["step"]
-        # Another thread reads these, so the time comes first and the dict is a new one.
+        # Another thread reads these attributes. Therefore the time is set first, and the
+        # dict is replaced rather than modified.
         self._phase_start = now
         self._status = self._status | {"phase": phase, "step": step}
 
     def exchange(self) -> None:
-        """Writes a heartbeat of this process, and reads the heartbeats of the others."""
+        """Writes the heartbeat of this process and reads the heartbeats of all processes."""
         self._status["beat"] += 1
         self._store.key_value_set(
             f"{_KEYS}{self._index}", json.dumps(self._status), allow_overwrite=True
@@ -155,28 +163,29 @@ class Peers:
         self._last_exchange = self._clock()
 
     def announce(self, line: str) -> None:
-        """Writes a line about a lost process, which the other processes then print as well."""
+        """Publishes a message about a lost process, which all other processes print as well."""
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_KEYS}lost", line, allow_overwrite=True)
 
     def lost(self, silence: float = SILENCE) -> str | None:
-        """Returns a line about a process that was lost or is stuck; None if all are well.
+        """Returns a message about a process that is lost or stuck, or None if all are healthy.
 
         Args:
-          silence: seconds without a heartbeat after which a process counts as lost.
+          silence: time without a heartbeat after which a process counts as lost, in seconds.
         """
         now = self._clock()
         seconds_since_check = now - self._last_check
         self._last_check = now
         if seconds_since_check > SUSPENDED_GAP:
-            # This process was suspended, perhaps together with the others.
+            # This process was suspended, possibly together with the others.
             self._arrived = dict.fromkeys(self._arrived, now)
             self._last_exchange = now
         if self._announced:
             return self._announced
         if _first_gone.is_set() and self._heartbeats[0].get("phase") != _DONE:
             return self._line(0, "has closed its connection")
-        # Ages at the last exchange. Process 0 has the store, so without it no exchange works.
+        # Ages are measured at the last exchange. Process 0 hosts the store, so no exchange
+        # succeeds without it.
         ages = {i: self._last_exchange - arrived for i, arrived in self._arrived.items()}
         ages[0] = max(ages[0], now - self._last_exchange)
         for other, age in ages.items():
@@ -191,7 +200,7 @@ class Peers:
         return None
 
     def _line(self, process: int, problem: str) -> str:
-        """Returns the line about a lost process, with its host, step and phase."""
+        """Returns the message about a lost process, with its host, step and phase."""
         status = self._status if process == self._index else self._heartbeats[process]
         host = status.get("host", "?")
         step = status.get("step", "?")
@@ -204,12 +213,13 @@ class Peers:
 
 @contextlib.contextmanager
 def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]:
-    """Watches the other processes inside, and exits with code 75 when one is lost.
+    """Context manager that monitors the other processes, and exits with code 75 if one is lost.
 
-    All processes must leave the context together. With one process nothing is watched.
+    All processes must leave the context together. With a single process, nothing is monitored.
 
     Args:
-      expected: exceptions that all processes raise together, so that none of them is lost.
+      expected: exceptions that all processes raise together. They do not mean that a process is
+        lost.
     """
     import jax
     from jax._src import distributed
@@ -226,7 +236,7 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
 
     def exchange_heartbeats() -> None:
         while not closed.wait(BEAT):
-            # An exchange that fails is noticed by the missing heartbeat.
+            # A failed exchange is detected by the missing heartbeat.
             with contextlib.suppress(Exception):
                 peers.exchange()
 
@@ -239,7 +249,8 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
             os.write(2, f"{printable(line)}\n".encode())
             if index == 0:
                 peers.announce(line)
-                # The other processes read the line from the store of this process.
+                # Keep the store of this process available until the other processes
+                # have read the message.
                 time.sleep(3 * BEAT)
             os._exit(STOPPED)
 
@@ -252,12 +263,12 @@ def watched(expected: tuple[type[BaseException], ...] = ()) -> Iterator[OnPhase]
     last_phase = _DONE
     try:
         yield peers.enter
-        # Waits for process 0, which writes the reports.
+        # Wait for process 0, which writes the reports.
         store.wait_at_barrier(f"{_KEYS}end/{next(_BARRIERS)}", 10**12)
     except BaseException as error:
         if not isinstance(error, expected):
             last_phase = _ENDED
-        # A collective that fails is often the first sign of a lost process.
+        # A failed collective operation is often the first sign of a lost process.
         deadline = time.monotonic() + 2 * SILENCE_AFTER_FAILURE
         while not isinstance(error, (UserError, *expected)) and time.monotonic() < deadline:
             exit_if_lost(SILENCE_AFTER_FAILURE)

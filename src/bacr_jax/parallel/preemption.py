@@ -1,4 +1,4 @@
-"""Converts SIGTERM, SIGINT and Slurm's SIGUSR1 into an exception where work can be saved."""
+"""Converts SIGTERM, SIGINT and Slurm's SIGUSR1 to an exception where work can be saved."""
 
 import os
 import signal
@@ -9,24 +9,24 @@ from typing import Any
 from bacr_jax.config.cli import STOPPED
 from bacr_jax.parallel import processes
 
-# Exit code of a stopped command that can be resumed by calling it again.
+# Exit code of a stopped command, which can be resumed by running it again.
 EXIT_CODE = STOPPED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# Seconds in which a second signal is the same request. `timeout` and some schedulers send it twice,
-# to the process and to its group.
+# Time in seconds within which a second signal counts as the same request. `timeout` and some
+# schedulers send the signal twice, to the process and to its process group.
 _SAME_REQUEST_SECONDS = 0.5
 
 
 class Preempted(Exception):
-    """A signal requests that the process ends; the message is the signal's name."""
+    """Raised after a signal requested that the process stops. The message is the signal name."""
 
 
 class PreemptionHandler:
-    """Context manager that records the first signal, so that `poll` raises it.
+    """Context manager that records the first signal, so that `poll` can raise an exception.
 
-    A second signal ends the process at once. A rollout or an evaluation stops where it polls; the
-    caller then saves its results and exits with `EXIT_CODE`. Outside of the context, signals have
-    their usual effect.
+    A second signal terminates the process immediately. A rollout or an evaluation stops when it
+    calls `poll`. The caller then saves its results and exits with `EXIT_CODE`. Outside of the
+    context, signals have their usual effect.
     """
 
     def __init__(self) -> None:
@@ -35,36 +35,38 @@ class PreemptionHandler:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "PreemptionHandler":
-        """Installs the handlers. Python allows this in the main thread only."""
+        """Installs the signal handlers. Python allows this only in the main thread."""
         for number in SIGNALS:
             self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *error: Any) -> None:
         for number, handler in self._previous_handlers.items():
-            # None for a handler that was not set by Python, and can't be restored.
+            # The handler is None if it was not installed by Python. Such a handler
+            # can't be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _record(self, number: int, frame: types.FrameType | None) -> None:
-        """Handles a signal: records the first one, and ends the process at the second."""
+        """Records the first signal, and terminates the process at the second signal."""
         now = time.monotonic()
         if self._signal is None:
             self._signal = number
             self._received_at = now
             name = signal.Signals(number).name
             message = f"\n{name}: stopping in good order; a second signal leaves at once\n"
-            # Not by print(), because the signal may have interrupted another print().
+            # Do not use print(), because the signal may have interrupted another
+            # print().
             os.write(2, message.encode())
         elif now - self._received_at > _SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            # The kernel does not end the first process of a container by its own signal.
+            # The first process of a container is not terminated by its own signals.
             os._exit(128 + number)
 
     def poll(self) -> None:
-        """Raises `Preempted` if any process of the run received a signal.
+        """Raises `Preempted` if any process of the run has received a signal.
 
-        With several processes this is a collective, so all processes must call it.
+        With several processes, this is a collective operation that all processes must call.
         """
         number = processes.largest(self._signal or 0)
         if number:

@@ -1,8 +1,8 @@
-"""Joins several processes to one run, and exchanges values between them.
+"""Initializes runs with several processes, and exchanges values between the processes.
 
-Every process runs the same program on the same questions with the same keys; devices are global.
-Process 0 decides everything that depends on files or time (such as a grader's deadline), and sends
-it to the others. Only process 0 prints and writes, except for checkpoints.
+Every process runs the same program on the same questions with the same PRNG keys, and devices are
+global. Process 0 makes all decisions that depend on files or time (such as a grader's timeout) and
+sends them to the other processes. Only process 0 prints and writes files, except for checkpoints.
 """
 
 import functools
@@ -21,21 +21,24 @@ from bacr_jax.parallel.peers import relay
 
 # Environment variable with the size of XLA's thread pools.
 _THREADS = "NPROC"
-# Smallest sizes of a pool: in total, and per device. Measured: two devices on two cores always stop
-# with 2 threads and finish with 4; eight devices finish with 32.
+# Minimum size of a thread pool, in total and per device. In measurements, two devices on two cores
+# always deadlock with 2 threads and finish with 4 threads. Eight devices finish with 32 threads.
 _MIN_THREADS = 32
 _THREADS_PER_DEVICE = 4
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the arguments of `jax.distributed.initialize`; None for a run of one process.
+    """Returns the arguments of `jax.distributed.initialize`, or None for a single process.
 
-    They come from the three variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID, or else from a Slurm step (srun) of several tasks; docs/devices.md describes
-    both. JAX_LOCAL_DEVICE_IDS can select other GPUs.
+    The arguments are read from the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID. If they are not set, they are read from a Slurm step (srun) with several tasks.
+    docs/devices.md describes both. JAX_LOCAL_DEVICE_IDS can select other GPUs.
+
+    Args:
+      environment: environment variables.
 
     Raises:
-      UserError: variables are missing or wrong.
+      UserError: variables are missing or invalid.
     """
     variables = {}
     for name in (COORDINATOR, COUNT, INDEX):
@@ -53,13 +56,13 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     one_per_node = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
     if one_per_node and gpus.isdecimal() and "JAX_LOCAL_DEVICE_IDS" not in environment:
-        # By default JAX would give each task one GPU.
+        # By default, JAX would assign only one GPU to each task.
         step["local_device_ids"] = list(range(int(gpus)))
     return step
 
 
 def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the settings of the three JAX_* variables; None for one process."""
+    """Returns the arguments from the three JAX_* variables, or None for a single process."""
     missing = [name for name in (COORDINATOR, COUNT, INDEX) if name not in variables]
     if missing:
         raise UserError(
@@ -70,7 +73,7 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
         count = int(variables[COUNT])
         index = int(variables[INDEX])
     except ValueError:
-        # Not a valid number of processes, so the next check fails.
+        # This is an invalid number of processes, so the next check fails.
         count = 0
         index = 0
     if not 0 <= index < count or ":" not in variables[COORDINATOR]:
@@ -89,13 +92,13 @@ def _explicit_settings(variables: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def join() -> bool:
-    """Joins the other processes of this run. Call it before devices are used.
+    """Connects to the other processes of this run. Call it before any device is used.
 
     Returns:
       True if the run has several processes.
 
     Raises:
-      UserError: the processes do not find each other, or their variables are incomplete.
+      UserError: the processes can't connect, or their variables are incomplete.
     """
     arguments = settings(os.environ)
     if arguments is not None and not jax.distributed.is_initialized():
@@ -114,11 +117,12 @@ def join() -> bool:
 def reserve_threads(environment: MutableMapping[str, str]) -> None:
     """Sets NPROC, the size of XLA's thread pools, if one process has several CPU devices.
 
-    Call it before devices are used. A larger size in the environment is not changed.
+    Call it before any device is used. A larger value in the environment is not changed.
 
-    By default a pool has one thread per core. The pool starts and runs the programs of all devices,
-    and each collective blocks a thread. With two cores a device's collective and the start of its
-    next program can block both threads, while the other device waits for a thread.
+    By default, a pool has one thread per core. The pool launches and runs the programs of all
+    devices, and each collective operation blocks a thread. With two cores, a collective operation
+    of one device and the launch of its next program can block both threads while the other device
+    waits for a thread, which is a deadlock.
     """
     num_devices = _cpu_devices(environment.get("XLA_FLAGS", ""))
     needed = max(_MIN_THREADS, _THREADS_PER_DEVICE * num_devices)
@@ -133,7 +137,7 @@ def threads(environment: Mapping[str, str]) -> int:
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     get_affinity = getattr(os, "sched_getaffinity", None)
     if get_affinity is not None:
         return len(get_affinity(0))
@@ -141,7 +145,7 @@ def cores() -> int:
 
 
 def _cpu_devices(flags: str) -> int:
-    """Returns the number of CPU devices of this process, by JAX's setting or by XLA's flags."""
+    """Returns the number of CPU devices of this process, from JAX's config or from XLA's flags."""
     jax_setting = jax.config.values["jax_num_cpu_devices"]
     if jax_setting >= 0:
         return int(jax_setting)
@@ -150,22 +154,22 @@ def _cpu_devices(flags: str) -> int:
 
 
 def check_platform() -> None:
-    """Starts the devices.
+    """Initializes the devices.
 
     Raises:
-      UserError: JAX can't start the platform of JAX_PLATFORMS.
+      UserError: JAX can't initialize the platform in JAX_PLATFORMS.
     """
     reserve_threads(os.environ)
     try:
         jax.default_backend()
-    # An AssertionError without a message if the platform's plugin is not installed.
+    # JAX raises an AssertionError without a message if the platform's plugin is not installed.
     except (RuntimeError, AssertionError) as error:
         platforms = jax.config.values["jax_platforms"]
         if not platforms:
             raise
         reason = "no such plugin is installed"
         if str(error):
-            # Without JAX's advice about its environment variables.
+            # Remove JAX's advice about its environment variables.
             reason = reason_of(error).partition(". (set JAX_")[0]
         raise UserError(
             f"environment: JAX_PLATFORMS={platforms}: JAX can't start it ({reason}); unset it, or "
@@ -174,9 +178,9 @@ def check_platform() -> None:
 
 
 def _with_relay(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the coordinator's address by a local relay, except in process 0 (`peers.relay`).
+    """Replaces the coordinator's address with a local relay, except in process 0.
 
-    This process then does not end when process 0 ends.
+    With the relay (see `peers.relay`), this process does not end when process 0 ends.
     """
     address = arguments.get("coordinator_address")
     index = arguments.get("process_id")
@@ -192,7 +196,7 @@ def _with_relay(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_first() -> bool:
-    """True in process 0, which prints and writes."""
+    """True in process 0, which prints and writes files."""
     return jax.process_index() == 0
 
 
@@ -202,10 +206,10 @@ def several() -> bool:
 
 
 def from_first(values: Any) -> Any:
-    """Returns process 0's arrays in every process.
+    """Broadcasts the arrays of process 0 to all processes.
 
     Args:
-      values: arrays, with equal shapes and dtypes in all processes.
+      values: arrays whose shapes and dtypes are equal in all processes.
     """
     if jax.process_count() == 1:
         return values
@@ -213,25 +217,26 @@ def from_first(values: Any) -> Any:
 
 
 def largest(number: int) -> int:
-    """Returns the largest number of all processes. It is a collective: all processes call it."""
+    """Returns the maximum of a number over all processes. This is a collective operation."""
     if jax.process_count() == 1:
         return number
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def slowest(seconds: float) -> dict[str, float]:
-    """Returns metrics of the slowest process: its index, and its time over the others' median.
+    """Returns metrics of the slowest process: its index, and its time relative to the others.
 
-    It is a collective: all processes call it. With one process the result is empty.
+    The time is divided by the median time of the other processes. This is a collective operation.
+    The result is empty for a single process.
 
     Args:
-      seconds: time of this process for its own work.
+      seconds: time that this process spent on its own work.
     """
     if jax.process_count() == 1:
         return {}
     all_seconds = np.asarray(multihost_utils.process_allgather(np.float32(seconds)))
     index = int(all_seconds.argmax())
-    # Times under half a second are noise.
+    # Times below half a second are noise.
     others = max(float(np.median(np.delete(all_seconds, index))), 0.5)
     return {
         "process/slowest_host": index,
@@ -240,19 +245,19 @@ def slowest(seconds: float) -> dict[str, float]:
 
 
 def summed(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of all processes' arrays, which have equal shapes and dtypes."""
+    """Returns the sum of the arrays of all processes, which must have equal shapes and dtypes."""
     if jax.process_count() == 1:
         return values
     return np.asarray(multihost_utils.process_allgather(values)).sum(0)
 
 
 def place_among_all() -> tuple[int, int]:
-    """Returns the index of this process, and the number of processes."""
+    """Returns the index of this process and the number of processes."""
     return jax.process_index(), jax.process_count()
 
 
 def texts_of_all(text: str) -> list[str]:
-    """Returns the texts of all processes, in the order of their indices."""
+    """Gathers a text from each process. Returns the texts in the order of the process indices."""
     if jax.process_count() == 1:
         return [text]
     data = np.frombuffer(text.encode(), np.uint8)
@@ -264,14 +269,14 @@ def texts_of_all(text: str) -> list[str]:
 
 
 def text_from_first(text: str) -> str:
-    """Returns process 0's text in every process."""
+    """Broadcasts the text of process 0 to all processes."""
     return texts_of_all(text if is_first() else "")[0]
 
 
 def to_host(tree: Any) -> Any:
-    """Returns a pytree's arrays as complete NumPy arrays in every process.
+    """Returns the arrays of a pytree as full NumPy arrays in every process.
 
-    Arrays with parts in other processes are gathered by one program per mesh.
+    Arrays with shards in other processes are gathered by one program per mesh.
     """
     leaves, structure = jax.tree.flatten(tree)
     spread: dict[jax.sharding.Mesh, list[int]] = {}
@@ -282,7 +287,7 @@ def to_host(tree: Any) -> Any:
         gathered = _gather(mesh)([leaves[index] for index in indices])
         for index, array in zip(indices, gathered):
             leaves[index] = array
-    # All copies are started first, so that they run at the same time.
+    # Start all copies before waiting for the first one, so that they run concurrently.
     for leaf in leaves:
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
@@ -290,7 +295,7 @@ def to_host(tree: Any) -> Any:
 
 
 def _is_spread(leaf: Any) -> bool:
-    """True if some part of an array is only in other processes."""
+    """True if a shard of the array is available only in other processes."""
     if not isinstance(leaf, jax.Array):
         return False
     return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
@@ -298,6 +303,6 @@ def _is_spread(leaf: Any) -> bool:
 
 @functools.cache
 def _gather(mesh: jax.sharding.Mesh) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Returns a program that copies complete arrays of a mesh to each of its devices."""
+    """Returns a compiled program that replicates arrays to all devices of a mesh."""
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.jit(lambda arrays: arrays, out_shardings=replicated)

@@ -1,6 +1,6 @@
 """Assigns the dimensions of parameters, batches and caches to the axes of the mesh.
 
-Every parameter has logical axes, and a table of rules assigns a mesh axis to each of them:
+Every parameter has logical axes. A table of rules maps each logical axis to a mesh axis:
 
     dimension   parameters and optimizer   decode copy
     vocab       tensor                     tensor
@@ -9,9 +9,10 @@ Every parameter has logical axes, and a table of rules assigns a mesh axis to ea
     mlp         tensor                     tensor
     rows        data x fsdp                data x fsdp
 
-Optimizer moments and gradients have the names of their parameters, and so the same shardings. A
-dimension that its mesh axis does not divide is not split; only the vocabulary can have such a size,
-since `mesh.resolve` refuses others. Arrays without a rule (value head, counters) are replicated.
+Gradients and optimizer moments have the same names as their parameters, and therefore the same
+shardings. A dimension is not split if its size is not divisible by the size of the mesh axis. This
+can happen only for the vocabulary, since `mesh.resolve` rejects other sizes. Arrays without a rule,
+such as the value head and counters, are replicated.
 """
 
 import math
@@ -24,58 +25,61 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bacr_jax.parallel.mesh import AXES
 
-# Mesh axis of each logical axis; None if it is not split.
+# Maps logical axes to mesh axes, or to None if the axis is not split.
 Rules = Mapping[str, str | None]
-# Shardings depend on the sizes of the axes only, not on the devices.
+# Shardings depend only on the sizes of the mesh axes, not on the devices.
 AnyMesh = Mesh | AbstractMesh
 
-# Mesh axes that rows are split over.
+# Mesh axes over which rows are split.
 ROW_AXES = AXES[:2]
 
 TRAIN: Rules = {"vocab": "tensor", "embed": "fsdp", "heads": "tensor", "mlp": "tensor"}
-# The decode copy is gathered once per iteration, so that no decode step waits for weights.
+# The decode copy is gathered once per iteration, so that decode steps do not wait for weights.
 DECODE: Rules = {**TRAIN, "embed": None}
 
-# Input and output axis of each matrix of a layer.
+# Input and output axis of each matrix in a layer.
 _MATRICES = {
     **dict.fromkeys(("q", "k", "v"), ("embed", "heads")),
     "o": ("heads", "embed"),
     **dict.fromkeys(("gate", "up"), ("embed", "mlp")),
     "down": ("mlp", "embed"),
 }
-# Logical axes of every parameter by its name. Without stacked layers the axis "layers" is missing.
+# Logical axes of every parameter by name. The axis "layers" is omitted if layers are not stacked.
 AXES_OF: Mapping[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("embed", "lm_head", "head"), ("vocab", "embed")),
     "final_norm": (None,),
     **dict.fromkeys(("attention_norm", "mlp_norm", "q_norm", "k_norm"), ("layers", None)),
     **{f"{name}_kernel": ("layers", *axes) for name, axes in _MATRICES.items()},
     **dict.fromkeys(("q_bias", "k_bias", "v_bias"), ("layers", "heads")),
-    # In the decode copy the columns of a tensor shard are adjacent (`kv_cache.join_products`).
+    # In the decode copy, the columns of a tensor shard are adjacent (see
+    # `kv_cache.join_products`).
     "qkv_kernel": ("layers", "embed", "heads", None),
     "qkv_bias": ("layers", "heads", None),
     "gate_up_kernel": ("layers", "embed", "mlp", None),
-    # The same matrices transposed (`kv_cache.transpose_products`).
+    # The same matrices, transposed (see `kv_cache.transpose_products`).
     "qkv_transposed": ("layers", "heads", None, "embed"),
     "gate_up_transposed": ("layers", "mlp", None, "embed"),
     "o_transposed": ("layers", "embed", "heads"),
     "down_transposed": ("layers", "embed", "mlp"),
-    # The budget module. It is small, but its fp32 moments grow with the square of the width.
+    # The budget module. It is small, but the size of its float32 moments grows quadratically
+    # with the model width.
     **dict.fromkeys(("w1", "w2"), ("layers", None, "embed")),
     **dict.fromkeys(("gate", "gates"), ("layers", None)),
-    # Low-rank adapters are split like their base matrix; the rank is not split.
+    # LoRA adapters are split like their base matrices. The rank axis is not split.
     **{f"{name}_a": ("layers", axes[0], None) for name, axes in _MATRICES.items()},
     **{f"{name}_b": ("layers", None, axes[1]) for name, axes in _MATRICES.items()},
 }
 
 
 def _canonical(mesh: AnyMesh, over: Sequence[str | tuple[str, ...] | None]) -> PartitionSpec:
-    """Returns the spec in the form that compiled programs return.
+    """Returns a partition spec in the canonical form that compiled programs return.
 
-    Mesh axes of size 1 and trailing Nones are left out. Otherwise a program's result would have
-    another sharding than its input, and be compiled a second time.
+    Mesh axes of size 1 and trailing Nones are omitted. Otherwise the sharding of a program's result
+    would differ from the sharding of its input, which would cause a second compilation.
 
     Args:
-      over: for each dimension its mesh axis, a tuple of them, or None.
+      mesh: device mesh.
+      over: for each dimension, a mesh axis, a tuple of mesh axes, or None.
     """
     spec: list[Any] = []
     for entry in over:
@@ -91,7 +95,7 @@ def _canonical(mesh: AnyMesh, over: Sequence[str | tuple[str, ...] | None]) -> P
 
 
 def _spec(name: str, shape: tuple[int, ...], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
-    """Returns the spec of a parameter; an empty one if the table does not have it."""
+    """Returns the partition spec of a parameter. It is empty if the table has no entry for it."""
     logical_axes = AXES_OF.get(name, ())
     if logical_axes[:1] == ("layers",) and len(logical_axes) == len(shape) + 1:
         logical_axes = logical_axes[1:]
@@ -115,11 +119,14 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:
-    """Returns the sharding of every leaf of parameters or optimizer states.
+    """Returns the shardings of all leaves of parameters or optimizer states.
 
     Args:
-      tree: a pytree that contains them. Leaves may be `jax.ShapeDtypeStruct`s.
-      rules: DECODE for the parameters of the decode copy (`DecodeParams`).
+      tree: pytree that contains parameters or optimizer states. Leaves may be
+        `jax.ShapeDtypeStruct`.
+      mesh: device mesh.
+      rules: mapping of logical axes to mesh axes. Use DECODE for the parameters for decoding
+        (`DecodeParams`).
     """
 
     def sharding_of_leaf(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -129,7 +136,7 @@ def shardings(tree: Any, mesh: AnyMesh, *, rules: Rules = TRAIN) -> Any:
 
 
 def sharding_of(mesh: AnyMesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
-    """Returns a function of a leaf's path ("layers/q_kernel") and shape to its sharding."""
+    """Returns a function from the path ("layers/q_kernel") and shape of a leaf to its sharding."""
 
     def sharding_of_path(path: str, shape: tuple[int, ...]) -> NamedSharding:
         name = path.rpartition("/")[2]
@@ -147,14 +154,14 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
 
 
 def row_shards(mesh: AnyMesh | None, over: Sequence[str] = ROW_AXES) -> int:
-    """Returns the number of parts that rows are split into, which must divide their number."""
+    """Returns the number of shards of rows. The number of rows must be divisible by it."""
     if mesh is None:
         return 1
     return math.prod(mesh.shape[axis] for axis in over)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:
-    """Returns the sharding that puts the complete array on every device of every process."""
+    """Returns the sharding that replicates an array on all devices of all processes."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -162,14 +169,15 @@ def place(tree: Any, sharding: Any) -> Any:
     """Converts host arrays to global arrays.
 
     Args:
-      tree: arrays, equal in all processes.
+      tree: arrays, which must be equal in all processes.
       sharding: one sharding, or a pytree of shardings that is a prefix of `tree`.
     """
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array):
             if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                # Keys can't be put on devices of other processes, but their data can.
+                # PRNG keys can't be transferred to devices of other processes, but
+                # their data can.
                 data = put(np.asarray(jax.random.key_data(leaf)), sharding)
                 return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
             return jax.device_put(leaf, sharding)
@@ -181,7 +189,7 @@ def place(tree: Any, sharding: Any) -> Any:
 
 
 def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
-    """Inside jit: constrains parameters, gradients or states to their shardings."""
+    """Constrains parameters, gradients or states to their shardings inside jit."""
     if mesh is None or mesh.size == 1:
         return tree
     return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules=rules))
@@ -190,12 +198,14 @@ def constrain(tree: Any, mesh: AnyMesh | None, *, rules: Rules = TRAIN) -> Any:
 def constrain_rows(
     tree: Any, mesh: AnyMesh | None, *, axis: int = 0, over: Sequence[str] = ROW_AXES
 ) -> Any:
-    """Inside jit: splits one axis of every array over data x fsdp, and no other axis.
+    """Splits one axis of every array over data x fsdp inside jit, and no other axis.
 
     Args:
-      axis: the axis of the rows.
-      over: mesh axes to split over. Inside `jax.vmap` with `spmd_axis_name="data"`, which runs once
-        per data-parallel copy, it has no "data".
+      tree: arrays with rows.
+      mesh: device mesh, or None to leave the arrays unchanged.
+      axis: axis of the rows.
+      over: mesh axes over which rows are split. Inside `jax.vmap` with `spmd_axis_name="data"`,
+        which runs once per data-parallel replica, it must not contain "data".
     """
     if mesh is None or mesh.size == 1:
         return tree
@@ -205,13 +215,15 @@ def constrain_rows(
 
 
 def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str]) -> jax.Array:
-    """Inside jit: splits the columns of embedded tokens over fsdp, like the embedding's columns.
+    """Splits the columns of embedded tokens over fsdp inside jit, like the embedding's columns.
 
-    It is for the tokens of one data-parallel copy. Without the constraint the compiler fetches rows
-    from other copies.
+    It is used for the tokens of a single data-parallel replica. Without this constraint, the
+    compiler fetches rows from other replicas.
 
     Args:
-      over: mesh axes that rows are split over. With "data" among them nothing is constrained.
+      x: embedded tokens.
+      mesh: device mesh, or None to leave `x` unchanged.
+      over: mesh axes over which rows are split. If it contains "data", `x` is unchanged.
     """
     if mesh is None or "data" in over or x.shape[-1] % mesh.shape["fsdp"]:
         return x
@@ -220,13 +232,13 @@ def constrain_embedded(x: jax.Array, mesh: AnyMesh | None, *, over: Sequence[str
 
 
 def splits_vocab(mesh: AnyMesh, vocab_size: int) -> bool:
-    """True if output matrix and logits are split over `tensor`."""
+    """True if the output matrix and the logits are split over `tensor`."""
     tensor = mesh.shape["tensor"]
     return tensor > 1 and vocab_size % tensor == 0
 
 
 def logits_sharding(mesh: AnyMesh, vocab_size: int) -> NamedSharding:
-    """Returns the sharding of logits [R, V]: rows over data x fsdp, the vocabulary over `tensor`.
+    """Returns the sharding of logits [R, V]: rows over data x fsdp, vocabulary over `tensor`.
 
     The product with the output matrix has this sharding.
     """
@@ -235,7 +247,7 @@ def logits_sharding(mesh: AnyMesh, vocab_size: int) -> NamedSharding:
 
 
 def constrain_logits(logits: Any, mesh: AnyMesh | None) -> Any:
-    """Inside jit: constrains logits to `logits_sharding`."""
+    """Constrains logits to `logits_sharding` inside jit."""
     if mesh is None or mesh.size == 1:
         return logits
     sharding = logits_sharding(mesh, logits.shape[-1])
@@ -243,7 +255,7 @@ def constrain_logits(logits: Any, mesh: AnyMesh | None) -> Any:
 
 
 def constrain_cache(tree: Any, mesh: AnyMesh | None) -> Any:
-    """Inside jit: splits caches [B, ..., K, S, H] by rows, and by heads if `tensor` divides K."""
+    """Splits caches [B, ..., K, S, H] by rows inside jit, and by heads if `tensor` divides K."""
     if mesh is None or mesh.size == 1:
         return tree
 

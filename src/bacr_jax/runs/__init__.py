@@ -1,1 +1,1 @@
-"""Writes and reads the files of a run, and shows its progress."""
+"""Reads and writes the files of a run, and displays its progress."""

@@ -1,6 +1,7 @@
-"""Compares the settings, software and inputs of a run's processes before any of them trains.
+"""Verifies that all processes of a run use the same settings, software and inputs.
 
-Otherwise each process could train with another learning rate or other questions.
+The check runs before any process trains. Without it, processes could train with different learning
+rates or different questions.
 """
 
 import functools
@@ -25,27 +26,29 @@ from bacr_jax.parallel import processes
 from bacr_jax.prompts.environment import Environment
 from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
 
-# Keys of paths on a machine's disk, which may differ. Instead, the contents of inputs are compared;
-# the other paths are caches.
+# Config keys with local paths, which may differ between processes. For input paths, the contents of
+# the files are compared instead. The other paths are caches.
 FREE = ("model.path", "model.tokenizer", "adapter.path", "data.dir", "output.compile_cache")
-# XLA flags that name files of each process.
+# XLA flags that contain per-process file names.
 _FILE_FLAGS = re.compile(rf"--(?:{DUMP}|{LOAD}|xla_dump_to)=(?:\"[^\"]*\"|\S*)")
-# Largest number of differences that an error lists.
+# Maximum number of differences listed in an error.
 _MAX_LISTED = 4
-# Longest value in an error, in characters.
+# Maximum length in characters of a value in an error.
 _MAX_LENGTH = 60
 
-# Values by name that must be equal in all processes.
+# Maps the name of each value that must be equal in all processes to the value.
 Facts = dict[str, str]
 
 
 def told_at_start(config: Config, options: Mapping[str, object]) -> Facts:
-    """Returns the facts that are available before any input is read.
+    """Collects the facts that are available before any input is read.
 
-    Config, options, code, versions, the accelerator's driver, and variables of the environment.
+    The facts are the config, the command-line options, digests of the source code, package
+    versions, the backend and the driver of the accelerator, and environment variables.
 
     Args:
-      options: options of the command by name.
+      config: config of this process.
+      options: values of the command-line options by name.
     """
     facts = {}
     values = {key: value for key, value in config_io.flatten(config).items() if key not in FREE}
@@ -70,7 +73,7 @@ def told_at_start(config: Config, options: Mapping[str, object]) -> Facts:
 
 
 def told_of_inputs(config: Config, environment: Environment) -> Facts:
-    """Returns digests of questions, prompts, verifiers' sources, tokenizer and weights."""
+    """Returns digests of the questions, prompts, verifier sources, tokenizer and weights."""
     facts = {}
     sets = {"data.train": environment.train, **environment.eval}
     for name, questions in sets.items():
@@ -98,15 +101,19 @@ def _code_digest() -> str:
 
 
 def _digest(content: bytes) -> str:
-    """Returns 12 hexadecimal digits of the SHA-256."""
+    """Returns the first 12 hexadecimal digits of the SHA-256 hash."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """Returns the error for the first process whose facts differ from process 0; None if equal.
+    """Returns an error for the first process whose facts differ from the facts of process 0.
 
     Args:
+      facts_by_process: facts of each process.
       hosts: host name of each process.
+
+    Returns:
+      The error message, or None if all facts are equal.
     """
     first = facts_by_process[0]
     for process, other in enumerate(facts_by_process):
@@ -125,7 +132,7 @@ def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[
 
 
 def _short(value: str | None) -> str:
-    """Returns a value, shortened to its beginning and a digest if it is long."""
+    """Returns the value, or its beginning and a digest if it is too long for an error message."""
     if not value:
         return "none"
     if len(value) <= _MAX_LENGTH:
@@ -134,15 +141,16 @@ def _short(value: str | None) -> str:
 
 
 def refuse_others(facts: Facts, refused: UserError | None = None) -> None:
-    """Compares the facts of all processes, or reports a process's error to all of them.
+    """Compares the facts of all processes, and shares an error of one process with all others.
 
-    All processes must call it at the same points of the program.
+    This is a collective operation: every process must call it, in the same order.
 
     Args:
-      refused: error that stops this process; None if there is none.
+      facts: facts of this process.
+      refused: error that prevents this process from continuing, or None.
 
     Raises:
-      UserError: in all processes, if one has an error or other facts.
+      UserError: raised in all processes if any process has an error or different facts.
     """
     report = {
         "host": socket.gethostname(),

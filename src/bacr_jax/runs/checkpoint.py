@@ -1,7 +1,9 @@
-"""Saves and reads checkpoints of a run: parameters, optimizer, value head, curriculum, counters.
+"""Saves and restores checkpoints of a run.
 
-The training loop saves and restores with `Checkpoints`. Other commands read only the policy, with
-`read_part`. Every array is compared with the digest that was taken when it was saved.
+A checkpoint contains the parameters, the optimizer state, the value head, the curriculum and the
+counters. The training loop saves and restores checkpoints with `Checkpoints`. Other commands read
+only the policy, with `read_part`. Every array is verified against the digest that was computed when
+the array was saved.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
 from bacr_jax.runs.folder import steps_in
 
-# Messages of a full or failing disk. The array store raises them without an errno.
+# Error messages of a full or failing disk. Orbax's array store raises them without an errno.
 _DISK_ERRORS = (
     "No space left on device",
     "Disk quota exceeded",
@@ -39,19 +41,19 @@ _DISK_ERRORS = (
 
 
 def _is_local(leaf: Any) -> bool:
-    """True for an array that was never assigned to particular devices."""
+    """True for an array that is not committed to particular devices."""
     if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return False
     return leaf.is_fully_addressable and not leaf.committed
 
 
 def _local_on_host(leaf: Any) -> Any:
-    """Copies an array that was never assigned to particular devices to the host."""
+    """Copies an array to the host if it is not committed to particular devices."""
     return np.asarray(leaf) if _is_local(leaf) else leaf
 
 
 def _disk_error(error: BaseException | None) -> str | None:
-    """Returns the disk's message if an exception was caused by a full or failing disk."""
+    """Returns the matching entry of `_DISK_ERRORS` if a disk error caused the exception."""
     while error is not None:
         for message in _DISK_ERRORS:
             if message in str(error):
@@ -61,15 +63,15 @@ def _disk_error(error: BaseException | None) -> str | None:
 
 
 def _text_digest(record: dict[str, Any]) -> str:
-    """Returns the SHA-256 of a record's JSON."""
+    """Returns the SHA-256 hash of a record, serialized as JSON."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the metadata of a state, and the digests of its arrays.
+    """Reads the metadata of a saved state and the digests of its arrays.
 
     Raises:
-      DigestMismatch: the metadata differs from what was saved.
+      DigestMismatch: the metadata was changed after it was saved.
     """
     record = documents.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
@@ -78,20 +80,20 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return content["meta"], content["digests"]
 
 
-# Numbers that are read back at once. Every read takes Orbax 0.2 s.
+# Maximum number of array elements to restore in one call. Every call to Orbax takes 0.2 s.
 _READ_AT_ONCE = 1 << 27
-# Orbax's timeout of a save, in seconds. It is practically infinite, because Orbax measures it by
-# the system clock, which may be set during a save.
+# Timeout of Orbax's saves, in seconds. It is practically infinite, because Orbax measures it with
+# the system clock, which may be adjusted during a save.
 _SAVE_TIMEOUT = 10**9
 
-# Orbax interprets paths with these characters as patterns, and its array store a backslash as a
-# slash.
+# Orbax interprets paths with these characters as glob patterns, and its array store replaces a
+# backslash by a slash.
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 @contextlib.contextmanager
 def _without_special_characters(folder: Path) -> Iterator[Path]:
-    """Yields an existing folder, or a link to it if Orbax would misread its path."""
+    """Yields an existing folder, or a symbolic link to it if Orbax would misinterpret its path."""
     if not _SPECIAL.search(str(folder.absolute())):
         yield folder
         return
@@ -102,22 +104,23 @@ def _without_special_characters(folder: Path) -> Iterator[Path]:
 
 
 def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
-    """Reads some leaves of a saved state to the host, and compares them with their digests.
+    """Reads selected leaves of a saved state to the host and verifies their digests.
 
-    No other process takes part.
+    Each process reads independently, without communicating with other processes.
 
     Args:
-      state: folder whose path has no special characters.
-      wanted: True for the path of a leaf to read, such as "train/policy/embed".
-      like: a tree of the same structure. None reads the structure from the files, which leaks 6 KB
-        of memory per leaf, because the array store never frees its JSON descriptions.
+      state: folder of the saved state. Its path must not contain any character of `_SPECIAL`.
+      wanted: returns True for the path of a leaf to read, such as "train/policy/embed".
+      like: a tree with the structure of the state. If None, the structure is read from the files.
+        This leaks 6 KB of memory per leaf, because the array store never frees its JSON
+        descriptions.
 
     Returns:
-      The state with placeholders for all other leaves.
+      The state, with a placeholder for every leaf that was not read.
 
     Raises:
-      DigestMismatch: a leaf is missing or differs from what was saved.
-      Exception: any class, if a file is damaged.
+      DigestMismatch: a leaf is missing or was changed after it was saved.
+      Exception: an exception of any class if a file is damaged.
     """
     _, expected = _record(state)
     reader = ocp.PyTreeCheckpointHandler()
@@ -139,13 +142,15 @@ def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
 
 
 def read_whole(state: Path, sizes: Any) -> None:
-    """Reads and verifies every array of a saved state, a few at a time.
+    """Reads and verifies every array of a saved state, a few arrays at a time.
 
     Args:
-      sizes: number of elements of each array, in a tree of the same structure.
+      state: folder of the saved state.
+      sizes: tree with the structure of the state that contains the number of elements of each
+        array.
 
     Raises:
-      Exception: any class, if the checkpoint is damaged.
+      Exception: an exception of any class if the checkpoint is damaged.
     """
     parts: list[set[str]] = [set()]
     remaining = _READ_AT_ONCE
@@ -160,13 +165,14 @@ def read_whole(state: Path, sizes: Any) -> None:
 
 
 def read_part(state: Path, *path: str) -> Any:
-    """Reads and verifies the part of a saved state at a path such as ("train", "policy").
+    """Reads and verifies the subtree of a saved state at a path such as ("train", "policy").
 
     Args:
       state: folder `state` of a finished checkpoint.
+      *path: keys that lead from the root of the state to the subtree.
 
     Returns:
-      The part's arrays on the host.
+      The arrays of the subtree on the host.
 
     Raises:
       UserError: the checkpoint is damaged.
@@ -177,29 +183,32 @@ def read_part(state: Path, *path: str) -> Any:
             part = _read(step / state.name, lambda name: f"{name}/".startswith(prefix))
         for name in path:
             part = part[name]
-    # Damage can raise almost any exception.
+    # A damaged checkpoint can raise almost any exception.
     except Exception as error:
         raise damaged_policy(state, reason_of(error)) from None
     return part
 
 
 def check_policy(state: Path) -> None:
-    """Checks that a saved state describes a policy, without reading its arrays.
+    """Checks that the metadata of a saved state describes a policy. Does not read any arrays.
 
     Raises:
-      UserError: the description is missing or damaged.
+      UserError: the metadata is missing or damaged.
     """
     try:
         with _without_special_characters(state.parent) as step:
             metadata = ocp.PyTreeCheckpointer().metadata(step / state.name)
         metadata.item_metadata.tree["train"]["policy"]
-    # A missing or damaged metadata file raises one of these.
+    # A missing or damaged metadata file raises one of these exceptions.
     except (AttributeError, KeyError, TypeError, ValueError, OSError):
         raise damaged_policy(state, "no description of a policy in it") from None
 
 
 def read_meta(state: Path) -> dict[str, Any]:
-    """Reads the metadata of a state (folder `state` of a checkpoint).
+    """Reads the metadata of a saved state.
+
+    Args:
+      state: folder `state` of a checkpoint.
 
     Raises:
       UserError: the metadata is damaged.
@@ -211,7 +220,10 @@ def read_meta(state: Path) -> dict[str, Any]:
 
 
 def damaged_policy(state: Path, reason: str) -> UserError:
-    """Builds the error for a checkpoint that evaluate, generate or export can't read."""
+    """Builds the error for a checkpoint that evaluate, generate or export can't read.
+
+    The error suggests an older checkpoint if one exists.
+    """
     steps = steps_in(state.parents[1])
     if steps and not state.parent.exists():
         return UserError(
@@ -227,13 +239,13 @@ def damaged_policy(state: Path, reason: str) -> UserError:
 
 
 class _Retention:
-    """Decides which checkpoints Orbax keeps: the newest, and the best.
+    """Preservation policy for Orbax that keeps the newest checkpoints and the best one.
 
-    The previous best is kept until the new best has been read back.
+    The previous best checkpoint is kept until the new best checkpoint has been verified.
 
     Attributes:
       newest: number of newest checkpoints to keep.
-      best: steps that are kept at any age.
+      best: steps that are kept regardless of their age.
     """
 
     def __init__(self, newest: int):
@@ -241,22 +253,25 @@ class _Retention:
         self.best: list[int] = []
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        # The last checkpoint is being saved. The one before is kept until the last was read back.
+        # The newest checkpoint is still being saved. The one before it is kept until the
+        # newest is verified.
         recent = len(checkpoints) - max(self.newest, 2)
         return [i >= recent or info.step in self.best for i, info in enumerate(checkpoints)]
 
 
 class Checkpoints:
-    """The newest checkpoints of a run and its best.
+    """Manages the checkpoints of a run: the newest ones and the best one.
 
-    Checkpoints are saved in the background, and appear under their names only when complete. Then
-    each is read back in the background, a few arrays at a time.
+    Checkpoints are saved in the background, and appear under their final names only when they are
+    complete. Each checkpoint is then read back in the background and verified, a few arrays at a
+    time.
     """
 
     def __init__(self, folder: Path, *, keep: int):
-        """Opens or creates the folder, which has a subfolder per step.
+        """Opens the checkpoint folder, which contains a subfolder per step, or creates it.
 
         Args:
+          folder: folder of the checkpoints.
           keep: number of newest checkpoints to keep.
         """
         self.folder = folder.absolute()
@@ -271,26 +286,30 @@ class Checkpoints:
         self._contexts = contextlib.ExitStack()
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            # The folder's path without special characters.
+            # A path to the folder without special characters.
             self._path = self._contexts.enter_context(_without_special_characters(self.folder))
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._reader = self._contexts.enter_context(ThreadPoolExecutor(1, "reading back"))
-        # The last save that was not confirmed, and its reading back in this process.
+        # The last saved step that has not been verified, and the future that verifies it in
+        # this process.
         self._unconfirmed: int | None = None
         self._reading_back: Future[None] | None = None
 
     @property
     def latest(self) -> int | None:
-        """Returns the newest finished step, or None."""
+        """Returns the step of the newest finished checkpoint, or None."""
         return self._manager.latest_step()
 
     @property
     def steps(self) -> list[int]:
-        """Returns the finished steps, rising."""
+        """Returns the steps of the finished checkpoints in ascending order."""
         return sorted(self._manager.all_steps())
 
     def prefer(self, best: int) -> None:
-        """Keeps a step at any age; the previous best is kept until this one has been read back."""
+        """Marks a step as the best, which is kept regardless of its age.
+
+        The previous best checkpoint is kept until this one has been verified.
+        """
         confirmed = best in self.steps and best != self._unconfirmed
         self._retention.best = [best] if confirmed else [*self._retention.best, best]
 
@@ -298,15 +317,17 @@ class Checkpoints:
         """Saves a state in the background.
 
         Args:
-          meta: metadata for JSON.
+          step: step of the checkpoint.
+          state: tree of arrays.
+          meta: metadata, which must be serializable as JSON.
 
         Raises:
-          UserError: there is not enough disk space or no permission, or the last save can't be read
+          UserError: disk space or a permission is missing, or the previous checkpoint can't be read
             back. Older checkpoints are unchanged.
         """
         self.confirm(wait=True)
         if jax.process_count() > 1:
-            # Process 0 writes arrays of the host. All processes write sharded arrays.
+            # Only process 0 writes host arrays. All processes write sharded arrays.
             state = jax.tree.map(_local_on_host, state)
         record: dict[str, Any] = {"meta": meta, "digests": digests(state)}
         record["digest"] = _text_digest(record)
@@ -323,26 +344,26 @@ class Checkpoints:
             self._reading_back = self._reader.submit(self._read_back, step, sizes)
 
     def _read_back(self, step: int, sizes: Any) -> None:
-        """Waits until a checkpoint is complete, and reads it."""
+        """Waits until a checkpoint is complete, then reads and verifies it."""
         path = self._path / str(step)
         while not path.exists():
             if not (self._manager.is_saving_in_progress() or path.exists()):
-                # Writing failed; `wait_until_finished` raises the error.
+                # Writing failed. `wait_until_finished` raises the error.
                 return
             time.sleep(0.05)
         read_whole(path / "state", sizes)
 
     def confirm(self, *, wait: bool = False) -> None:
-        """Checks that the last save was read back, and deletes old checkpoints.
+        """Confirms that the last checkpoint was verified, and then deletes old checkpoints.
 
-        All processes must call it together.
+        This is a collective operation that all processes must call together.
 
         Args:
-          wait: True to wait for the reading; otherwise an unfinished reading is left for the next
-            call.
+          wait: wait until the verification is finished. If False, an unfinished verification is
+            left to the next call.
 
         Raises:
-          UserError: the last save can't be written or read.
+          UserError: the last checkpoint can't be written or read.
         """
         if self._unconfirmed is None:
             return
@@ -367,28 +388,30 @@ class Checkpoints:
                 self._manager.delete(old_step)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """Reads the metadata of a checkpoint; raises UserError if it is damaged."""
+        """Reads the metadata of a checkpoint. Raises UserError if it is damaged."""
         with self._reading(step):
             return _record(self._path / str(step) / "state")[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
-        """Reads a state with the shapes and devices of `like`.
+        """Restores a state with the shapes and shardings of `like`.
 
         Args:
-          step: step of the checkpoint; None for the newest.
+          like: tree of arrays with the structure of the state.
+          step: step of the checkpoint, or None for the newest.
 
         Returns:
-          Step, state, and metadata.
+          A tuple of the step, the state and the metadata.
 
         Raises:
-          UserError: the checkpoint is missing or damaged, or has another model.
+          UserError: the checkpoint is missing or damaged, or belongs to a different model.
         """
         if step is None:
             step = self.latest
         if step is None:
             raise UserError(f"{self.folder}: holds no finished checkpoint")
-        # Arrays that are on no particular device are read to the host and stay unassigned. On one
-        # of several devices they could not be combined with arrays that are sharded over all.
+        # Uncommitted arrays are restored to the host and stay uncommitted. If they were
+        # committed to one of several devices, they could not be combined with arrays that
+        # are sharded over all devices.
         on_host = jax.tree.map(_local_on_host, like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, on_host)
         with self._reading(step):
@@ -403,20 +426,20 @@ class Checkpoints:
         return step, jax.tree.map(unassigned_like, like, saved["state"]), meta
 
     def wait(self) -> None:
-        """Waits for background writing and reading, and raises their errors."""
+        """Waits until the last checkpoint is saved and verified, and raises any error."""
         with self._writing():
             self._manager.wait_until_finished()
         self.confirm(wait=True)
 
     def close(self) -> None:
-        """Waits for background writing and reading, and releases the folder."""
+        """Waits until the last checkpoint is saved and verified, and releases the folder."""
         with self._contexts:
             self.wait()
             self._manager.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Converts errors of the disk to UserErrors."""
+        """Converts disk errors to UserErrors."""
         try:
             yield
         except Exception as error:
@@ -430,10 +453,10 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Converts errors of reading to UserErrors that name an older checkpoint."""
+        """Converts errors of reading a checkpoint to UserErrors that suggest an older one."""
         try:
             yield
-        # Damage can raise almost any exception.
+        # A damaged checkpoint can raise almost any exception.
         except Exception as error:
             cause = "damaged"
             if not isinstance(error, DigestMismatch):

@@ -1,7 +1,7 @@
-"""Chooses the checkpoint of a run that a command uses: the best, the newest, or a given step.
+"""Selects the checkpoint of a run that a command uses: the best, the newest or a requested step.
 
-`evaluate`, `generate`, `export` and `bacr_jax.load` call it. It reads best.json and the names of
-checkpoints; it does not open a checkpoint and does not evaluate.
+It is used by `evaluate`, `generate`, `export` and `bacr_jax.load`. It reads only best.json and the
+names of the checkpoints. It neither opens nor evaluates a checkpoint.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,16 @@ from bacr_jax.runs.folder import RunPaths, steps_in
 
 @dataclass(frozen=True)
 class ChosenStep:
-    """A checkpoint of a run, and the alternatives from which it was chosen.
+    """The selected checkpoint of a run, and the information used for the selection.
 
     Attributes:
-      step: training step of the checkpoint.
-      newest: step of the run's newest checkpoint.
-      requested: what --step contained: a step, "best" or "newest"; None if it was left out.
-      best: content of best.json; None if the run has none, or if it was not needed and damaged.
+      folder: run folder.
+      step: training step of the selected checkpoint.
+      newest: step of the newest checkpoint of the run.
+      requested: value of --step: a step number, "best" or "newest", or None if --step was not
+        passed.
+      best: content of best.json. None if the file is missing, or if it is damaged but was not
+        needed.
     """
 
     folder: Path
@@ -34,20 +37,22 @@ class ChosenStep:
 
     @property
     def is_best(self) -> bool:
-        """True if an evaluation of this checkpoint was the best one."""
+        """True if the selected checkpoint had the best evaluation of the run."""
         best = self.best
         return best is not None and best["set"] is not None and best["step"] == self.step
 
 
 def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
-    """Chooses a finished checkpoint of a run.
+    """Selects a finished checkpoint of a run.
 
     Args:
-      requested: a step, "best" or "newest". None: the best, or the newest if no evaluation chose
-        one or if the best has no checkpoint any more.
+      folder: run folder.
+      requested: a step number, "best" or "newest". None selects the best checkpoint, or the newest
+        if no evaluation determined a best step or if the best checkpoint was deleted.
 
     Raises:
-      UserError: the run has no checkpoint, not the requested one, or its best.json is damaged.
+      UserError: the run has no finished checkpoint, the requested checkpoint does not exist, or
+        best.json is needed and damaged.
     """
     paths = RunPaths(folder)
     steps = steps_in(paths.checkpoints)
@@ -76,10 +81,11 @@ def choose_step(folder: Path, requested: int | str | None = None) -> ChosenStep:
 
 
 def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
-    """Returns the content of best.json, or None if it is missing.
+    """Returns the content of best.json, or None if the file is missing.
 
     Raises:
-      UserError: it is damaged and `required`. Otherwise a damaged file counts as missing.
+      UserError: the file is damaged and `required` is True. If `required` is False, a damaged file
+        is treated as missing.
     """
     try:
         return _checked(documents.read_object(paths.best))
@@ -94,12 +100,12 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
 
 
 def _checked(best: dict[str, Any]) -> dict[str, Any]:
-    """Checks the fields of best.json, and adds those that the file lacks.
+    """Validates the fields of best.json and adds defaults for optional fields.
 
     Raises:
-      KeyError: a field is missing.
-      TypeError: a field has another type.
-      ValueError: an accuracy is not in [0, 1].
+      KeyError: a required field is missing.
+      TypeError: a field has the wrong type.
+      ValueError: an accuracy is outside [0, 1].
     """
     chosen_on = best.get("set")
     worst = best.get("worst")
@@ -124,20 +130,20 @@ def _checked(best: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_type(value: Any, kind: type) -> None:
-    """Raises TypeError if a value has another type."""
+    """Raises TypeError if a value is not an instance of `kind`."""
     if not isinstance(value, kind):
         raise TypeError
 
 
 def _check_share(value: Any) -> None:
-    """Raises ValueError if a number is not in [0, 1], and TypeError if it is not a number."""
-    # A comparison with another type than a number raises TypeError.
+    """Raises ValueError if a number is outside [0, 1], and TypeError if it is not a number."""
+    # Comparing a value that is not a number raises TypeError.
     if not 0 <= value <= 1:
         raise ValueError
 
 
 def _check_change(change: Any) -> None:
-    """Checks a share at one budget, before and after training."""
+    """Validates a record of a metric in [0, 1] at one budget, before and after training."""
     _check_type(change["budget"], str)
     _check_share(change["before"])
     _check_share(change["after"])

@@ -1,6 +1,6 @@
-"""Computes digests of arrays that do not depend on an array's devices, so any mesh can verify them.
+"""Computes array digests that do not depend on the sharding, so any mesh can verify them.
 
-Checkpoints store them, and `check_replicas` compares copies of the same values with them.
+Checkpoints store the digests, and `check_replicas` uses them to compare replicas of the same array.
 """
 
 import hashlib
@@ -18,25 +18,26 @@ from jaxtyping import Array, UInt32
 from bacr_jax.errors import first_of
 from bacr_jax.parallel import processes
 
-# Words digested at a time on the host, which fit into a core's cache.
+# Number of 32-bit words that are processed at a time on the host. A chunk fits into a core's cache.
 _CHUNK = 1 << 16
-# Odd factors that mix bits: of positions, then the two factors of MurmurHash3's last step.
+# Odd multipliers for mixing bits: one for positions, then the two multipliers of MurmurHash3's
+# finalizer.
 _POSITION_FACTOR = 0x9E3779B1
 _FIRST_FACTOR = 0x85EBCA6B
 _SECOND_FACTOR = 0xC2B2AE35
 
 
 class DigestMismatch(ValueError):
-    """Leaves differ from the leaves whose digests were taken."""
+    """Raised if leaves differ from the leaves whose digests were recorded."""
 
 
 def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
-    """Returns the sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), mod 2^32.
+    """Returns the sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), modulo 2^32.
 
-    x_i are the words in row-major order. An integer sum does not depend on its order, so shards on
-    any devices have the same digest. f and g are permutations of 32 bits that mix them. A change of
-    one word always changes both sums; changes of several words go unnoticed with probability 2^-64.
-    The digest does not protect against intended changes.
+    x_i are the words in row-major order. An integer sum does not depend on the order of its terms,
+    so every sharding of an array has the same digest. f and g are bit-mixing permutations of 32-bit
+    words. Changing a single word always changes both sums. Changes to several words are missed with
+    a probability of 2^-64. The digest does not protect against deliberate changes.
     """
     position = jnp.uint32(0)
     stride = 1
@@ -55,9 +56,9 @@ def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
 
 
 def host_words_digest(words: UInt32[np.ndarray, "n"]) -> UInt32[np.ndarray, "2"]:
-    """Computes `words_digest` in NumPy, five times as fast on a CPU core as JAX.
+    """Computes `words_digest` in NumPy, which is five times as fast as JAX on a CPU core.
 
-    All arithmetic is in place on chunks that fit into the core's cache.
+    All operations are in place, on chunks that fit into the core's cache.
     """
     positions = np.arange(1, _CHUNK + 1, dtype=np.uint32) * np.uint32(_POSITION_FACTOR)
     f_buffer = np.empty(_CHUNK, np.uint32)
@@ -75,7 +76,7 @@ def host_words_digest(words: UInt32[np.ndarray, "n"]) -> UInt32[np.ndarray, "2"]
         np.multiply(f, np.uint32(_FIRST_FACTOR), out=f)
         _xor_shifted(f, 13, shifted)
         f_sum += int(f.sum(dtype=np.uint64))
-        # g, in the memory of f.
+        # Compute g in the buffer of f.
         np.multiply(f, np.uint32(_SECOND_FACTOR), out=f)
         _xor_shifted(f, 16, shifted)
         g_sum += int(f.sum(dtype=np.uint64))
@@ -83,14 +84,14 @@ def host_words_digest(words: UInt32[np.ndarray, "n"]) -> UInt32[np.ndarray, "2"]
 
 
 def _xor_shifted(words: np.ndarray, bits: int, buffer: np.ndarray) -> None:
-    """Replaces each word x by x ^ (x >> bits), in place."""
+    """Replaces each word x with x ^ (x >> bits), in place."""
     np.right_shift(words, bits, out=buffer)
     np.bitwise_xor(words, buffer, out=words)
 
 
 @jax.jit
 def _device_digest(x: Array) -> UInt32[Array, "2"]:
-    """Computes the digest of an array on its devices; elements have at most 32 bits."""
+    """Computes the digest of an array on its devices. Elements must have at most 32 bits."""
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -98,7 +99,7 @@ def _device_digest(x: Array) -> UInt32[Array, "2"]:
 
 
 def _host_digest(x: np.ndarray) -> UInt32[np.ndarray, "2"]:
-    """Computes the digest of an array on the host: elements over 32 bits are several words."""
+    """Computes the digest of a host array. Elements of more than 32 bits count as several words."""
     x = np.ascontiguousarray(x).reshape(-1)
     size = x.dtype.itemsize
     words = x.view(np.uint32 if size >= 4 else f"uint{8 * size}")
@@ -106,7 +107,7 @@ def _host_digest(x: np.ndarray) -> UInt32[np.ndarray, "2"]:
 
 
 def _on_host(leaf: Any) -> np.ndarray | None:
-    """Returns a leaf as a NumPy array without a copy; None if it is on other devices than a CPU."""
+    """Returns a leaf as a NumPy array without a copy, or None if it is on an accelerator."""
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     platforms = [device.platform for device in leaf.devices()]
@@ -114,24 +115,28 @@ def _on_host(leaf: Any) -> np.ndarray | None:
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree by their paths, such as `train/policy/embed`, in its order."""
+    """Returns the leaves of a tree by path, such as `train/policy/embed`, in tree order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(keys, simple=True, separator="/"): leaf for keys, leaf in leaves}
 
 
 def digests(tree: Any) -> dict[str, str]:
-    """Computes the digest of every leaf, by its path.
+    """Computes the digest of every leaf of a tree.
 
-    On GPUs a digest reads its leaf once, at the memory's bandwidth, and copies nothing.
+    On GPUs, computing a digest reads the leaf once, is limited by memory bandwidth, and makes no
+    copy.
 
     Args:
-      tree: arrays, PRNG keys and numbers. Sharded arrays may be on any mesh of all processes.
+      tree: arrays, PRNG keys and numbers. Arrays may be sharded over any mesh of all processes.
+
+    Returns:
+      The digests by path, as hexadecimal strings.
     """
     leaves = leaves_by_path(tree)
     on_host = {}
     words: dict[str, Any] = {}
-    # Device programs run one after the other, because programs that several devices run together
-    # must start in the same order on all.
+    # Device programs run one after another, because programs that run on several devices must
+    # be launched in the same order on all devices.
     for path, leaf in leaves.items():
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
@@ -140,25 +145,26 @@ def digests(tree: Any) -> dict[str, str]:
             words[path] = _device_digest(leaf)
         else:
             on_host[path] = array
-    # In threads, because NumPy releases Python's lock.
+    # Threads run in parallel here because NumPy releases the GIL.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         words |= zip(on_host, pool.map(_host_digest, on_host.values()))
     return {path: "".join(f"{word:08x}" for word in np.asarray(words[path])) for path in leaves}
 
 
 def fingerprint(tree: Any) -> str:
-    """Returns 12 hexadecimal digits that depend on all leaves of a tree."""
+    """Returns a fingerprint of all leaves of a tree, as 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(digests(tree)).encode()).hexdigest()[:12]
 
 
 def verify(tree: Any, expected: Mapping[str, str]) -> None:
-    """Compares the leaves of a tree with digests.
+    """Verifies the leaves of a tree against recorded digests.
 
     Args:
-      expected: digests by path, possibly of more leaves.
+      tree: tree to verify.
+      expected: digests by path. It may contain additional leaves.
 
     Raises:
-      DigestMismatch: names the leaves that differ.
+      DigestMismatch: at least one leaf differs. The message lists the leaves.
     """
     actual = digests(tree)
     wrong = [path for path, digest in actual.items() if digest != expected.get(path)]
@@ -167,15 +173,16 @@ def verify(tree: Any, expected: Mapping[str, str]) -> None:
 
 
 def check_replicas(tree: Any) -> None:
-    """Compares the copies of the same values on several devices or hosts.
+    """Verifies that the replicas of each array are equal on all devices and processes.
 
-    All processes must call it together, each with its copy of the tree.
+    This is a collective operation: all processes must call it, each with its copy of the tree.
 
     Raises:
-      DigestMismatch: in all processes; names the first array whose copies differ, and the devices
-        or processes of two copies.
+      DigestMismatch: replicas differ. It is raised in all processes, and names the first array
+        whose replicas differ and the devices or processes of two different replicas.
     """
-    # For each copy: path, index of the shard, and device or process.
+    # For each replica: the path of the array, the index of the shard, and the device or
+    # process.
     copies: list[tuple[str, str, str]] = []
     arrays = []
     for path, leaf in leaves_by_path(tree).items():
@@ -198,6 +205,6 @@ def check_replicas(tree: Any) -> None:
 
 
 def _has_copies(array: jax.Array) -> bool:
-    """True if several devices have the same part of an array."""
+    """True if several devices store the same part of an array."""
     indices = array.sharding.devices_indices_map(array.shape).values()
     return len(set(map(str, indices))) < array.sharding.num_devices

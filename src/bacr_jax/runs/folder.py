@@ -1,6 +1,6 @@
-"""Defines the files of a run folder, locks the folder, and checks the config of a resumed run.
+"""Defines the file layout of a run folder, locks the folder, and validates resumed configs.
 
-Training opens the folder with `open_run`; all commands find its files with `RunPaths`.
+Training opens the folder with `open_run`. All commands locate its files with `RunPaths`.
 """
 
 import contextlib
@@ -27,14 +27,15 @@ from bacr_jax.documents import (
 from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"
-# Action for a folder that contains a run: "auto" continues it, "never" refuses it. "required"
-# continues it, and refuses a folder without a run.
+# Defines what to do with a folder that contains a run: "auto" resumes the run and "never" raises an
+# error. "required" resumes the run, and raises an error for a folder without a run.
 Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
-# Beginning of its first line; a digest of the other lines follows.
+# Prefix of the first line of config.yaml. It is followed by a digest of the remaining lines.
 _SEAL = "# The run's own; sha256 of what follows: "
-# Keys that may differ when a run is resumed, because they do not change what it learns: paths,
-# devices, servers, outputs, and data.eval_missing (data.eval lists the sets that exist).
+# Config keys that may differ when a run is resumed, because they do not affect training: paths,
+# devices, servers, outputs, and `data.eval_missing`, since `data.eval` already lists the sets that
+# exist.
 _MAY_DIFFER = (
     "output.dir",
     "mesh.data",
@@ -55,25 +56,25 @@ _MAY_DIFFER = (
     "rollout.urls",
     "rollout.weights_dir",
 )
-# Largest number of different keys that an error lists.
+# Maximum number of differing keys listed in an error.
 _MAX_LISTED = 6
 
 
 def write_config(path: Path, config: Config) -> None:
-    """Writes a run's config atomically, with a digest in its first line.
+    """Writes the config of a run atomically, with a digest in its first line.
 
     Raises:
-      UserError: disk space or the permission is missing.
+      UserError: disk space or a permission is missing.
     """
     text = config_io.to_yaml(config)
     write_atomically(path, f"{_SEAL}{_digest(text)}\n{text}")
 
 
 def read_config_file(path: Path) -> Config:
-    """Reads a config that a run wrote, or that a user wrote without a digest.
+    """Reads a config file that was written by a run, or by a user without a digest.
 
     Raises:
-      UserError: the file is empty, invalid, or differs from its digest.
+      UserError: the file is empty or invalid, or does not match its digest.
     """
     config = config_io.load([path])
     text = path.read_text(encoding="utf-8")
@@ -86,17 +87,19 @@ def read_config_file(path: Path) -> Config:
 
 
 def _digest(text: str) -> str:
-    """Returns 16 hexadecimal digits of the SHA-256."""
+    """Returns the first 16 hexadecimal digits of the SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class RunPaths:
-    """Paths of the files in a run folder, which docs/runs.md describes. It opens no file.
+    """Paths of the files in a run folder. Creating the object does not access any file.
+
+    docs/runs.md describes the files.
 
     Attributes:
-      later_evaluations: a folder per checkpoint that `bacr evaluate` evaluated.
-      warmup: folder of the warm-up without `warmup.dir` (`WarmupPaths`).
-      wandb: files of Weights & Biases, and the run's id there.
+      later_evaluations: folder with a subfolder for each checkpoint that `bacr evaluate` evaluated.
+      warmup: folder of the warm-up (`WarmupPaths`), used if `warmup.dir` is not set.
+      wandb: files of Weights & Biases, including the run's id.
     """
 
     def __init__(self, path: Path):
@@ -119,33 +122,34 @@ class RunPaths:
         self.restarts = path / "restarts.json"
 
     def traces_of(self, step: int) -> Path:
-        """Returns the file of a step's sampled traces, one JSON line each."""
+        """Returns the path of the traces sampled at a step, in JSON Lines format."""
         return self.rollouts / f"{step:06d}.jsonl"
 
     def evaluation_of(self, step: int) -> Path:
-        """Returns the folder in which `bacr evaluate` evaluates a checkpoint."""
+        """Returns the folder in which `bacr evaluate` evaluates the checkpoint of a step."""
         return self.later_evaluations / f"step-{step:06d}"
 
     def picture(self, name: str) -> Path:
-        """Returns the file of a picture of the run."""
+        """Returns the path of a plot of the run."""
         return self.path / f"{name}.png"
 
 
 def steps_in(checkpoints: Path) -> list[int]:
-    """Returns the steps of the finished checkpoints in a folder, rising."""
+    """Returns the steps of the finished checkpoints in a folder, in ascending order."""
     if not checkpoints.is_dir():
         return []
-    # Unfinished checkpoints have other names.
+    # The names of unfinished checkpoints are not numbers.
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
 
 
 class WarmupPaths:
-    """Paths of the files in the folder of a warm-up, which several runs may share.
+    """Paths of the files in a warm-up folder, which may be shared by several runs.
 
     Attributes:
-      identity: fingerprint and results of the finished warm-up; missing before the end.
-      weights: checkpoint of the finished weights.
-      unfinished: a folder of checkpoints for each fingerprint of settings.
+      identity: JSON file with the fingerprint and the results of the finished warm-up. It is
+        missing until the warm-up is finished.
+      weights: checkpoint of the final weights.
+      unfinished: folder with a subfolder of checkpoints for each fingerprint of settings.
     """
 
     def __init__(self, path: Path):
@@ -156,18 +160,20 @@ class WarmupPaths:
 
 
 class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
-    """An opened run folder; a context manager that releases its lock.
+    """An opened run folder. Leaving its context releases the lock.
 
     Attributes:
       is_new: True if `open_run` created the run.
-      config_now: config that `keep_config` will write; None to keep the folder's config.
+      config_now: config that `keep_config` will write, or None to leave the config file unchanged.
     """
 
     def __init__(self, path: Path, held: TextIO | None):
-        """Wraps a locked folder; use `open_run`.
+        """Wraps a locked folder. Use `open_run` to open a folder.
 
         Args:
-          held: the lock; None if another process of the same run has the lock and writes the files.
+          path: run folder.
+          held: the lock file, or None if another process of the same run has the lock and writes
+            the files.
         """
         super().__init__(path)
         self._lock = held
@@ -175,21 +181,21 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         self.config_now: Config | None = None
 
     def __exit__(self, *error: Any) -> None:
-        """Releases the lock, as every end of the process does too."""
+        """Releases the lock. The operating system also releases it when the process ends."""
         if self._lock is not None:
             self._lock.close()
 
     def changed(self) -> list[str]:
-        """Returns the keys in which `config_now` differs from the folder's config."""
+        """Returns the keys for which `config_now` differs from the config file."""
         if self.config_now is None:
             return []
         return list(_differing(self.config, self.config_now))
 
     def keep_config(self) -> None:
-        """Writes `config_now` as the folder's config, and records the previous values.
+        """Writes `config_now` to the config file and records the previous values.
 
-        Call it after all checks of the config. If a change were refused after it was written, the
-        run could not continue with its previous config.
+        Call it after all checks of the config have passed. If a later check failed, the run could
+        no longer be resumed with its previous config.
         """
         if self.config_now is None:
             return
@@ -215,9 +221,10 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
             self.path.rmdir()
 
     def truncate_after(self, step: int) -> None:
-        """Removes metrics, evaluations and rollouts of steps after `step`, and torn last lines.
+        """Removes all records of steps after `step`, and incomplete last lines.
 
-        A resumed run then writes the same files as an uninterrupted run.
+        The records are metrics, evaluations and rollouts. A resumed run then writes the same files
+        as an uninterrupted run.
         """
         keep_until(self.metrics, step)
         keep_until(self.evaluations, step)
@@ -228,7 +235,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
                 keep_until(path, step)
 
     def forget_last_evaluation(self) -> None:
-        """Removes the evaluation after training."""
+        """Removes the record of the evaluation after training."""
         records = read_lines(self.evaluations)
         remaining = [record for record in records if record.get("when") != "after"]
         if remaining != records:
@@ -236,7 +243,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
 
 
 def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Returns the keys that must not differ and do, each with its recorded and present value."""
+    """Returns the keys that differ but must not, each with its recorded and its new value."""
     recorded = config_io.flatten(read_config_file(recorded_file))
     present = config_io.flatten(config)
     return {
@@ -247,19 +254,22 @@ def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]
 
 
 def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
-    """True if a folder contains the file `marker`; False if the folder is new or empty.
+    """True if a folder contains the file `marker`, False if the folder is new or empty.
 
     Args:
-      where: option or key of the folder, for errors.
-      what: name of the thing whose file `marker` is, for errors.
+      path: folder to check.
+      where: option or config key that contains the path, for error messages.
+      marker: name of a file that every folder of this type contains.
+      what: type of the folder, such as "run", for error messages.
 
     Raises:
-      UserError: the path is a file, or the folder contains something else.
+      UserError: the path is a file, or the folder contains other files but no `marker`.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{where}: is a file; write the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
-    # A process that is killed while it creates the folder leaves a lock and partial files.
+    # A process that is killed while it creates the folder leaves a lock file and temporary
+    # files.
     entries = sorted(name for name in names if name != LOCK and not is_left_over(name))
     if entries and marker not in entries:
         raise UserError(
@@ -272,7 +282,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
 def _refuse_unless_ours(
     path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
 ) -> None:
-    """Raises UserError unless the folder is new, empty, or contains a run that may continue."""
+    """Raises UserError unless the folder is new, empty, or contains a run that can be resumed."""
     begun = is_begun(path, where, _CONFIG, "run")
     if not begun:
         if resume != "required":
@@ -305,7 +315,7 @@ def _refuse_unless_ours(
 
 
 def lock_folder(path: Path, where: str) -> TextIO:
-    """Takes the lock of a folder without waiting; raises UserError if another process has it."""
+    """Locks a folder without waiting. Raises UserError if another process has locked it."""
     lock = lock_if_free(path / LOCK)
     if lock is None:
         holder = (path / LOCK).read_text().strip() or "another process"
@@ -314,17 +324,20 @@ def lock_folder(path: Path, where: str) -> TextIO:
 
 
 def drop_left_over(path: Path) -> None:
-    """Removes the partial files that a kill left in a folder; the caller has the folder's lock."""
+    """Removes the temporary files that a killed process left in a folder.
+
+    The caller must have locked the folder.
+    """
     for entry in path.iterdir():
         if is_left_over(entry.name):
             entry.unlink(missing_ok=True)
 
 
 def lock_if_free(path: Path) -> TextIO | None:
-    """Takes the lock of a file and writes this process into it.
+    """Locks a file without waiting, and writes the id and host of this process into it.
 
     Returns:
-      The open file, whose closing releases the lock; None if another process has the lock.
+      The open file, or None if another process has the lock. Closing the file releases the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("a")
@@ -340,10 +353,12 @@ def lock_if_free(path: Path) -> TextIO | None:
 
 
 def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextIO:
-    """Waits for the lock of a file and takes it.
+    """Waits until a file can be locked, and locks it.
 
     Args:
-      poll: called every second while another process has the lock; it may raise to stop.
+      path: lock file.
+      poll: called every second while another process has the lock. It may raise an exception to
+        stop waiting.
     """
     lock = lock_if_free(path)
     if lock is None:
@@ -358,14 +373,17 @@ def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextI
 def open_run(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> RunFolder:
-    """Creates a run folder, or opens the folder of a run with this config, and locks it.
+    """Opens and locks a run folder, which is created if it does not exist.
 
     Args:
-      allowed: keys in which the run's config may differ. `keep_config` records their previous
+      path: run folder.
+      config: config of the run.
+      resume: what to do if the folder contains a run.
+      allowed: keys whose values may differ from an existing run. `keep_config` records the previous
         values.
 
     Raises:
-      UserError: the folder can't be used; nothing in it was changed.
+      UserError: the folder can't be used. Nothing in it was changed.
     """
     where = _key_and_value(path)
     with usable(where):
@@ -373,7 +391,8 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
         try:
-            # Another process may have created its run before this one had the lock.
+            # Check again, because another process may have created a run before the
+            # folder was locked.
             _refuse_unless_ours(path, config, where, resume, allowed)
             drop_left_over(path)
             folder = RunFolder(path, lock)
@@ -400,24 +419,25 @@ def check_run_folder(
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError if a folder, or its nearest existing parent, can't be written."""
+    """Raises OSError if a folder, or its nearest existing parent, is not writable."""
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    # Permissions are not enough to know: root has all of them, and a disk may be full.
+    # Create a folder instead of checking permissions, because root passes every permission
+    # check and because the disk may be full.
     Path(tempfile.mkdtemp(dir=existing)).rmdir()
 
 
 def _key_and_value(path: Path) -> str:
-    """Returns output.dir and its value for errors."""
+    """Returns `output.dir` and its value for error messages."""
     name = str(path)
     return f"output.dir={name if name.isprintable() else ascii(name)}"
 
 
 @contextlib.contextmanager
 def usable(where: str) -> Iterator[None]:
-    """Converts an OSError of using a folder to a UserError.
+    """Converts any OSError in the `with` block to a UserError.
 
     Args:
-      where: option or key of the folder.
+      where: option or config key that contains the path of the folder.
     """
     try:
         yield

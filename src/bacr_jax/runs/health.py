@@ -1,7 +1,7 @@
-"""Warns about a run that goes wrong without failing: once per symptom, with its likely cause.
+"""Detects unhealthy training runs and warns once per symptom, with the likely cause.
 
-The training loop passes every iteration's metrics to `RunHealth`. The thresholds are ours, chosen
-so that a healthy run does not meet them. Warnings change nothing in the run.
+The training loop passes the metrics of every iteration to `RunHealth`. We chose the thresholds such
+that a healthy run stays within them. Warnings do not change the run.
 """
 
 import collections
@@ -10,46 +10,51 @@ from dataclasses import dataclass
 
 Metrics = Mapping[str, float]
 
-# Iterations in a row that must show a symptom before the warning.
+# Number of consecutive iterations that must show a symptom before a warning.
 PATIENCE = 10
-# The same for signs that a policy is being ruined, which takes only a few iterations.
+# As `PATIENCE`, for signs that the policy is degrading, which takes only a few iterations.
 SHORT_PATIENCE = 3
-# Accuracy has collapsed if its best was above the first share and it fell to the second part of it.
+# Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
+# times `COLLAPSED_TO`.
 WORTH_LOSING = 0.2
 COLLAPSED_TO = 0.25
-# Share of clipped token losses.
+# Maximum share of clipped token losses.
 CLIPPED = 0.5
-# Share of graded answers whose worker died or timed out.
+# Maximum share of graded answers whose worker process died or timed out.
 LOST_VERDICTS = 0.1
-# Steps in a row in which a verifier fails on every answer, after which a run stops.
+# Number of consecutive steps in which a verifier fails on every answer before the run is stopped.
 FAILING_STEPS = 3
-# Seconds of the slowest process, divided by the seconds of the others.
+# Maximum ratio of the slowest process's time to the time of the other processes.
 SLOW_HOST = 3.0
-# Difference of the log-probabilities of sampler and learner, in nats per token. Rounding in 16 bits
-# stays below it; other weights or another temperature do not.
+# Maximum difference between the log-probabilities of sampler and learner, in nats per token. 16-bit
+# rounding errors are smaller. Different weights or a different temperature cause larger
+# differences.
 MISMATCH = 0.1
-# Mean advantage, divided by the advantages' standard deviation.
+# Maximum absolute mean of the advantages, relative to their standard deviation.
 OFF_CENTRE = 0.5
-# Part of a step that optimizer.max_update_kl left. KL grows with the square of the step, so .3 is a
-# step with ten times the allowed KL.
+# A step counts as too large if `optimizer.max_update_kl` scaled it by this factor or less. The KL
+# grows with the square of the step size, so 0.3 corresponds to ten times the allowed KL.
 SHORTENED = 0.3
-# Share of answers that a healthy policy closes.
+# Minimum share of closed answers for a healthy policy.
 CLOSED = 0.95
-# Difference of a share from the first iteration's. For 64 traces, .1 is almost four standard errors
-# of a share of .95.
+# Maximum change of a share since the first iteration. With 64 traces, 0.1 is almost four standard
+# errors of a share of 0.95.
 SHARE_CHANGE = 0.1
-# Importance ratio minus 1, and nats per token, up to which a difference is rounding in float32.
+# Maximum difference attributed to float32 rounding: of the importance ratio from 1, and of
+# `mismatch/k3` from 0 in nats per token.
 SAME_POLICY = 1e-6
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Values with which an iteration's metrics are compared.
+    """Reference values for the metrics of an iteration.
 
     Attributes:
-      first: metrics of the run's first iteration, whose traces the initial policy sampled.
-      best_accuracy: highest smoothed share of correct answers so far, in [0, 1].
-      largest_mismatch: mismatch/absolute up to which it is rounding, in nats per token.
+      first: metrics of the first iteration of the run, whose traces were sampled by the initial
+        policy.
+      best_accuracy: highest smoothed accuracy so far, in [0, 1].
+      largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
+        token.
     """
 
     first: Metrics
@@ -59,12 +64,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Symptom:
-    """A sign that a run goes wrong.
+    """A symptom of an unhealthy run.
 
     Attributes:
-      is_wrong: True if an iteration's metrics show the symptom.
-      message: the symptom, its likely causes, and the keys to change.
-      patience: iterations in a row that must show the symptom before the warning.
+      is_wrong: returns True if the metrics of an iteration show the symptom.
+      message: warning with the symptom, its likely causes, and the config keys to change.
+      patience: number of consecutive iterations that must show the symptom before the warning.
     """
 
     is_wrong: Callable[[Metrics, Reference], bool]
@@ -73,8 +78,9 @@ class Symptom:
 
 
 def _lost(metrics: Metrics) -> bool:
-    """True if more than a tenth of the answers got no verdict."""
-    # A user's verifier counts answers without a score, the built-in rules deaths and timeouts.
+    """True if more than a tenth of the answers could not be graded."""
+    # For a user's verifier, count answers without a score. For the built-in rules, count worker
+    # deaths and timeouts.
     names = ["worker_deaths", "timeouts"]
     if "process/grader_failed" in metrics:
         names = ["failed"]
@@ -85,9 +91,10 @@ def _lost(metrics: Metrics) -> bool:
 
 
 def _off_centre(metrics: Metrics) -> bool:
-    """True if the mean advantage is far from 0 while sampled and learned policy differ.
+    """True if the mean advantage is far from 0 while the sampling and the learned policy differ.
 
-    While they are equal, a baseline away from the mean does no harm.
+    If both policies are equal, a baseline that differs from the mean reward does not bias the
+    gradient.
     """
     if "advantage/score_offset" not in metrics:
         return False
@@ -97,21 +104,21 @@ def _off_centre(metrics: Metrics) -> bool:
 
 
 def _one_sided(metrics: Metrics, _: Reference) -> bool:
-    """True if the mean advantage is below 0 by more than half of the advantages' deviation."""
+    """True if the mean advantage is more than half a standard deviation below 0."""
     mean = metrics.get("advantage/mean", 0.0)
     deviation = metrics.get("advantage/std", 1.0)
     return mean < -OFF_CENTRE * deviation
 
 
 def _is_shortened(metrics: Metrics, _: Reference) -> bool:
-    """True if the step's KL was more than about ten times optimizer.max_update_kl."""
-    # Without any token in the loss, both metrics are 0.
+    """True if the KL of the update was more than about ten times `optimizer.max_update_kl`."""
+    # Both metrics are 0 if the loss contains no tokens.
     was_measured = metrics.get("policy/update_kl", 0.0) > 0.0
     return was_measured and metrics["policy/update_scale"] <= SHORTENED
 
 
 def _closes_less(metrics: Metrics, reference: Reference) -> bool:
-    """True if fewer answers are closed than at the first iteration, and fewer than is healthy."""
+    """True if the share of closed answers is unhealthy and lower than in the first iteration."""
     name = "rollout/closed_answers"
     if name not in metrics or name not in reference.first:
         return False
@@ -119,7 +126,7 @@ def _closes_less(metrics: Metrics, reference: Reference) -> bool:
 
 
 def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
-    """True if more traces repeat themselves at their end than at the first iteration."""
+    """True if more traces end in repetitions than in the first iteration."""
     name = "rollout/repetition"
     if name not in metrics or name not in reference.first:
         return False
@@ -127,9 +134,9 @@ def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
 
 
 def _accuracy(metrics: Metrics) -> float:
-    """Returns the share of correct answers, averaged over cuts.
+    """Returns the accuracy averaged over all cuts, in [0, 1].
 
-    Rewards are not used, because they may have another scale.
+    The rewards are not used because they may have a different scale.
     """
     cuts = [value for name, value in metrics.items() if name.startswith("reward/cut_")]
     return sum(cuts) / max(len(cuts), 1)
@@ -224,14 +231,18 @@ SYMPTOMS = {
 }
 
 
-# For each verifier: answers that it received, and answers that got no score.
+# For each verifier: the number of answers it received, and the number of answers without a score.
 Totals = Mapping[str, tuple[int, int]]
 
 
 def all_failed(before: Totals, now: Totals) -> dict[str, bool]:
-    """Returns True for verifiers that failed on all answers between two totals.
+    """Returns, for each verifier, True if it failed on all answers between two totals.
 
-    A verifier that received no answer is left out.
+    Verifiers that received no answers are omitted.
+
+    Args:
+      before: totals at the start of the interval.
+      now: totals at the end of the interval.
     """
     failures = {}
     for name, (received_now, failed_now) in now.items():
@@ -243,7 +254,7 @@ def all_failed(before: Totals, now: Totals) -> dict[str, bool]:
 
 
 class VerifierWatch:
-    """Counts steps in a row in which a verifier gives no answer a score."""
+    """Counts the consecutive steps in which a verifier scores none of its answers."""
 
     def __init__(self) -> None:
         self._in_a_row: collections.Counter[str] = collections.Counter()
@@ -256,17 +267,18 @@ class VerifierWatch:
 
 
 class RunHealth:
-    """Watches the metrics of a run, iteration by iteration.
+    """Monitors the metrics of a run and yields warnings.
 
-    A resumed run passes the metrics of its earlier iterations again, so it prints the same warnings
-    as an uninterrupted run.
+    A resumed run replays the metrics of its earlier iterations, so it prints the same warnings as
+    an uninterrupted run.
     """
 
     def __init__(self, largest_mismatch: float = MISMATCH) -> None:
-        """Starts without a history.
+        """Initializes the monitor with an empty history.
 
         Args:
-          largest_mismatch: mismatch/absolute up to which it is rounding, in nats per token.
+          largest_mismatch: maximum `mismatch/absolute` that is attributed to rounding, in nats per
+            token.
         """
         self._largest_mismatch = largest_mismatch
         self._first: Metrics | None = None
@@ -276,7 +288,11 @@ class RunHealth:
         self._best_accuracy = 0.0
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
-        """Yields the message of each symptom whose patience ends with this iteration, once."""
+        """Yields the warning of each symptom that has persisted for its patience. Warns only once.
+
+        Args:
+          metrics: metrics of the current iteration.
+        """
         if self._first is None:
             self._first = dict(metrics)
         smoothed = _accuracy(metrics)

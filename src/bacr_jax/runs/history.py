@@ -1,6 +1,7 @@
-"""Stores evaluations, config changes and a digest of metrics in checkpoints, and restores files.
+"""Records a run's files in its checkpoints, and restores the files when the run is resumed.
 
-A resumed run calls `restore_files`, so that its files match the checkpoint.
+A checkpoint contains the evaluations, the config changes, and a digest of the metrics. A resumed
+run calls `restore_files` to make its files match the checkpoint.
 """
 
 import functools
@@ -17,12 +18,12 @@ from bacr_jax.runs.folder import RunPaths
 
 Records = list[dict[str, Any]]
 
-# Bytes of metrics.jsonl that are read at a time. A long run's file has a hundred megabytes.
+# Number of bytes to read from metrics.jsonl at a time. The file of a long run has about 100 MB.
 _CHUNK = 1 << 20
 
 
 class History:
-    """Summarizes a run's files for its checkpoints; each line of metrics.jsonl is read once."""
+    """Summarizes a run's files for its checkpoints. Reads each line of metrics.jsonl only once."""
 
     def __init__(self, paths: RunPaths):
         """Starts at the beginning of the files, which must match the newest checkpoint."""
@@ -32,11 +33,12 @@ class History:
         self._bytes_read = 0
 
     def now(self, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the present content of the files, for JSON.
+        """Returns the current content of the files for a checkpoint, serializable as JSON.
 
-        The few records of eval.jsonl and changes.jsonl are stored completely, metrics as their
-        number and a digest. The metrics are on the disk when this returns, because they must reach
-        it before the checkpoint that contains their digest.
+        The records of eval.jsonl and changes.jsonl are few, and are included in full. The metrics
+        are represented by the number of records and a digest. metrics.jsonl is flushed to disk
+        before this method returns, because it must be on disk before the checkpoint with its
+        digest.
 
         Args:
           evaluations: all records of eval.jsonl.
@@ -57,18 +59,21 @@ class History:
 
 
 def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
-    """Restores the files of a run to their content when the checkpoint of `step` was saved.
+    """Restores a run's files to their state when the checkpoint of `step` was saved.
 
-    Later records are removed, except evaluations of the same step after the checkpoint.
+    Later records are removed, except evaluations of the same step that were added after the
+    checkpoint.
 
     Args:
-      kept: `History.now` of the checkpoint.
+      paths: files of the run.
+      kept: return value of `History.now` that was stored in the checkpoint.
+      step: step of the checkpoint.
 
     Returns:
-      A line for each file that had been changed.
+      A note for each file that had been changed.
 
     Raises:
-      UserError: metrics.jsonl has lost or changed records; nothing was written.
+      UserError: records of metrics.jsonl are missing or changed. No file was written.
     """
     recorded_metrics = kept["metrics"]
     present_metrics = _count_and_digest(paths.metrics, step)
@@ -102,14 +107,14 @@ def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]
 
 
 def _restored_note(path: Path, step: int) -> str:
-    """Returns the note for a file that was restored."""
+    """Returns the note about a restored file."""
     return (
         f"note: {path} was not as the run had left it; it was written again from checkpoint {step}"
     )
 
 
 def _read_or_empty(path: Path) -> Records:
-    """Reads the records of a file that can be restored; empty if it can't be read."""
+    """Reads the records of a file that can be restored, or returns [] if it can't be read."""
     try:
         return read_lines(path)
     except (OSError, ValueError):
@@ -117,7 +122,7 @@ def _read_or_empty(path: Path) -> Records:
 
 
 def _count_and_digest(path: Path, step: int) -> dict[str, Any]:
-    """Returns the number and the SHA-256 of a file's records up to a step."""
+    """Returns the number of records up to a step and their SHA-256 hash."""
     digest = hashlib.sha256()
     num_records = 0
     for line in lines_until(path, step):
@@ -127,7 +132,7 @@ def _count_and_digest(path: Path, step: int) -> dict[str, Any]:
 
 
 def recorded_seconds(paths: RunPaths, step: int) -> float | None:
-    """Returns the wall time in seconds of a run that finished at `step`; None if not recorded."""
+    """Returns the wall-clock time in seconds of a run that finished at `step`, or None."""
     try:
         summary = documents.read_object(paths.summary)
     except (OSError, ValueError):

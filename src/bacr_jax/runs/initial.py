@@ -1,6 +1,8 @@
-"""Creates or reads the initial parameters of a run: model, budget module, adapters, value head.
+"""Creates or loads the initial parameters of a run.
 
-It also reads the frozen base of a run's adapters, which its checkpoints do not contain.
+The parameters are the model, the budget module, the adapters and the value head. This module also
+loads the frozen base weights of a run's adapters, because the run's checkpoints do not contain
+them.
 """
 
 import functools
@@ -30,20 +32,22 @@ def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
     """Returns the initial parameters, in float32 where they are trained.
 
     Args:
-      path: Hugging Face folder; None for random parameters.
+      key: PRNG key for parameters that are initialized at random.
+      policy: architecture and devices of the policy.
+      path: Hugging Face folder, or None to initialize all parameters at random.
     """
     params = _model_params(key, policy, path, policy.param_dtype)
     return with_adapters(key, policy, with_budget_module(key, policy, params))
 
 
 def plain_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Returns `initial_params` without budget module and adapters, in float32."""
+    """Returns `initial_params` without the budget module and adapters, in float32."""
     params = _model_params(key, policy, path, jnp.float32)
     return {name: leaf for name, leaf in params.items() if name != "budget"}
 
 
 def _model_params(key: jax.Array, policy: Policy, path: str | None, dtype: Any) -> Params:
-    """Returns random parameters in float32, or a folder's parameters in `dtype`."""
+    """Returns random parameters in float32, or the parameters of a folder in `dtype`."""
     if path is None:
         return policy.make(lambda: qwen2.init(key, policy.learner.model))
     mesh = policy.learner.mesh
@@ -52,7 +56,7 @@ def _model_params(key: jax.Array, policy: Policy, path: str | None, dtype: Any) 
 
 
 def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """Adds the policy's low-rank adapters, and casts the base to `policy.param_dtype`.
+    """Adds the policy's LoRA adapters and casts the base weights to `policy.param_dtype`.
 
     Returns the parameters unchanged if the policy has no adapters.
     """
@@ -61,7 +65,7 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
         return params
     shape = policy.learner.model
     base, _ = adapters.split({**params, "adapter": {}})
-    # One leaf after the other, so that the memory never contains the base twice.
+    # Cast one leaf at a time, so that memory never contains two copies of the base weights.
     base = jax.tree.map(lambda leaf: _cast_and_free(leaf, policy.param_dtype), base)
     params = {**params, **base}
     if settings.path is None:
@@ -81,7 +85,7 @@ def with_adapters(key: jax.Array, policy: Policy, params: Params) -> Params:
 def untrained_params(key: jax.Array, policy: Policy) -> Params:
     """Returns random parameters with the shapes and devices of `initial_params`.
 
-    With adapters, the base is left out.
+    The base weights are omitted if the policy has adapters.
     """
     if policy.adapter is None:
         return initial_params(key, policy, None)
@@ -89,7 +93,7 @@ def untrained_params(key: jax.Array, policy: Policy) -> Params:
 
 
 def abstract_params(policy: Policy) -> Params:
-    """Returns shapes and types of `initial_params`, to compile programs without weights."""
+    """Returns the shapes and dtypes of `initial_params`, for compiling programs without weights."""
     shape = policy.learner.model
     settings = policy.adapter
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -105,7 +109,7 @@ def abstract_params(policy: Policy) -> Params:
 
 
 def _cast_and_free(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """Casts a weight to another type and frees the memory of the original."""
+    """Casts a weight to another dtype and frees the memory of the original."""
     if leaf.dtype == dtype:
         return leaf
     cast = jax.block_until_ready(leaf.astype(dtype))
@@ -114,9 +118,9 @@ def _cast_and_free(leaf: jax.Array, dtype: Any) -> jax.Array:
 
 
 def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
-    """Adds a new budget module if the policy is conditioned and the parameters have none.
+    """Adds a new budget module if the policy is conditioned and the parameters contain none.
 
-    If the policy is not conditioned, a budget module is removed.
+    If the policy is not conditioned, an existing budget module is removed.
     """
     conditioning = policy.learner.conditioning
     shape = policy.learner.model
@@ -132,7 +136,7 @@ def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params
 
 
 def random_head(key: jax.Array, policy: Policy) -> Params | None:
-    """Returns a new value head; None if the method has none."""
+    """Returns a randomly initialized value head, or None if the method has no value head."""
     settings = policy.learner.value
     if settings is None:
         return None
@@ -146,19 +150,19 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
 
 
 def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
-    """Reads the base that a checkpoint's adapters were trained on, and their `adapter_scale`.
+    """Loads the base weights on which a checkpoint's adapters were trained, and `adapter_scale`.
 
     Args:
-      folder: the run.
+      folder: run folder.
       config: config of the run.
       state: folder `state` of the checkpoint.
-      moved: present folder of `model.path`; None if it is at its path.
+      moved: current folder of `model.path` if it was moved, otherwise None.
 
     Returns:
       Parameters with stacked layers.
 
     Raises:
-      UserError: the base is missing, or has other weights.
+      UserError: the base weights are missing or differ from the recorded fingerprint.
     """
     dtype = jnp.dtype(param_dtype(config))
     if config.warmup.steps:
@@ -181,7 +185,7 @@ def read_base(folder: Path, config: Config, state: Path, moved: Path | None = No
 
 
 def _read_warmup(folder: Path, dtype: Any) -> Params:
-    """Reads the finished weights of a warm-up to the host."""
+    """Loads the final weights of a warm-up to the host."""
     weights = WarmupPaths(folder.absolute()).weights
     steps = steps_in(weights)
     if not steps:

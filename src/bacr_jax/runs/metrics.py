@@ -1,6 +1,6 @@
-"""Writes a run's metrics: metrics.jsonl, and TensorBoard and Weights & Biases if wanted.
+"""Writes the metrics of a run to metrics.jsonl, TensorBoard and Weights & Biases.
 
-The training loop passes every step's metrics to `MetricsWriter`.
+The last two are optional. The training loop passes the metrics of every step to `MetricsWriter`.
 """
 
 import importlib.util
@@ -17,52 +17,53 @@ from bacr_jax.documents import append_line, check_regular, read_lines, write_ato
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.runs.folder import RunFolder
 
-# A table of traces: each row is a text or a number by the name of its column.
+# A table of traces. Each row maps column names to texts or numbers.
 Rows = Sequence[Mapping[str, Any]]
 
 
 class TensorBoard:
-    """Writes events into `tensorboard/` of a run folder."""
+    """Writes TensorBoard events to the folder `tensorboard` of a run."""
 
     def __init__(self, folder: RunFolder, config: Config):
-        """Stores the folder; the first step creates the file."""
+        """Stores the folder and the config. The event file is created at the first step."""
         self._folder = folder
         self._config = config
         self._writer: Any = None
 
     def _open_from(self, first_step: int) -> Any:
-        """Returns the writer; the first call creates it and purges steps from `first_step` on."""
+        """Returns the event writer. The first call creates it and purges later steps."""
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # A resumed run repeats the steps after its checkpoint. The purge step lets TensorBoard
-            # ignore their earlier events.
+            # A resumed run repeats the steps after its checkpoint. `purge_step` makes
+            # TensorBoard ignore their earlier events.
             writer = SummaryWriter(str(self._folder.tensorboard), purge_step=first_step)
             self._writer = writer
-            # Events are written by this thread. The writer's own thread would end on a full disk,
-            # and adding the eleventh event after that would block forever.
+            # Write events from this thread. The writer's own thread would exit if the
+            # disk is full, and adding the eleventh event after that would block
+            # forever.
             events = writer._get_file_writer().event_writer
             events._worker.stop()
             events.add_event = events._ev_writer.write_event
-            # Markdown shows lines that are indented by four spaces unchanged.
+            # Markdown renders lines that are indented by four spaces verbatim.
             lines = [f"    {line}\n" for line in config_io.to_yaml(self._config).splitlines()]
             writer.add_text("config", "".join(lines), first_step)
         return self._writer
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the metrics of a step, which replace its metrics from before a resume."""
+        """Writes the metrics of a step, replacing those written before a resume."""
         self._open_from(step)
         self.numbers(step, values)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes further numbers by name, after the metrics of their step."""
+        """Writes additional scalars of a step, after the metrics of that step."""
         writer = self._open_from(step + 1)
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """Writes PNG files by name."""
+        """Writes PNG files as images, by name."""
         import numpy as np
         from matplotlib.image import imread
 
@@ -72,27 +73,27 @@ class TensorBoard:
             writer.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
 
     def traces(self, step: int, table: Rows) -> None:
-        """Writes a table as Markdown."""
+        """Writes a table of traces as Markdown."""
         header = table[0]
         lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
         lines += [_markdown_row(row.values()) for row in table]
         self._open_from(step + 1).add_text("traces", "".join(lines), step)
 
     def close(self) -> None:
-        """Flushes and closes the file."""
+        """Flushes and closes the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 def _markdown_row(values: Iterable[Any]) -> str:
-    """Returns a row of a Markdown table, with each value in one line."""
+    """Returns a row of a Markdown table. Line breaks in values are replaced by spaces."""
     cells = [" ".join(str(value).split()).replace("|", "\\|") for value in values]
     return f"| {' | '.join(cells)} |\n"
 
 
 def check_wandb(config: Config) -> None:
-    """Raises UserError if output.wandb is set and the package is not installed."""
+    """Raises UserError if `output.wandb` is set and the wandb package is not installed."""
     if config.output.wandb and importlib.util.find_spec("wandb") is None:
         raise UserError(
             "output.wandb=true: wandb is not installed; write output.wandb=false, or in a clone "
@@ -104,13 +105,13 @@ class Wandb:
     """Logs to a run of Weights & Biases, whose id is stored in the run folder."""
 
     def __init__(self, folder: RunFolder, config: Config):
-        """Starts a new run, or continues the run that the folder names.
+        """Starts a new W&B run, or resumes the W&B run whose id is stored in the folder.
 
-        Project and name are WANDB_PROJECT and WANDB_NAME, or the folder's name. WANDB_MODE is
-        respected.
+        The project and the run name are read from the environment variables WANDB_PROJECT and
+        WANDB_NAME, and default to the name of the folder. WANDB_MODE is respected.
 
         Raises:
-          UserError: wandb is not installed or did not start.
+          UserError: wandb is not installed or could not start.
         """
         check_wandb(config)
         import wandb
@@ -126,10 +127,10 @@ class Wandb:
                 resume="allow",
                 dir=folder.path,
                 config=config_io.flatten(config),
-                # The progress line of the terminal would fill the log.
+                # Do not capture terminal output, because the progress line would fill the log.
                 settings=wandb.Settings(console="off"),
             )
-        # Invalid settings raise ValueError.
+        # wandb raises ValueError for invalid settings.
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -140,20 +141,20 @@ class Wandb:
         write_atomically(id_file, f"{identity}\n")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs numbers of a step. W&B ignores steps that a resumed run repeats."""
+        """Logs scalars of a step. W&B ignores the steps that a resumed run repeats."""
         self._run.log(dict(values), step=step)
 
     metrics = numbers
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """Logs PNG files by name."""
+        """Logs PNG files as images, by name."""
         import wandb
 
         images = {f"pictures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
         self._run.log(images, step=step)
 
     def traces(self, step: int, table: Rows) -> None:
-        """Logs a table."""
+        """Logs a table of traces."""
         import wandb
 
         rows = [list(row.values()) for row in table]
@@ -161,30 +162,32 @@ class Wandb:
         self._run.log({"traces": wandb_table}, step=step)
 
     def close(self) -> None:
-        """Waits until everything is sent."""
+        """Waits until all data has been uploaded."""
         self._run.finish()
 
 
-# Groups of metrics that measure the machine and the process. They differ between equal runs, and
-# after a resume.
+# Prefixes of metrics that depend on the machine and the process. They differ between otherwise
+# identical runs, and after a resume.
 OF_THE_MACHINE = ("time/", "process/")
 
 
 def as_json(value: float | int) -> float | int | str:
-    """Returns a number for JSON; infinities and NaN become their names."""
+    """Returns a number that can be serialized as JSON. Infinities and NaN become strings."""
     return value if math.isfinite(value) else str(value)
 
 
 class MetricsWriter:
-    """Writes the `group/name` numbers of each step."""
+    """Writes the metrics of each step, which have names of the form `group/name`."""
 
     def __init__(self, folder: RunFolder, config: Config, *, writes: bool = True):
-        """Opens the outputs that config `output` enables in addition to metrics.jsonl.
+        """Opens TensorBoard and Weights & Biases if the config section `output` enables them.
 
-        Files are created with the first metrics.
+        Files are created when the first metrics are written.
 
         Args:
-          writes: True for the process that writes.
+          folder: folder of the run.
+          config: config of the run.
+          writes: False in processes that do not write to TensorBoard and Weights & Biases.
         """
         self._folder = folder
         self._boards: list[TensorBoard | Wandb] = []
@@ -194,11 +197,11 @@ class MetricsWriter:
             self._boards.append(Wandb(folder, config))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends a step's metrics to metrics.jsonl, machine metrics last.
+        """Appends the metrics of a step to metrics.jsonl, sorted by name with machine metrics last.
 
         Args:
-          step: counted from 1.
-          metrics: values that `float` accepts, by `group/name`.
+          step: training step, counted from 1.
+          metrics: values by `group/name`. Each value must be convertible with `float`.
         """
         values = {}
         for name in sorted(metrics, key=lambda name: (name.startswith(OF_THE_MACHINE), name)):
@@ -209,12 +212,15 @@ class MetricsWriter:
             attempt(f"{type(board).__name__}: a step can't be shown", board.metrics, step, values)
 
     def show(self, step: int, kind: Literal["numbers", "pictures", "traces"], content: Any) -> None:
-        """Passes further results of a step to TensorBoard and Weights & Biases.
+        """Logs additional results of a step to TensorBoard and Weights & Biases.
 
-        Call it after `write` of the same step. If one of them fails, its error is printed.
+        Call it after `write` for the same step. Errors of TensorBoard and Weights & Biases are
+        printed.
 
         Args:
-          content: numbers of an evaluation by name, PNG files by name, or `Rows` of traces.
+          step: training step of the results.
+          kind: type of `content`.
+          content: scalars by name, PNG files by name, or a table of traces (`Rows`).
         """
         if not content:
             return
@@ -230,9 +236,9 @@ class MetricsWriter:
 
 
 def without_timings(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a metrics.jsonl without the metrics of machine and process.
+    """Reads the records of a metrics.jsonl file without the metrics of the machine and process.
 
-    Two runs with the same config, seed, software and device kind have equal lists.
+    Two runs with the same config, seed, software and device type have equal records.
     """
     check_regular(path)
     return [

@@ -1,6 +1,7 @@
-"""Opens policies on disk for reading: the checkpoint of a run, or a Hugging Face folder.
+"""Opens saved policies for reading: a checkpoint of a run, or a Hugging Face folder.
 
-`evaluate`, `generate`, `export` and `bacr_jax.load` call `open_policy`, which reads no weights.
+`evaluate`, `generate`, `export` and `bacr_jax.load` call `open_policy`, which does not read any
+weights.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from bacr_jax.types import Params
 
 
 def read_config(folder: Path) -> Config:
-    """Reads the config of a run; raises UserError if it is missing or invalid."""
+    """Reads the config of a run. Raises UserError if it is missing or invalid."""
     path = RunPaths(folder).config
     if not path.is_file():
         raise UserError(f"--run {folder}: holds no {path.name}; write the folder of a run")
@@ -30,16 +31,18 @@ def read_config(folder: Path) -> Config:
 
 
 def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
-    """Reads the policy parameters of a checkpoint to the host.
+    """Loads the policy parameters of a checkpoint to the host.
 
-    The optimizer state, data and devices of the run are not needed. If the checkpoint contains
-    adapters, their base is read from the run's model.
+    This does not require the optimizer state, the data or the devices of the run. If the checkpoint
+    contains adapters, the base weights are loaded from the run's model.
 
     Args:
-      base: present folder of the run's model; None if it is at its path.
+      folder: run folder.
+      step: step of the checkpoint.
+      base: current folder of the run's model if it was moved, otherwise None.
 
     Raises:
-      UserError: the checkpoint or the base can't be read.
+      UserError: the checkpoint or the base weights can't be read.
     """
     from bacr_jax.runs.checkpoint import read_part
 
@@ -53,12 +56,12 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
 
 
 def _state_folder(folder: Path, step: int) -> Path:
-    """Returns the folder of a checkpoint's arrays."""
+    """Returns the folder with the arrays of a checkpoint."""
     return RunPaths(folder.absolute()).checkpoints / str(step) / "state"
 
 
 def trained_style(config: Config) -> PromptFormat:
-    """Returns the prompt format of a run's training."""
+    """Returns the prompt format with which a run was trained."""
     from bacr_jax.methods.registry import declares_budget
 
     return format_for(config, declares_budget=declares_budget(config))
@@ -68,11 +71,13 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
     """Checks that a run was trained with this tokenizer and this chat template.
 
     Args:
-      step: step of the checkpoint, which contains their digests.
+      run: run folder.
+      step: step of the checkpoint, which contains the digests of the tokenizer and the template.
       config: config of the run.
+      tokenizer: tokenizer to check.
 
     Raises:
-      UserError: one of them differs, or the checkpoint is damaged.
+      UserError: the tokenizer or the template differs, or the checkpoint is damaged.
     """
     from bacr_jax.runs.checkpoint import read_meta
     from bacr_jax.runs.provenance import check_same_prompts
@@ -86,17 +91,18 @@ def check_trained_with(run: Path, step: int, config: Config, tokenizer: Any) -> 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy on disk whose weights have not been read.
+    """A policy on disk whose weights have not been loaded.
 
     Attributes:
-      folder: the run, or the Hugging Face folder.
-      step: step of the checkpoint; None for a Hugging Face folder.
-      config: config of the training, or a config that fits the Hugging Face folder.
+      folder: run folder or Hugging Face folder.
+      step: step of the checkpoint, or None for a Hugging Face folder.
+      config: config of the run, or a config derived from the Hugging Face folder.
       identity: values that identify the policy in records.
-      style: prompt format that a Hugging Face folder specifies; None if the config specifies it.
-      called: name in tables; None for the folder's name.
-      trained: config of the run, which `under` does not change; None for a Hugging Face folder.
-      chosen: choice of the step; None for a Hugging Face folder.
+      style: prompt format that the Hugging Face folder specifies, or None to use the format of the
+        config.
+      called: name of the policy in tables, or None to use the name of the folder.
+      trained: config of the run, which `under` does not change, or None for a Hugging Face folder.
+      chosen: how the step was selected, or None for a Hugging Face folder.
     """
 
     folder: Path
@@ -109,9 +115,10 @@ class SavedPolicy:
     chosen: ChosenStep | None = None
 
     def under(self, config: Config) -> "SavedPolicy":
-        """Returns the policy with another config.
+        """Returns a copy of the policy with another config.
 
-        The folder's prompt format is dropped if the config changes prompt format or method.
+        The prompt format of the folder is discarded if the new config changes the prompt format or
+        the method.
         """
         same_format = config.data.prompt_format == self.config.data.prompt_format
         style = None
@@ -121,12 +128,12 @@ class SavedPolicy:
 
     @property
     def name(self) -> str:
-        """Returns the policy's name in tables."""
+        """Returns the name of the policy in tables."""
         name = self.called or self.folder.absolute().name
         return name if self.step is None else f"{name}, step {self.step}"
 
     def check(self) -> None:
-        """Raises UserError if its files can't be used, as far as that shows without weights."""
+        """Raises UserError if the files can't be used. Does not read any weights."""
         if self.step is not None:
             from bacr_jax.runs.checkpoint import check_policy
 
@@ -136,7 +143,7 @@ class SavedPolicy:
         return check_folder(self.folder)
 
     def params(self) -> Params:
-        """Reads the parameters: of a run to the host, of a Hugging Face folder to the device."""
+        """Loads the parameters: to the host for a run, to the device for a Hugging Face folder."""
         if self.step is not None:
             return read_params(self.folder, self.step)
         import jax.numpy as jnp
@@ -146,10 +153,10 @@ class SavedPolicy:
         return load_policy(self.folder, dtype=jnp.dtype(self.config.model.compute_dtype))[1]
 
     def tokenizer(self) -> Any:
-        """Loads the tokenizer of the policy's training.
+        """Loads the tokenizer with which the policy was trained.
 
         Raises:
-          UserError: the tokenizer is missing, or is not the training's.
+          UserError: the tokenizer is missing or differs from the tokenizer used in training.
         """
         from bacr_jax.runs import setup
 
@@ -166,13 +173,14 @@ class SavedPolicy:
 def open_policy(
     run: Path | None, model: Path | None, step: int | str | None = None, *, download: bool = False
 ) -> SavedPolicy:
-    """Opens the policy of a run, or of a Hugging Face model, and reads its config.
+    """Opens the policy of a run or of a Hugging Face model, and reads its config.
 
     Args:
-      run: folder of a run; None to open `model`.
-      model: folder or name of a Hugging Face model.
-      step: a step, "best" or "newest"; None for the best, or the newest without a best.
-      download: True to download a model that is not on this machine.
+      run: run folder, or None to open `model`.
+      model: folder or hub name of a Hugging Face model.
+      step: step number, "best" or "newest". None selects the best step, or the newest step if no
+        best step was recorded.
+      download: download the model if it is not on this machine.
 
     Raises:
       UserError: the policy is missing or its config is invalid.
@@ -185,7 +193,8 @@ def open_policy(
         saved = _policy_of_model(folder)
         if folder == model:
             return saved
-        # The folder in the hub's cache is named by a commit.
+        # The name of a folder in the hub's cache is a commit hash, so use the name of the
+        # model.
         return dataclasses.replace(saved, called=model.name)
     config = read_config(run)
     chosen = choose_step(run, step)
@@ -196,12 +205,12 @@ def open_policy(
 def _policy_of_model(folder: Path) -> SavedPolicy:
     """Opens the policy of a Hugging Face folder.
 
-    It is conditioned by an embedding if the folder has a budget module, and by the prompt if
-    config.json has a budget sentence. Prompt format and lengths are config.json's. It computes in
-    the type of the stored weights.
+    The policy is conditioned by an embedding if the folder contains a budget module, and by the
+    prompt if config.json contains a budget prompt. The prompt format and the lengths are read from
+    config.json. The compute dtype is the dtype of the stored weights.
 
     Raises:
-      UserError: the folder contains no Qwen2 model, or was edited after its export.
+      UserError: the folder contains no Qwen2 model, or was modified after its export.
     """
     from bacr_jax.model.hf.archive import check_files
     from bacr_jax.model.hf.hf_config import (
@@ -212,7 +221,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         read_thinking,
     )
 
-    # All files that determine prompts are verified here; weights are verified when they are read.
+    # Verify all files that determine the prompts. Weights are verified when they are loaded.
     check_files(folder, weights=False)
     read_hf_config(folder)
     raw = documents.read_object(folder / "config.json")
@@ -247,10 +256,10 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Returns a short digest of a folder's config and of samples of its weight files.
+    """Returns a short digest of the config and of samples of the weight files in a folder.
 
     Raises:
-      UserError: the folder has no weight files.
+      UserError: the folder contains no weight files.
     """
     from bacr_client import fingerprint
 

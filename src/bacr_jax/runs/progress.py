@@ -1,4 +1,4 @@
-"""Shows the progress of a command: a live line on a terminal, plain lines elsewhere."""
+"""Displays the progress of a command: a live line in a terminal, and plain lines elsewhere."""
 
 import atexit
 import contextlib
@@ -12,15 +12,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-# Seconds between plain lines of a phase. Its first and its last line are always printed.
+# Minimum interval between two plain lines of a phase, in seconds. The first and the last line are
+# always printed.
 PLAIN_INTERVAL = 10.0
-# Widths in characters.
+# Width of the progress bar and of log lines, in characters.
 _BAR_WIDTH = 16
 _LOG_WIDTH = 200
 
 
 def duration(seconds: float | int) -> str:
-    """Formats a time such as 12s, 3m04s or 2h05m."""
+    """Formats a duration in seconds, such as 12s, 3m04s or 2h05m."""
     rounded = round(seconds)
     if rounded < 60:
         return f"{rounded}s"
@@ -30,26 +31,29 @@ def duration(seconds: float | int) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Formats a text or number; large numbers are counts and are written in full."""
+    """Formats a text, or a number: three significant digits below 1000, otherwise an integer."""
     if isinstance(value, str):
         return value
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 class Phase:
-    """A part of the work with a number of steps, created by `Progress.phase`.
+    """A phase of the work with a number of steps. Created by `Progress.phase`.
 
     Attributes:
-      printed: time of the last plain line in seconds of the clock.
-      unprinted: True if the phase was updated since its last printed line.
+      name: name of the phase in the output.
+      printed: time of the last plain line, in seconds of the progress clock.
+      unprinted: True if the phase was updated after its last printed line.
     """
 
     def __init__(self, progress: "Progress", name: str, total: int, first: str = ""):
-        """Starts the clock.
+        """Starts the phase and its timer.
 
         Args:
+          progress: progress display that shows the phase.
+          name: name of the phase.
           total: number of steps.
-          first: description of the work before the first `update`.
+          first: description of the work before the first call of `update`.
         """
         self.name = name
         self._progress = progress
@@ -70,8 +74,10 @@ class Phase:
         The last step ends the phase, and its line stays on the screen.
 
         Args:
-          total: new number of steps; None if it has not changed.
-          values: numbers to show as `name value`; a name `tokens_per_s` is shown as tokens/s.
+          step: number of finished steps.
+          total: new number of steps, or None if it has not changed.
+          **values: values to display as `name value`. In names, `_per_` is displayed as a slash, so
+            that `tokens_per_s` becomes tokens/s.
         """
         if total is not None:
             self._total = total
@@ -85,13 +91,14 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds since the start."""
+        """Returns the elapsed time in seconds."""
         return self._progress.clock() - self._started
 
     def _remaining(self) -> float | None:
-        """Estimates the remaining seconds by the pace since the first update; None without a pace.
+        """Estimates the remaining time in seconds from the step time since the first update.
 
-        The time before the first update is not used, because the first step compiles.
+        The time before the first update is excluded, because the first step includes compilation.
+        Returns None before the second update.
         """
         first_step, first_time = self._first
         latest_step, latest_time = self._latest
@@ -103,10 +110,10 @@ class Phase:
         return max(pace * (self._total - latest_step) - since_latest, 0.0)
 
     def line(self, *, bar: bool = False) -> str:
-        """Returns the phase in one line: name, steps, time, numbers.
+        """Returns the progress as one line with the name, steps, times and values.
 
         Args:
-          bar: True to draw a progress bar.
+          bar: include a progress bar.
         """
         parts = [self.name]
         if self._step is None:
@@ -135,9 +142,9 @@ class Phase:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Progress of a command on one stream.
+    """Displays the progress of a command on an output stream.
 
-    It is silent if disabled, as it is in all processes but the first.
+    It prints nothing if it is disabled. It is disabled in all processes except process 0.
     """
 
     def __init__(
@@ -147,39 +154,45 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         stream: io.TextIOBase | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """Chooses live output if the stream is a terminal, else plain output.
+        """Selects live output if the stream is a terminal, and plain output otherwise.
 
         Args:
-          stream: None for standard output.
-          clock: returns the time in seconds.
+          enabled: False to print nothing.
+          stream: output stream, or None for stdout.
+          clock: returns the current time in seconds.
         """
         self.clock = clock
         self._enabled = enabled
         file: Any = stream or sys.stdout
-        # Notebooks get plain lines too. As Jupyter output, each line would be an HTML table.
+        # Notebooks also get plain lines. As Jupyter output, each line would be a separate
+        # HTML table.
         self._console = Console(file=file, highlight=False, force_jupyter=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
-            # A log has no width, so tables are not wrapped.
+            # A log file has no width. A large width keeps tables from being wrapped.
             self._console.width = _LOG_WIDTH
         self._live: Live | None = None
         self._uses_live = enabled and terminal
         self._open: list[Phase] = []
         if self._uses_live:
-            # The live line hides the cursor, which must come back however the process ends.
+            # The live display hides the cursor, which must be restored however the
+            # process ends.
             atexit.register(self.close)
 
     def __exit__(self, *error: Any) -> None:
-        """Ends all phases."""
+        """Ends all open phases."""
         self.close()
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int, first: str = "") -> Iterator[Phase]:
-        """Yields a new phase, possibly inside another. Its last line stays on the screen.
+        """Context manager that yields a new phase. Phases can be nested.
+
+        The last line of the phase stays on the screen.
 
         Args:
+          name: name of the phase.
           total: number of steps.
-          first: description of the work before the first step, which is shown until then.
+          first: description of the work before the first step, displayed until that step.
         """
         phase = Phase(self, name, total, first)
         if self._uses_live:
@@ -193,9 +206,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._end(phase)
 
     def show(self, phase: Phase, *, ended: bool) -> None:
-        """Refreshes the live line of a phase, or prints a plain line if the last one is old enough.
+        """Updates the live line of a phase, or prints a plain line every `PLAIN_INTERVAL` seconds.
 
         Args:
+          phase: phase that was updated.
           ended: True for the last line of the phase, which is always printed.
         """
         if not self._enabled:
@@ -210,15 +224,15 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._refresh()
 
     def say(self, message: Any) -> None:
-        """Prints a line, or anything that rich can render, such as a table."""
+        """Prints a line of text, or any object that rich can render, such as a table."""
         if self._enabled:
             is_text = isinstance(message, str)
-            # The terminal wraps long lines; a table wraps its cells.
+            # The terminal wraps long lines of text. Tables wrap their own cells.
             self._console.print(Text(message) if is_text else message, soft_wrap=is_text)
             self._console.file.flush()
 
     def close(self) -> None:
-        """Prints the last line of all open phases, and restores the terminal."""
+        """Prints the last line of all open phases and restores the terminal."""
         for phase in list(self._open):
             self._end(phase)
 
@@ -229,7 +243,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.say(phase.line())
 
     def _end(self, phase: Phase) -> None:
-        """Prints the last line of a phase unless it was printed."""
+        """Prints the last line of a phase unless it was already printed."""
         if phase in self._open:
             self._open.remove(phase)
             self._print(phase)
@@ -238,7 +252,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._print(phase)
 
     def _refresh(self) -> None:
-        """Starts, updates or stops the live lines, depending on the open phases."""
+        """Starts, updates or stops the live display, depending on the open phases."""
         if self._open and self._live is None:
             self._live = Live(
                 get_renderable=self._render,

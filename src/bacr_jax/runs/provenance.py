@@ -1,6 +1,6 @@
-"""Records the config, questions, prompts, software and devices of a checkpoint, and compares them.
+"""Records the provenance of a checkpoint: config, questions, prompts, software and devices.
 
-A resumed run compares its inputs with its checkpoint's inputs before it continues.
+A resumed run compares the provenance of its checkpoint with its current inputs before it continues.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from bacr_jax.questions.question_set import QuestionSet
 
 
 def commit() -> str:
-    """Returns the commit of this package if it runs from a clone; empty otherwise."""
+    """Returns the git commit of this package, or "" if it is not in a git repository."""
     git = shutil.which("git")
     if git is None:
         return ""
@@ -32,7 +32,7 @@ def commit() -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-# Software whose version can change what a run computes.
+# Packages whose version can affect the results of a run.
 VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -50,13 +50,15 @@ def provenance(
     verifiers: Mapping[str, str] | None = None,
     prompts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Returns the origin of a state, for JSON.
+    """Returns the provenance of a checkpoint, serializable as JSON.
 
     Args:
+      config: config of the run.
       questions: training questions.
+      mesh: device mesh of the run, or None for a single device.
       evaluated: evaluation sets.
-      verifiers: digests of verifiers' files, by config key and value (`Verifier.named`).
-      prompts: `Environment.prompt_fingerprints`.
+      verifiers: digests of the verifiers' source files, by config key and value (`Verifier.named`).
+      prompts: digests of the prompts, from `Environment.prompt_fingerprints`.
     """
     return {
         "seed": config.seed,
@@ -79,10 +81,12 @@ def check_same_questions(
 
     Args:
       then: provenance of the checkpoint.
-      now: provenance of the present inputs.
+      now: provenance of the current inputs.
+      config: config of the run.
+      run: run folder, for error messages.
 
     Raises:
-      UserError: questions or a verifier's file differ.
+      UserError: the questions or the source file of a verifier differ.
     """
     advice = "restore the file, or write another output.dir"
     if then["data_fingerprint"] != now["data_fingerprint"]:
@@ -98,10 +102,10 @@ def check_same_questions(
                 f"data.eval: {name} is not the same questions as when the run in {run} was "
                 f"evaluated before; {advice} (evaluate --run asks a finished run other questions)"
             )
-    # Earlier checkpoints have only the digest of the grader's file.
+    # Older checkpoints contain only the digest of the grader's file.
     grader_only = {f"grader={then['config'].get('grader')}": then.get("verifier_fingerprint")}
     verifiers_before = then.get("verifier_fingerprints", grader_only)
-    # Another file has another name, and --allow-change has already permitted it.
+    # A different file has a different name. --allow-change has already permitted such a change.
     for name, digest in now["verifier_fingerprints"].items():
         if verifiers_before.get(name, digest) != digest:
             raise UserError(
@@ -111,7 +115,7 @@ def check_same_questions(
             )
 
 
-# Keys that change prompts. Users change them on purpose, with --allow-change.
+# Config keys that change the prompts. Users change them deliberately, with --allow-change.
 _PROMPT_KEYS = (
     "data.prompt_format",
     "data.system_prompt",
@@ -132,15 +136,16 @@ def check_same_prompts(
 ) -> None:
     """Checks that a checkpoint is used with the same tokenizer, chat template and prompts.
 
-    Checkpoints without digests of their prompts are not compared.
+    Checkpoints that contain no digests of their prompts are not checked.
 
     Args:
       then: provenance of the checkpoint.
-      now: digests of `Environment.prompt_fingerprints`, or some of them.
-      config: settings under which `now` was made.
+      now: current digests, all or some of `Environment.prompt_fingerprints`.
+      config: config with which `now` was computed.
+      run: run folder, for error messages.
 
     Raises:
-      UserError: names what differs.
+      UserError: the tokenizer, the chat template or the prompts differ.
     """
     before = then.get("prompt_fingerprints")
     if not before:
@@ -172,7 +177,12 @@ def check_same_prompts(
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each difference after which a resumed run is not bit for bit the same."""
+    """Yields a note for each difference that prevents a resumed run from being bit-identical.
+
+    Args:
+      then: provenance of the checkpoint.
+      now: provenance of the current inputs.
+    """
     if "prompt_fingerprints" not in then:
         yield (
             "note: the checkpoint has no digest of its prompts, so chat template and tokenizer "

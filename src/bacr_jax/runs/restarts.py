@@ -1,7 +1,7 @@
-"""Counts the restarts of a Slurm job between which nothing was saved.
+"""Counts consecutive restarts of a Slurm job during which no checkpoint was saved.
 
-The launch scripts put a job back into the queue whenever its training ends with exit code 75. A job
-that never saves anything would be restarted forever. Training calls `give_up_reason` at its start.
+The launch scripts requeue a job whenever training exits with code 75. Without a limit, a job that
+never saves a checkpoint would be restarted forever. Training calls `give_up_reason` when it starts.
 """
 
 import contextlib
@@ -11,27 +11,28 @@ from pathlib import Path
 from bacr_jax.documents import read_json, write_json
 from bacr_jax.runs.folder import RunPaths
 
-# Restarts without a new save after which a job is given up. It is more than one, because several
-# preemptions in a row can come before the first checkpoint.
+# Maximum number of restarts without a new checkpoint. It is larger than 1, because a job can be
+# preempted several times before its first checkpoint.
 MOST_RESTARTS = 5
 
 
 def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]) -> str:
-    """Counts this start if Slurm restarted the job. A new job (`sbatch`) starts a new count.
+    """Counts this start if Slurm restarted the job. A new job (`sbatch`) resets the count.
 
     Args:
-      warmup: folder in which the warm-up saves its progress.
-      environment: variables of the environment.
+      paths: files of the run.
+      warmup: folder in which the warm-up saves its checkpoints.
+      environment: environment variables.
 
     Returns:
-      The reason to give up the job, or "".
+      The reason for giving up the job, or "" to continue.
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not job or environment.get("SLURM_RESTART_COUNT", "0") in ("", "0"):
         return ""
     start = {"job": job, "saved": _newest_save(paths.checkpoints, warmup)}
     previous = {}
-    # A file that can't be read starts a new count.
+    # If the file can't be read, the count starts again.
     with contextlib.suppress(OSError, ValueError, TypeError):
         previous = dict(read_json(paths.restarts))
     restarts = previous.pop("restarts", None)
@@ -48,13 +49,13 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
 
 
 def _newest_save(*folders: Path) -> int:
-    """Returns the newest time of all files and folders in some folders, in ns; 0 without files."""
+    """Returns the newest modification time in the folders in nanoseconds, 0 if empty."""
     return max((time for folder in folders for time in _times(folder)), default=0)
 
 
 def _times(folder: Path) -> Iterator[int]:
-    """Yields the modification times of all files and folders in a folder, in nanoseconds."""
+    """Yields the modification times of all files and subfolders of a folder, in nanoseconds."""
     for path in folder.rglob("*"):
-        # Files that are being written may be renamed meanwhile.
+        # A file that is being written can be renamed before it is read.
         with contextlib.suppress(OSError):
             yield path.stat().st_mtime_ns

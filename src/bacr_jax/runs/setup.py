@@ -1,6 +1,6 @@
-"""Derives the policy of a run from its config: model shape, layout of devices, compiled settings.
+"""Derives the policy of a run from its config: model shape, device mesh and static settings.
 
-Training, evaluation, `bacr generate` and `bacr plan` call it. It reads no weights.
+It is used by training, evaluation, `bacr generate` and `bacr plan`. It does not read any weights.
 """
 
 import dataclasses
@@ -32,13 +32,15 @@ from bacr_jax.types import Params
 
 
 def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
-    """Returns the shape of the model that `config.model` describes.
+    """Returns the shape of the model that the config section `model` specifies.
 
     Args:
-      vocab_size: embedding rows of a custom model. Presets and folders specify their rows.
+      config: config of the run.
+      vocab_size: number of embedding rows of a custom model. Presets and model folders define their
+        own number.
 
     Raises:
-      UserError: model.path can't be read.
+      UserError: the model folder can't be read.
     """
     model = config.model
     if model.path is not None:
@@ -60,7 +62,7 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
 
 
 def run_tokenizer(config: Config) -> Any:
-    """Loads the tokenizer of a run's data, or of its model folder; raises UserError on failure."""
+    """Loads the tokenizer of a run's data or model folder; raises UserError on failure."""
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
@@ -73,10 +75,10 @@ def run_tokenizer(config: Config) -> Any:
 
 
 def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
-    """Returns the embedding rows of the model, which may be more than the tokenizer's ids.
+    """Returns the number of embedding rows, which may exceed the size of the tokenizer.
 
     Raises:
-      UserError: the model has fewer rows than the tokenizer has ids.
+      UserError: the model has fewer embedding rows than the tokenizer has ids.
     """
     rows = model_shape(config, tokenizer_size).vocab_size
     if tokenizer_size > rows:
@@ -95,13 +97,16 @@ def vocabulary_rows(config: Config, tokenizer_size: int) -> int:
 
 
 def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Checks a run's initial policy as far as possible without reading its weights.
+    """Checks the initial policy of a run without reading its weights.
 
     Args:
-      longest_prompt: tokens of the longest prompt.
+      config: config of the run.
+      shape: shape of the model.
+      longest_prompt: number of tokens of the longest prompt.
 
     Raises:
-      UserError: the model, its attention, its adapters or its positions can't be used.
+      UserError: the model folder, the attention implementation, the adapters or the number of
+        positions can't be used.
     """
     if config.model.path is not None:
         check_folder(config.model.path)
@@ -122,7 +127,7 @@ def check_model(config: Config, shape: Qwen2Config, longest_prompt: int) -> None
 
 
 def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> None:
-    """Raises UserError if prompt, thinking and answer need more than the model's positions."""
+    """Raises UserError if prompt, thinking and answer may exceed the model's positions."""
     trained = config.budget.max
     evaluated = largest_evaluated(config)
     largest = max(trained, evaluated) + config.budget.grace
@@ -142,8 +147,9 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
     """Checks that the longest row fits into `train.micro_batch_tokens`.
 
     Args:
-      longest_prompt: tokens of the longest prompt of the training set.
-      answers: tokens of all answers of a row, forced ones included.
+      config: config of the run.
+      longest_prompt: number of tokens of the longest training prompt.
+      answers: number of tokens of all answers of a row, including forced tokens.
 
     Raises:
       UserError: a row may have more tokens.
@@ -160,10 +166,10 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
 
 
 def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> Any:
-    """Returns the attention implementation for the value of a key.
+    """Returns the attention implementation for the value `wanted` of an attention key.
 
-    "auto" chooses cuDNN's attention if every GPU generation supports it for these heads, by the
-    conditions that JAX itself checks; else XLA's.
+    "auto" selects cuDNN attention if all GPU generations support it for this head size and dtype,
+    according to the conditions that JAX checks, and XLA attention otherwise.
     """
     if wanted != "auto":
         return wanted
@@ -173,11 +179,11 @@ def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> A
 
 
 def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """Returns the layout of devices that `config.mesh` specifies.
+    """Returns the mesh shape that the config section `mesh` specifies.
 
     Raises:
       UserError: the devices, the model, or the rows of a rollout, update or micro-batch can't be
-        divided like this.
+        divided evenly in this way.
     """
     layout = parallel.resolve(
         config.mesh,
@@ -198,7 +204,7 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
 
 
 def _check_rows_divide(config: Config, layout: MeshShape) -> None:
-    """Raises UserError if rows can't be divided evenly over the row shards of a layout."""
+    """Raises UserError if rows can't be divided evenly over the row shards of a mesh shape."""
     rollout = config.rollout
     train = config.train
     shards = layout.row_shards
@@ -236,10 +242,10 @@ def _check_rows_divide(config: Config, layout: MeshShape) -> None:
 
 
 def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
-    """Returns the layout of devices that only decode: copies of the policy, each with some rows.
+    """Returns the mesh shape for decoding without training, with replicas of the policy.
 
-    A copy uses as many devices as in the run (`mesh.decode_tensor`), or the largest smaller number
-    that divides the devices and the model.
+    Each replica decodes its own rows. It uses as many devices as in the run (`mesh.decode_tensor`),
+    or the largest smaller number that divides both the devices and the model.
     """
     wanted = config.mesh.decode_tensor or config.mesh.tensor
     common_divisor = math.gcd(
@@ -251,15 +257,15 @@ def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshS
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Settings of the policy under a method.
+    """Static settings of the policy under a method.
 
     Attributes:
-      learner: compiled settings of scoring and updates.
-      rollout: compiled settings of training rollouts. Its mesh has the learner's devices in the
-        layout of the decode copy.
-      evaluation: compiled settings of evaluation rollouts, whose budgets may be larger.
-      adapter: low-rank adapters; None if all weights are trained.
-      param_dtype: type in which the model's weights are stored.
+      learner: static settings for scoring and updates.
+      rollout: static settings for training rollouts. Its mesh contains the learner's devices in the
+        layout for decoding.
+      evaluation: static settings for evaluation rollouts, whose budgets may be larger.
+      adapter: settings of the LoRA adapters, or None if all weights are trained.
+      param_dtype: dtype in which the weights of the model are stored.
     """
 
     learner: LearnerSpec
@@ -269,16 +275,16 @@ class Policy:
     param_dtype: Any = jnp.float32
 
     def place(self, state: Any) -> Any:
-        """Puts each part of parameters, optimizer or train states on its devices."""
+        """Moves parameters, optimizer states or train states to their devices."""
         mesh = self.learner.mesh
         if mesh is None:
             return state
         return parallel.place(state, parallel.shardings(state, mesh))
 
     def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls `build(*arrays)` so that each part of the result is made on its devices.
+        """Calls `build(*arrays)` such that each shard of the result is created on its device.
 
-        No device ever holds the complete result.
+        No device stores the full result.
         """
         mesh = self.learner.mesh
         if mesh is None or mesh.size == 1:
@@ -287,13 +293,15 @@ class Policy:
         return jax.jit(build, out_shardings=shardings)(*arrays)
 
     def blank(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Returns zeros with the shapes and devices of `build(*arrays)`, to read saved values into.
+        """Returns zeros with the shapes and shardings of `build(*arrays)`.
 
-        `build` is not run.
+        The result is used as the target for restoring saved values. `build` is only traced, not
+        executed.
         """
         shapes = jax.eval_shape(build, *arrays)
 
-        # One program for all leaves; leaf by leaf, every shape would need a program.
+        # Create all leaves in one program. Otherwise every shape would need a separate
+        # program.
         @jax.jit
         def zeros() -> Any:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -301,17 +309,18 @@ class Policy:
         return self.make(zeros)
 
     def decode_params(self, params: Params, *, plain: bool = False) -> DecodeParams:
-        """Converts parameters to the layout of decoding: cast, sliced, gathered over `fsdp`.
+        """Converts parameters to the layout for decoding: cast, sliced, and gathered over `fsdp`.
 
         Args:
-          plain: True to leave out the budget module.
+          params: parameters of the policy.
+          plain: omit the budget module.
         """
         conditioned = self.learner.conditioning is not None and not plain
         types = {"dtype": self.learner.dtype, "product_dtype": self.learner.product_dtype}
         return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
-        """Returns a function from budgets to phi(b) for these parameters; None if unconditioned."""
+        """Returns a function that computes phi(b) for budgets b, or None if unconditioned."""
         if self.learner.conditioning is None:
             return None
         module = {"budget": params["budget"]}
@@ -322,7 +331,7 @@ class Policy:
 def _decode_params(
     params: Params, conditioned: bool, mesh: Mesh | None, *, dtype: Any, product_dtype: Any
 ) -> DecodeParams:
-    """Converts parameters to the layout of decoding, as one program."""
+    """Converts parameters to the layout for decoding in a single compiled program."""
     shards = 1 if mesh is None else mesh.shape["tensor"]
     types = {"dtype": dtype, "product_dtype": product_dtype}
     copy = kv_cache.decode_params(params, conditioned=conditioned, shards=shards, **types)
@@ -331,12 +340,12 @@ def _decode_params(
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | None) -> jax.Array:
-    """Computes phi of each budget on the devices of a mesh, as one program."""
+    """Computes phi(b) of each budget on the devices of a mesh, in a single compiled program."""
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
 def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
-    """Returns the mesh of the learner, and the mesh of the same devices for the decode copy."""
+    """Returns the learner's mesh, and the mesh of the same devices for decoding."""
     if mesh is None:
         return None, None
     learner = parallel.make_mesh(mesh)
@@ -348,11 +357,13 @@ def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
-    """Returns the settings of a run's policy under a method.
+    """Builds the static settings of a run's policy under a method.
 
     Args:
-      vocab_size: embedding rows of a custom model.
-      mesh: layout of devices; None for one device.
+      config: config of the run.
+      method: method to train.
+      vocab_size: number of embedding rows of a custom model.
+      mesh: mesh shape, or None for a single device.
     """
     learner_mesh, decode_mesh = _meshes(mesh)
     product_dtype = config.model.product_dtype
