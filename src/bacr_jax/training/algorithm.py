@@ -48,8 +48,7 @@ def iterate(
 
     Args:
       state: state before the iteration. Its buffers are donated.
-      reference: parameters of the reference policy for a KL penalty, or None if there is no KL
-        penalty.
+      reference: parameters of the reference policy for a KL penalty; None without a KL penalty.
       poll: callback that is called repeatedly while answers are sampled and graded. If it raises,
         `state` is still valid.
       on_phase: callback that receives the name of each phase and the step when the phase begins.
@@ -157,8 +156,8 @@ def guarded(
       sampled: rounds and cursors of this step.
 
     Returns:
-      The state, rounds and cursors to continue with, and log messages about the undone update.
-      There are no messages if the update was kept.
+      The state, rounds and cursors to continue with, and log messages about the undone update. The
+      messages are empty if the update was kept.
     """
     rounds, cursors = sampled
     notes: tuple[str, ...] = ()

@@ -121,7 +121,7 @@ class Trainer:
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.say)
-        # Parameters of the reference policy for the KL penalty. None if there is no KL penalty.
+        # Parameters of the reference policy for the KL penalty. None without a KL penalty.
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
