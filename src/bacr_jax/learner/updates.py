@@ -222,7 +222,7 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        """Scores a minibatch and returns its step, which scans over micro-batches in one program."""
+        """Scores a minibatch and returns its step, in which one program scans the micro-batches."""
         size = part.trunk.shape[0]
         num_parts = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, num_parts)
