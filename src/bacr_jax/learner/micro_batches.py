@@ -21,10 +21,10 @@ from bacr_jax.learner.batch import Batch, filled_rows, narrowed
 _NARROWEST = 1 / 8
 # Number of positions for packed branches, as a fraction of all branch positions of a row.
 _PACKED = 1 / 4
-# Trunk widths are rounded up to a multiple of this number, which suits matrix units. This only
-# applies ...
+# Long trunks have widths that are multiples of this number, which suits matrix units.
 _ALIGNMENT = 64
-# ... if the longest trunk has at least this number of tokens.
+# Minimum number of tokens in the longest trunk for which widths are rounded up to a multiple of
+# `_ALIGNMENT`.
 _WIDE = 1024
 # The planner sorts rows by length, splits them into this number of windows, and sorts each window
 # by the length of the branches. It tries all of these numbers and uses the best plan.

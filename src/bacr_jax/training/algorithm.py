@@ -148,9 +148,10 @@ def guarded(
     """Undoes the previous update if the traces sampled after it exceed a bound.
 
     The policy parameters, the optimizer moments and the value head are restored to their values
-    before the update. The step is then sampled again, once. Pass rates, the running means of the
-    method and the cursors of the question stream are kept, because they describe traces of the
-    restored policy. The tokens of the discarded traces still count as generated tokens.
+    before the update. The step is then sampled again, once. Pass rates and the running means of the
+    method are kept, because they describe traces of the restored policy. The cursors of the
+    question stream are kept as well. The tokens of the discarded traces still count as generated
+    tokens.
 
     Args:
       sampled: rounds and cursors of this step.

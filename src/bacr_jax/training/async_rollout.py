@@ -61,8 +61,8 @@ class Upcoming:
     def wait(self) -> tuple[PrefetchedBatch, float] | None:
         """Waits until the batch has been sampled.
 
-        Signals are not handled during the wait. An interrupted run therefore saves this batch, and
-        the resumed run learns from the same batch.
+        Signals are not handled during the wait. A run that is interrupted and resumed therefore
+        learns from the same batch.
 
         Returns:
           The batch and the wall-clock seconds that sampling took. None if all servers were lost, in

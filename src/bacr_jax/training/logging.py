@@ -65,8 +65,8 @@ def iteration_metrics(
     Args:
       state: state before the iteration. The method computes its own metrics from this state.
       new: state after the iteration. The curriculum metrics describe this state.
-      rounds: all rounds. Rollout metrics describe the first round, because it is an unbiased
-        sample.
+      rounds: all rounds. Rollout metrics describe the first round, before any questions are
+        selected.
       chosen: the batch that the policy was updated on.
     """
     schedule = new.curriculum

@@ -277,7 +277,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def training(self, state: RunState, step: int) -> Iterator[None]:
-        """Compiles the programs of the training loop, then shows a progress bar for the loop."""
+        """Context manager that compiles the training programs and then shows a progress bar."""
         if self.finished(state, step):
             yield
             return
@@ -302,9 +302,10 @@ class Trainer:
         return step >= self.expected_steps(state, step)
 
     def expected_steps(self, state: RunState, step: int) -> int:
-        """Returns the steps of the config, or fewer if train.max_generated_tokens is reached.
+        """Returns the number of steps after which the run is expected to end.
 
-        The tokens of future steps are estimated by the mean of the steps so far.
+        It is lower than in the config if `train.max_generated_tokens` will be reached earlier.
+        Future steps are expected to generate as many tokens as the mean of the steps so far.
         """
         limit = self.config.train.max_generated_tokens
         if limit is None or step == 0:
@@ -374,7 +375,7 @@ class Trainer:
         self._check_skipped_updates(state, step)
 
     def _check_skipped_updates(self, state: RunState, step: int) -> None:
-        """Stops a run if its last `train.max_skipped_updates` updates were all non-finite."""
+        """Stops a run if its last `train.max_skipped_updates` updates were all skipped."""
         limit = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
         # A resumed run may have a new learning rate or new rewards, so let it take one step.
@@ -386,7 +387,7 @@ class Trainer:
         raise failures.skipped_updates(step, skipped, saved)
 
     def _check_head(self, state: RunState, step: int) -> None:
-        """Stops a run if its value head is not finite, since all later advantages would not be."""
+        """Stops a run with a non-finite value head, which would make all advantages non-finite."""
         if stages.all_finite((state.train.head, state.train.head_opt)):
             return
         self.checkpoints.close()

@@ -167,8 +167,8 @@ def _numbers(values: Iterable[Any]) -> list[float | str]:
     return [as_json(float(value)) for value in np.asarray(values).reshape(-1)]
 
 
-# Advice is printed if a larger share of the answers is never closed (first threshold), or is
-# correct only by lenient grading (second threshold). Both values are arbitrary choices.
+# Advice is printed if a larger share of the answers is never closed (`NEVER_CLOSED`), or is correct
+# only under the lenient grading rules (`LENIENT_ONLY`). We chose both values.
 NEVER_CLOSED = 0.1
 LENIENT_ONLY = 0.05
 
@@ -315,7 +315,7 @@ def _cell(trace: Trace, name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Converts a value to text of at most `_MAX_TEXT` characters. None becomes an empty string."""
+    """Converts a value to text and truncates long text. None becomes an empty string."""
     text = "" if value is None else str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
 

@@ -85,7 +85,7 @@ SHORT_PROBLEMS = 128
 SAVE_EVERY = 100
 # Number of steps between two progress reports.
 SHOW_EVERY = 20
-# If a step takes longer than this number of seconds, progress is reported after every step.
+# Progress is also reported after a step if the last report is older than this number of seconds.
 SHOW_SECONDS = 15.0
 
 
@@ -106,7 +106,7 @@ class WarmUp:
       step: number of steps of the schedule that are done.
       done: number of steps that were done before the warm-up was resumed.
       journal: results of all measurements, in order.
-      measurements: number of measurements so far, including skipped ones.
+      measurements: number of measurements so far, including those read from the journal.
       pending_loss: loss of the step that the device is computing.
       last_shown: time of the last progress report (`time.monotonic`).
     """
