@@ -1,7 +1,8 @@
 """Builds micro-batches without padding, in which rows can share the computation of their prompt.
 
-All micro-batches have the same shape. Each one takes consecutive rows until the maximum number of
-tokens is reached. `updates` calls this module on the host if `train.padding_free` is set.
+All micro-batches have the same shape. A micro-batch contains consecutive rows, as many as fit into
+the maximum number of tokens. `updates` calls this module on the host if `train.padding_free` is
+set.
 """
 
 import dataclasses

@@ -121,7 +121,7 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    """Compiles the attention of trunks and branches. Cached, so each combination compiles once."""
+    """Compiles the attention of trunks and branches, once for each combination of sizes."""
     keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
     q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)

@@ -55,8 +55,8 @@ class StepResult:
 def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
     """Constrains the sharding of a decoding state, inside jit.
 
-    Rows are sharded over data x fsdp. Heads and logits are sharded over the tensor axis if it
-    divides them.
+    Rows are sharded over the mesh axes `data` and `fsdp`. Heads and logits are sharded over the
+    axis `tensor` if its size divides them.
     """
     phi = state.phi
     if phi is not None:

@@ -222,7 +222,10 @@ class Fleet:
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
-        """Waits until all servers respond, because they may be started with the first weights.
+        """Waits until all servers respond.
+
+        The user may start the servers with the first weights that the run writes, so they may not
+        be running yet.
 
         A server that rejects the request, for example because of a wrong API key, counts as
         started. After `_START_TIMEOUT` seconds, the run continues with the servers that respond.

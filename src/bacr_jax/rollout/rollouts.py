@@ -337,7 +337,7 @@ def precompile(
     """Compiles all programs that `generate` can need, by running each of them once.
 
     Prompts are prefilled at widths that are multiples of 128 tokens. If `prompts` are wider than
-    that, only the width of the first rows is compiled here. Other widths are compiled when they
+    that, only the width of the first prompt is compiled here. Other widths are compiled when they
     first occur.
 
     Args:

@@ -141,7 +141,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns the number of one token per row."""
+        """Returns the entry of one token id per row."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -181,9 +181,9 @@ class SamplingParams:
     Use `sampling_params` to build it from Python numbers.
 
     Attributes:
-      temperature: the logits are divided by it. 0 selects the most likely token. Either a single
-        number, or one number for each of C streams that are sampled together (`for_rows` expands it
-        to one per row).
+      temperature: divisor of the logits. 0 selects the most likely token. Either a single number,
+        or one number for each of C streams that are sampled together (`for_rows` expands it to one
+        per row).
       top_p: cumulative probability of nucleus sampling. 1 keeps all tokens.
       truncated: True if top-p is applied. It is static, because computing the nucleus takes time
         with large vocabularies.
@@ -210,9 +210,9 @@ def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) ->
 
 
 def _order(x: Num[Array, "..."]) -> Int[Array, "..."]:
-    """Maps finite fp32 numbers to int32 numbers in the same order, and such int32 numbers back.
+    """Maps finite fp32 numbers to int32 numbers in the same order, and maps int32 numbers back.
 
-    The result of the inverse mapping contains the bits of the fp32 number.
+    The inverse mapping returns the bits of the fp32 numbers as int32.
     """
     bits = x
     if x.dtype != jnp.int32:

@@ -69,7 +69,8 @@ class AnsweredRow:
       thinking: the sampled thinking.
       num_thinking: number of thinking tokens, without the closing tag.
       answers: answers in the order of the cuts. Several answers at the same cut are adjacent.
-      source: index of the answer whose text is used, for each answer.
+      source: for each answer, the index of the answer that it copies. An answer that was sampled
+        has its own index.
     """
 
     thinking: Thinking

@@ -143,7 +143,7 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def row_shards(self) -> int:
-        """Returns the number of devices or device groups over which slots are sharded."""
+        """Returns the number of shards over which slots are distributed (`parallel.row_shards`)."""
         return parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:

@@ -230,8 +230,8 @@ def feed_tokens(
       tokens: one token id per row.
       positions: position of each token. It must be within the cache for live rows.
       cache: keys and values of previous positions. Updated in place.
-      live: True for rows whose result is used. By default all rows are. The keys of other rows may
-        be skipped.
+      live: True for rows whose result is used; None for all rows. The keys of all other rows may be
+        skipped.
 
     Returns:
       The fp32 logits of the next token, and the cache including this token.
@@ -346,10 +346,10 @@ def decode_trunks(
 
 
 def resize_caches(state: TrunkState, length: int) -> TrunkState:
-    """Changes the length of the caches. Frees the old cache of each layer before the next layer.
+    """Changes the length of the caches, one layer at a time.
 
-    Do not call this function inside jit, where the old and new caches of all layers would be in
-    memory at the same time.
+    The old cache of each layer is freed before the next layer is resized. Do not call this function
+    inside jit, where the old and new caches of all layers would be in memory at the same time.
     """
     resized = []
     for layer in state.cache:

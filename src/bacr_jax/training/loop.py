@@ -72,8 +72,7 @@ from bacr_jax.types import Params, Poll
 
 # Evaluations that happen once per run. All others are identified by their step, too.
 FRAME = ("before", "after")
-# Metadata fields of every checkpoint that contain digests: of the parameters at the start of the
-# run, and of the frozen base weights.
+# Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
 _ORIGIN = ("start_fingerprint", "base_fingerprint")
 # Folded into the key of the run's seed to get the PRNG key of evaluations.
 _EVALUATION_STREAM = 4
@@ -173,7 +172,7 @@ class Trainer:
         return after_rejection_sft(self.run, state, self.progress, self.poll), 0
 
     def _resume(self, latest: int) -> tuple[RunState, int]:
-        """Restores the run's state and files from checkpoint `latest`; returns state and step."""
+        """Restores the run from checkpoint `latest`, and returns its state and step."""
         meta = self.checkpoints.meta(latest)
         step = meta["step"]
         description = self.describe(step)
@@ -304,14 +303,13 @@ class Trainer:
     def expected_steps(self, state: RunState, step: int) -> int:
         """Returns the number of steps after which the run is expected to end.
 
-        It is lower than in the config if `train.max_generated_tokens` will be reached earlier.
-        Future steps are expected to generate as many tokens as the mean of the steps so far.
+        It is lower than in the config if `train.max_generated_tokens` is reached earlier, with the
+        mean number of tokens per step so far as the estimate for future steps.
         """
         limit = self.config.train.max_generated_tokens
         if limit is None or step == 0:
             return self.steps
         generated = max(int(state.generated_tokens), 1)
-        # Round up.
         return min(self.steps, -(-step * limit // generated))
 
     def iterate(self, state: RunState, step: int) -> RunState:
@@ -453,7 +451,9 @@ class Trainer:
         return {self.selected: sets[self.selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
-        """Evaluates the policy on every set unless already done; appends a record to eval.jsonl.
+        """Evaluates the policy on every set and appends a record to eval.jsonl.
+
+        Nothing happens if the evaluation is already recorded.
 
         Raises:
           VerifierFailed: a verifier could not score any answer of the first evaluation.
