@@ -310,7 +310,7 @@ class Trainer:
         if limit is None or step == 0:
             return self.steps
         generated = max(int(state.generated_tokens), 1)
-        return min(self.steps, -(-step * limit // generated))
+        return min(self.steps, -(-step * limit // generated))  # Round up.
 
     def iterate(self, state: RunState, step: int) -> RunState:
         """Runs one iteration of Algorithm 1 and logs its results."""
