@@ -27,7 +27,7 @@ class Batch:
       question_start, question_end: range of the question's tokens within the prompt.
       sampled: number of sampled thinking tokens, including the closing tag.
       budgets: budgets that the policy was conditioned on. Negative if a row has no budget.
-      cuts: thinking tokens before each cut (b_j).
+      cuts: number of thinking tokens before each cut (b_j).
       branches: suffix and answer tokens at each cut.
       context: number of trunk tokens that each branch attends to.
       forced: number of forced suffix tokens of each branch, which are excluded from the loss.
@@ -107,7 +107,7 @@ def make_batch(
     """Builds a batch from a rollout and its advantages. Arrays may be on the host or on a device.
 
     Args:
-      cuts: [B, M] thinking tokens before each cut (b_j).
+      cuts: [B, M] number of thinking tokens before each cut (b_j).
       thinking_advantages: [B, T] advantage of each sampled thinking token.
       answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
         answer.

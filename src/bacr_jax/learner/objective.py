@@ -401,7 +401,7 @@ def head_features(
       policy: all parameters of the policy.
       question: pooled hidden states of the question h_q.
       budgets: budget of each row. Negative for rows without a budget.
-      cuts: thinking tokens before each cut (b_j).
+      cuts: number of thinking tokens before each cut (b_j).
     """
     assert spec.value is not None
     kind = spec.value.input

@@ -37,7 +37,7 @@ class Chunk:
 
     Attributes:
       first: index of the first cut in the chunk.
-      cuts: thinking tokens before each cut. The last cut is repeated to fill the chunk.
+      cuts: number of thinking tokens before each cut. The last cut is repeated to fill the chunk.
       wanted: True if the cut needs an answer. False if an earlier cut is at the same position, or
         if the cut only fills the chunk.
     """
@@ -53,7 +53,7 @@ def split(
     """Splits cuts into chunks of equal width. Chunks in which no cut needs an answer are omitted.
 
     Args:
-      cuts: thinking tokens before each cut.
+      cuts: number of thinking tokens before each cut.
       source: index of the cut whose answer is used at each cut (`rewards.distinct_cuts`).
       at_once: number of cuts per chunk.
     """
@@ -78,7 +78,7 @@ def answer(
     """Answers all cuts in chunks. The result is the same as when all cuts are decoded together.
 
     Args:
-      cuts: thinking tokens before each cut.
+      cuts: number of thinking tokens before each cut.
       thinking: number of thinking tokens of each row.
       at_once: number of cuts per chunk.
       decode: function that answers the wanted cuts of a chunk. It returns arrays on the host.
@@ -156,8 +156,8 @@ def open_branches(
     closes the thinking.
 
     Args:
-      cuts: thinking tokens before each cut. A cut after the end of the thinking is moved to the
-        end.
+      cuts: number of thinking tokens before each cut. A cut after the end of the thinking is moved
+        to the end.
       answer_tokens: maximum number of sampled tokens per answer.
       share: if True, cuts at the same position share an answer. Only one of their branches is
         decoded, and the others copy its result. If False, an answer is decoded for each cut.

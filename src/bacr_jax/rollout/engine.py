@@ -259,7 +259,7 @@ class Engine:
         """Starts a branch at every cut of the rows in the given slots.
 
         Args:
-          cuts: thinking tokens before each cut.
+          cuts: number of thinking tokens before each cut.
           wanted: True for cuts that need an answer; None for all cuts.
           first_cut: index of the first of these cuts among all cuts of a row.
         """

@@ -48,7 +48,7 @@ class Rows:
 
     Attributes:
       budgets: thinking budget of each row in tokens, 0..spec.max_thinking, or NO_BUDGET.
-      cuts: thinking tokens before each cut. With M = 0 cuts, only thinking is sampled.
+      cuts: number of thinking tokens before each cut. With M = 0 cuts, only thinking is sampled.
       ids: global row ids. The default is 0..B-1.
       limits: maximum number of thinking tokens, without the grace window. The default is the
         budget, or spec.max_thinking for NO_BUDGET. If limits and budgets differ, the budgets must

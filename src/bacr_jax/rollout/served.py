@@ -50,7 +50,7 @@ class AskedRow:
       prompt: token ids of the prompt.
       budget: thinking budget in tokens that the policy is conditioned on. None without a budget.
       limit: maximum number of thinking tokens.
-      cuts: thinking tokens before each cut.
+      cuts: number of thinking tokens before each cut.
       sampling: temperature, top-p and seed of the row.
     """
 
@@ -128,7 +128,10 @@ class Asking:
         return AnsweredRow(thinking, num_thinking, [answers[index] for index in source], source)
 
     def _ends(self, asked: AskedRow, num_thinking: int) -> list[int]:
-        """Returns the thinking tokens before each answer. Answers of the same cut are adjacent."""
+        """Returns the number of thinking tokens before each answer.
+
+        Several answers at the same cut are adjacent.
+        """
         cuts = asked.cuts
         if self.own_cuts:
             thinking = np.array([num_thinking])

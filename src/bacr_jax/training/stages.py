@@ -265,7 +265,7 @@ def _keep(group_batch: GroupBatch, method: Method) -> Bool[Array, "Q"]:
 
 
 def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
-    """Returns True for each question to learn from. True for all without dynamic sampling."""
+    """Returns True for questions to learn from. Without dynamic sampling, these are all."""
     if method.dynamic_sampling is None:
         return np.ones(len(group_batch.questions), bool)
     return np.asarray(_keep(group_batch, method=method))
