@@ -1,1 +1,1 @@
-"""Objective, optimizer and update."""
+"""The learner: objective, optimizer and policy updates."""

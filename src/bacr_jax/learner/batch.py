@@ -1,6 +1,6 @@
-"""The learner's batch: tokens, lengths, and an advantage for every sampled token of a rollout.
+"""The learner's batch: the tokens of a rollout, and an advantage for each sampled token.
 
-`training/stages.py` builds a batch with `make_batch`; `updates` splits it into micro-batches.
+`training/stages.py` builds a batch with `make_batch`. `updates` splits it into micro-batches.
 """
 
 import dataclasses
@@ -17,26 +17,31 @@ from bacr_jax.types import Branches, Prompts, Trunks, pytree
 
 @pytree
 class Batch:
-    """Rows of trunks and branches; all masks are derived from lengths.
+    """Rows of trunks (prompt and thinking) and their branches (answers).
+
+    All masks are computed from lengths.
 
     Attributes:
-      trunk: prompt and thinking, right-padded.
-      sampled: number of sampled thinking tokens (closing tag included).
-      budgets: budgets that the policy read; a negative number if it read none.
-      cuts: b_j of each cut, in tokens.
-      branches: suffix and answer of each cut.
+      trunk: prompt and thinking tokens, right-padded.
+      prompt_lengths: number of prompt tokens. Rows with 0 prompt tokens are padding.
+      question_start, question_end: range of the question's tokens within the prompt.
+      sampled: number of sampled thinking tokens, including the closing tag.
+      budgets: budgets that the policy was conditioned on. Negative if a row has no budget.
+      cuts: number of thinking tokens before each cut (b_j).
+      branches: suffix and answer tokens at each cut.
       context: number of trunk tokens that each branch attends to.
-      forced: number of forced tokens of each branch, which have no loss.
-      answered: number of sampled answer tokens; 0 if the answer of another cut is shared.
-      thinking_advantages: advantage of the t-th sampled thinking token.
+      forced: number of forced suffix tokens of each branch, which are excluded from the loss.
+      answered: number of sampled answer tokens. 0 if the branch shares the answer of another cut.
+      thinking_advantages: advantage of each sampled thinking token.
       answer_advantages: advantage of each answer.
-      returns: R at each cut, the target of the value head.
-      thinking_logprobs, answer_logprobs: log-probabilities computed by the sampler, in nats.
-      packing: index m A + a of each branch token that the learner runs, -1 for none
-        (`qwen2.forward_tree`). None runs all M A positions of the branches.
-      real_tokens: the tokens that the learner runs. None runs every position.
-      scored: index of each sampled token if `real_tokens` is set: row times T + M A plus the index
-        in the row, thinking before answers. Unused entries have any index.
+      returns: return R at each cut, the target of the value head.
+      thinking_logprobs, answer_logprobs: log-probabilities in nats, computed by the sampler.
+      packing: index m A + a of each branch token that the learner computes, padded with -1
+        (`qwen2.forward_tree`). None computes all M A positions.
+      real_tokens: the tokens that the learner computes. None computes every position.
+      scored: index of each sampled token, only used with `real_tokens`. An index is the row times T
+        + M A, plus the position in the row, where thinking precedes answers. Unused entries have
+        arbitrary values.
     """
 
     trunk: Int[Array, "B S"]
@@ -61,7 +66,7 @@ class Batch:
 
     @property
     def real(self) -> Bool[Array, "B"]:
-        """Returns True for rows with a prompt; other rows are padding."""
+        """Returns True for rows with a prompt. All other rows are padding."""
         return jnp.asarray(self.prompt_lengths) > 0
 
     @property
@@ -72,7 +77,7 @@ class Batch:
 
     @property
     def branch_lengths(self) -> Int[Array, "B M"] | Int[np.ndarray, "B M"]:
-        """Returns the length of each branch up to its last sampled token; 0 if it has none."""
+        """Returns the number of tokens of each branch. 0 for branches without sampled tokens."""
         return (self.forced + self.answered) * (self.answered > 0)
 
     @property
@@ -83,7 +88,7 @@ class Batch:
 
 
 def joined(thinking: Array, answers: Array) -> Array:
-    """Concatenates thinking [B, T] and answers [B, M, A] to one row of tokens per trace."""
+    """Concatenates thinking [B, T] and answers [B, M, A] to one array [B, T + M A]."""
     rows = answers.shape[0]
     return jnp.concatenate([thinking, answers.reshape(rows, -1)], axis=1)
 
@@ -99,15 +104,17 @@ def make_batch(
     returns: Array | np.ndarray,
     told: Array | np.ndarray | None = None,
 ) -> Batch:
-    """Builds a batch from a rollout and its advantages; arrays on the host or on a device.
+    """Builds a batch from a rollout and its advantages. Arrays may be on the host or on a device.
 
     Args:
-      cuts: [B, M] b_j in tokens.
-      thinking_advantages: [B, T] per sampled thinking token.
-      answer_advantages: [B, M] per answer, already summed over the cuts that share the answer.
-      returns: [B, M] R at each cut.
-      told: [B] budgets that the policy read (`Rows.budgets`), possibly NO_BUDGET. The default is
-        the limits of the trunks; required if they differ.
+      cuts: [B, M] number of thinking tokens before each cut (b_j).
+      thinking_advantages: [B, T] advantage of each sampled thinking token.
+      answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
+        answer.
+      returns: [B, M] return R at each cut.
+      told: [B] budgets that the policy was conditioned on (`Rows.budgets`), or NO_BUDGET. The
+        default is the thinking limits of the trunks. Required if the budgets differ from these
+        limits.
     """
     num_cuts = cuts.shape[1]
     is_source = np.asarray(branches.source) == np.arange(num_cuts)
@@ -135,13 +142,15 @@ def make_batch(
 def empty_batch(
     rows: int, *, prompt: int, thinking: int, cuts: int, suffix: int, answer: int
 ) -> Batch:
-    """Returns rows without tokens, to compile for later batches.
+    """Returns a batch without tokens, used to compile programs for later batches.
 
     Args:
       rows: number of rows.
-      prompt, thinking: tokens of a prompt and of its thinking.
-      cuts: cuts per row.
-      suffix, answer: forced and sampled tokens of an answer.
+      prompt: maximum number of prompt tokens.
+      thinking: maximum number of thinking tokens.
+      cuts: number of cuts per row.
+      suffix: maximum number of forced tokens before an answer.
+      answer: maximum number of sampled tokens per answer.
     """
     trunks = Trunks.empty(rows, width=prompt + thinking, sampled=thinking)
     branches = Branches.empty(rows, cuts, width=suffix + answer, sampled=answer)
@@ -158,7 +167,12 @@ def empty_batch(
 
 
 def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
-    """Takes some rows of a batch, on the host, and adds empty rows up to `rows` rows."""
+    """Selects rows of a batch on the host, and pads the result with empty rows.
+
+    Args:
+      index: indices of the selected rows.
+      rows: number of rows of the result.
+    """
 
     def take(leaf: Any) -> np.ndarray:
         chosen = np.asarray(leaf)[index]
@@ -170,11 +184,11 @@ def filled_rows(batch: Batch, index: Int[np.ndarray, "n"], rows: int) -> Batch:
 
 
 def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
-    """Narrows the buffers of a batch, which must be wide enough for its rows.
+    """Truncates the padding of a batch. The new widths must fit the longest row.
 
     Args:
       trunk: new width of the trunks, in tokens.
-      thinking: new width of the thinking tokens' advantages and log-probabilities.
+      thinking: new width of the advantages and log-probabilities of thinking tokens.
     """
     return dataclasses.replace(
         batch,
@@ -185,7 +199,7 @@ def narrowed(batch: Batch, trunk: int, thinking: int) -> Batch:
 
 
 def only_rows(batch: Batch, keep: Bool[np.ndarray, "B"]) -> Batch:
-    """Removes the sampled tokens, and with them the loss, of rows where `keep` is False."""
+    """Excludes all rows from the loss where `keep` is False, by removing their sampled tokens."""
     if keep.all():
         return batch
     sampled: Any = np.where(keep, batch.sampled, 0)

@@ -1,9 +1,10 @@
-"""Data-parallel copies of the policy, each with separate rows and gradients.
+"""Data-parallel copies of the policy, which accumulate their gradients separately.
 
-The copies (`mesh.data`) are in different machines, and the links between machines are slow. By
-default the compiler sums every layer's gradient over all devices in every micro-batch, in the
-compute type. Here the gradients have a leading axis that is split over the copies. Each copy adds
-up the gradients of its micro-batches in fp32, and the sum over this axis is taken once per update.
+The copies (`mesh.data`) are on different machines, which are connected by slow links. By default,
+XLA would all-reduce the gradient of every layer over all devices in every micro-batch, in the
+compute dtype. In this module, gradients have a leading axis that is sharded over the copies. Each
+copy accumulates the gradients of its micro-batches in fp32, and there is only one all-reduce per
+update.
 """
 
 import dataclasses
@@ -18,12 +19,12 @@ from bacr_jax.parallel import constrain, constrain_rows, row_shards, shardings
 
 
 def num_copies(spec: LearnerSpec) -> int:
-    """Returns the number of copies that accumulate separate gradients."""
+    """Returns the number of copies that accumulate gradients separately."""
     return row_shards(spec.mesh, over=("data",))
 
 
 def split(rows: Any, spec: LearnerSpec) -> Any:
-    """Splits the leading axis B into [copies, B / copies]; every row stays on its device."""
+    """Splits the leading axis B into [copies, B / copies]. Every row stays on its device."""
     copies = num_copies(spec)
 
     def split_leaf(x: Array) -> Array:
@@ -38,7 +39,7 @@ def split(rows: Any, spec: LearnerSpec) -> Any:
 
 
 def gradient_shardings(grads: Any, spec: LearnerSpec) -> Any:
-    """Returns the shardings of `train_step.Gradients`: in each copy the parameters' shardings."""
+    """Returns the shardings of `train_step.Gradients`. Each copy is sharded like the parameters."""
     mesh = spec.mesh
     assert mesh is not None
     layout = shardings(grads, mesh)
@@ -65,7 +66,7 @@ def laid_out(grads: Any, spec: LearnerSpec) -> Any:
 
 
 def summed(grads: Any, spec: LearnerSpec) -> Any:
-    """Sums the gradients of all copies, in fp32."""
+    """Sums the gradients over all copies, in fp32."""
     if num_copies(spec) == 1:
         return grads
     total = jax.tree.map(lambda x: x.sum(0), grads)

@@ -1,10 +1,11 @@
-"""Splits a batch into micro-batches of nearly equal token counts, in a few padded shapes.
+"""Splits a batch into micro-batches with similar numbers of tokens and a few different shapes.
 
-The lengths of rows differ by an order of magnitude. A micro-batch has rows of similar length, as
-many as fit in its number of tokens. The widths of trunks are evenly spaced in their logarithm, from
-an eighth of the longest trunk to the longest. Rows that use at most a quarter of the positions of
-their branches are grouped too, with their branches packed one after the other (`Batch.packing`).
-The result is few compiled programs and little padding. `updates` calls this module, on the host.
+The lengths of rows differ by an order of magnitude. Each micro-batch therefore contains rows of
+similar length, as many as fit into the maximum number of tokens. The possible widths of trunks are
+spaced logarithmically, from an eighth of the longest trunk to the longest trunk. Rows that use at
+most a quarter of their branch positions are grouped as well, and their branches are packed without
+padding in between (`Batch.packing`). This limits both the number of compiled programs and the
+amount of padding. `updates` calls this module on the host.
 """
 
 import dataclasses
@@ -16,27 +17,29 @@ import numpy as np
 
 from bacr_jax.learner.batch import Batch, filled_rows, narrowed
 
-# Narrowest width of trunks, as a share of the longest trunk.
+# Smallest width of trunks, as a fraction of the longest trunk.
 _NARROWEST = 1 / 8
-# Width of packed branches, as a share of all positions of the branches.
+# Number of positions for packed branches, as a fraction of all branch positions of a row.
 _PACKED = 1 / 4
-# Trunk widths are multiples of this number, which suits matrix units ...
+# Long trunks have widths that are multiples of this number, which suits matrix units.
 _ALIGNMENT = 64
-# ... if the longest trunk has at least this number of tokens.
+# Minimum number of tokens in the longest trunk for which widths are rounded up to a multiple of
+# `_ALIGNMENT`.
 _WIDE = 1024
-# Numbers of parts into which the rows, sorted by length, are split before the rows of each part are
-# sorted by the length of their branches. The best number is used.
+# The planner sorts rows by length, splits them into this number of windows, and sorts each window
+# by the length of the branches. It tries all of these numbers and uses the best plan.
 _WINDOWS = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Padded shapes of the micro-batches of a run.
+    """Possible shapes of the micro-batches of a run.
 
     Attributes:
-      tokens: maximum trunk and branch positions of a micro-batch, padding included.
+      tokens: maximum number of trunk and branch positions per micro-batch, padding included.
       buckets: number of trunk widths.
-      multiple: the number of rows is a multiple of this (the row shards of a mesh).
+      multiple: the number of rows is a multiple of this number, which is the number of row shards
+        of the mesh.
     """
 
     tokens: int
@@ -44,25 +47,25 @@ class Shapes:
     multiple: int = 1
 
     def widths(self, longest: int) -> list[int]:
-        """Returns the trunk widths, ascending up to `longest`."""
+        """Returns the possible trunk widths in ascending order. The last one is `longest`."""
         align = _ALIGNMENT if longest >= _WIDE else 1
         num_intervals = max(self.buckets - 1, 1)
         ratio = _NARROWEST ** (1 / num_intervals)
         widths = set()
         for i in range(self.buckets):
-            # Rounded before ceil, because powers are not exact.
+            # Round before calling ceil, because floating-point powers are inexact.
             exact = round(longest * ratio**i, 6)
             aligned = math.ceil(exact / align) * align
             widths.add(min(aligned, longest))
         return sorted(widths)
 
     def branch_widths(self, positions: int) -> list[int]:
-        """Returns the widths of a row's branches: packed, and all positions."""
+        """Returns the possible numbers of branch positions per row: packed and unpacked."""
         packed = math.ceil(positions * _PACKED)
         return sorted({packed, positions})
 
     def rows(self, width: int, branch_positions: int) -> int:
-        """Returns the rows of a micro-batch; one row per row shard is always allowed."""
+        """Returns the number of rows per micro-batch, which is at least one row per row shard."""
         fit = self.tokens // (width + branch_positions)
         return max(fit // self.multiple, 1) * self.multiple
 
@@ -72,9 +75,9 @@ class Part:
     """Plan of one micro-batch.
 
     Attributes:
-      width: positions of a trunk.
-      branches: positions of a row's branches.
-      rows: rows, padding included.
+      width: number of trunk positions per row.
+      branches: number of branch positions per row.
+      rows: number of rows, including padding.
       index: indices of the rows in the batch.
     """
 
@@ -85,17 +88,17 @@ class Part:
 
     @property
     def positions(self) -> int:
-        """Returns the positions that the learner computes, padding included."""
+        """Returns the number of positions that the learner computes, including padding."""
         return self.rows * (self.width + self.branches)
 
 
 def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
-    """Returns the index m A + a of each row's branch tokens, branch after branch, padded with -1.
+    """Returns the indices m A + a of each row's branch tokens, in order and padded with -1.
 
     Args:
-      lengths: [rows, cuts] tokens of each branch.
-      longest: A, positions of a branch.
-      positions: entries per row of the result.
+      lengths: [rows, cuts] number of tokens of each branch.
+      longest: number of positions per branch (A).
+      positions: number of entries per row in the result.
     """
     is_token = np.arange(longest) < lengths[:, :, None]
     is_token = is_token.reshape(len(lengths), -1)
@@ -106,7 +109,7 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
 
 
 def padded_rows(batch: Batch, part: Part) -> Batch:
-    """Builds a micro-batch from its plan, padded with empty rows."""
+    """Builds a micro-batch from its plan and pads it with empty rows."""
     narrow_batch = narrowed(batch, part.width, part.width)
     rows = filled_rows(narrow_batch, part.index, part.rows)
     _, cuts, longest = batch.branches.shape
@@ -117,7 +120,7 @@ def padded_rows(batch: Batch, part: Part) -> Batch:
 
 
 def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
-    """Returns the smallest of the ascending widths that is at least each needed number."""
+    """Rounds each needed number up to the smallest sufficient width. `widths` is ascending."""
     index = np.searchsorted(widths, needed)
     return np.asarray(widths)[index]
 
@@ -125,12 +128,12 @@ def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
 def _plan_in_order(
     order: np.ndarray, trunks: np.ndarray, branches: np.ndarray, shapes: Shapes
 ) -> list[Part]:
-    """Plans micro-batches greedily; the first remaining row decides the widths of the next one.
+    """Plans micro-batches greedily. The first remaining row determines the shape of the next one.
 
     Args:
-      order: indices of the rows, in the order in which they are used.
+      order: indices of the rows, in the order in which they are assigned.
       trunks: padded trunk width of each row of the batch.
-      branches: padded positions of each row's branches.
+      branches: padded number of branch positions of each row of the batch.
     """
     parts = []
     remaining = order
@@ -146,11 +149,12 @@ def _plan_in_order(
 
 
 def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
-    """Plans the micro-batches of a batch; tries several orders of its rows.
+    """Plans the micro-batches of a batch.
 
-    Rows are sorted by length, longest first, so that the last micro-batch, which may not be full,
-    is the cheapest. Within parts of this order, rows are sorted by the positions of their branches.
-    The number of parts with the fewest positions in total is used.
+    Rows are sorted by length in descending order, so that the last micro-batch, which may be
+    incomplete, is the cheapest. The sorted rows are split into windows, and each window is sorted
+    by the number of branch positions. Several numbers of windows are tried, and the plan with the
+    fewest positions is used.
 
     Returns:
       The plans, in ascending order of their widths.
@@ -177,13 +181,13 @@ def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
 
 
 def micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
-    """Yields the micro-batches of a batch (`planned_parts`)."""
+    """Yields the micro-batches that `planned_parts` plans for a batch."""
     for part in planned_parts(batch, shapes):
         yield padded_rows(batch, part)
 
 
 def empty_micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
-    """Yields a micro-batch without rows of every shape, to compile for all shapes."""
+    """Yields an empty micro-batch of every possible shape, used to compile all programs."""
     _, cuts, longest = batch.branches.shape
     for width in shapes.widths(batch.trunk.shape[1]):
         for positions in shapes.branch_widths(cuts * longest):

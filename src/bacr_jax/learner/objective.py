@@ -1,6 +1,7 @@
-"""Computes the objective on trunks and branches: one forward pass, then paper Eq. 12, 15 and 16.
+"""The training objective: one forward pass over trunks and branches, then paper Eq. 12, 15 and 16.
 
-`train_step` differentiates `objective`; this module has no optimizer.
+A trunk is a prompt with its thinking, and a branch is an answer at a cut of the thinking.
+`train_step` differentiates `objective`. This module does not contain an optimizer.
 """
 
 import dataclasses
@@ -23,12 +24,13 @@ Metrics = dict[str, Float[Array, ""]]
 
 @pytree
 class TokenScores:
-    """A policy's scores of the sampled tokens.
+    """Log-probabilities and entropies of the sampled tokens under a policy.
 
     Attributes:
-      thinking, answers: log-probability of each token, nats.
-      thinking_entropy, answers_entropy: entropy of the distribution of each token, nats.
-      question: pooled question states h_q, fp32.
+      thinking, answers: log-probability of each token, in nats.
+      thinking_entropy, answers_entropy: entropy of the distribution that each token was sampled
+        from, in nats.
+      question: pooled hidden states of the question h_q, fp32.
     """
 
     thinking: Float[Array, "B T"]
@@ -40,12 +42,13 @@ class TokenScores:
 
 @pytree
 class Minibatch:
-    """Rows, and the scores of their tokens under other policies.
+    """A batch of rows, and the scores of their tokens under other policies.
 
     Attributes:
+      batch: the rows.
       old: scores under the policy that sampled the rows. None in the first update, where the ratio
-        is exactly 1, and if the log-probabilities of the sampler are used (loss.old_logprobs).
-      reference: scores under the reference policy; required for a KL term.
+        is exactly 1, and if the sampler's log-probabilities are used (loss.old_logprobs).
+      reference: scores under the reference policy. Required for a KL penalty.
     """
 
     batch: Batch
@@ -55,13 +58,16 @@ class Minibatch:
 
 @pytree
 class LossNormalizers:
-    """Denominators of a full batch, so that the split into micro-batches does not change the loss.
+    """Denominators of the losses, computed on the full batch.
+
+    They make the loss independent of how the batch is split into micro-batches.
 
     Attributes:
-      tokens: denominator of the token losses, by the mode of aggregation; 1 without any token.
-      count: number of sampled tokens, for metrics that are token means; at least 1.
-      rows: rows times cuts, for the value loss.
-      has_tokens: True if any token has a policy loss.
+      tokens: denominator of the token losses, which depends on `loss.aggregate`. 1 if the batch has
+        no sampled tokens.
+      count: number of sampled tokens, at least 1. Used for metrics that are means over tokens.
+      rows: number of rows times number of cuts, the denominator of the value loss.
+      has_tokens: True if any token contributes to the policy loss.
     """
 
     tokens: Float[Array, ""]
@@ -78,14 +84,16 @@ def chunked_logprobs(
     allowed_tokens: Bool[Array, "V"] | None,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Computes log-probabilities and entropies, `spec.chunk` tokens per device at a time.
+    """Computes log-probabilities and entropies in chunks, to limit the memory for logits.
 
-    A chunk has a few tokens of every row, so that rows stay on their devices. Each chunk is
-    recomputed in the backward pass.
+    Each chunk has `spec.chunk` tokens per device. It contains a few tokens of every row, so that
+    rows stay on their devices. Chunks are recomputed in the backward pass.
 
     Args:
       states: final hidden states that predict the targets.
-      allowed_tokens: ids that can be sampled; None for all.
+      lm_head: output matrix of the model.
+      targets: token ids.
+      allowed_tokens: True for ids that can be sampled. None allows all ids.
 
     Returns:
       Log-probabilities and entropies, in nats.
@@ -96,11 +104,11 @@ def chunked_logprobs(
     def gather(head: Array) -> Array:
         return constrain({"lm_head": head}, spec.mesh, rules=DECODE)["lm_head"]
 
-    # The head is cast and gathered once, not per chunk. If it is cast, the forward pass does not
-    # read the values of the masters.
+    # Cast and gather the head once instead of once per chunk. If it is cast, the forward pass does
+    # not read the fp32 master weights.
     copy = None
     if states.dtype != jnp.float32:
-        # Sharded before the gather, so that the devices exchange the narrower type.
+        # Shard the cast head before the gather, so that devices exchange the narrower dtype.
         cast = {"lm_head": logprobs.head_copy(lm_head, states.dtype)}
         copy = gather(constrain(cast, spec.mesh)["lm_head"])
     lm_head = gather(lm_head)
@@ -120,10 +128,11 @@ def chunked_logprobs(
 def _answer_targets(
     branch: Float[Array, "B M A D"] | Float[Array, "B F D"], batch: Batch
 ) -> tuple[Float[Array, "B F D"], Int[Array, "B F"], Callable[[Array], Array]]:
-    """Returns the states of branches to score, their target tokens and a function `unpack`.
+    """Returns the hidden states that predict answer tokens, their target tokens, and `unpack`.
 
     The state at position suffix - 1 + t of a branch predicts its answer token t. If branches are
-    packed, all positions are scored. `unpack` selects the scores of the answer tokens [B, M A].
+    packed, all positions are scored. The function `unpack` then selects the scores of the answer
+    tokens, with shape [B, M A].
     """
     b, m, a = batch.answer_logprobs.shape
     within = batch.forced[..., None] + jnp.arange(a)
@@ -145,11 +154,11 @@ def _answer_targets(
 def score_tokens(
     params: Params, batch: Batch, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> TokenScores:
-    """Scores every sampled token in one forward pass over trunks and branches.
+    """Computes log-probabilities and entropies of all sampled tokens in one forward pass.
 
     The state at position prompt_length - 1 + t of a trunk predicts thinking token t. The state at
     position suffix - 1 + t of a branch predicts answer token t (`_answer_targets`). Forced tokens
-    are inputs only.
+    are used as inputs, but are not scored.
     """
     positions = jnp.arange(batch.trunk.shape[1])
     response = positions >= batch.prompt_lengths[:, None]
@@ -205,7 +214,7 @@ def _score_listed_tokens(
     allowed_tokens: Bool[Array, "V"],
     spec: LearnerSpec,
 ) -> TokenScores:
-    """Scores the sampled tokens of a batch with `real_tokens`; other scores are 0.
+    """Scores the sampled tokens of a batch that has `real_tokens`. Unsampled positions are 0.
 
     Args:
       states: final hidden states of the real tokens.
@@ -217,7 +226,7 @@ def _score_listed_tokens(
     _, m, width = batch.branches.shape
     t = batch.thinking_mask.shape[1]
     a = batch.answer_mask.shape[2]
-    # Index of each token that can be sampled in the positions of trunks and branches.
+    # Index of each potentially sampled token in the concatenated positions of trunk and branches.
     thinking_index = batch.prompt_lengths[:, None] + jnp.arange(t)
     thinking_index = jnp.minimum(thinking_index, s - 1)
     within = batch.forced[..., None] + jnp.arange(a)
@@ -255,11 +264,11 @@ def _score_listed_tokens(
 
 
 def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
-    """Computes the denominators of the losses of all rows of an update."""
+    """Computes the denominators of the losses from all rows of an update."""
     mask = joined(batch.thinking_mask, batch.answer_mask)
     tokens = losses.loss_denominator(mask, mode=spec.loss.aggregate, constant=spec.b_max)
     has_tokens = mask.any()
-    # At least 1, because without tokens every numerator is 0 and the losses must be 0, not 0/0.
+    # Use at least 1. Without tokens every numerator is 0, and the losses must be 0 instead of 0/0.
     return LossNormalizers(
         tokens=jnp.where(has_tokens, jnp.asarray(tokens, jnp.float32), 1.0),
         count=jnp.maximum(jnp.asarray(mask.sum(), jnp.float32), 1.0),
@@ -271,12 +280,14 @@ def loss_normalizers(batch: Batch, *, spec: LearnerSpec) -> LossNormalizers:
 def importance_ratio(
     scores: TokenScores, before: TokenScores, batch: Batch, *, kind: str
 ) -> Float[Array, "B T"]:
-    """Returns the importance ratio of every sampled token, thinking before answers (paper Eq. 15).
+    """Returns the importance ratio of each sampled token, thinking before answers (paper Eq. 15).
 
     Args:
-      kind: "token" is the ratio of the token. "sequence" is the ratio of all tokens that a row
-        sampled, thinking and answers, as pi(t | q, b) in the equation. "gspo" is the geometric mean
-        of the token ratios over a row's thinking, or over the answer of the token.
+      scores: scores under the current policy.
+      before: scores under the policy that sampled the tokens.
+      kind: "token" computes the ratio of each token. "sequence" computes the ratio of all sampled
+        tokens of a row, including answers, as in pi(t | q, b) of the equation. "gspo" computes the
+        geometric mean of the token ratios, separately over a row's thinking and over each answer.
     """
     new = joined(scores.thinking, scores.answers)
     old = joined(before.thinking, before.answers)
@@ -299,10 +310,10 @@ def importance_ratio(
 def _cap_ratio(
     ratio: Float[Array, "B T"], settings: LossConfig
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """Caps the ratio if the sampler's log-probabilities are the old ones.
+    """Clips the importance ratio to `loss.importance_cap` if loss.old_logprobs=sampler.
 
     Returns:
-      The ratio, at most `loss.importance_cap`, and True for tokens above the cap.
+      The clipped ratio, and True for tokens whose ratio exceeds the cap.
     """
     is_capped = jnp.zeros(ratio.shape, bool)
     cap = settings.importance_cap
@@ -321,15 +332,18 @@ def policy_terms(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Computes the clipped policy loss (paper Eq. 15) and metrics of ratios and of the mismatch.
+    """Computes the clipped policy loss (paper Eq. 15), and metrics of the ratio and the mismatch.
 
-    The mismatch compares the log-probabilities of sampler and learner. If the sampler's
-    log-probabilities are the old ones, the ratio is at most the importance cap: above the cap a
-    token has no gradient, for either sign of its advantage. The mismatch then uses the current
-    policy.
+    The mismatch metrics compare the log-probabilities of sampler and learner.
+
+    With loss.old_logprobs=sampler, the importance ratio uses the sampler's log-probabilities and is
+    clipped to the importance cap. A token above the cap has no gradient, for advantages of either
+    sign. In this case, the mismatch is measured against the current policy.
 
     Args:
-      before: scores under the policy that sampled the batch, from the learner or from the sampler.
+      scores: scores under the current policy.
+      before: scores under the policy that sampled the batch, computed by the learner or the
+        sampler.
     """
     settings = spec.loss
     uses_sampler = settings.old_logprobs == "sampler"
@@ -381,19 +395,20 @@ def head_features(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B M F"]:
-    """Computes the features of the value head, without gradient if `value.stop_gradient`.
+    """Computes the input features of the value head. `value.stop_gradient` stops their gradients.
 
     Args:
-      question: pooled question states h_q.
-      budgets: budget of each row; negative for rows without a budget.
-      cuts: b_j of each cut, in tokens.
+      policy: all parameters of the policy.
+      question: pooled hidden states of the question h_q.
+      budgets: budget of each row. Negative for rows without a budget.
+      cuts: number of thinking tokens before each cut (b_j).
     """
     assert spec.value is not None
     kind = spec.value.input
     phi_budgets = value.phi_budgets(budgets, cuts, kind=kind)
     phi = phi_of(policy, phi_budgets.reshape(-1), spec)
     if phi is not None:
-        # The mean over layers, if each layer has a separate embedding.
+        # If each layer has a separate budget embedding, use the mean over layers.
         if phi.ndim > 2:
             phi = phi.mean(0)
         phi = phi.reshape(*cuts.shape, -1)
@@ -441,12 +456,17 @@ def objective(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes L = L_pi + c_v L_V - c_h H (paper Eq. 16) on a part of a batch.
 
+    With a reference policy, a KL penalty is added.
+
     Args:
       policy: all parameters of the policy, including frozen ones.
-      normalizers: denominators of the full batch.
+      value_head: parameters of the value head, or None if the method has no value head.
+      normalizers: denominators of the losses, computed on the full batch.
+      allowed_tokens: True for ids that can be sampled.
 
     Returns:
-      The loss and the metrics of this part, which add up to the loss and metrics of the batch.
+      The loss and the metrics of this part. Summed over all parts, they equal the loss and the
+      metrics of the batch.
     """
     batch = minibatch.batch
     reference = minibatch.reference

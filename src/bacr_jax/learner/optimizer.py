@@ -1,4 +1,4 @@
-"""Builds the optimizers: AdamW with a schedule, and a separate rate for the conditioning.
+"""Builds the optimizers: AdamW with a schedule, and a separate learning rate for conditioning.
 
 `training/run.py` calls `policy_optimizer` and `value_optimizer`.
 """
@@ -13,9 +13,9 @@ from bacr_jax.config import OptimizerConfig, ValueConfig
 
 
 def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Returns the learning rate as a share of its peak, per step.
+    """Returns the learning rate schedule, as a fraction of the peak learning rate.
 
-    It rises linearly, then decays along a cosine, linearly, or not at all.
+    The schedule has a linear warm-up, followed by cosine decay, linear decay or a constant rate.
     """
     rise_steps = min(config.warmup_steps, max(total_steps - 1, 0))
     decay_steps = max(total_steps - rise_steps, 1)
@@ -26,14 +26,18 @@ def schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     }[config.schedule]
 
     def rise(step: Any) -> Any:
-        # Starts at 1 / rise_steps instead of 0, so that the first update changes the parameters.
+        # Start at 1 / rise_steps instead of 0, so that the first update changes the parameters.
         return (step + 1) / max(rise_steps, 1)
 
     return optax.join_schedules([rise, decay], [rise_steps])
 
 
 def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.GradientTransformation:
-    """Builds AdamW with the run's schedule and the given peak learning rate."""
+    """Builds AdamW with the learning rate schedule of the run.
+
+    Args:
+      rate: peak learning rate.
+    """
     factor = schedule(config, total_steps)
     adamw = optax.adamw(
         lambda step: rate * factor(step),
@@ -49,12 +53,16 @@ def _adamw(config: OptimizerConfig, rate: float, total_steps: int) -> optax.Grad
 
 
 def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
-    """Wraps an Adam so that its moments are stored in a narrower type; steps compute in fp32.
+    """Wraps Adam so that its moments are stored in a narrower dtype. Updates are computed in fp32.
 
-    A moment m <- b m + (1 - b) g does not change if its step (1 - b) |g - m| is under half the
-    spacing of numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 = 0.9 and
-    b2 = 0.95 a moment stops within a few percent of its target. With b2 = 0.999 the second moment
-    would hardly change.
+    A moment m <- b m + (1 - b) g does not change if its step (1 - b) |g - m| is less than half the
+    spacing of representable numbers at m. In bfloat16 the spacing is 2^-8 to 2^-7 of m. With b1 =
+    0.9 and b2 = 0.95, a moment stops within a few percent of its target. With b2 = 0.999, the
+    second moment would hardly change.
+
+    Args:
+      tx: optimizer that contains `optax.scale_by_adam`.
+      dtype: dtype of the stored moments.
     """
 
     def is_adam(node: Any) -> bool:
@@ -82,7 +90,7 @@ def keep_moments(tx: optax.GradientTransformation, dtype: Any) -> optax.Gradient
 
 
 def _labels(params: dict) -> dict:
-    """Labels each parameter with its group in `policy_optimizer`."""
+    """Labels each parameter with its optimizer group in `policy_optimizer`."""
     labels = {}
     for name, leaves in params.items():
         label = "conditioning" if name == "budget" else "backbone"
@@ -91,9 +99,10 @@ def _labels(params: dict) -> dict:
 
 
 def _decayed(params: dict) -> dict:
-    """Returns True for matrices, which have weight decay; norms, biases and gates have none.
+    """Returns True for matrices, which have weight decay. Norms, biases and gates have none.
 
-    Decided by name, because in stacked layers a norm has two dimensions too.
+    The decision is based on parameter names, because norms also have two dimensions when their
+    layers are stacked.
     """
     suffixes = ("kernel", "w1", "w2", "embed", "lm_head", "_a", "_b")
 
@@ -105,11 +114,14 @@ def _decayed(params: dict) -> dict:
 
 
 def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """Builds AdamW on fp32 masters with clipping by the global norm of the policy's gradient.
+    """Builds AdamW on fp32 master weights with gradient clipping by global norm.
 
-    phi and the gates have no pretrained values, and a fine-tuning rate of 1e-6 would hardly change
-    them in a few hundred updates. They use `conditioning_learning_rate`, unless
-    `config.single_rate` is set.
+    The budget embedding phi and the gates have no pretrained values. A fine-tuning learning rate of
+    1e-6 would hardly change them in a few hundred updates. They therefore use
+    `conditioning_learning_rate`, unless `config.single_rate` is set.
+
+    Args:
+      total_steps: number of optimizer updates, for the learning rate schedule.
     """
     conditioning_rate = config.conditioning_learning_rate
     if config.single_rate:
@@ -126,9 +138,9 @@ def policy_optimizer(config: OptimizerConfig, total_steps: int) -> optax.Gradien
 def value_optimizer(
     config: ValueConfig, policy: OptimizerConfig, total_steps: int
 ) -> optax.GradientTransformation:
-    """Builds Adam for the value head, with a separate constant learning rate.
+    """Builds Adam for the value head with a separate, constant learning rate.
 
-    With `policy.single_rate`, the value head uses the optimizer settings of the policy.
+    With `policy.single_rate`, the value head uses the optimizer settings of the policy instead.
     """
     if policy.single_rate:
         adam = _adamw(policy, policy.learning_rate, total_steps)

@@ -1,7 +1,8 @@
-"""Builds micro-batches of real tokens: no padding is computed, and shared prompts only once.
+"""Builds micro-batches without padding, in which rows can share the computation of their prompt.
 
-All micro-batches have one shape. Each has as many rows, in their order, as fit in its number of
-tokens. `updates` calls this module if `train.padding_free` is set, on the host.
+All micro-batches have the same shape. A micro-batch contains consecutive rows, as many as fit into
+the maximum number of tokens. `updates` calls this module on the host if `train.padding_free` is
+set.
 """
 
 import dataclasses
@@ -14,8 +15,8 @@ import numpy as np
 from bacr_jax.learner.batch import Batch, filled_rows, joined
 from bacr_jax.model.real_tokens import RealTokens
 
-# A micro-batch has room for as many rows as would fit if each had this share of the longest
-# response. The number is limited, because attention is computed for unused rows too.
+# A micro-batch has room for the number of rows that would fit if each used this fraction of the
+# longest possible response. A limit is needed, because attention is also computed for unused rows.
 _SHORT = 0.5
 
 
@@ -24,16 +25,16 @@ class Allowance:
     """Limits of a micro-batch.
 
     Attributes:
-      tokens: maximum tokens of all rows together.
-      shares_prompts: True if rows with the same prompt run it once, which requires that the prompt
-        is not conditioned on the budget.
+      tokens: maximum total number of tokens of all rows.
+      shares_prompts: True if the prompt is computed only once for rows with the same prompt. This
+        requires that the prompt is not conditioned on the budget.
     """
 
     tokens: int
     shares_prompts: bool
 
     def rows(self, batch: Batch) -> int:
-        """Returns the number of rows of a micro-batch."""
+        """Returns the number of rows per micro-batch."""
         thinking = batch.thinking_advantages.shape[1]
         branch_positions = math.prod(batch.branches.shape[1:])
         longest = thinking + branch_positions
@@ -43,7 +44,10 @@ class Allowance:
 
 
 def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
-    """Returns, for each row, the index of the first of adjacent rows with the same prompt."""
+    """Returns the row that computes the prompt of each row.
+
+    This is the first of consecutive rows with the same prompt.
+    """
     rows = np.arange(batch.trunk.shape[0])
     if not shares_prompts:
         return rows
@@ -53,15 +57,15 @@ def _owners(batch: Batch, shares_prompts: bool) -> np.ndarray:
     is_prompt = np.arange(width) < lengths[:, None]
     prompts = np.where(is_prompt, trunk, -1)
     is_same = (prompts[1:] == prompts[:-1]).all(1)
-    # Rows without a prompt are padding.
+    # Rows without a prompt are padding and are never shared.
     is_same = is_same & (lengths[1:] > 0)
-    # The first row has no row before it.
+    # The first row has no predecessor.
     is_same = np.append(False, is_same)
     return np.maximum.accumulate(np.where(is_same, 0, rows))
 
 
 def _tokens(batch: Batch) -> np.ndarray:
-    """Returns True for the positions [B, S + M A] of trunks and branches that have a real token."""
+    """Returns True for positions [B, S + M A] of trunks and branches that contain a real token."""
     lengths = np.asarray(batch.prompt_lengths) + np.asarray(batch.sampled)
     branch_lengths = np.asarray(batch.branch_lengths)
     trunk_width = batch.trunk.shape[1]
@@ -73,7 +77,7 @@ def _tokens(batch: Batch) -> np.ndarray:
 
 
 def _flat_indices(flags: np.ndarray, entries: int) -> np.ndarray:
-    """Returns the flat index of each True flag, padded with zeros to `entries`."""
+    """Returns the flat index of each True flag, padded with zeros to a length of `entries`."""
     indices = np.flatnonzero(flags)
     assert len(indices) <= entries, (len(indices), entries)
     missing = entries - len(indices)
@@ -81,7 +85,7 @@ def _flat_indices(flags: np.ndarray, entries: int) -> np.ndarray:
 
 
 def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
-    """Returns the indices of a micro-batch's tokens, which must fit in the allowance."""
+    """Returns the indices of a micro-batch's tokens. The tokens must fit into the allowance."""
     owner = _owners(batch, allowance.shares_prompts)
     is_token = _tokens(batch)
     rows, width = is_token.shape
@@ -104,7 +108,11 @@ def real_tokens(batch: Batch, allowance: Allowance) -> RealTokens:
 
 
 def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
-    """Returns the rows of each micro-batch: consecutive rows, while tokens and rows fit."""
+    """Splits a batch into micro-batches of consecutive rows that fit into the allowance.
+
+    Returns:
+      The row indices of each micro-batch.
+    """
     owner = _owners(batch, allowance.shares_prompts)
     prompts = np.asarray(batch.prompt_lengths)
     tokens = _tokens(batch).sum(1)
@@ -113,7 +121,8 @@ def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
     first = 0
     used = 0
     for row in range(len(owner)):
-        # The first row of a micro-batch always runs its prompt, which an earlier one may have run.
+        # The first row of a micro-batch always computes its prompt, even if an earlier micro-batch
+        # did.
         is_shared = owner[row] < row and row > first
         needed = tokens[row] - (prompts[row] if is_shared else 0)
         if row > first and (used + needed > allowance.tokens or row - first == max_rows):
@@ -126,18 +135,18 @@ def planned_rows(batch: Batch, allowance: Allowance) -> list[np.ndarray]:
 
 
 def padding_free(batch: Batch, allowance: Allowance) -> Iterator[Batch]:
-    """Yields all rows of a batch in micro-batches of one shape."""
+    """Yields micro-batches of the same shape that together contain all rows of a batch."""
     rows = allowance.rows(batch)
     for part in planned_rows(batch, allowance):
         yield filled(batch, part, rows, allowance)
 
 
 def filled(batch: Batch, part: np.ndarray, rows: int, allowance: Allowance) -> Batch:
-    """Builds a micro-batch from some rows of a batch.
+    """Builds a micro-batch from the given rows of a batch.
 
     Args:
       part: indices of the rows.
-      rows: rows of the micro-batch; unused rows are empty.
+      rows: number of rows of the micro-batch. Unused rows are empty.
     """
     chosen = filled_rows(batch, part, rows)
     sampled = np.asarray(joined(chosen.thinking_mask, chosen.answer_mask))

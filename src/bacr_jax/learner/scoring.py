@@ -1,6 +1,6 @@
-"""Scores given responses in one forward pass, without values or gradients.
+"""Computes the log-probabilities of given responses in one forward pass, without gradients.
 
-Evaluation, diagnostics and the check of vLLM servers call this module.
+It is used by the evaluation, by diagnostics and by the check of vLLM servers.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bacr_jax.learner.spec import LearnerSpec, condition
 from bacr_jax.model import logprobs, qwen2
 from bacr_jax.types import Params, Trunks
 
-# Rows scored in one call, because the memory of a pass must not grow with the rollout.
+# Number of rows scored per call, so that the memory does not grow with the size of the rollout.
 _ROWS = 8
 
 
@@ -37,17 +37,20 @@ def response_logprobs(
     spec: LearnerSpec,
     of_scores: Callable[[Array, Array], Float[Array, "R"]] = _logprob,
 ) -> Float[Array, "B T"]:
-    """Returns log pi(token t | tokens before it, budget) under the sampling distribution.
+    """Returns log pi(token t | previous tokens, budget) under the sampling distribution.
 
     Args:
       tokens: prompt and response of each row, right-padded.
-      lengths: tokens of each row, prompt included.
-      budgets: budgets that the policy reads; a negative number if it reads none.
-      allowed_tokens: ids that can be sampled; all others have a log-probability of about -1e30.
-      of_scores: computes a different number for each token (`logprobs.of_tokens`).
+      prompt_lengths: number of prompt tokens of each row.
+      lengths: number of tokens of each row, including the prompt.
+      budgets: budgets that the policy is conditioned on. Negative for rows without a budget.
+      allowed_tokens: True for ids that can be sampled. All other ids have a log-probability of
+        about -1e30.
+      of_scores: function that computes the result from the logits and the token ids. The default
+        computes log-probabilities (see `logprobs.of_tokens`).
 
     Returns:
-      Log-probabilities in nats; 0 outside the responses.
+      Log-probabilities in nats. 0 outside the responses.
     """
     positions = jnp.arange(tokens.shape[1])
     response = positions >= prompt_lengths[:, None]
@@ -76,7 +79,7 @@ def response_logprobs(
     inside = response & (positions < lengths[:, None])
     inside = inside[:, 1:]
     scores = jnp.where(inside, scores.reshape(rows, width - 1), 0.0)
-    # The first token of a row has no score.
+    # The first token of a row has no predecessor and therefore no score.
     return jnp.pad(scores, ((0, 0), (1, 0)))
 
 
@@ -91,9 +94,9 @@ def next_token_logprobs(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B V"]:
-    """Returns log pi of every token after each row, in nats.
+    """Returns the log-probabilities of all possible next tokens after each row, in nats.
 
-    The arguments are as for `response_logprobs`.
+    The arguments are the same as for `response_logprobs`.
     """
     positions = jnp.arange(tokens.shape[1])
     hidden = qwen2.forward(
@@ -118,7 +121,12 @@ def in_portions(
 ) -> Float[np.ndarray, "n ..."]:
     """Applies a function to `size` rows at a time and concatenates the results.
 
-    The last call repeats rows, so that the function is compiled for one size.
+    The last call is filled up with repeated rows, so that the function is compiled for one size
+    only.
+
+    Args:
+      of_rows: function that maps row indices to results.
+      rows: indices of all rows.
     """
     results = []
     for start in range(0, len(rows), size):
@@ -131,12 +139,12 @@ def in_portions(
 def thinking_energies(
     params: Params, trunks: Trunks, allowed_tokens: Bool[Array, "V"], *, spec: LearnerSpec
 ) -> Float[np.ndarray, "B T"]:
-    """Returns the squared norm of each thinking token's score in its logits.
+    """Returns the squared norm of the score function of each thinking token.
 
         1 - 2 p + sum_v p(v)^2,   p the probability of the sampled token
 
-    The policy reads `trunks.budgets`. A few rows are computed at a time. The result is 0 after a
-    row's thinking.
+    The score function is the gradient of the log-probability with respect to the logits. The policy
+    is conditioned on `trunks.budgets`. Entries after the thinking are 0.
     """
     start = np.asarray(trunks.prompt_lengths)
     sampled = np.asarray(trunks.sampled)

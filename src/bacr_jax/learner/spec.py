@@ -1,4 +1,4 @@
-"""Static settings of the learner's compiled programs, and the conditioning that they determine."""
+"""Static settings of the learner's compiled functions, and the budget conditioning of the model."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,18 @@ from bacr_jax.types import Params
 
 @dataclass(frozen=True)
 class LearnerSpec(Compute):
-    """Static settings of the learner; `Compute` has types, rematerialisation and the mesh.
+    """Static settings of the learner. `Compute` contains dtypes, rematerialization and the mesh.
 
     Attributes:
-      conditioning: how phi is added to the residual stream; None for the plain model.
-      value: settings of the value head; None if the method has no value head.
-      b_max: largest budget in tokens; constant of the aggregation and scale of the budget codes.
-      temperature: sampling temperature; log-probabilities are computed from logits / temperature.
-      chunk: tokens per chunk of the output head.
+      model: sizes of the model.
+      conditioning: how the budget embedding phi is added to the residual stream. None for the plain
+        model.
+      loss: settings of the loss.
+      value: settings of the value head. None if the method has no value head.
+      b_max: largest budget in tokens. It scales the budget codes and is the constant of the loss
+        aggregation.
+      temperature: sampling temperature. Log-probabilities are computed from logits / temperature.
+      chunk: number of tokens per chunk of the output head.
     """
 
     model: Qwen2Config
@@ -35,9 +39,9 @@ class LearnerSpec(Compute):
 
 
 def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
-    """Returns phi(b) of each row; 0 for rows without a budget (b < 0).
+    """Returns the budget embedding phi(b) of each row, or None if the policy has no conditioning.
 
-    None if the policy has no conditioning.
+    The embedding is 0 for rows without a budget (b < 0).
     """
     if spec.conditioning is None:
         return None
@@ -53,12 +57,12 @@ def phi_of(params: Params, budgets: Array, spec: LearnerSpec) -> Array | None:
 def condition(
     params: Params, budgets: Int[Array, "B"], response: Bool[Array, "B T"], spec: LearnerSpec
 ) -> Conditioned | None:
-    """Builds the conditioning of the rows of a forward pass; None for the plain model.
+    """Builds the budget conditioning for a forward pass, or None for the plain model.
 
     Args:
-      budgets: budgets that the rows read; a negative number for none.
-      response: True for positions after the prompt. Only these are conditioned if
-        `conditioning.positions` is "response".
+      budgets: budget of each row. Negative for rows without a budget.
+      response: True for positions after the prompt. With conditioning.positions=response, only
+        these positions are conditioned.
     """
     phi = phi_of(params, budgets, spec)
     settings = spec.conditioning

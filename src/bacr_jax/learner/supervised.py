@@ -1,6 +1,6 @@
-"""Supervised next-token training of the plain model, for the warm-up and rejection sampling.
+"""Supervised next-token training of the plain model, for the warm-up and for rejection sampling.
 
-`training/warmup.py` and `training/rejection_sft.py` call this module and choose the learning rate.
+`training/warmup.py` and `training/rejection_sft.py` call this module and set the learning rate.
 """
 
 import functools
@@ -19,9 +19,10 @@ from bacr_jax.types import Params
 
 
 def supervised_optimizer() -> optax.GradientTransformation:
-    """Builds AdamW without a learning rate, which is an argument of each step.
+    """Builds AdamW without a learning rate, which is passed to each step instead.
 
-    The warm-up decides during training when the rate decays, so a schedule can't be fixed here.
+    A fixed schedule is not possible, because the warm-up decides during training when to decay the
+    learning rate.
     """
     return optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -33,7 +34,7 @@ def supervised_optimizer() -> optax.GradientTransformation:
 def supervised_loss(
     params: Params, tokens: Int[Array, "B T"], loss_mask: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Float[Array, ""]:
-    """Returns the mean negative log-likelihood (nats) of the tokens in the mask.
+    """Returns the mean negative log-likelihood of the tokens in the loss mask, in nats.
 
     Each token is predicted from all tokens before it.
     """
@@ -50,13 +51,14 @@ def supervised_loss(
 def rows_right(
     params: Params, tokens: Int[Array, "B T"], judged: Bool[Array, "B T"], *, spec: LearnerSpec
 ) -> Bool[Array, "B"]:
-    """Returns True for rows whose judged tokens are all the most likely ones.
+    """Returns True for rows in which every judged token is the most likely token.
 
-    Each token is predicted from all tokens before it. The logits of all positions are in memory at
-    once, so the vocabulary must be small.
+    Each token is predicted from the correct tokens before it. The logits of all positions are in
+    memory at once, so the vocabulary must be small.
 
     Args:
-      judged: True for tokens that must be predicted; the first token of a row can't be predicted.
+      judged: True for tokens that must be predicted correctly. The first token of a row is never
+        judged.
     """
     rows = tokens.shape[0]
     tokens, judged = _pad_to_mesh((tokens, judged), spec.mesh)
@@ -74,7 +76,10 @@ def _hidden(params: Params, tokens: Int[Array, "B T"], spec: LearnerSpec) -> Arr
 
 
 def _pad_to_mesh(rows: tuple[Array, ...], mesh: Mesh | None) -> tuple[Array, ...]:
-    """Splits rows over the mesh, padded with rows of zeros (no target) to a divisible number."""
+    """Pads rows with zeros to a number that the mesh divides, and shards them over the mesh.
+
+    The added rows have no targets, so they do not contribute to the loss.
+    """
     num_added = -rows[0].shape[0] % row_shards(mesh)
     padding = ((0, num_added), (0, 0))
     padded = tuple(jnp.pad(x, padding) for x in rows)
@@ -96,12 +101,12 @@ def supervised_step(
     """Takes one AdamW step on the supervised loss.
 
     Args:
-      params: trained parameters; donated.
-      opt_state: state of `tx`; donated.
+      params: trained parameters. Donated.
+      opt_state: state of `tx`. Donated.
       frozen: parameters of the policy that are not trained.
 
     Returns:
-      New parameters, new optimizer state, and the loss before the step.
+      The new parameters, the new optimizer state, and the loss before the step.
     """
     tokens, loss_mask = _pad_to_mesh((tokens, loss_mask), spec.mesh)
 

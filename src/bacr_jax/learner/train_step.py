@@ -1,6 +1,7 @@
 """Jitted functions of the learner: updates, scores, values, and extra steps of the value head.
 
-`updates` calls them for each minibatch of an iteration; `training/stages.py` fits the value head.
+`updates` calls them for each minibatch of an iteration. `training/stages.py` calls
+`question_values` and `fit_value`.
 """
 
 import dataclasses
@@ -34,17 +35,18 @@ from bacr_jax.types import Params, Prompts, pytree
 
 @pytree
 class TrainState:
-    """Everything that an update changes.
+    """Parameters and optimizer states, which are changed by an update.
 
-    It does not contain a frozen base (`model.adapters`). Functions take the base as `frozen`, so
-    that gradients, moments and checkpoints can't contain it.
+    The state does not contain frozen base weights (`model.adapters`). Functions receive them in a
+    separate argument `frozen`, so that gradients, optimizer moments and checkpoints can't contain
+    them.
 
     Attributes:
-      policy: trained parameters of the policy, fp32 masters.
-      head: parameters of the value head; None if the method has no value head.
+      policy: trained parameters of the policy, as fp32 master weights.
+      head: parameters of the value head. None if the method has no value head.
       policy_opt, head_opt: optimizer states.
-      updates: number of updates of the policy.
-      skipped: number of updates skipped because a gradient was not finite.
+      updates: number of policy updates.
+      skipped: number of updates that were skipped because a gradient was non-finite.
       skipped_in_a_row: number of updates skipped since the last finite gradient.
     """
 
@@ -63,11 +65,12 @@ def init_state(
     policy_tx: optax.GradientTransformation,
     head_tx: optax.GradientTransformation,
 ) -> TrainState:
-    """Creates a state with new optimizer states."""
+    """Creates a train state with initialized optimizer states."""
     return TrainState(
         policy=policy,
         head=value_head,
-        # jit, because without it each shape of a moment would be a separate program.
+        # Use jit, because otherwise XLA would compile a separate program for each shape of a
+        # moment.
         policy_opt=jax.jit(policy_tx.init)(policy),
         head_opt=None if value_head is None else jax.jit(head_tx.init)(value_head),
         updates=jnp.int32(0),
@@ -78,14 +81,15 @@ def init_state(
 
 @pytree
 class Gradients:
-    """Gradients and metrics, summed over the micro-batches so far.
+    """Gradients and metrics, summed over the micro-batches processed so far.
 
-    With several data-parallel copies (mesh.data), `policy` and `head` have a leading axis of
+    With several data-parallel copies (mesh.data), `policy` and `head` have a leading axis for the
     copies.
 
     Attributes:
       policy: gradients of the trained parameters.
-      head: gradients of the value head; None without a value head.
+      head: gradients of the value head. None if the method has no value head.
+      metrics: metrics of the objective.
     """
 
     policy: Params
@@ -96,7 +100,11 @@ class Gradients:
 def _apply(
     tx: optax.GradientTransformation, grads: Params, opt: Any, params: Params, keep: Bool[Array, ""]
 ) -> tuple[Params, Any]:
-    """Takes an optimizer step; returns the old parameters and state if `keep` is False."""
+    """Takes an optimizer step, or returns the old parameters and state if `keep` is False.
+
+    Args:
+      keep: True to keep the result of the step.
+    """
     updates, new_opt = tx.update(grads, opt, params)
     new = optax.apply_updates(params, updates)
     return optax.tree.where(keep, (new, new_opt), (params, opt))
@@ -111,9 +119,9 @@ def gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Computes the gradients of Eq. 16 on a part of a batch; arguments as of `objective`.
+    """Computes the gradients of Eq. 16 on a part of a batch. The arguments are as for `objective`.
 
-    Data-parallel copies have separate rows and separate gradients (`copies`).
+    With several data-parallel copies, each copy computes gradients on separate rows (`copies`).
     """
 
     def differentiate(rows: Minibatch, spec: LearnerSpec) -> Gradients:
@@ -147,14 +155,19 @@ def apply_update(
     update_policy: Bool[Array, ""] | bool = True,
     has_tokens: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one Adam step; if a gradient is not finite, skips and counts it.
+    """Takes one Adam step, or skips and counts it if a gradient is non-finite.
 
-    If no token is in the loss, only the value head learns, because Adam would change the policy by
-    its moments. The metric `policy/empty_minibatches` counts these updates.
+    If no token contributes to the policy loss, only the value head is updated, because Adam's
+    moments would change the policy even with zero gradients. The metric `policy/empty_minibatches`
+    counts these updates.
 
     Args:
-      update_policy: False trains only the value head.
-      has_tokens: True if any token has a policy loss.
+      grads: gradients of the whole batch.
+      update_policy: False updates only the value head.
+      has_tokens: True if any token contributes to the policy loss.
+
+    Returns:
+      The new state and the metrics of the update.
     """
     policy_grads, head_grads = copies.summed((grads.policy, grads.head), spec)
     norm = optax.global_norm(policy_grads)
@@ -184,14 +197,14 @@ def apply_update(
     }
 
 
-# Applies gradients that were accumulated one micro-batch at a time.
+# Applies gradients that were accumulated over several calls of `accumulate`.
 apply_gradients = jax.jit(
     apply_update, static_argnames=("spec", "policy_tx", "head_tx"), donate_argnums=(0,)
 )
 
 
 def _split(rows: Any, parts: int, spec: LearnerSpec) -> Any:
-    """Splits the leading axis B into [parts, B / parts]; every device has rows of every part."""
+    """Splits the leading axis B into [parts, B / parts]. Every device has rows of every part."""
 
     def split_leaf(x: Array) -> Array:
         size = x.shape[0] // parts
@@ -215,13 +228,16 @@ def train_step(
     micro_batches: int = 1,
     update_policy: Bool[Array, ""] | bool = True,
 ) -> tuple[TrainState, Metrics]:
-    """Updates a state once on a batch: sums the gradients of micro-batches, then applies them.
+    """Updates the state on a batch: accumulates gradients over micro-batches, then applies them.
 
     Args:
-      state: donated.
+      state: train state. Donated.
       frozen: parameters of the policy that are not trained.
-      micro_batches: number of micro-batches, which must divide the rows.
-      update_policy: False trains only the value head (its warm-up).
+      micro_batches: number of micro-batches. It must divide the number of rows.
+      update_policy: False updates only the value head (value warm-up).
+
+    Returns:
+      The new state and the metrics of the update.
     """
     normalizers = loss_normalizers(minibatch.batch, spec=spec)
 
@@ -275,7 +291,10 @@ def no_gradients(
     *,
     spec: LearnerSpec,
 ) -> Gradients:
-    """Returns zeros with the structure of `gradients` of the same arguments, to accumulate in."""
+    """Returns zeros with the structure of the result of `gradients`, as the start of a sum.
+
+    The arguments are the same as for `gradients`.
+    """
     shapes = jax.eval_shape(
         functools.partial(gradients, spec=spec),
         state,
@@ -297,9 +316,10 @@ def score_batch(
     spec: LearnerSpec,
     micro_batches: int = 1,
 ) -> TokenScores:
-    """Scores the sampled tokens of a batch under all parameters of a policy.
+    """Computes log-probabilities and entropies of a batch's sampled tokens under a policy.
 
     Args:
+      policy: all parameters of the policy.
       micro_batches: number of micro-batches that are scored one after the other.
     """
 
@@ -323,9 +343,9 @@ def question_values(
     *,
     spec: LearnerSpec,
 ) -> tuple[Float[Array, "B M"], Float[Array, "B M F"]]:
-    """Returns V at each cut before the update, and the features of the value head.
+    """Returns the value predictions at each cut and the input features of the value head.
 
-    The model runs only on the prompt, so values are available before any token is sampled.
+    The model only processes the prompts, so values do not depend on the sampled tokens.
     """
     no_response = jnp.zeros(prompts.tokens.shape, bool)
     hidden = qwen2.forward(
@@ -334,13 +354,13 @@ def question_values(
         config=spec.model,
         lengths=prompts.lengths,
         conditioned=condition(policy, budgets, no_response, spec),
-        # Rematerialisation is only useful for gradients.
+        # Rematerialization is only needed for gradients.
         compute=dataclasses.replace(spec, remat="none"),
     )
     question = value.pool_question(hidden, prompts.question_start, prompts.question_end)
     features = head_features(policy, question, budgets, cuts, spec=spec)
     values = value.values(value_head, features)
-    # Replicated on every device, because the host reads them.
+    # Replicate the results on all devices, because the host reads them.
     return constrain((values, features), spec.mesh)
 
 
@@ -354,13 +374,18 @@ def fit_value(
     head_tx: optax.GradientTransformation,
     num_steps: int,
 ) -> tuple[Params, Any]:
-    """Takes extra Adam steps of the value head on Eq. 12.
+    """Takes extra Adam steps of the value head on the value loss (Eq. 12).
 
-    The head needs them, because it learns little from one joint step per iteration. Steps with
-    gradients that are not finite are skipped.
+    They are needed, because the head learns little from one joint step per iteration. Steps with
+    non-finite gradients are skipped.
+
+    Args:
+      features: input features of the value head, from `question_values`.
+      returns: return at each cut.
+      num_steps: number of Adam steps.
 
     Returns:
-      New parameters and optimizer state of the head.
+      The new parameters and optimizer state of the head.
     """
 
     def loss(params: Params) -> Array:

@@ -1,7 +1,7 @@
-"""Bounds the KL divergence of one optimizer step, and shortens a step that is longer.
+"""Limits the KL divergence between the policies before and after an optimizer step.
 
-`learner.updates` wraps its steps with `bounded` if `optimizer.max_update_kl` is set. The module
-does not compute log-probabilities itself.
+A step that exceeds the limit is shortened. `learner.updates` wraps its steps with `bounded` if
+`optimizer.max_update_kl` is set.
 """
 
 import dataclasses
@@ -20,49 +20,51 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.types import Params
 
 Step = Callable[[TrainState, bool], tuple[TrainState, Metrics]]
-# Scores the sampled tokens under trained parameters, micro-batch by micro-batch.
+# Maps trained parameters to the scores of the sampled tokens, one entry per micro-batch.
 Scorer = Callable[[Params], Sequence[TokenScores]]
 
-# A shortened step may exceed the bound by this factor, since KL is quadratic only near 0.
+# A shortened step may exceed the bound by this factor, because the KL divergence is only
+# approximately quadratic in the length of the step.
 SLACK = 1.1
-# Times that a step is shortened before it is dropped. One is usual; steps whose KL is far from
-# quadratic take two or three.
+# Maximum number of times that a step is shortened before it is dropped. Once is usually enough. A
+# step whose KL divergence is far from quadratic is shortened two or three times.
 MOST_SHRINKS = 4
 
 
 def kl_sum(
     old: Float[Array, "B T"], new: Float[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sums the k3 estimate of KL(old || new) over sampled tokens.
+    """Sums the k3 estimator of KL(old || new) over sampled tokens.
 
         k3_t = exp(d_t) - 1 - d_t,   d_t = log new(y_t) - log old(y_t)
 
-    With y_t sampled from old, the mean of k3_t is an unbiased estimate of the divergence per token
-    and never below 0. k3_t is at most 10, so that one token cannot decide for a batch.
+    If y_t is sampled from the old policy, the mean of k3_t is an unbiased and nonnegative estimate
+    of the KL divergence per token. k3_t is clipped to at most 10, so that a single token can't
+    dominate a batch.
 
     Args:
-      old: log-probabilities before the optimizer step, nats.
-      new: log-probabilities after it, nats.
-      mask: the sampled tokens.
+      old: log-probabilities before the optimizer step, in nats.
+      new: log-probabilities after the optimizer step, in nats.
+      mask: True for sampled tokens.
 
     Returns:
-      The sum of k3_t, in nats, and the number of tokens; both add up over micro-batches.
+      The sum of k3_t in nats, and the number of tokens. Both can be summed over micro-batches.
     """
     estimates = losses.kl_penalty(old, new, mask, kind="k3")
     return estimates.sum(), mask.sum(dtype=jnp.float32)
 
 
 def step_scale(kl: float, bound: float) -> float:
-    """Returns the factor by which a step is multiplied to have a KL of `bound`.
+    """Returns the factor that scales a step to a KL divergence of `bound`.
 
         s = min(1, sqrt(bound / KL)),   since KL(old || old + s step) ~ s^2 KL(old || old + step)
 
     Args:
-      kl: KL of the full step, in nats per token.
-      bound: largest allowed KL, in nats per token.
+      kl: KL divergence of the full step, in nats per token.
+      bound: maximum KL divergence, in nats per token.
 
     Returns:
-      The factor s in [0, 1]; 0 if `kl` is not finite.
+      The factor s in [0, 1]. It is 0 if `kl` is non-finite.
     """
     if not math.isfinite(kl):
         return 0.0
@@ -73,10 +75,10 @@ def step_scale(kl: float, bound: float) -> float:
 
 @functools.partial(jax.jit, donate_argnums=(1,))
 def interpolated(old: Params, new: Params, scale: Float[Array, ""]) -> Params:
-    """Returns old + scale (new - old); exactly old if `scale` is 0. `new` is donated."""
+    """Returns old + scale (new - old), or exactly old if `scale` is 0. `new` is donated."""
 
     def between(x: Array, y: Array) -> Array:
-        # A new value may be infinite, and 0 times infinity is NaN.
+        # The new value may be infinite, and 0 times infinity is NaN.
         is_zero = scale == 0.0
         moved = x + scale.astype(x.dtype) * (y - x)
         return jnp.where(is_zero, x, moved)
@@ -87,18 +89,20 @@ def interpolated(old: Params, new: Params, scale: Float[Array, ""]) -> Params:
 def shortened(
     old: Params, new: Params, kl_of: Callable[[Params], float], bound: float
 ) -> tuple[Params, float, float]:
-    """Shortens a step until its KL is at most `SLACK` times the bound.
+    """Shortens a step until its KL divergence is at most `SLACK` times the bound.
 
-    The step is dropped if `MOST_SHRINKS` factors of `step_scale` do not suffice.
+    The step is scaled by `step_scale` up to `MOST_SHRINKS` times. If this is not enough, the step
+    is dropped.
 
     Args:
       old: trained parameters before the step.
-      new: trained parameters after the step; donated if the step is shortened.
-      kl_of: measures KL(old || parameters), in nats per token.
-      bound: largest allowed KL, in nats per token.
+      new: trained parameters after the step. Donated if the step is shortened.
+      kl_of: function that measures KL(old || parameters), in nats per token.
+      bound: maximum KL divergence, in nats per token.
 
     Returns:
-      The parameters to use, the KL of the full step, and the factor of the step in [0, 1].
+      The resulting parameters, the KL divergence of the full step, and the factor in [0, 1] by
+      which the step was scaled.
     """
     full_kl = kl_of(new)
     if full_kl <= bound:
@@ -121,7 +125,7 @@ def shortened(
 def _kl_of_rows(
     old: TokenScores, new: TokenScores, rows: Batch
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`kl_sum` over the thinking and the answers of a micro-batch."""
+    """Computes `kl_sum` over the thinking and the answers of a micro-batch."""
     return kl_sum(
         joined(old.thinking, old.answers),
         joined(new.thinking, new.answers),
@@ -132,7 +136,7 @@ def _kl_of_rows(
 def mean_kl(
     old: Sequence[TokenScores], new: Sequence[TokenScores], parts: Sequence[Batch]
 ) -> float:
-    """Averages k3 over the sampled tokens of all micro-batches; 0 without any token."""
+    """Returns the mean of k3 over the sampled tokens of all micro-batches. 0 without any tokens."""
     sums = []
     for old_scores, new_scores, rows in zip(old, new, parts, strict=True):
         sums.append(_kl_of_rows(old_scores, new_scores, rows))
@@ -142,7 +146,7 @@ def mean_kl(
 
 
 def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
-    """Adds the KL and the factor of a step to its metrics."""
+    """Adds the KL divergence and the scale of a step to its metrics."""
     return {
         **metrics,
         "policy/update_kl": jnp.float32(kl),
@@ -151,23 +155,24 @@ def _measured(metrics: Metrics, kl: float, scale: float) -> Metrics:
 
 
 def bounded(step: Step, score: Scorer, parts: Sequence[Batch], bound: float) -> Step:
-    """Returns an optimizer step that moves the policy by a KL of at most `SLACK` times the bound.
+    """Wraps an optimizer step so that its KL divergence is at most `SLACK` times the bound.
 
-    The value head and the optimizer's moments take the full step. A step costs two additional
-    forward passes over its rows, one before and one after, and one for each time it is shortened.
+    Only the step of the policy is shortened. The value head and the optimizer moments always take
+    the full step. The wrapper needs two additional forward passes over the rows, one before and one
+    after the step, and another one each time the step is shortened.
 
     Args:
-      step: the optimizer step; it may donate its state.
-      score: scores the rows of the step.
-      parts: these rows, as micro-batches on their devices.
-      bound: `optimizer.max_update_kl`.
+      step: the optimizer step. It may donate its state.
+      score: computes the log-probabilities of the rows of the step.
+      parts: the rows of the step, as micro-batches on their devices.
+      bound: value of `optimizer.max_update_kl`.
     """
 
     def limited(state: TrainState, update_policy: bool) -> tuple[TrainState, Metrics]:
         if not update_policy:
             state, metrics = step(state, update_policy)
             return state, _measured(metrics, 0.0, 1.0)
-        # The step donates the state's parameters.
+        # Copy the parameters, because the step donates them.
         before = jax.tree.map(lambda x: x.copy(), state.policy)
         old_scores = score(before)
         state, metrics = step(state, update_policy)

@@ -1,8 +1,9 @@
-"""Runs all updates of an iteration: minibatches, micro-batches, old and reference scores.
+"""Runs all policy updates of an iteration.
 
-An update can be split in two ways: into equal numbers of rows, which one program scans
-(`train.micro_batch_rows`), or into nearly equal numbers of tokens with one call per micro-batch
-(`train.micro_batch_tokens`). `training/stages.py` calls `Updates`.
+A batch is split into minibatches with one optimizer step each. A minibatch is split into
+micro-batches in one of two ways. With `train.micro_batch_rows`, micro-batches have equal numbers of
+rows, and one program scans over them. With `train.micro_batch_tokens`, they have similar numbers of
+tokens, and a program is called for each micro-batch. `training/stages.py` calls `Updates`.
 """
 
 import dataclasses
@@ -46,10 +47,13 @@ _normalizers = jax.jit(loss_normalizers, static_argnames=("spec",))
 
 
 def num_scored(old_logprobs: str, minibatches: int) -> int:
-    """Returns the number of last minibatches whose old log-probabilities need a forward pass.
+    """Returns the number of minibatches whose old log-probabilities need a forward pass.
+
+    These are the last minibatches of the batch.
 
     Args:
       old_logprobs: value of `loss.old_logprobs`.
+      minibatches: number of minibatches per batch.
     """
     if minibatches == 1 or old_logprobs == "sampler":
         return 0
@@ -58,10 +62,13 @@ def num_scored(old_logprobs: str, minibatches: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-    """Runs the learner's part of an iteration.
+    """Runs the optimizer updates of an iteration.
 
     Attributes:
-      max_update_kl: bound of `trust_region`, in nats per token; None does not measure steps.
+      policy_tx, head_tx: optimizers of the policy and of the value head.
+      allowed_tokens: True for ids that can be sampled.
+      max_update_kl: maximum KL divergence of an optimizer step in nats per token (`trust_region`).
+        None disables the limit and its measurement.
     """
 
     spec: LearnerSpec
@@ -83,10 +90,10 @@ class Updates:
         """Takes one Adam step on Eq. 16 for each minibatch.
 
         Args:
-          state: donated.
-          reference: all parameters of the reference policy, for a KL term.
+          state: train state. Donated.
+          reference: all parameters of the reference policy, for a KL penalty.
           frozen: parameters of the policy that are not trained.
-          update_policy: False trains only the value head.
+          update_policy: False updates only the value head.
 
         Returns:
           The new state, and the metrics averaged over the minibatches.
@@ -97,7 +104,8 @@ class Updates:
             make_step = self._step_by_tokens
         sizes = self._sizes(parts[0])
         with phase_memory("scoring", **sizes):
-            # In the first update the policy is still the policy that sampled, so the ratio is 1.
+            # In the first update, the policy is still the policy that sampled the batch. The ratio
+            # is then 1, and no old scores are needed.
             policy = {**(frozen or {}), **state.policy}
             unscored = len(parts) - self._num_scored()
             steps = []
@@ -121,15 +129,17 @@ class Updates:
         frozen: Params | None = None,
         on_program: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles for every shape of micro-batch by running it once without rows.
+        """Compiles the update for every shape of micro-batch, by running it once without rows.
 
-        Without this call, a shape is compiled when it first occurs. Equal numbers of rows have only
-        one shape, which the first update compiles.
+        Without this call, each shape is compiled when it first occurs. With
+        `train.micro_batch_rows`, nothing is compiled here, because there is only one shape, which
+        the first update compiles.
 
         Args:
-          batch: batch with the shapes of later batches; its values do not matter.
-          on_program: called with (finished programs, all programs) before each program and after
-            the last. It can raise an exception to skip the remaining programs.
+          batch: batch with the same shapes as later batches. Its values are not used.
+          on_program: callback that is called with (number of finished programs, total number of
+            programs) before each program and after the last one. It may raise an exception to skip
+            the remaining programs.
         """
         if self.config.micro_batch_tokens is None:
             return
@@ -154,7 +164,7 @@ class Updates:
             report(len(programs), len(programs))
 
     def _num_scored(self) -> int:
-        """Returns `num_scored` of this configuration."""
+        """Returns `num_scored` for this configuration."""
         return num_scored(self.spec.loss.old_logprobs, self.config.minibatches)
 
     def _minibatches(self, batch: Batch) -> list[Batch]:
@@ -168,7 +178,7 @@ class Updates:
         return minibatches
 
     def _sizes(self, part: Batch) -> dict[str, int]:
-        """Returns the sizes that determine the memory of an update, for out-of-memory advice."""
+        """Returns the sizes that determine the memory of an update, for out-of-memory messages."""
         rows, width = part.trunk.shape
         _, cuts, branch_width = part.branches.shape
         sizes = {"update_rows": rows}
@@ -186,11 +196,12 @@ class Updates:
     def _scored(
         self, rows: Batch, sampled_by: Params | None, reference: Params | None, parts: int = 1
     ) -> Minibatch:
-        """Moves rows to their devices and scores them, split into `parts` micro-batches.
+        """Moves rows to their devices and scores them under the old and the reference policy.
 
         Args:
-          sampled_by: all parameters of the policy that sampled the rows; None skips its scores.
-          reference: all parameters of the reference policy; None skips its scores.
+          sampled_by: all parameters of the policy that sampled the rows. None skips these scores.
+          reference: all parameters of the reference policy. None skips these scores.
+          parts: number of micro-batches into which the rows are split for scoring.
         """
         mesh = self.spec.mesh
         rows = rows if mesh is None else place(rows, row_sharding(mesh))
@@ -211,7 +222,7 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        """Scores a minibatch; returns its step, which scans micro-batches in one program."""
+        """Scores a minibatch and returns its step, in which one program scans the micro-batches."""
         size = part.trunk.shape[0]
         num_parts = max(size // (self.config.micro_batch_rows or size), 1)
         minibatch = self._scored(part, sampled_by, reference, num_parts)
@@ -236,7 +247,7 @@ class Updates:
         reference: Params | None,
         frozen: Params | None,
     ) -> Step:
-        """Scores a minibatch; returns its step, which calls a program per micro-batch."""
+        """Scores a minibatch and returns its step, which calls a program for each micro-batch."""
         normalizers = _normalizers(part, spec=self.spec)
         micro_batches = self._micro_batches(part)
         scored = [self._scored(rows, sampled_by, reference) for rows in micro_batches]
@@ -256,7 +267,7 @@ class Updates:
     def _bounded(
         self, step: Step, rows: Sequence[Batch], frozen: Params | None, parts: int = 1
     ) -> Step:
-        """Limits a step to `max_update_kl`, if it is set.
+        """Limits the KL divergence of a step to `max_update_kl`, if it is set.
 
         Args:
           rows: rows of the step, on their devices.
@@ -275,7 +286,7 @@ class Updates:
         """Splits a minibatch into micro-batches of at most `micro_batch_tokens` tokens.
 
         Args:
-          empty: return a micro-batch without rows for each shape instead.
+          empty: if True, return an empty micro-batch of each possible shape instead.
         """
         config = self.config
         conditioning = self.spec.conditioning
@@ -310,15 +321,17 @@ class Updates:
 
 @jax.jit
 def averaged(history: Sequence[Metrics]) -> Metrics:
-    """Averages metrics over the minibatches with tokens in the loss; 0 if there are none.
+    """Averages metrics over all minibatches with tokens in the policy loss.
 
-    The value head learns from every minibatch, so its metrics are averaged over all minibatches.
+    The result is 0 if no minibatch has such tokens. Metrics of the value head are averaged over all
+    minibatches, because the value head learns from each of them.
 
     Args:
       history: metrics of each minibatch.
 
     Returns:
-      Numbers by name; `policy/empty_minibatches` is a count and `policy/skipped` the last total.
+      Metrics by name. `policy/empty_minibatches` is a count, and `policy/skipped` is the latest
+      total.
     """
     empty = [metrics["policy/empty_minibatches"] for metrics in history]
     has_tokens = [1.0 - x for x in empty]

@@ -1,4 +1,4 @@
-"""Sampling of trunks and branches."""
+"""Sampling of traces (trunks) and of answers at their cuts (branches)."""
 
 from bacr_jax.rollout.rollouts import Rollout as Rollout
 from bacr_jax.rollout.rollouts import generate as generate

@@ -1,8 +1,9 @@
-"""Decodes branches, the answers at every cut of every trunk, against the trunks' cache.
+"""Decodes branches: the answers at every cut of every trunk.
 
-A branch reads its trunk's keys up to its cut and writes only the keys of its answer, so nothing is
-copied or prefilled again. All branches are at the same token index in a step, so the keys of the
-step are written with one slice update. `engine` calls this module.
+A trunk is a prompt with its thinking. A branch attends to the cached keys of its trunk up to its
+cut, and its cache contains only the keys of its own suffix and answer. The trunk is therefore
+neither copied nor prefilled again. All branches process the same token index in a step, so the new
+keys are written with one slice update. `engine` calls this module.
 """
 
 import dataclasses
@@ -26,18 +27,19 @@ from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
-# Cuts of a trace that an evaluation answers together if a trace has more cuts than this.
+# If a trace has more cuts than this number, an evaluation answers this number of cuts at a time.
 CUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Cuts that are answered together.
+    """A chunk of cuts that are answered together.
 
     Attributes:
-      first: index of the chunk's first cut.
-      cuts: thinking tokens before each cut; the last cut is repeated to fill the chunk.
-      wanted: True if the cut needs an answer, because no earlier cut is at the same position.
+      first: index of the first cut in the chunk.
+      cuts: number of thinking tokens before each cut. The last cut is repeated to fill the chunk.
+      wanted: True if the cut needs an answer. False if an earlier cut is at the same position, or
+        if the cut only fills the chunk.
     """
 
     first: int
@@ -48,11 +50,12 @@ class Chunk:
 def split(
     cuts: Int[np.ndarray, "n M"], source: Int[np.ndarray, "n M"], at_once: int
 ) -> list[Chunk]:
-    """Splits cuts into chunks of equal width; omits chunks in which no cut needs an answer.
+    """Splits cuts into chunks of equal width. Chunks in which no cut needs an answer are omitted.
 
     Args:
-      source: index of the cut whose answer serves each cut (`rewards.distinct_cuts`).
-      at_once: cuts per chunk.
+      cuts: number of thinking tokens before each cut.
+      source: index of the cut whose answer is used at each cut (`rewards.distinct_cuts`).
+      at_once: number of cuts per chunk.
     """
     num_cuts = cuts.shape[1]
     padding = ((0, 0), (0, -num_cuts % at_once))
@@ -72,21 +75,22 @@ def answer(
     at_once: int,
     decode: Callable[[Chunk], Branches],
 ) -> Branches:
-    """Answers all cuts chunk by chunk; the result equals decoding all cuts together.
+    """Answers all cuts in chunks. The result is the same as when all cuts are decoded together.
 
     Args:
-      thinking: thinking tokens of each row.
-      at_once: cuts per chunk.
-      decode: answers the wanted cuts of a chunk, on the host.
+      cuts: number of thinking tokens before each cut.
+      thinking: number of thinking tokens of each row.
+      at_once: number of cuts per chunk.
+      decode: function that answers the wanted cuts of a chunk. It returns arrays on the host.
 
     Returns:
-      Branches at every cut. Cuts at the same position share one answer and one source.
+      Branches at every cut. Cuts at the same position share an answer.
     """
     source = distinct_cuts(cuts, thinking)
     chunks = split(cuts, source, at_once)
     decoded = [decode(chunk) for chunk in chunks]
     joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *decoded)
-    # Column of each source in the joined answers, which lack the omitted chunks.
+    # Index of each source in the joined answers, which do not contain omitted chunks.
     first = np.array([chunk.first for chunk in chunks])
     chunk_index = np.searchsorted(first, source, side="right") - 1
     column = source + chunk_index * at_once - first[chunk_index]
@@ -101,17 +105,20 @@ def answer(
 
 @pytree
 class BranchState:
-    """Branches in flight. Fields not listed below mean the same as in `trunks.TrunkState`.
+    """State of branches that are being decoded.
+
+    Fields that are not listed have the same meaning as in `trunks.TrunkState`.
 
     Attributes:
-      cache: the branches' keys and values per layer, [B M, K, A, H] each. The branches of a row are
-        adjacent, in the order of their queries, so that a step writes its slice in place.
+      cache: keys and values of the branches per layer, [B M, K, A, H] each. The branches of a row
+        are adjacent, in the same order as their queries, so that a step can write its slice in
+        place.
       tokens: forced and sampled tokens.
-      context: tokens of the trunk that each branch reads (prompt included).
+      context: number of trunk tokens that each branch attends to, including the prompt.
       forced: number of forced tokens at the start.
       sampled: number of answer tokens sampled so far.
-      finished: True if the closing tag or an end token closed the answer.
-      source: index of the branch whose text serves each cut.
+      finished: True if the answer was closed by the closing tag or by an end token.
+      source: index of the branch whose answer is used at each cut.
       phi: budget embedding of the trunks.
     """
 
@@ -142,17 +149,20 @@ def open_branches(
     phi: Phi = None,
     wanted: Bool[Array, "B M"] | None = None,
 ) -> BranchState:
-    """Starts a branch with its suffix at every cut.
+    """Starts a branch at every cut and sets its forced suffix.
 
-    If a trunk closed its thinking with the tag, a cut at or after the end of the thinking keeps the
-    model's closing text and gets the natural suffix. Every other cut closes the thinking with the
-    forced suffix.
+    If the model closed its thinking with the tag, a cut at or after the end of the thinking keeps
+    this closing text and is followed by the natural suffix. At every other cut, the forced suffix
+    closes the thinking.
 
     Args:
-      cuts: thinking tokens before each cut; a cut after the end of the thinking means its end.
-      share: if True, cuts at the same position have one source; the other branches start as ended
-        and copy the source's text at the end. If False, each cut gets a separate answer.
-      wanted: cuts to answer; None for all. The other branches start as ended.
+      cuts: number of thinking tokens before each cut. A cut after the end of the thinking is moved
+        to the end.
+      answer_tokens: maximum number of sampled tokens per answer.
+      share: if True, cuts at the same position share an answer. Only one of their branches is
+        decoded, and the others copy its result. If False, an answer is decoded for each cut.
+      phi: budget embedding of the trunks.
+      wanted: True for cuts to answer; None for all cuts. All other branches are marked as ended.
     """
     chex.assert_rank([cuts, ids.row], [2, 1])
     b, m = cuts.shape
@@ -197,11 +207,12 @@ def feed_branches(
     *,
     spec: DecodeSpec,
 ) -> tuple[Float[Array, "R V"], tuple[LayerCache, ...]]:
-    """Runs token `at` of every branch against its trunk up to its cut and the branch's tokens.
+    """Runs token `at` of every branch through the model.
+
+    Each branch attends to its trunk up to its cut, and to its own tokens up to `at`.
 
     Returns:
-      Logits of token `at + 1` of the B M branches (fp32), and the branches' caches including token
-      `at`.
+      The fp32 logits of token `at + 1` of all B M branches, and the updated caches of the branches.
     """
     b, m, width = state.tokens.shape
     trunk_positions = jnp.arange(trunk_cache[0].length)
@@ -258,10 +269,10 @@ def branch_step(
     spec: DecodeSpec,
     first_cut: Int[Array, ""] | int = 0,
 ) -> BranchState:
-    """Feeds token `at` of every branch and samples token `at + 1` if it is after the suffix.
+    """Feeds token `at` of every branch, and samples token `at + 1` if it comes after the suffix.
 
-    The random numbers of a branch depend on the index of its cut, which is `first_cut` plus the
-    index of the branch.
+    The PRNG key of a branch depends on the index of its cut, which is `first_cut` plus the index of
+    the branch.
     """
     b, m, _ = state.tokens.shape
     logits, cache = feed_branches(params, trunk_cache, state, at, spec=spec)
@@ -285,7 +296,7 @@ def branch_step(
         state.tokens, jnp.where(result.live, result.token, following)[..., None], at + 1, axis=2
     )
     capacity = state.logprobs.shape[2]
-    # Ended branches write to an index out of range.
+    # Ended branches use an out-of-range index, so their log-probability is not written.
     index = jnp.where(result.live, state.sampled, capacity)
     is_written = index[..., None] == jnp.arange(capacity)
     return dataclasses.replace(
@@ -309,9 +320,9 @@ def decode_branches(
     spec: DecodeSpec,
     num_steps: int,
 ) -> BranchState:
-    """Runs steps `start` .. `start + num_steps - 1` of every branch (see `trunks.decode_trunks`).
+    """Runs `num_steps` decoding steps of every branch, beginning with step `start`.
 
-    The state is donated; the trunks' cache is only read.
+    The state is donated. The cache of the trunks is only read. See also `trunks.decode_trunks`.
     """
 
     def advance(i: Array, state: BranchState) -> BranchState:
@@ -324,7 +335,10 @@ def decode_branches(
 
 
 def branches_of(state: BranchState) -> Branches:
-    """Returns the sampled answers; cuts that share a source get the source's text and counters."""
+    """Returns the sampled answers.
+
+    Cuts that share an answer receive the tokens and counters of the branch in `source`.
+    """
 
     def share(x: Array) -> Array:
         added_axes = (1,) * (x.ndim - 2)

@@ -1,9 +1,9 @@
-"""Decoding attention with cuDNN's fused kernel, which reads only the valid keys of each row.
+"""Decoding attention with cuDNN's fused kernel, which only reads the valid keys of each row.
 
-XLA's products read the full length of the caches for every row, also for rows that have ended.
-cuDNN's kernel takes the number of keys of every row and stops there, and the scores never leave the
-chip. Query heads that share a key/value head are folded into the query axis, so that the cache,
-[B, K, S, H], is read in place. `trunks` and `branches` call this module if `spec.attention` is
+XLA's attention reads the full length of the cache for every row, even for rows that have ended. The
+cuDNN kernel stops after the number of valid keys of each row, and its scores stay in on-chip
+memory. Query heads that share a key/value head are folded into the query axis, so that the cache
+[B, K, S, H] is read in place. `trunks` and `branches` call this module if `spec.attention` is
 "cudnn".
 """
 
@@ -32,10 +32,11 @@ def _kernel(
     """Returns the attention output [B, K, G, H] of one token per row.
 
     Args:
-      lengths: keys that each row's token may see.
-      logsumexp: also return the log-sum-exp of the scores, [B, K, G].
+      lengths: number of keys that each row's token attends to.
+      logsumexp: if True, also return the log-sum-exp of the attention scores, [B, K, G].
     """
-    # JAX's public function only takes [B, S, K, H], which would copy the cache at every token.
+    # Use the private function, because JAX's public function requires the layout [B, S, K, H],
+    # which would copy the cache for every token.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     b, _, n, h = q.shape
@@ -60,9 +61,9 @@ def attend_rows(
     lengths: Int[Array, "B"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Float[Array, "B 1 N H"]:
-    """Returns the attention output of one token per row over the first `lengths` keys of the row.
+    """Returns the attention output of one token per row over the first `lengths` keys of its row.
 
-    The keys include the key of the token itself.
+    These keys include the key of the token itself.
     """
     return _kernel(q, cache, lengths, mesh).reshape(q.shape)
 
@@ -73,15 +74,16 @@ def partial_rows(
     lengths: Int[Array, "B M"],
     mesh: parallel.AnyMesh | None = None,
 ) -> Partial:
-    """Returns the attention of a row's M branches over its trunk, each branch up to its cut.
+    """Returns the attention output of a row's M branches over their trunk, each up to its cut.
 
     The kernel runs once per branch.
 
     Args:
-      lengths: keys that each branch may see, at least 1.
+      lengths: number of trunk keys that each branch attends to, at least 1.
 
     Returns:
-      The normalised output with the log-sum-exp as its maximum, to be merged with other segments.
+      A `Partial` to be merged with the attention over other segments. It contains the normalized
+      output, and the log-sum-exp in place of the maximum.
     """
     b, m, n, h = q.shape
     outputs = []
@@ -98,10 +100,12 @@ def partial_rows(
 
 
 def check_kernel(spec: RolloutSpec, length: int) -> None:
-    """Compiles the attention of one layer if the rollout uses cuDNN's attention.
+    """Checks that cuDNN supports the shapes of a rollout, by compiling the attention of one layer.
+
+    Nothing is checked if the rollout does not use cuDNN's attention.
 
     Args:
-      length: positions of the longest cache.
+      length: number of positions of the longest cache.
 
     Raises:
       UserError: cuDNN has no kernel for these shapes on this machine.
@@ -117,7 +121,7 @@ def check_kernel(spec: RolloutSpec, length: int) -> None:
 
 @functools.cache
 def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtype: Any) -> None:
-    """Compiles the attention of trunks and of one branch per row, once per combination of sizes."""
+    """Compiles the attention of trunks and branches, once for each combination of sizes."""
     keys: Any = jax.ShapeDtypeStruct((rows, heads, length, head_dim), dtype)
     cache = LayerCache(keys, keys)
     q = jax.ShapeDtypeStruct((rows, 1, heads * group, head_dim), dtype)
@@ -126,7 +130,7 @@ def _compile(rows: int, heads: int, group: int, length: int, head_dim: int, dtyp
     try:
         jax.jit(attend_rows).lower(q, cache, trunk_lengths).compile()
         jax.jit(partial_rows).lower(q, cache, branch_lengths).compile()
-    # Any exception, because cuDNN, JAX's checks and the compiler raise different types.
+    # Catch all exceptions, because cuDNN, JAX's checks and the compiler raise different types.
     except Exception as error:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__

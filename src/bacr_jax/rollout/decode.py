@@ -1,7 +1,7 @@
-"""The parts of a decoding step that trunks and branches share.
+"""Decoding functions that trunks and branches share.
 
-`run_blocks` and `output_logits` run tokens through the model; the caller supplies the attention.
-`draw_tokens` samples tokens from logits and detects the tokens that end a row. `count_tokens`
+`run_blocks` and `output_logits` run tokens through the model with an attention function of the
+caller. `draw_tokens` samples tokens from logits and detects tokens that end a row. `count_tokens`
 updates the counters of a state.
 """
 
@@ -23,7 +23,7 @@ from bacr_jax.rollout.sampling import Draws, sample_tokens
 from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import pytree
 
-# Maps a layer's caches, queries, keys and values to the attention output and the new cache.
+# Maps a layer's cache, queries, keys and values to the attention output and the updated cache.
 AttendLayer = Callable[[Any, Array, Array, Array], tuple[Array, LayerCache]]
 
 _State = TypeVar("_State", bound=Any)
@@ -31,16 +31,16 @@ _State = TypeVar("_State", bound=Any)
 
 @pytree
 class StepResult:
-    """The sampled token of each row and its effect on the row; `...` are the rows' axes.
+    """The token sampled for each row in a decoding step; `...` are the axes of the rows.
 
     Attributes:
-      token: sampled ids; valid where `live`.
+      token: sampled token ids. Only valid where `live` is True.
       logprob: log-probability of the token, in nats.
-      live: True if the token is part of the row.
-      broken: True if the row needed a token but its logits are not finite.
+      live: True if the token is appended to the row.
+      broken: True if the row needed a token but its logits are non-finite.
       matched: state of the closing tag's automaton after the token.
       by_tag: True if the token completes the closing tag.
-      by_eos: True if the token ends the turn and does not complete the tag.
+      by_eos: True if the token ends the turn without completing the closing tag.
     """
 
     token: Int[Array, "..."]
@@ -53,9 +53,10 @@ class StepResult:
 
 
 def shard_rows(state: _State, mesh: parallel.AnyMesh | None) -> _State:
-    """Constrains the sharding of a state, inside jit.
+    """Constrains the sharding of a decoding state, inside jit.
 
-    Rows are split over data x fsdp. Heads and logits are split over tensor if it divides them.
+    Rows are sharded over the mesh axes `data` and `fsdp`. Heads and logits are sharded over the
+    axis `tensor` if its size divides them.
     """
     phi = state.phi
     if phi is not None:
@@ -79,11 +80,12 @@ def run_blocks(
     spec: DecodeSpec,
     conditioned: Conditioned | None = None,
 ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
-    """Runs tokens through all blocks.
+    """Runs tokens through all transformer blocks.
 
     Args:
-      attend: computes the attention of a layer.
-      read: first argument of `attend` for each layer; the shapes of all layers are equal.
+      attend: function that computes the attention of a layer.
+      read: first argument of `attend` for each layer, such as its cache. All layers have the same
+        shapes.
 
     Returns:
       The residual stream, and the cache that `attend` returned for each layer.
@@ -92,7 +94,7 @@ def run_blocks(
     config = spec.config
     rotary = rotation(positions, config)
 
-    # jit, because all layers have equal shapes and are then traced and lowered once.
+    # Use jit, so that the block is traced and lowered only once for all layers.
     @jax.jit
     def block(x: Array, layer: dict[str, Any]) -> tuple[Array, LayerCache]:
         attend_layer = functools.partial(attend, layer["read"])
@@ -121,7 +123,7 @@ def run_blocks(
 def output_logits(
     params: DecodeParams, x: Float[Array, "R D"], spec: DecodeSpec
 ) -> Float[Array, "R V"]:
-    """Applies the final norm and the output matrix; returns the next token's logits (fp32)."""
+    """Applies the final norm and the output matrix, and returns fp32 logits of the next token."""
     x = rms_norm(x, params.final_norm, spec.config.rms_norm_eps)
     x = x.astype(params.head.dtype)
     logits = jnp.einsum("bd,vd->bv", x, params.head, preferred_element_type=jnp.float32)
@@ -138,15 +140,16 @@ def draw_tokens(
     streams: Int[Array, "R"],
     mesh: parallel.AnyMesh | None = None,
 ) -> StepResult:
-    """Samples a token for every row and advances the automaton of its closing tag.
+    """Samples a token for every row and advances the automaton that detects the closing tag.
 
     Args:
       keys: one PRNG key per row.
-      logits: scores of each row's next token, fp32.
-      active: True for rows that need a token; has R entries in total.
-      matched: state of the closing tag's automaton of each row.
+      logits: fp32 logits of each row's next token.
+      active: True for rows that need a token. Its size is R.
+      matched: state of the closing tag's automaton in each row.
       closing: automaton of the closing tag.
-      streams: stream of each row, which selects its temperature.
+      draws: decoding rules and sampling settings.
+      streams: stream of each row, which determines its temperature.
     """
     rules = draws.rules
     sampling = draws.sampling.for_rows(streams)
@@ -164,10 +167,10 @@ def draw_tokens(
 
 
 def count_tokens(state: _State, result: StepResult, limit: Int[Array, "..."] | int) -> _State:
-    """Updates a state's counters with the result of a step.
+    """Updates the counters of a state with the result of a step.
 
-    A row ends if the tag is complete, the turn has ended, the limit of sampled tokens is reached,
-    or its logits are not finite.
+    A row ends if the closing tag is complete, the turn has ended, the maximum number of sampled
+    tokens is reached, or the logits are non-finite.
     """
     sampled = state.sampled + result.live
     closed = result.by_tag | result.by_eos

@@ -1,6 +1,6 @@
-"""The phases of a rollout on the device: prefill, decoding of trunks, and answers.
+"""The phases of a rollout on the device: prefill, decoding of trunks, and decoding of answers.
 
-`rollouts` calls these phases in order and decides which rows are in which slots.
+`rollouts` calls these phases in order and assigns rows to slots.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bacr_jax.rollout.sampling import Draws
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
 from bacr_jax.types import Branches, Prompts, Trunks
 
-# Prompts are padded to a multiple of this number of tokens, so that few widths are compiled.
+# Prompts are padded to a multiple of this number of tokens, to limit the number of compiled widths.
 _PROMPT_STEP = 128
 
 _free_slots = jax.jit(
@@ -40,11 +40,14 @@ _branches_of = jax.jit(branching.branches_of)
 
 @dataclass(frozen=True)
 class OpenBranches:
-    """Branches of some slots, with the trunks and caches that they read.
+    """Branches that are being decoded, with the trunks and caches that they attend to.
 
     Attributes:
-      places: row of each slot in `trunks` and `state`.
-      first_cut: index of the first cut here, if a row's cuts are answered in several chunks.
+      trunk_cache: cached keys and values of the trunks, per layer.
+      trunks: the trunks.
+      state: decoding state of the branches.
+      places: index of each slot's row in `trunks` and `state`.
+      first_cut: index of the first of these cuts within the row, if cuts are answered in chunks.
     """
 
     trunk_cache: tuple[LayerCache, ...]
@@ -55,7 +58,7 @@ class OpenBranches:
 
 
 def prompt_widths(prompt_width: int) -> list[int]:
-    """Returns the widths to which prompts are padded for the prefill, ascending."""
+    """Returns the possible widths of padded prompts in the prefill, in ascending order."""
     return [*range(_PROMPT_STEP, prompt_width, _PROMPT_STEP), prompt_width]
 
 
@@ -64,10 +67,13 @@ def distinct_prompts(
 ) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, "n"] | None]:
     """Finds the distinct prompts of a batch.
 
+    Args:
+      count: maximum number of distinct prompts.
+
     Returns:
-      (first, source): `first` has the index of a row for each distinct prompt, repeated up to
-      `count` entries. `source` has the position in `first` of each row's prompt, or is None if
-      there are more than `count` distinct prompts.
+      (first, source). `first` contains the index of a row for each distinct prompt. It is repeated
+      to a length of `count`. `source` contains, for each row, the position of its prompt in
+      `first`. `source` is None if there are more than `count` distinct prompts.
     """
     text = np.column_stack([prompts.lengths, prompts.tokens])
     _, first, source = np.unique(text, axis=0, return_index=True, return_inverse=True)
@@ -77,20 +83,22 @@ def distinct_prompts(
 
 
 class Engine:
-    """Runs compiled functions on the state of the slots; every method is one phase of a rollout.
+    """Runs the phases of a rollout with compiled functions on the state of the slots.
 
     Attributes:
+      spec: static settings of the rollout.
       prompts: prompts of all rows, on the host.
-      width: tokens per padded prompt.
-      lengths: possible lengths of the caches, ascending.
-      sizes: possible numbers of rows that are prefilled or answered together, ascending.
+      width: number of tokens per padded prompt.
+      lengths: possible lengths of the caches, in ascending order.
+      sizes: possible numbers of rows that are prefilled or answered together, in ascending order.
     """
 
     def __init__(self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: Sampler):
-        """Creates free slots; the arguments are as for `rollouts.generate`.
+        """Creates an engine whose slots are free. The arguments are as for `rollouts.generate`.
 
         Raises:
-          UserError: the model has no gates or conditioning for `phi_of`, or cuDNN has no kernel.
+          UserError: `phi_of` is given but the model has no gates or no conditioning, or cuDNN has
+            no kernel for these shapes.
         """
         spec = sampler.spec
         draws = Draws(key, sampler.rules, sampler.sampling)
@@ -120,7 +128,7 @@ class Engine:
         )
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
-        """Embeds each row's budget; zero for a row without a budget, so that nothing is added."""
+        """Returns the budget embedding of each row. It is zero for rows without a budget."""
         if self._phi_of is None:
             return None
         phi = self._phi_of(np.maximum(budgets, 0))
@@ -131,17 +139,17 @@ class Engine:
 
     @property
     def length(self) -> int:
-        """Returns the current number of positions of the caches."""
+        """Returns the current number of positions in the caches."""
         return self._state.cache[0].length
 
     @property
     def answer_steps(self) -> tuple[int, int]:
-        """Returns the number of steps of an answer and of one chunk."""
+        """Returns the number of decoding steps of an answer, and the number of steps per chunk."""
         total = self._draws.rules.suffix_length + self.spec.answer_tokens - 1
         return total, min(self.spec.chunk, total)
 
     def fit_caches(self, positions: int) -> None:
-        """Resizes the caches to the shortest length that has `positions` positions."""
+        """Resizes the caches to the smallest possible length of at least `positions`."""
         longest = self.lengths[-1]
         length = smallest_holding(self.lengths, min(positions, longest))
         if length != self.length:
@@ -155,20 +163,21 @@ class Engine:
         *,
         together: bool = False,
     ) -> None:
-        """Prefills some rows into `slots` and waits until the device has finished.
+        """Prefills rows into slots and waits until the device has finished.
 
         Args:
           rows: all rows of the rollout.
           entering: indices of the rows to prefill.
-          slots: slot of each entering row.
-          together: True if all rows enter at once; they then share prompts if
-            `spec.shares_prompts`.
+          slots: slot of each of these rows.
+          together: True if all rows of the rollout are prefilled at once. If `spec.shares_prompts`,
+            each distinct prompt is then prefilled only once.
         """
         widths = prompt_widths(self.width)
         width_index = np.searchsorted(widths, self.prompts.lengths[entering])
         padded = np.asarray(widths)[width_index]
         for batch in prefill_batches(padded, self.sizes):
-            # Repeats of the first row fill the batch; their slot is out of range and is dropped.
+            # Pad the batch by repeating its first row. Repeated rows have an out-of-range slot, so
+            # they are dropped.
             num_repeats = smallest_holding(self.sizes, len(batch)) - len(batch)
             repeats = np.repeat(entering[batch][:1], num_repeats)
             indices = np.concatenate([entering[batch], repeats])
@@ -184,10 +193,10 @@ class Engine:
         slots: Int[np.ndarray, "n"],
         together: bool,
     ) -> None:
-        """Prefills one batch whose number of rows is one of `sizes` (see `prefill`).
+        """Prefills one batch, whose number of rows must be one of `sizes` (see `prefill`).
 
         Args:
-          rows: only the rows of the batch.
+          rows: the rows of this batch.
           indices: index of each row's prompt in `self.prompts`.
         """
         prompts = jax.tree.map(lambda x: x[indices], self.prompts)
@@ -219,7 +228,7 @@ class Engine:
         )
 
     def decode(self) -> None:
-        """Decodes one chunk of every slot."""
+        """Decodes one chunk of tokens in every slot."""
         self._state = trunking.decode_trunks(
             self._params, self._state, self._draws, spec=self.spec.decode, num_steps=self.spec.chunk
         )
@@ -227,16 +236,16 @@ class Engine:
     def status(
         self,
     ) -> tuple[Bool[np.ndarray, "slots"], Bool[np.ndarray, "slots"], Int[np.ndarray, "slots"]]:
-        """Returns (ended, broken, number of sampled tokens) of each slot, on the host."""
+        """Returns (ended, broken, number of sampled tokens) for each slot, on the host."""
         state = self._state
         return to_host((state.ended, state.broken, state.sampled))
 
     def tokens(self) -> Int[np.ndarray, "slots S"]:
-        """Returns the prompt and sampled tokens of each slot, on the host."""
+        """Returns the prompt and the sampled tokens of each slot, on the host."""
         return to_host(self._state.tokens)
 
     def trunks(self, slots: Int[np.ndarray, "n"]) -> Trunks:
-        """Returns the trunks of the rows in `slots`, on the host."""
+        """Returns the trunks of the rows in the given slots, on the host."""
         trunks = to_host(_trunks_of(self._state))
         return jax.tree.map(lambda x: x[slots], trunks)
 
@@ -247,21 +256,21 @@ class Engine:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> OpenBranches:
-        """Starts a branch at every cut of the rows in `slots`.
+        """Starts a branch at every cut of the rows in the given slots.
 
         Args:
-          cuts: thinking tokens before each cut.
-          wanted: cuts that need an answer; None for all.
+          cuts: number of thinking tokens before each cut.
+          wanted: True for cuts that need an answer; None for all cuts.
           first_cut: index of the first of these cuts among all cuts of a row.
         """
         spec = self.spec
         state = self._state
-        # The first answers of all cuts come before their second answers, so that the random numbers
-        # of the first answers do not depend on the number of answers.
+        # Order the answers so that the first answers of all cuts come first. Their PRNG keys then
+        # do not depend on the number of answers per cut.
         cuts = np.tile(cuts, spec.answers)
         size = smallest_holding(self.sizes, len(slots))
         if size == spec.slots:
-            # All slots in their order, so that the caches are read in place.
+            # Use all slots in order, so that the caches are read in place.
             places = slots
             cache = state.cache
             phi = state.phi
@@ -291,7 +300,7 @@ class Engine:
         return OpenBranches(cache, trunks, opened, places, first_cut)
 
     def decode_branches(self, opened: OpenBranches, start: int) -> OpenBranches:
-        """Decodes one chunk of every branch from step `start`; the state of `opened` is donated."""
+        """Decodes one chunk of every branch, starting at step `start`. Donates `opened.state`."""
         state = branching.decode_branches(
             self._params,
             opened.trunk_cache,
@@ -313,7 +322,7 @@ class Engine:
         return [tokens[i, 0, : lengths[i]] for i in opened.places]
 
     def answers(self, opened: OpenBranches) -> Branches:
-        """Returns the answers of the branches, on the host, with the answers of a cut adjacent."""
+        """Returns the decoded answers on the host. Several answers at the same cut are adjacent."""
         branches: Branches = jax.tree.map(
             lambda x: x[opened.places], to_host(_branches_of(opened.state))
         )

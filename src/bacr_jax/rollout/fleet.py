@@ -1,7 +1,7 @@
 """Samples training rollouts with vLLM servers.
 
-The learner sends its weights to the servers after an update, and the servers return rows.
-`training/served.py` builds the fleet. This module does not start or stop servers.
+After each update, the learner sends its weights to the servers. The servers then sample the rows of
+the next rollout. `training/served.py` builds the fleet. This module does not start or stop servers.
 """
 
 import asyncio
@@ -37,52 +37,58 @@ from bacr_jax.rollout.rows import Listeners, Rows, Sampler
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, together
 from bacr_jax.types import Params, Poll, Prompts
 
-# Seconds between two connection attempts to a server that is starting.
+# Seconds between two connection attempts to a server that is still starting.
 _START_INTERVAL = 2.0
-# Seconds after which a server that does not start is given up.
+# Timeout in seconds for servers to start.
 _START_TIMEOUT = 3600.0
-# Concurrent requests to a server during a check.
+# Maximum number of concurrent requests to a server during a check of its weights.
 _CHECKS_AT_ONCE = 16
-# HTTP statuses for a wrong request, which every other server would refuse too.
+# HTTP status codes of invalid requests, which every other server would reject as well.
 _WRONG_REQUEST = (400, 422)
-# HTTP statuses from here on mean that the server, or a proxy before it, does not work yet.
+# HTTP status codes of at least this value mean that the server, or a proxy in front of it, is not
+# ready yet.
 _SERVER_FAULT = 500
 
 
 class ServersLost(Preempted):
-    """All servers are lost. The run is saved, and the same command continues it."""
+    """All servers are lost. The run saves a checkpoint, and the same command resumes it."""
 
 
 @runtime_checkable
 class SampleTraces(Protocol):
-    """Samples the traces of training: this package's decoder or a fleet of servers."""
+    """Interface of samplers for training: the built-in decoder or a fleet of servers."""
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Loads the learner's parameters of a version for all later rollouts."""
+        """Loads a version of the learner's parameters, which later rollouts sample with."""
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
-        """Samples a rollout with the loaded parameters; arguments as of `rollouts.generate`."""
+        """Samples a rollout with the loaded parameters. Arguments as for `rollouts.generate`."""
 
 
 @dataclass
 class Fleet:
-    """Servers that have loaded one version of the policy; used in place of the decoder.
+    """A group of vLLM servers that sample with the same version of the policy.
 
-    If a server is lost, its unfinished rows are sampled again by another server with the same
-    seeds. The next push of weights tries lost servers again.
+    It replaces the built-in decoder and implements `SampleTraces`. If a server is lost, another
+    server samples its unfinished rows again with the same seeds. Lost servers are tried again at
+    the next weight update.
 
     Attributes:
+      servers: all servers.
       asking: settings of remote sampling.
-      probe: supplies the contexts of the check for servers that sample with wrong weights.
-      write: writes parameters as a new Hugging Face folder.
-      folder: parent of these folders, one for each version; the servers read them too.
-      dtype: type of the servers' products, for the error message.
-      bound: largest accepted root mean square difference of log-probabilities, in nats.
-      say: prints a line.
-      lock: open lock file of the folder, because a second run would delete versions of this run.
-      version: version that the servers have loaded; None if unknown.
+      probe: supplies contexts for the check that each server samples with the right weights.
+      write: writes parameters to a new folder in Hugging Face format.
+      folder: parent of these folders, with one folder per version. The servers must be able to read
+        it.
+      dtype: dtype of the servers' matrix products, for error messages.
+      bound: maximum root mean square difference between log-probabilities of servers and learner,
+        in nats.
+      say: callback that prints a message.
+      lock: open lock file of `folder`. It prevents a second run from deleting the versions of this
+        run.
+      version: version of the weights that the servers have loaded. None if unknown.
       alive: servers that are not lost.
     """
 
@@ -97,24 +103,29 @@ class Fleet:
     lock: TextIO | None = None
     version: int | None = None
     alive: list[Server] = field(default_factory=list)
-    # Thinking limits of the rows in flight on each server, summed, by its address.
+    # Sum of the thinking limits of all rows in flight, by server URL.
     _load: dict[str, int] = field(default_factory=dict)
-    # Addresses of servers whose settings were checked by `Server.connect`.
+    # URLs of servers whose settings have been checked by `Server.connect`.
     _connected: set[str] = field(default_factory=set)
-    # Contexts of the next check, and their scores with the weights of the last push.
+    # Contexts of the next check, and the learner's scores for them with the current weights.
     _contexts: list[Context] = field(default_factory=list)
     _scores: np.ndarray | None = None
-    # Evidence that a server has kept older weights, by its address.
+    # Accumulated evidence that a server still samples with older weights, by server URL.
     _evidence: dict[str, float] = field(default_factory=dict)
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
-        """See `SampleTraces`."""
+        """Samples a rollout with the servers; see `SampleTraces.generate`."""
         return ask(prompts, rows, key, sampler, listeners, self._sample_row)
 
     async def _sample_row(self, asked: AskedRow) -> AnsweredRow:
-        """Samples a row with the least loaded server, and with another if that server is lost."""
+        """Samples a row with the least loaded server. If that server is lost, tries another one.
+
+        Raises:
+          ServersLost: all servers are lost.
+          UserError: a server rejects the request or returns invalid tokens.
+        """
         while True:
             if not self.alive:
                 raise ServersLost("rollout.urls: no server is left")
@@ -136,11 +147,11 @@ class Fleet:
     async def _complete(
         self, server: Server, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
     ) -> tuple[list[Any], list[float]]:
-        """Requests tokens with log-probabilities; arguments as of `Server.complete`.
+        """Requests tokens and their log-probabilities. The arguments are as for `Server.complete`.
 
         Raises:
           EngineError: the server is lost.
-          UserError: the server refuses the request.
+          UserError: the server rejects the request.
         """
         try:
             tokens, logprobs = await server.complete(call, sampling, part, xargs)
@@ -164,18 +175,18 @@ class Fleet:
             self.say(f"WARNING, rollout.urls: {error}; {remaining}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Sends weights to the servers if they have another version, and checks their samples.
+        """Sends weights to the servers if they have a different version, and checks their samples.
 
         Raises:
           ServersLost: all servers are lost.
-          UserError: a server samples with wrong weights, or the folder can't be written.
+          UserError: a server samples with wrong weights, or the folder is not writable.
         """
         if self.version != version:
             self._send(params, version, poll)
         self._check(params, version, poll)
 
     def _send(self, params: Params, version: int, poll: Poll) -> None:
-        """Writes the weights to a folder, makes all servers load it and deletes older folders."""
+        """Writes the weights to a folder, lets all servers load it, and deletes older folders."""
         path = self.folder / f"version-{version}"
         is_first_push = self.version is None and not self.alive
         self.version = None
@@ -192,8 +203,12 @@ class Fleet:
             shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, params: Params, path: Path) -> None:
-        """Writes the weights to a folder; UserError if that fails."""
-        # Hidden folders are incomplete writes of a killed process.
+        """Writes the weights to a folder.
+
+        Raises:
+          UserError: writing failed, for example because the disk is full.
+        """
+        # Also delete hidden folders, which are incomplete writes of a killed process.
         for old in (path, *self.folder.glob(".version-*")):
             shutil.rmtree(old, ignore_errors=True)
         try:
@@ -207,10 +222,13 @@ class Fleet:
             ) from None
 
     def _wait(self, path: Path, poll: Poll) -> None:
-        """Waits until all servers respond, because servers may start with the run's first folder.
+        """Waits until all servers respond.
 
-        A server that refuses the request (for example because of a wrong key) counts as started.
-        After `_START_TIMEOUT` seconds, the run continues with the servers that respond.
+        The user may start the servers with the first weights that the run writes, so they may not
+        be running yet.
+
+        A server that rejects the request, for example because of a wrong API key, counts as
+        started. After `_START_TIMEOUT` seconds, the run continues with the servers that respond.
 
         Raises:
           ServersLost: no server responds within `_START_TIMEOUT` seconds.
@@ -233,7 +251,7 @@ class Fleet:
             raise ServersLost(f"rollout.urls: no server responds after {_START_TIMEOUT:g} s")
 
     async def _start_problem(self, server: Server) -> str | None:
-        """Returns the reason to wait for a server, or None if it has started."""
+        """Returns the reason to wait for a server, or None if the server has started."""
         try:
             await server.find()
         except Refused as refused:
@@ -243,11 +261,11 @@ class Fleet:
         return None
 
     async def _push(self, server: Server, path: Path, version: int) -> None:
-        """Makes a server load the weights; a server that fails to load them is lost."""
+        """Lets a server load the weights. A server that fails to load them is marked as lost."""
         try:
             await server.load(str(path.absolute()), str(version))
-            # After the load, because a server whose previous learner died during a load responds
-            # to nothing else until it has loaded weights.
+            # Connect after loading, because a server whose previous learner died while loading
+            # weights does not respond to any other request until it has loaded weights.
             if server.url not in self._connected:
                 await server.connect()
                 self._connected.add(server.url)
@@ -255,10 +273,10 @@ class Fleet:
             self._lose(server, error)
 
     def _check(self, params: Params, version: int, poll: Poll) -> None:
-        """Compares the servers' log-probabilities of their tokens with the learner's.
+        """Compares the log-probabilities that servers and learner compute for the servers' tokens.
 
         Raises:
-          UserError: a server samples with wrong weights, or its tokens can't be used.
+          UserError: a server samples with wrong weights or returns invalid tokens.
         """
         if not self._contexts:
             self._contexts = self._draw_contexts(version, poll)
@@ -278,16 +296,16 @@ class Fleet:
     def _judge(
         self, server: Server, tokens: np.ndarray, theirs: np.ndarray, ours: np.ndarray
     ) -> None:
-        """Raises UserError if a server does not sample with the weights of the last push.
+        """Raises UserError if a server does not sample with the most recent weights.
 
         Args:
-          tokens: token that the server sampled after each context.
+          tokens: the token that the server sampled after each context.
           theirs: the server's log-probabilities of these tokens.
           ours: the learner's log-probabilities of all tokens, [contexts, vocabulary].
         """
         by_learner = picked(ours, tokens)
         difference = rms_difference(theirs, by_learner)
-        # Written with `not`, so that a NaN is refused too.
+        # Use `not` and `<=`, so that NaN is also rejected.
         if not difference <= self.bound:
             raise UserError(
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: "
@@ -312,7 +330,7 @@ class Fleet:
     def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:
         """Returns the contexts for the check of a version.
 
-        The first server that responds samples the responses in the contexts.
+        Their responses are sampled by the first server that answers.
 
         Raises:
           ServersLost: all servers are lost.
@@ -333,7 +351,7 @@ class Fleet:
     async def _continue(
         self, server: Server, contexts: Sequence[Context], lengths: Sequence[int]
     ) -> list[tuple[list[int], list[float]]] | None:
-        """Samples tokens after contexts with a server.
+        """Samples tokens after each context with one server.
 
         Args:
           lengths: number of tokens to sample after each context.
@@ -342,7 +360,7 @@ class Fleet:
           Tokens and log-probabilities for each context, or None if the server is lost.
 
         Raises:
-          UserError: the policy can't sample these tokens.
+          UserError: the server returns tokens that the policy can't sample.
         """
 
         async def continue_one(index: int) -> tuple[list[int], list[float]]:

@@ -1,8 +1,8 @@
-"""Checks by which a fleet finds a server that samples with other weights than it was sent.
+"""Detects servers that sample with other weights than they were sent.
 
-After each push every server is asked for one token after each of some contexts. The learner scores
-these tokens with the weights of the push and with the weights of the push before it. The contexts
-are chosen and scored before the push, so that no copy of the older weights is needed.
+After each weight update, every server samples one token after each of a set of contexts. The
+learner scores these tokens with the current and with the previous weights. The contexts are drawn
+and scored before the weights are updated, so no copy of the previous weights is needed.
 """
 
 import math
@@ -14,30 +14,32 @@ from jaxtyping import Float, Int
 
 from bacr_jax.types import Params
 
-# Number of contexts of a push.
+# Number of contexts per weight update.
 CONTEXTS = 64
-# Maximum response tokens in a context.
+# Maximum number of response tokens in a context.
 DEPTH = 8
-# Largest root mean square difference of log-probabilities, in nats, by the type in which server and
-# learner take products.
+# Maximum root mean square difference between the log-probabilities of server and learner, in nats.
+# The key is the dtype in which both compute matrix products.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
-# Differences below this share of the bound are rounding.
+# Differences smaller than this fraction of the bound are considered rounding errors.
 _RESOLUTION = 1e-3
-# Share of the deciding tokens that are nearer to the older weights, for a server that has kept the
-# older weights. For a server with the weights of the push, the share is at most one half, because
-# rounding errors are symmetric.
+# Assumed probability that a token is closer to the previous weights if the server still uses them.
+# Only tokens that distinguish the weights are counted. For a server with the current weights, this
+# probability is at most one half, because rounding errors are symmetric.
 _NEARER_OF_STALE = 0.9
-# Evidence at which a server is refused: a server with the right weights reaches it once in 1e8
-# tokens at most.
+# Evidence at which a server is rejected. A server with the right weights reaches it at most once in
+# 1e8 tokens.
 CERTAIN = math.log(1e8)
 
 
 @dataclass(frozen=True)
 class Context:
-    """A prompt with the beginning of a response.
+    """A prompt followed by the beginning of a response.
 
     Attributes:
-      budget: budget in thinking tokens that the policy reads; None if it reads no budget.
+      prompt: token ids of the prompt.
+      budget: thinking budget in tokens that the policy is conditioned on. None without a budget.
+      response: token ids of the response so far.
     """
 
     prompt: tuple[int, ...]
@@ -47,12 +49,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Probe:
-    """Supplies contexts and the learner's scores of them.
+    """Supplies the contexts of a check and the learner's scores for them.
 
     Attributes:
-      draw: returns the prompts and budgets for the push of a version; they differ from push to
-        push.
-      score: returns the log-probability of every token after each context.
+      draw: maps a version of the weights to prompts and budgets, which differ between versions.
+      score: returns the log-probability of every possible next token after each context.
     """
 
     draw: Callable[[int], list[Context]]
@@ -71,24 +72,26 @@ def evidence_of_stale_weights(
     before: Float[np.ndarray, "n"],
     bound: float,
 ) -> float:
-    """Returns the log-likelihood ratio of "has kept the older weights" to "has the newer ones".
+    """Returns the evidence that a server still samples with the previous weights.
 
-    A token decides if both weights score it differently and the server's log-probability is more
-    than twice as near to one score as to the other score. The distance does not count, so no
-    assumption about the size of rounding errors is needed.
+    The result is the log-likelihood ratio of "the server has the previous weights" to "the server
+    has the current weights". A token counts if the two weights score it differently, and if the
+    server's log-probability is more than twice as close to one of the scores as to the other. The
+    size of the distance is not used, so no assumption about the size of rounding errors is needed.
 
     Args:
-      theirs: the server's log-probabilities of the tokens that it drew.
-      ours: scores of these tokens by the weights of this push.
-      before: scores by the weights of the push before.
-      bound: value of `BOUNDS` for the server's type.
+      theirs: the server's log-probabilities of the tokens that it sampled.
+      ours: log-probabilities of these tokens under the current weights.
+      before: log-probabilities of these tokens under the previous weights.
+      bound: entry of `BOUNDS` for the dtype of the server.
     """
     differs = np.abs(ours - before) > _RESOLUTION * bound
     to_ours = np.abs(theirs - ours)
     to_before = np.abs(theirs - before)
     is_nearer_to_before = differs & (2 * to_before < to_ours)
     is_nearer_to_ours = differs & (2 * to_ours < to_before)
-    # Log-likelihood ratio of one token that is nearer to the older (newer) weights.
+    # Log-likelihood ratio of a single token that is closer to the previous or to the current
+    # weights.
     evidence_of_before = math.log(2 * _NEARER_OF_STALE)
     evidence_of_ours = math.log(2 * (1 - _NEARER_OF_STALE))
     before_tokens = int(np.sum(is_nearer_to_before))
@@ -99,6 +102,6 @@ def evidence_of_stale_weights(
 def picked(
     scores: Float[np.ndarray, "n V"], tokens: Int[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n"]:
-    """Returns the scores of one token after each context."""
+    """Returns the score of one token per context."""
     rows = np.arange(len(tokens))
     return scores[rows, tokens].astype(np.float64)

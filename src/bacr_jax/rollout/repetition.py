@@ -1,11 +1,12 @@
-"""Recognises traces that repeat themselves at their end, the usual sign of a ruined policy."""
+"""Detects traces that end in repetition, a common symptom of a collapsed policy."""
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-# Number of sampled tokens at the end of a trace that are inspected.
+# Number of sampled tokens at the end of a trace that are checked.
 WINDOW = 16
-# Longest repeating unit, in tokens. Half of the window, so that a unit occurs at least twice.
+# Maximum length of a repeated unit, in tokens. It is half of the window, so that a unit occurs at
+# least twice.
 LONGEST_UNIT = 8
 
 
@@ -14,13 +15,14 @@ def ends_in_repetition(
 ) -> Bool[np.ndarray, "B"]:
     """Returns True for each trace that ends by repeating a unit of at most `LONGEST_UNIT` tokens.
 
-    The last `WINDOW` sampled tokens x repeat a unit of p tokens if x_i = x_{i-p} for every i from p
-    on. The unit may be cut at both ends, as in "is 2. The answer is 2. The answer".
+    The last `WINDOW` sampled tokens x repeat a unit of p tokens if x_i = x_{i-p} for all i >= p.
+    The unit may be incomplete at both ends, as in "is 2. The answer is 2. The answer".
 
     Args:
-      tokens: prompt and sampled tokens of each row, ids.
+      tokens: token ids of prompt and response of each row.
       starts: index of the first sampled token of each row.
-      counts: sampled tokens of each row; a row with fewer than `WINDOW` does not repeat itself.
+      counts: number of sampled tokens of each row. The result is False for rows with fewer than
+        `WINDOW` sampled tokens.
     """
     ends = starts + counts
     long_enough = counts >= WINDOW

@@ -1,7 +1,7 @@
-"""Samples trunks and branches for prompts and budgets; slots are refilled as rows end.
+"""Samples thinking and answers for prompts and budgets. Slots are refilled as rows finish.
 
-Training, evaluation and scripts call `generate`. `precompile` runs every program that such a call
-can need once, before the first call.
+Training, evaluation and scripts call `generate`. `precompile` compiles all programs that `generate`
+can need, before it is first called.
 """
 
 import contextlib
@@ -40,18 +40,20 @@ class Rollout:
     """Result of `generate`, on the host, in the order of the prompts.
 
     Attributes:
-      branches: answers; branch m A + a is answer a of the A answers at cut m.
-      counters: work and results, by name:
-        row_steps: decoding steps of slots and answer lanes.
-        tokens: sampled tokens of thinking and distinct answers; a row step samples at most one.
+      trunks: prompts and sampled thinking.
+      branches: sampled answers. Branch m A + a is answer a of the A answers at cut m.
+      counters: statistics by name:
+        row_steps: number of decoding steps, summed over slots and answer lanes.
+        tokens: number of sampled tokens in thinking and distinct answers. A row step samples at
+          most one token.
         wasted_share: 1 - tokens / row_steps.
         occupancy: share of the slots' thinking steps that sampled a token.
-        prefill_tokens: prompt tokens.
-        prefill_s, decode_s, answer_s: wall seconds of each phase.
-        prefill_tokens_per_s, decode_tokens_per_s: tokens per second of these phases.
-        forced_share: share of rows cut at their budget.
-        thinking_mean, thinking_max: thinking tokens per row.
-        excess_mean: mean thinking tokens above the budget (in the grace window).
+        prefill_tokens: number of prompt tokens.
+        prefill_s, decode_s, answer_s: wall-clock seconds of each phase.
+        prefill_tokens_per_s, decode_tokens_per_s: throughput of these phases in tokens per second.
+        forced_share: share of rows whose thinking was cut off at the budget.
+        thinking_mean, thinking_max: number of thinking tokens per row.
+        excess_mean: mean number of thinking tokens beyond the budget (in the grace window).
     """
 
     trunks: Trunks
@@ -69,17 +71,23 @@ def generate(
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
-    Finished rows free their slots for waiting rows, longest budget first. The text of a row depends
-    only on `key`, the row's id and its prompt and budget. One rollout can serve several callers:
-    with C keys (and temperatures), the text of a row is the same as in a rollout with only the key
-    of its stream.
+    Finished rows free their slots for waiting rows, those with the longest budgets first. The text
+    of a row depends only on `key`, the row's id, its prompt and its budget.
+
+    One rollout can serve several callers. With C keys (and temperatures), the text of a row is the
+    same as in a rollout that only uses the key of the row's stream.
 
     Args:
+      params: decode copy of the policy's parameters.
+      prompts: prompts of all rows.
+      rows: budgets, cuts and ids of all rows.
       key: PRNG key of this rollout, or one key for each of C streams.
+      sampler: sampling settings.
+      listeners: callbacks.
 
     Raises:
-      UserError: a prompt, budget or cut can't be used, or logits are not finite. The message names
-        the row.
+      UserError: a prompt, budget or cut is invalid, or logits are non-finite. The message contains
+        the id of the row.
     """
     request = check_request(prompts, rows, key, sampler)
     with phase_memory("prefill", slots=sampler.spec.slots):
@@ -98,17 +106,21 @@ def generate(
 
 
 class Loop:
-    """State of one call of `generate` on the host.
+    """State of a `generate` call on the host.
 
     Attributes:
-      sampled: thinking tokens of each row so far.
-      ended: True for slots whose row has ended its thinking, and for free slots.
-      work: steps of slots and of answer lanes, and seconds of each phase.
+      engine: runs the phases on the device.
+      rows: all rows of the rollout.
+      scheduler: assigns rows to slots.
+      sampled: number of thinking tokens sampled so far in each row.
+      ended: True for slots whose row has finished its thinking, and for free slots.
+      work: number of decoding steps of slots and of answer lanes, and wall-clock seconds of each
+        phase.
       answered: (row indices, trunks, branches) of each batch of answered rows, in order.
     """
 
     def __init__(self, engine: Engine, rows: ResolvedRequest, listeners: Listeners):
-        """Puts all rows in the queue."""
+        """Puts all rows into the queue."""
         spec = engine.spec
         self.engine = engine
         self.rows = rows
@@ -121,14 +133,14 @@ class Loop:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the wall seconds of a phase to `work`."""
+        """Context manager that adds the wall-clock seconds of a phase to `work`."""
         started = time.perf_counter()
         yield
         seconds = self.work.get(name, 0.0)
         self.work[name] = seconds + time.perf_counter() - started
 
     def fill_slots(self) -> None:
-        """Moves waiting rows to free slots and sizes the caches for every row's next chunk."""
+        """Moves waiting rows to free slots, and resizes the caches for the next chunk."""
         engine = self.engine
         scheduler = self.scheduler
         entering, slots = scheduler.assign()
@@ -149,7 +161,7 @@ class Loop:
                 engine.prefill(self.rows, entering, slots, together=together)
 
     def decode_trunks(self) -> None:
-        """Decodes one chunk of every slot if any row is still thinking."""
+        """Decodes one chunk of thinking tokens in every slot, if any row is still thinking."""
         engine = self.engine
         occupied = self.scheduler.occupied
         slot_row = self.scheduler.slot_row
@@ -173,7 +185,7 @@ class Loop:
     def _report_tokens(
         self, on_tokens: Callable[[int, np.ndarray], None], sampled: Int[np.ndarray, "slots"]
     ) -> None:
-        """Passes the new tokens of every row to the callback."""
+        """Passes the new thinking tokens of every row to the callback."""
         tokens = self.engine.tokens()
         for slot in np.flatnonzero(self.scheduler.occupied):
             row = int(self.scheduler.slot_row[slot])
@@ -184,7 +196,7 @@ class Loop:
                 on_tokens(row, tokens[slot, start:stop])
 
     def answer_ended(self) -> bool:
-        """Answers the rows that are ready at every cut and frees their slots.
+        """Answers rows that are ready, at all of their cuts, and frees their slots.
 
         Returns:
           True if any row was ready.
@@ -200,7 +212,7 @@ class Loop:
         return True
 
     def answer(self, slots: Int[np.ndarray, "n"]) -> tuple[Trunks, Branches]:
-        """Returns the trunks and branches of the rows in `slots`, on the host."""
+        """Returns the trunks and branches of the rows in the given slots, on the host."""
         engine = self.engine
         indices = self.scheduler.slot_row[slots]
         cuts = self.rows.cuts[indices]
@@ -228,7 +240,7 @@ class Loop:
         wanted: Bool[np.ndarray, "n M"] | None = None,
         first_cut: int = 0,
     ) -> tuple[Trunks, Branches]:
-        """Decodes the branches at these cuts together; returns the trunks and the branches.
+        """Decodes the branches at the given cuts together, and returns the trunks and the branches.
 
         Args:
           cuts, wanted, first_cut: as for `Engine.open_branches`.
@@ -254,7 +266,7 @@ class Loop:
         return trunks, engine.answers(opened)
 
     def rollout(self) -> Rollout:
-        """Returns all trunks and branches in the order of the prompts, with the counters."""
+        """Returns all trunks and branches in the order of the prompts, and the counters."""
         rows = np.concatenate([rows for rows, _, _ in self.answered])
         order = np.argsort(rows)
         parts = [(trunks, branches) for _, trunks, branches in self.answered]
@@ -264,7 +276,7 @@ class Loop:
 
 
 def slot_sizes(engine: Engine) -> dict[str, int]:
-    """Returns the sizes that determine a rollout's memory, for out-of-memory advice."""
+    """Returns the sizes that determine the memory of a rollout, for out-of-memory messages."""
     return {
         "slots": engine.spec.slots,
         "positions": engine.length,
@@ -274,7 +286,7 @@ def slot_sizes(engine: Engine) -> dict[str, int]:
 
 
 def sampled_counters(trunks: Trunks, branches: Branches) -> dict[str, int | float]:
-    """Returns the counters of `Rollout` that depend only on the samples."""
+    """Returns the counters of a `Rollout` that can be computed from the samples."""
     is_distinct = branches.source == np.arange(branches.source.shape[1])
     answer_tokens = (branches.sampled * is_distinct).sum()
     is_forced = trunks.close == CLOSED_BY_BUDGET
@@ -289,7 +301,7 @@ def sampled_counters(trunks: Trunks, branches: Branches) -> dict[str, int | floa
 
 
 def _counters(trunks: Trunks, branches: Branches, work: dict[str, Any]) -> dict[str, int | float]:
-    """Returns all counters of a rollout (see `Rollout`)."""
+    """Returns all counters of a `Rollout`."""
     from_samples = sampled_counters(trunks, branches)
     thinking = int(trunks.sampled.sum())
     prefill = int(trunks.prompt_lengths.sum())
@@ -322,20 +334,22 @@ def precompile(
     rows: int | None = None,
     on_program: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Runs every program that `generate` can need once, for all lengths that can occur later.
+    """Compiles all programs that `generate` can need, by running each of them once.
 
-    Prompts are prefilled at multiples of 128 tokens. If prompts are wider than 128 tokens, only the
-    width of the first prompts is compiled here; other widths are compiled when they occur.
+    Prompts are prefilled at widths that are multiples of 128 tokens. If `prompts` are wider than
+    that, only the width of the first prompt is compiled here. Other widths are compiled when they
+    first occur.
 
     Args:
-      prompts: any prompts of the width that will be used.
-      num_cuts: cuts per row of the later calls.
-      sampler: settings of the later calls. Of its sampling settings, only the use of truncation
-        matters.
-      rows: rows of the later calls. Slots are only refilled if there are more rows than slots. None
-        compiles for any number of rows.
-      on_program: called with (finished programs, all programs) before each program and after the
-        last. It can raise an exception to skip the remaining programs.
+      params: decode copy of the policy's parameters.
+      prompts: any prompts with the padded width of later calls.
+      num_cuts: number of cuts per row in later calls.
+      sampler: settings of later calls. Of the sampling parameters, only `truncated` matters.
+      rows: number of rows in later calls. Slots are only refilled if there are more rows than
+        slots. None compiles for any number of rows.
+      on_program: callback that is called with (number of finished programs, total number of
+        programs) before each program and after the last one. It may raise an exception to skip the
+        remaining programs.
     """
     engine = Engine(params, prompts, jax.random.key(0), sampler)
     refilled = rows is None or rows > sampler.spec.slots
@@ -379,7 +393,8 @@ def _programs(
         programs += [functools.partial(prefill, length, count) for count in counts]
         programs.append(functools.partial(decode, length))
         programs += [functools.partial(answer, count) for count in counts if num_cuts]
-    # From any length to any other, because prompts and budgets determine which changes occur.
+    # Compile every transition between two lengths, because prompts and budgets determine which
+    # transitions occur.
     for lengths in itertools.permutations(engine.lengths, 2):
         programs += [functools.partial(engine.fit_caches, length) for length in lengths]
     return programs

@@ -1,7 +1,8 @@
-"""The request of a rollout: rows, sampling settings and callbacks.
+"""The inputs of a rollout: rows, sampling settings and callbacks.
 
-Callers of `rollouts.generate` build a request from these classes. Rows that can't be decoded raise
-an error that names the row, either before device work or when their logits are not finite.
+Callers of `rollouts.generate` build a request from these classes. A row that can't be decoded
+raises an error that contains its id. Invalid rows are detected before any work on a device, and
+non-finite logits during decoding.
 """
 
 import dataclasses
@@ -25,11 +26,14 @@ PhiOf = Callable[[jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Settings that do not change from rollout to rollout.
+    """Sampling settings that stay the same in all rollouts.
 
     Attributes:
-      sampling: temperature and truncation; one temperature per stream if there are several streams.
-      phi_of: maps budgets [B] to the budget embedding; None for the plain model.
+      spec: static settings of the rollout.
+      rules: decoding rules, such as closing tags, forced suffixes and allowed tokens.
+      sampling: temperature and top-p. Contains one temperature per stream if there are several
+        streams.
+      phi_of: maps budgets [B] to their embedding phi. None for the plain model.
     """
 
     spec: RolloutSpec
@@ -40,17 +44,16 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Rows:
-    """Requested rows, on the host.
+    """Rows to sample, on the host.
 
     Attributes:
-      budgets: thinking tokens, 0..spec.max_thinking, or NO_BUDGET.
-      cuts: thinking tokens before each cut; M = 0 samples only thinking.
-      ids: global row ids; 0..B-1 by default.
-      limits: maximum thinking tokens, without spec.grace. The default is the budget, or
-        spec.max_thinking for NO_BUDGET. If limits and budgets differ, `make_batch` needs the
-        budgets as its argument `told`.
-      streams: index of the key and the temperature of each row, 0..C-1; required if there are
-        several keys.
+      budgets: thinking budget of each row in tokens, 0..spec.max_thinking, or NO_BUDGET.
+      cuts: number of thinking tokens before each cut. With M = 0 cuts, only thinking is sampled.
+      ids: global row ids. The default is 0..B-1.
+      limits: maximum number of thinking tokens, without the grace window. The default is the
+        budget, or spec.max_thinking for NO_BUDGET. If limits and budgets differ, the budgets must
+        also be passed to `make_batch` in the argument `told`.
+      streams: index of each row's key and temperature, 0..C-1. Required if there are several keys.
     """
 
     budgets: Int[np.ndarray, "B"]
@@ -60,7 +63,7 @@ class Rows:
     streams: Int[np.ndarray, "B"] | None = None
 
     def complete(self, spec: RolloutSpec) -> "ResolvedRequest":
-        """Fills in all defaults and converts all columns to int32, clipped to its range."""
+        """Fills in all defaults, and converts all columns to int32 with clipping to its range."""
         budgets = _to_int32(self.budgets)
         limits = self.limits
         if limits is None:
@@ -81,14 +84,14 @@ class Rows:
 
 
 def _to_int32(numbers: Any) -> Any:
-    """Converts numbers to int32; numbers outside its range become its bounds."""
+    """Converts numbers to int32 and clips them to the int32 range."""
     bounds = np.iinfo(np.int32)
     return np.clip(numbers, bounds.min, bounds.max).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """`Rows` without defaults."""
+    """`Rows` in which all defaults have been filled in."""
 
     budgets: Int[np.ndarray, "B"]
     cuts: Int[np.ndarray, "B M"]
@@ -98,7 +101,7 @@ class ResolvedRequest:
 
     @property
     def row_ids(self) -> RowIds:
-        """Returns the ids and streams, on which the rows' random numbers depend."""
+        """Returns the ids and streams, which determine the random numbers of the rows."""
         ids: Any = self.ids
         streams: Any = self.streams
         return RowIds(ids, streams)
@@ -111,12 +114,13 @@ class ResolvedRequest:
 
 @dataclass(frozen=True)
 class Listeners:
-    """Callbacks of a rollout; None disables a callback.
+    """Callbacks of a rollout. None disables a callback.
 
     Attributes:
-      poll: called between chunks, so that a caller can stop a long rollout by raising.
+      poll: called between chunks. It may raise an exception to stop a long rollout.
       on_rows: called with the indices of finished rows, their trunks and their branches.
-      on_tokens: called after each chunk with (row index, new thinking tokens of the row).
+      on_tokens: called after each chunk of thinking with (row index, new thinking tokens of the
+        row).
       on_answer: called after each chunk of answers with (row index, all forced and sampled tokens
         so far of the answer at the row's first cut).
     """
@@ -130,10 +134,10 @@ class Listeners:
 def check_request(
     prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler
 ) -> ResolvedRequest:
-    """Fills in the defaults of rows and adds the grace window to their cuts.
+    """Checks a request, fills in the defaults of its rows, and adds the grace window to their cuts.
 
     Raises:
-      UserError: a row, a key or the sampling settings can't be used.
+      UserError: a row, a key or the sampling settings are invalid.
     """
     request = rows.complete(sampler.spec)
     _check_shapes(prompts, request, sampler)
@@ -144,7 +148,10 @@ def check_request(
 
 
 def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: Sampler) -> None:
-    """Raises UserError if the numbers of rows or token ids differ, or answers can't be split."""
+    """Raises UserError if the numbers of rows or token ids do not match.
+
+    Also raises UserError if `cuts_at_once` is combined with several answers per cut.
+    """
     spec = sampler.spec
     num_ids = sampler.rules.allowed_tokens.shape[0]
     if num_ids != spec.config.vocab_size:
@@ -173,7 +180,7 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: Sampler) -> 
 
 
 def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> None:
-    """Raises UserError for numbers that would give wrong results on the device without an error."""
+    """Raises UserError for values that would silently lead to wrong results on the device."""
     budgets = rows.budgets
     cuts = rows.cuts
     limits = rows.limits
@@ -215,7 +222,7 @@ def _check_rows(prompts: Prompts, rows: ResolvedRequest, spec: RolloutSpec) -> N
 def _check_streams(
     key: jax.Array, sampling: SamplingParams, streams: Int[np.ndarray, "B"] | None
 ) -> None:
-    """Raises UserError if keys and temperatures do not match the rows' streams."""
+    """Raises UserError if keys and temperatures do not match the streams of the rows."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise UserError("rollout: found an old-style key; write jax.random.key(seed)")
     num_keys = key.shape[0] if key.ndim else 1
@@ -238,11 +245,12 @@ def _check_streams(
 
 
 def check_finite(broken_rows: Int[np.ndarray, "n"], ids: Int[np.ndarray, "B"], part: str) -> None:
-    """Raises UserError if there are rows whose logits are not finite.
+    """Raises UserError if any row has non-finite logits.
 
     Args:
-      broken_rows: indices into `ids`.
-      part: what was being decoded, "thinking" or "answer", for the message.
+      broken_rows: indices into `ids` of rows with non-finite logits.
+      ids: ids of all rows.
+      part: the part that was being decoded, "thinking" or "answer", for the message.
     """
     if len(broken_rows):
         raise UserError(

@@ -1,6 +1,7 @@
-"""Samples the next token and its log-probability under the sampling distribution.
+"""Samples the next token and computes its log-probability under the sampling distribution.
 
-Trunks and branches call `sample_tokens` once per step. The vocabulary may be split over devices.
+Decoding of trunks and branches calls `sample_tokens` once per step. The vocabulary may be sharded
+over devices.
 """
 
 import dataclasses
@@ -19,19 +20,19 @@ from bacr_jax import parallel
 from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.types import pytree
 
-# Columns of a block; about the square root of common vocabulary sizes.
+# Number of vocabulary entries per block, about the square root of common vocabulary sizes.
 BLOCK = 256
-# Score of a token that can't be sampled.
+# Logit of tokens that can't be sampled.
 _DISALLOWED = -1e30
 
-# A number per row and column of the vocabulary; n columns are on this device.
+# A number for each row and each vocabulary entry on this device.
 Columns = Num[Array, "R n"]
-# Scores (scaled logits) or masses of the columns, in fp32.
+# Scaled logits or probability masses of the vocabulary, in fp32.
 Scores = Float[Array, "R V"]
 # A number per row.
 RowNumbers = Num[Array, "R"]
 RowFloats = Float[Array, "R"]
-# A token id, a block of ids or a count per row.
+# A token id, a block index or a count per row.
 TokenIds = Int[Array, "R"]
 # Two random numbers in [0, 1) per row.
 UniformPairs = Float[Array, "R 2"]
@@ -41,11 +42,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class VocabPart:
-    """Reductions over the vocabulary, of which each device may hold a part of the columns.
+    """Reductions over the vocabulary, which may be sharded over devices.
 
     Attributes:
-      axis: mesh axis over which the columns are split, inside `jax.shard_map`; None if every device
-        has all columns.
+      axis: mesh axis over which the vocabulary is sharded, inside `jax.shard_map`. None if every
+        device has the whole vocabulary.
     """
 
     axis: str | None = None
@@ -69,22 +70,22 @@ class VocabPart:
         return self._combine(jax.lax.pmin, x.min(-1))
 
     def ids(self, x: Columns) -> Int[Array, "n"]:
-        """Returns the token ids of this device's columns."""
+        """Returns the token ids of this device's vocabulary entries."""
         columns = jnp.arange(x.shape[-1], dtype=jnp.int32)
         return columns + self._start(x)
 
     def _start(self, x: Columns) -> Int[Array, ""] | int:
-        """Returns the token id of this device's first column."""
+        """Returns the token id of this device's first vocabulary entry."""
         if self.axis is None:
             return 0
         return jax.lax.axis_index(self.axis) * x.shape[-1]
 
     def _blocks(self, x: Columns) -> tuple[Num[Array, "R m b"], Int[Array, ""] | int]:
-        """Groups this device's columns by blocks of `BLOCK` token ids.
+        """Splits this device's vocabulary entries into blocks of `BLOCK` token ids.
 
         Returns:
-          The columns by block, with zeros for the columns of other devices, and the index of the
-          first block.
+          The entries by block, where entries of other devices are 0, and the index of the first
+          block.
         """
         rows, n = x.shape
         start = self._start(x)
@@ -92,7 +93,7 @@ class VocabPart:
             missing = -n % BLOCK
             x = jnp.pad(x, ((0, 0), (0, missing)))
         else:
-            # The first block may begin among another device's columns.
+            # The first block may begin with entries of another device.
             num_blocks = -(-(n + BLOCK - 1) // BLOCK)
             blocks = jnp.zeros((rows, num_blocks * BLOCK), x.dtype)
             x = jax.lax.dynamic_update_slice_in_dim(blocks, x, start % BLOCK, axis=1)
@@ -104,15 +105,16 @@ class VocabPart:
         block: Callable[[Columns], tuple[TokenIds, _Result]],
         entry: Callable[[Columns, _Result], TokenIds],
     ) -> tuple[TokenIds, _Result]:
-        """Selects one token per row in two steps: first a block of ids, then an id in the block.
+        """Selects a token per row in two steps: first a block of ids, then an id in the block.
 
-        The blocks do not depend on how the vocabulary is split over devices.
+        The blocks are the same regardless of how the vocabulary is sharded.
 
         Args:
-          x: a number per column, not negative.
-          block: maps the sums of all blocks to the index of the selected block and a result for the
-            caller.
-          entry: maps the numbers of the selected block and that result to an index in the block.
+          x: a nonnegative number per vocabulary entry.
+          block: maps the sums of all blocks to the index of the selected block and a result that is
+            passed on.
+          entry: maps the numbers in the selected block and the result of `block` to an index within
+            the block.
 
         Returns:
           Token ids, and the result of `block`.
@@ -139,7 +141,7 @@ class VocabPart:
         return chosen * BLOCK + entry(within, result), result
 
     def value(self, x: Columns, ids: TokenIds) -> RowNumbers:
-        """Returns the number of one token per row."""
+        """Returns the entry of one token id per row."""
         local = ids - self._start(x)
         if self.axis is None:
             values = jnp.take_along_axis(x, local[:, None], axis=-1)
@@ -147,12 +149,12 @@ class VocabPart:
         last = x.shape[-1] - 1
         inside = jnp.clip(local, 0, last)
         values = jnp.take_along_axis(x, inside[:, None], axis=-1)[:, 0]
-        # Only the device that has the token's column contributes to the sum.
+        # Only the device that has this vocabulary entry contributes to the sum.
         values = jnp.where(inside == local, values, jnp.zeros_like(values))
         return jax.lax.psum(values, self.axis)
 
     def nth(self, flags: Bool[Array, "R n"], count: TokenIds) -> TokenIds:
-        """Returns the token id of the `count`-th flagged column; `count` starts at 1."""
+        """Returns the token id of the `count`-th flagged entry. `count` starts at 1."""
 
         def block(sums: Array) -> tuple[Array, Array]:
             total = jnp.cumsum(sums, axis=-1)
@@ -174,16 +176,17 @@ WHOLE = VocabPart()
 
 @pytree
 class SamplingParams:
-    """Temperature and truncation of the sampling distribution.
+    """Temperature and truncation (top-p) of the sampling distribution.
 
-    `sampling_params` builds it from numbers.
+    Use `sampling_params` to build it from Python numbers.
 
     Attributes:
-      temperature: divides the logits; 0 takes the most likely token. One number, or one for each
-        of C streams that are sampled together (`for_rows` expands it to one per row).
-      top_p: nucleus mass; 1 keeps all tokens.
-      truncated: True if top-p is applied. Static, because the search for the nucleus costs time on
-        large vocabularies.
+      temperature: divisor of the logits. 0 selects the most likely token. Either a single number,
+        or one number for each of C streams that are sampled together (`for_rows` expands it to one
+        per row).
+      top_p: cumulative probability of nucleus sampling. 1 keeps all tokens.
+      truncated: True if top-p is applied. It is static, because computing the nucleus takes time
+        with large vocabularies.
     """
 
     temperature: Float[Array, "*rows"]
@@ -191,14 +194,14 @@ class SamplingParams:
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """Expands the temperatures of streams to rows; a single temperature stays a single one."""
+        """Expands the temperatures from streams to rows. A single temperature is left unchanged."""
         if self.temperature.ndim == 0:
             return self
         return dataclasses.replace(self, temperature=self.temperature[streams])
 
 
 def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) -> SamplingParams:
-    """Builds a `SamplingParams` from Python numbers; truncates if top_p is below 1."""
+    """Builds `SamplingParams` from Python numbers. Truncation is enabled if `top_p` < 1."""
     return SamplingParams(
         temperature=jnp.asarray(temperature, jnp.float32),
         top_p=jnp.float32(top_p),
@@ -207,7 +210,10 @@ def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) ->
 
 
 def _order(x: Num[Array, "..."]) -> Int[Array, "..."]:
-    """Maps finite fp32 numbers to int32 in the same order, and such int32 back to fp32 bits."""
+    """Maps finite fp32 numbers to int32 numbers in the same order, and maps int32 numbers back.
+
+    The inverse mapping returns the bits of the fp32 numbers as int32.
+    """
     bits = x
     if x.dtype != jnp.int32:
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)
@@ -220,14 +226,16 @@ def lowest_kept(
     sampling: SamplingParams,
     part: VocabPart,
 ) -> RowFloats:
-    """Returns the lowest score inside the nucleus.
+    """Returns the lowest score within the nucleus.
 
-    A score s is inside if the tokens above s have less than top_p of the mass. This mass grows as s
-    falls, so a bisection of the fp32 numbers finds the lowest score with 32 sums over the
-    vocabulary. Sorting the vocabulary takes about three times as long on a GPU.
+    A score s is within the nucleus if tokens with higher scores have a total mass of less than
+    top_p. This mass increases as s decreases. A bisection over the fp32 numbers therefore finds the
+    lowest score with 32 sums over the vocabulary. Sorting the vocabulary takes about three times as
+    long on a GPU.
 
     Args:
-      mass: normalised probability of each token.
+      scores: scaled logits.
+      mass: normalized probability of each token.
     """
 
     def to_float(order: Array) -> Array:
@@ -249,11 +257,11 @@ def lowest_kept(
 
 
 def truncate(scores: Scores, sampling: SamplingParams, part: VocabPart = WHOLE) -> Scores:
-    """Sets the scores of tokens outside the nucleus to `_DISALLOWED`.
+    """Masks the scores of all tokens outside the nucleus with `_DISALLOWED`.
 
-    The nucleus is the smallest set of most likely tokens whose mass reaches top_p. It always
-    contains the most likely token. Of tokens with equal scores at the border, those with lower ids
-    are inside.
+    The nucleus is the smallest set of most likely tokens whose total mass reaches top_p. It always
+    contains the most likely token. If several tokens have the lowest score in the nucleus, the
+    tokens with the lowest ids are kept.
     """
     top = part.max(scores)
     mass = jnp.exp(scores - top[:, None])
@@ -273,9 +281,13 @@ def truncate(scores: Scores, sampling: SamplingParams, part: VocabPart = WHOLE) 
 
 
 def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenIds, RowFloats]:
-    """Inverts the cumulative mass: returns the first index where it exceeds share * total.
+    """Inverts the cumulative distribution: returns the first index where it exceeds share * total.
 
-    The rounding of the sums can't lead to an index without mass.
+    An index without mass is never returned, regardless of rounding errors.
+
+    Args:
+      mass: unnormalized probability mass of each entry.
+      share: random number in [0, 1) per row.
 
     Returns:
       Indices, and the total mass.
@@ -284,7 +296,8 @@ def first_reaching(mass: Float[Array, "R n"], share: RowFloats) -> tuple[TokenId
     positive = mass > 0
     threshold = share[:, None] * total[:, -1:]
     reached = positive & (total > threshold)
-    # If the product rounds up to the total, no index exceeds it: use the last index with mass.
+    # If share * total is rounded up to the total, no entry exceeds it. Use the last entry with
+    # mass.
     from_end = jnp.argmax(positive[:, ::-1], axis=-1)
     last = mass.shape[-1] - 1 - from_end
     is_reached = reached.any(-1)
@@ -297,13 +310,14 @@ def categorical(
 ) -> tuple[TokenIds, RowFloats]:
     """Samples from softmax(scores) with two random numbers per row.
 
-    Gumbel noise needs a random number per vocabulary entry, which costs more than the output head.
-    Here the vocabulary is split into blocks. The first number selects a block by its mass and the
-    second selects an entry of the block. Both sums are short, so fp32 also resolves rare entries.
+    The Gumbel-max trick needs a random number per vocabulary entry, which costs more than the
+    output head. This function splits the vocabulary into blocks instead. The first random number
+    selects a block by its mass, and the second selects an entry within the block. Both cumulative
+    sums are short, so fp32 is precise enough for rare tokens.
 
     Args:
       shares: random numbers, uniform in [0, 1).
-      scores: fp32; entries about 100 or more below the largest have no mass.
+      scores: fp32 logits. Entries that are about 100 or more below the maximum have no mass.
 
     Returns:
       Token ids and their log-probabilities.
@@ -327,7 +341,7 @@ def _sample(
     sampling: SamplingParams,
     part: VocabPart,
 ) -> tuple[TokenIds, RowFloats]:
-    """Samples tokens from logits and allowed tokens of a part of the vocabulary.
+    """Samples tokens from the logits and allowed tokens of one part of the vocabulary.
 
     Args:
       shares: random numbers, uniform in [0, 1).
@@ -341,17 +355,17 @@ def _sample(
         divisor = divisor[:, None]
     scaled = logits / divisor
     scaled = jnp.where(allowed_tokens, scaled, _DISALLOWED)
-    # A sum, because a maximum can lose a NaN on CPUs and over several devices.
+    # Use a sum, because a maximum can lose a NaN on CPUs and across devices.
     is_finite = jnp.isfinite(part.sum(scaled))
     if sampling.truncated:
         scaled = truncate(scaled, sampling, part)
     random, logprob = categorical(shares, scaled, part)
-    # First of the largest scores. Two reductions are several times faster than argmax on CPUs.
+    # Index of the first maximum. Two reductions are several times faster than argmax on CPUs.
     no_token = jnp.iinfo(jnp.int32).max
     at_top = scaled == part.max(scaled)[:, None]
     candidates = jnp.where(at_top, part.ids(scaled), no_token)
     best = part.min(candidates)
-    # A row of NaN has no largest score. Token 0 is used, which the caller ignores.
+    # A row of NaN has no maximum. Return token 0, which the caller ignores.
     best = jnp.where(best == no_token, 0, best)
     token = jnp.where(greedy, best, random)
     logprob = jnp.where(greedy, 0.0, logprob)
@@ -369,13 +383,16 @@ def sample_tokens(
     """Samples one token per row.
 
     Args:
-      keys: one PRNG key per row; a row's token depends on its key and logits only.
-      mesh: devices that the logits are spread over. If the vocabulary is split over `tensor`
-        (`parallel.splits_vocab`), every device reads only its part of the logits.
+      keys: one PRNG key per row. The token of a row depends only on its key and its logits.
+      logits: logits of the next token.
+      sampling: temperature and top-p.
+      allowed_tokens: True for ids that can be sampled.
+      mesh: devices over which the logits are sharded. If the vocabulary is sharded over `tensor`
+        (`parallel.splits_vocab`), each device only reads its part of the logits.
 
     Returns:
-      Token ids and their log-probabilities (nats) under the sampling distribution. At temperature 0
-      the log-probability is 0. Logits that are not finite give a log-probability of NaN.
+      Token ids and their log-probabilities (nats) under the sampling distribution. With temperature
+      0 the log-probability is 0. If logits are non-finite, the log-probability is NaN.
     """
     chex.assert_rank([logits, allowed_tokens], [2, 1])
     shares = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
@@ -395,7 +412,7 @@ def sample_tokens(
 
 @pytree
 class RowIds:
-    """Ids on which a row's random numbers depend, in addition to the key and the position.
+    """Ids that determine a row's random numbers, together with the key and the position.
 
     Attributes:
       row: global row ids; -1 in a free slot.
@@ -408,10 +425,11 @@ class RowIds:
 
 @pytree
 class Draws:
-    """Key, decode rules and sampling settings of a rollout.
+    """PRNG key, decoding rules and sampling settings of a rollout.
 
     Attributes:
-      key: PRNG key of the rollout (already folded with run and step), or one for each of C streams.
+      key: PRNG key of the rollout, already folded with run and step, or one key for each of C
+        streams.
     """
 
     key: Array
@@ -420,15 +438,15 @@ class Draws:
 
 
 def row_keys(key: Array, ids: RowIds, position: Int[Array, "R"], origin: Array | int) -> Array:
-    """Returns a key for each (row id, position).
+    """Returns a PRNG key for each (row id, position).
 
-    The key does not depend on other rows, on the slot or on the device, so neither does a row's
-    text.
+    The key does not depend on other rows, on the slot or on the device. The sampled text of a row
+    therefore does not depend on them either.
 
     Args:
-      key: one key for all rows, or one for each of C streams.
-      position: index of the sampled token in the trunk or branch.
-      origin: 0 for trunks, 1 + cut for branches.
+      key: one key for all rows, or one key for each of C streams.
+      position: index of the sampled token within the trunk or branch.
+      origin: 0 for trunks, 1 + index of the cut for branches.
     """
 
     def fold(key: Array, row: Array, position: Array) -> Array:

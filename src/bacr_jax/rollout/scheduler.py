@@ -1,10 +1,11 @@
 """Assigns rows to slots, on the host.
 
-Rows wait in order of their budgets, longest first, because a budget is known before a token is
-decoded. Long rows then run at the same time and short rows fill the remaining slots. Rows are dealt
-to the devices in turn, because all devices wait for the device that has the most keys to read.
+Waiting rows are sorted by budget, longest first. This is possible because budgets are known before
+decoding starts. Long rows then run at the same time, and short rows fill the remaining slots. Rows
+are distributed evenly over devices by length, because all devices wait for the device with the most
+keys to read.
 
-A row that has ended keeps its slot until its answers are decoded, because the answers read its
+A row that has ended stays in its slot until its answers are decoded, because the answers read its
 cache. Several rows are answered together, as soon as a given share of the slots has ended.
 """
 
@@ -17,14 +18,18 @@ FREE = -1
 
 
 def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
-    """Returns the numbers of rows that are prefilled or answered at once; each is compiled once.
+    """Returns the possible numbers of rows that are prefilled or answered at once.
+
+    Each of these sizes is compiled once.
 
     Args:
       share: share of the slots that must have ended before they are answered and refilled.
-      multiple: row shards of a mesh; every size is a multiple of it.
+      multiple: number of row shards of a mesh. The smallest size and its doublings are multiples of
+        this number.
 
     Returns:
-      The smallest batch, its doublings up to half of the slots, and all slots; ascending.
+      The smallest batch size, its doublings up to half of the slots, and the number of slots, in
+      ascending order.
     """
     smallest = max(round(slots * share / multiple), 1)
     sizes = [smallest * multiple]
@@ -34,7 +39,7 @@ def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
 
 
 def smallest_holding(candidates: Sequence[int], count: int) -> int:
-    """Returns the smallest of the ascending candidates that is at least `count`."""
+    """Returns the smallest candidate that is at least `count`. The candidates are ascending."""
     return next(size for size in candidates if size >= count)
 
 
@@ -45,14 +50,14 @@ def positions_needed(
     ended: Bool[np.ndarray, "n"],
     chunk: int,
 ) -> int:
-    """Returns the number of positions that the caches need for the next chunk.
+    """Returns the number of cache positions that the next chunk needs.
 
     Args:
-      prompts: prompt tokens of each row.
-      sampled: tokens that each row has sampled.
-      limits: maximum sampled tokens of each row.
+      prompts: number of prompt tokens of each row.
+      sampled: number of tokens that each row has sampled.
+      limits: maximum number of sampled tokens of each row.
       ended: True for rows that sample no more tokens.
-      chunk: steps of the next chunk.
+      chunk: number of steps in the next chunk.
     """
     steps = np.where(ended, 0, chunk)
     reach = np.minimum(sampled + steps, limits)
@@ -60,11 +65,13 @@ def positions_needed(
 
 
 def deal(slots: Int[np.ndarray, "n"], num_slots: int, shards: int) -> Int[np.ndarray, "n"]:
-    """Orders slots for rows that are sorted by length: forwards and backwards over the devices.
+    """Orders free slots so that rows sorted by length are distributed evenly over devices.
+
+    The devices are visited in ascending order, then in descending order, and so on.
 
     Args:
-      slots: some slots, ascending.
-      num_slots: slots of all devices; each device has a block of them.
+      slots: free slots, in ascending order.
+      num_slots: number of slots of all devices. Each device has a block of adjacent slots.
       shards: number of devices.
     """
     device = slots // (num_slots // shards)
@@ -75,23 +82,25 @@ def deal(slots: Int[np.ndarray, "n"], num_slots: int, shards: int) -> Int[np.nda
 
 
 def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Splits rows into batches so that the prefill has as few padded positions as possible.
+    """Splits rows into prefill batches with as little padding as possible.
 
-    Rows are taken in order of their widths, widest first, so a batch is as wide as its first row.
-    Of equally good splits, the split with the fewest batches is used.
+    Rows are sorted by width in descending order, so a batch is as wide as its first row. If several
+    splits are equally good, the one with the fewest batches is used.
 
     Args:
       widths: padded width of each row, in tokens.
-      sizes: possible numbers of rows of a batch, ascending; a batch may have unused rows.
+      sizes: possible numbers of rows per batch, ascending. A batch may contain fewer rows than its
+        size.
 
     Returns:
-      Indices of the rows of every batch.
+      Indices of the rows in each batch.
     """
     n = len(widths)
     if n <= sizes[-1] and (widths == widths[0]).all():
         return [np.arange(n)]
     order = np.argsort(-widths, kind="stable")
-    # Best split of rows i, i + 1, ...: (positions, number of batches, size of the first batch).
+    # Best split of the rows i, i + 1, ...: (number of positions, number of batches, size of the
+    # first batch).
     best = [(0, 0, 0)] * (n + 1)
     for i in reversed(range(n)):
         width = int(widths[order[i]])
@@ -111,7 +120,7 @@ def prefill_batches(widths: Int[np.ndarray, "n"], sizes: Sequence[int]) -> list[
 
 
 class Scheduler:
-    """Tracks the waiting rows and the row in each slot.
+    """Keeps track of waiting rows and of the row in each slot.
 
     Attributes:
       waiting: indices of waiting rows, longest budget first.
@@ -121,12 +130,13 @@ class Scheduler:
     def __init__(
         self, budgets: Int[np.ndarray, "B"], slots: int, batch_sizes: Sequence[int], shards: int = 1
     ):
-        """Puts all rows in the queue.
+        """Puts all rows into the queue.
 
         Args:
-          budgets: thinking limit of each row, in tokens.
-          batch_sizes: possible numbers of rows that are answered at once, ascending.
-          shards: number of devices; each device has a block of the slots.
+          budgets: maximum number of thinking tokens of each row.
+          slots: number of slots.
+          batch_sizes: possible numbers of rows that are answered at once, in ascending order.
+          shards: number of devices. Each device has a block of adjacent slots.
         """
         self.waiting = list(np.argsort(-budgets, kind="stable"))
         self.slot_row = np.full(slots, FREE, np.int64)
@@ -135,19 +145,19 @@ class Scheduler:
 
     @property
     def occupied(self) -> Bool[np.ndarray, "slots"]:
-        """Returns True for slots that hold a row."""
+        """Returns True for slots that contain a row."""
         return self.slot_row != FREE
 
     @property
     def done(self) -> bool:
-        """True if no row waits and no row is in a slot."""
+        """True if no rows are waiting and all slots are free."""
         return not self.waiting and not self.occupied.any()
 
     def assign(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moves waiting rows to free slots until rows or free slots run out.
+        """Moves waiting rows to free slots until no rows or no free slots are left.
 
         Returns:
-          The rows, and the slot of each.
+          The rows, and the slot of each row.
         """
         free = np.flatnonzero(~self.occupied)
         free = deal(free, self.slot_row.size, self.shards)
@@ -161,8 +171,8 @@ class Scheduler:
     def ready(self, ended: Bool[np.ndarray, "slots"]) -> np.ndarray:
         """Returns the slots to answer and free now.
 
-        These are all ended slots, if every row has ended or if rows wait and the ended slots fill
-        the smallest batch. Otherwise the result is empty.
+        All ended slots are returned if every row has ended, or if rows are waiting and the ended
+        slots fill the smallest batch. Otherwise the result is empty.
         """
         finished = np.flatnonzero(self.occupied & ended)
         all_ended = not (self.occupied & ~ended).any()
@@ -173,7 +183,7 @@ class Scheduler:
         return finished[:0]
 
     def release(self, slots: np.ndarray) -> np.ndarray:
-        """Frees slots; returns the rows that were in them."""
+        """Frees the given slots and returns the rows that were in them."""
         rows = self.slot_row[slots]
         self.slot_row[slots] = FREE
         return rows

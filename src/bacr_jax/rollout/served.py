@@ -1,6 +1,6 @@
-"""Samples rows with remote servers: the thinking, then an answer at every cut, call by call.
+"""Samples rows with remote servers: first the thinking, then an answer at every cut.
 
-Evaluation and `fleet` (training rollouts) call `ask`. This module does not open connections: the
+Evaluation and `fleet` (training rollouts) call `ask`. This module does not open connections. The
 caller supplies the function that sends a request to a server.
 """
 
@@ -32,12 +32,13 @@ from bacr_jax.types import (
 )
 
 _T = TypeVar("_T")
-# Sends a request to a server: (call, sampling, part, extras) -> (token ids, log-probabilities).
+# Sends a request to a server: (call, sampling, part, extra arguments) -> (token ids,
+# log-probabilities).
 Complete = Callable[
     [Call, Sampling, int, Mapping[str, Any]], Awaitable[tuple[list[Any], list[float]]]
 ]
 _CLOSE = {BY_BUDGET: CLOSED_BY_BUDGET, BY_TAG: CLOSED_BY_TAG, BY_END_OF_TURN: CLOSED_BY_EOS}
-# Maximum seconds between two calls of `poll`.
+# Maximum number of seconds between two calls of `poll`.
 _POLL_INTERVAL = 0.5
 
 
@@ -46,10 +47,11 @@ class AskedRow:
     """A row to sample.
 
     Attributes:
-      budget: budget that the policy reads, in thinking tokens; None if it reads no budget.
-      limit: maximum thinking tokens.
-      cuts: thinking tokens before each cut.
-      sampling: temperature, top-p and the seed of the row.
+      prompt: token ids of the prompt.
+      budget: thinking budget in tokens that the policy is conditioned on. None without a budget.
+      limit: maximum number of thinking tokens.
+      cuts: number of thinking tokens before each cut.
+      sampling: temperature, top-p and seed of the row.
     """
 
     prompt: Sequence[int]
@@ -64,9 +66,11 @@ class AnsweredRow:
     """A row that a server has sampled.
 
     Attributes:
-      num_thinking: thinking tokens, without the tokens of the closing tag.
-      answers: answers in the order of the cuts; several answers of a cut are adjacent.
-      source: for each answer, the index of the answer whose text it shares.
+      thinking: the sampled thinking.
+      num_thinking: number of thinking tokens, without the closing tag.
+      answers: answers in the order of the cuts. Several answers at the same cut are adjacent.
+      source: for each answer, the index of the answer that it copies. An answer that was sampled
+        has its own index.
     """
 
     thinking: Thinking
@@ -77,10 +81,13 @@ class AnsweredRow:
 
 @dataclass(frozen=True)
 class Asking:
-    """Settings of remote sampling; `answers` and `own_cuts` mean the same as in `RolloutSpec`.
+    """Settings of remote sampling.
 
     Attributes:
-      without_tag: returns how many tokens of a thinking closed by its tag are before the tag.
+      rules: rules for closing the thinking at its budget.
+      without_tag: maps thinking tokens that end with the closing tag to the number of tokens before
+        the tag.
+      answers, own_cuts: as in `RolloutSpec`.
     """
 
     rules: BudgetRules
@@ -92,6 +99,10 @@ class Asking:
         """Samples the thinking, then one answer per distinct cut.
 
         Cuts at the same position share an answer if `answers` is 1.
+
+        Args:
+          asked: the row to sample.
+          complete: function that sends a request to a server.
 
         Raises:
           ValueError: a server returns tokens that the request does not allow.
@@ -117,7 +128,10 @@ class Asking:
         return AnsweredRow(thinking, num_thinking, [answers[index] for index in source], source)
 
     def _ends(self, asked: AskedRow, num_thinking: int) -> list[int]:
-        """Returns the thinking tokens before each answer, with the answers of a cut adjacent."""
+        """Returns the number of thinking tokens before each answer.
+
+        Several answers at the same cut are adjacent.
+        """
         cuts = asked.cuts
         if self.own_cuts:
             thinking = np.array([num_thinking])
@@ -132,7 +146,7 @@ class Asking:
 
 
 def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
-    """Returns a function for `Asking.without_tag`, for the closing tag of a prompt format."""
+    """Returns the function `Asking.without_tag` for the closing tag of a prompt format."""
     table = compile_stop_string(
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
     )
@@ -147,11 +161,11 @@ def ask(
     listeners: Listeners,
     answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
-    """Runs a rollout whose rows are sampled by servers, `spec.slots` rows at once.
+    """Runs a rollout whose rows are sampled by servers, with `spec.slots` rows in flight.
 
     Args:
       prompts, rows, key, sampler, listeners: as for `rollouts.generate`.
-      answered: samples a row; an exception that it raises ends the rollout.
+      answered: samples a row. If it raises an exception, the rollout is canceled.
     """
     spec = sampler.spec
     request = check_request(prompts, rows, key, sampler)
@@ -181,14 +195,14 @@ def ask(
 def asked_rows(
     prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: Sampler
 ) -> list[AskedRow]:
-    """Converts the rows of a rollout to rows for servers.
+    """Converts the rows of a rollout to requests for servers.
 
-    The seed of a row depends on the key of its stream and its id.
+    The seed of a row depends only on its id and on the key of its stream.
     """
     key_data = jax.random.key_data(key)
     words_per_key = key_data.shape[-1]
     keys = np.asarray(key_data).reshape(-1, words_per_key)
-    # Rounded, because float32 temperatures such as 0.6 have more digits as Python numbers.
+    # Round, because temperatures such as 0.6 have more digits when they are converted from float32.
     temperatures = np.asarray(sampler.sampling.temperature, float).reshape(-1).round(6)
     top_p = round(float(sampler.sampling.top_p), 6)
     asked = []
@@ -218,13 +232,15 @@ async def together(
     poll: Poll,
     on_rows: Callable[[dict[int, _T]], None] | None = None,
 ) -> list[_T]:
-    """Awaits coroutines, at most `at_once` in flight, and returns their results in order.
+    """Awaits coroutines with limited concurrency and returns their results in order.
 
-    The first exception cancels all coroutines, also an exception that `poll` raises.
+    The first exception cancels all coroutines. This includes exceptions raised by `poll`.
 
     Args:
-      poll: called at least twice a second.
-      on_rows: called with the new results by the index of their coroutine.
+      rows: the coroutines.
+      at_once: maximum number of coroutines in flight.
+      poll: callback that is called at least twice per second.
+      on_rows: callback that receives new results, by the index of their coroutine.
     """
     semaphore = asyncio.Semaphore(at_once)
 
@@ -254,7 +270,7 @@ async def together(
 
 
 def _pad_rows(rows: Sequence[Sequence[Any]], width: int, dtype: Any = np.int32) -> np.ndarray:
-    """Returns rows of numbers as an array [rows, width], padded with zeros at the end."""
+    """Converts rows of numbers to an array [rows, width]. Rows are padded with zeros at the end."""
     padded = np.zeros((len(rows), width), dtype)
     for row, numbers in enumerate(rows):
         padded[row, : len(numbers)] = numbers
@@ -265,8 +281,8 @@ def as_trunks(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Trunk
     """Converts the thinking of rows to `Trunks`.
 
     Args:
-      width: width of the tokens (prompt and thinking).
-      sampled: width of the log-probabilities.
+      width: number of token positions per row (prompt and thinking).
+      sampled: number of log-probabilities per row.
     """
     thoughts = [row.thinking for row in rows]
     columns: dict[str, list[int]] = {
@@ -288,8 +304,8 @@ def as_branches(rows: Sequence[AnsweredRow], *, width: int, sampled: int) -> Bra
     """Converts the answers of rows to `Branches` with axes [rows, cuts].
 
     Args:
-      width: width of the tokens (suffix and answer).
-      sampled: width of the log-probabilities.
+      width: number of token positions per answer (suffix and answer).
+      sampled: number of log-probabilities per answer.
     """
     flat = [answer for row in rows for answer in row.answers]
     shape = (len(rows), len(rows[0].answers))

@@ -1,6 +1,7 @@
-"""Hashable settings that determine the compiled programs of a rollout.
+"""Static settings that determine the compiled programs of a rollout.
 
-`runs/setup.py` builds them from a config; jitted functions take them as static arguments.
+`runs/setup.py` builds them from a config. They are hashable, because jitted functions receive them
+as static arguments.
 """
 
 import dataclasses
@@ -19,24 +20,27 @@ from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.rollout.scheduler import doubling_sizes
 
-# Budget embedding of each row; None without conditioning.
+# Budget embedding of each row, optionally per layer. None without conditioning.
 Phi = Float[Array, "*L B D"] | None
 
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """Static settings of the prefill and of a decoding step, without the shapes of arrays.
+    """Static settings of the prefill and of a decoding step, without array sizes.
 
     Attributes:
-      conditioning: how phi is added to the residual stream; None for the plain model.
-      dtype: type of the caches.
-      product_dtype: type of the decode copy's matrices, if it differs from `dtype` (`Compute`).
-      implementation: attention of the prefill.
-      attention: attention of decoded tokens over trunks; "cudnn" only reads the valid keys of each
-        row (`cudnn_decoding`).
-      mesh: devices over which rows are spread; None for one device.
-      grace: tokens after its budget within which a row may end at a line break; 0 disables the
-        grace window.
+      config: sizes of the model.
+      conditioning: how the budget embedding phi is added to the residual stream. None for the plain
+        model.
+      dtype: dtype of the caches.
+      product_dtype: dtype of the weight matrices in the decode copy, if it differs from `dtype`
+        (`Compute`).
+      implementation: attention implementation of the prefill.
+      attention: attention implementation of decoded tokens over trunks. "cudnn" only reads the
+        valid keys of each row (`cudnn_decoding`).
+      mesh: devices over which rows are sharded. None for a single device.
+      grace: size of the grace window in tokens. After its budget is used up, a row may continue to
+        the next line break within this window. 0 disables the window.
     """
 
     config: Qwen2Config
@@ -50,16 +54,18 @@ class DecodeSpec:
 
     @property
     def transposes_keys(self) -> bool:
-        """True if caches hold keys with positions last (`kv_cache`), unsupported by cuDNN."""
+        """True if caches store keys with positions as the last axis, which cuDNN can't read."""
         return self.attention == "xla"
 
     def condition(
         self, params: DecodeParams, phi: Phi, mask: Bool[Array, "B T"] | None = None
     ) -> Conditioned | None:
-        """Builds the conditioning of rows from their budget embeddings; None for the plain model.
+        """Builds the budget conditioning of rows, or None for the plain model.
 
         Args:
-          mask: positions to which phi is added; None for all positions.
+          params: decode copy of the policy's parameters.
+          phi: budget embedding of each row.
+          mask: positions to which phi is added. None for all positions.
         """
         if phi is None or params.gates is None or self.conditioning is None:
             return None
@@ -69,25 +75,26 @@ class DecodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(DecodeSpec):
-    """`DecodeSpec` with the sizes of a rollout, which together determine all compiled shapes.
+    """`DecodeSpec` with the sizes of a rollout. Together they determine all compiled shapes.
 
     Attributes:
       max_thinking: largest budget, in tokens.
-      answer_tokens: maximum sampled tokens per answer.
-      slots: rows decoded together.
-      chunk: tokens per call of the inner loop.
-      windows: number of possible cache lengths. With more lengths, steps read less and compilation
-        takes longer.
+      answer_tokens: maximum number of sampled tokens per answer.
+      slots: number of rows that are decoded at the same time.
+      chunk: number of tokens decoded per call of the inner loop.
+      windows: number of possible cache lengths. With more lengths, steps read less memory, but
+        compilation takes longer.
       refill: share of the slots that must have ended before they are answered and refilled. A small
-        share keeps slots busy; a large share answers more rows at once.
-      answers: independent answers at each cut. With one answer, cuts at the same position share it.
-        Several answers are sampled for every cut, as in AnytimeReasoner.
-      group_size: rows that are likely to share a prompt. If all rows enter at once and prompts are
-        not conditioned, each prompt is prefilled once.
-      cuts_at_once: maximum cuts of a row that are answered together, which limits memory because
-        each answer in flight has separate keys and values. None answers all cuts together. Requires
-        answers=1.
-      own_cuts: if True, cuts are moved onto each row's thinking (`rewards.cuts_of_trace`).
+        share keeps slots busy, and a large share answers more rows at once.
+      answers: number of independent answers at each cut. With one answer, cuts at the same position
+        share it. With several answers, all of them are sampled at every cut, as in AnytimeReasoner.
+      group_size: number of rows that are likely to have the same prompt. If all rows start at once
+        and prompts are not conditioned on the budget, each distinct prompt is prefilled only once.
+      cuts_at_once: maximum number of cuts of a row that are answered at once. This limits memory,
+        because each answer in progress has separate keys and values. None answers all cuts at once.
+        Requires answers=1.
+      own_cuts: if True, cuts are scaled to the length of each row's thinking
+        (`rewards.cuts_of_trace`).
     """
 
     max_thinking: int
@@ -103,40 +110,47 @@ class RolloutSpec(DecodeSpec):
 
     @property
     def max_sampled(self) -> int:
-        """Returns the maximum sampled tokens of a row, the width of the thinking buffers."""
+        """Returns the maximum number of sampled thinking tokens per row, the buffer width."""
         return self.max_thinking + self.grace
 
     @property
     def decode(self) -> DecodeSpec:
-        """Returns the settings of a step; rollouts that differ in sizes share its programs."""
+        """Returns the settings of a decoding step, without the sizes of the rollout.
+
+        Rollouts with different sizes can therefore share the compiled programs of a step.
+        """
         names = [field.name for field in dataclasses.fields(DecodeSpec)]
         return DecodeSpec(**{name: getattr(self, name) for name in names})
 
     def cache_lengths(self, prompt_width: int) -> list[int]:
-        """Returns the possible cache lengths, ascending; every row fits in the last length."""
+        """Returns the possible cache lengths, ascending. Every row fits into the last length."""
         total = prompt_width + self.max_sampled
         lengths = set()
         for part in range(1, self.windows + 1):
-            # Rounded up.
+            # Round up.
             lengths.add(-(-total * part // self.windows))
         return sorted(lengths)
 
     @property
     def shares_prompts(self) -> bool:
-        """True if rows with equal prompts have equal keys of the prompt, all on one device."""
+        """True if rows with the same prompt can share a prefill.
+
+        The keys of the prompt must not depend on the budget, and all rows must be on the same
+        device.
+        """
         conditioned = self.conditioning is not None and self.conditioning.positions == "all"
         return self.group_size > 1 and not conditioned and self.row_shards == 1
 
     @property
     def row_shards(self) -> int:
-        """Returns the number of row shards over which slots are spread (`parallel.row_shards`)."""
+        """Returns the number of shards over which slots are distributed (`parallel.row_shards`)."""
         return parallel.row_shards(self.mesh)
 
     def batch_sizes(self) -> list[int]:
         """Returns the possible numbers of rows that are prefilled or answered at once, ascending.
 
         Raises:
-          UserError: the slots can't be split evenly over the devices.
+          UserError: the number of slots is not divisible by the number of row shards.
         """
         shards = self.row_shards
         if self.slots % shards:

@@ -1,13 +1,14 @@
-"""Decodes trunks: prompts and the thinking sampled under an exact token budget.
+"""Decodes trunks: prompts followed by thinking, which is sampled under an exact token budget.
 
 `prefill_prompts` and `insert_rows` put prompts into free slots of a state. `decode_trunks` runs a
-fixed number of steps of every slot. One step samples a token of each row from the row's logits,
-checks whether the closing tag is complete, the turn has ended or the budget is used up, and feeds
-the token into the cache, which gives the next logits. `engine` calls this module.
+fixed number of steps for all slots. A step samples a token for each row from its logits. It then
+checks whether the closing tag is complete, the turn has ended, or the budget is used up. Finally it
+runs the token through the model, which updates the cache and returns the next logits. `engine`
+calls this module.
 
-A row's cache always contains every token of its trunk, including the last token, so branches can
-start at any cut. Every step reads the full length of the caches. They are therefore only as long as
-the longest row in flight needs, and `resize_caches` changes their length.
+The cache of a row always contains every token of its trunk, including the last one, so that
+branches can start at any cut. Every step reads the full length of the caches. They are therefore
+only as long as the longest row in progress needs, and `resize_caches` changes their length.
 """
 
 import dataclasses
@@ -31,21 +32,24 @@ from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Promp
 
 @pytree
 class TrunkState:
-    """Slots with rows in flight; a free slot is marked as ended.
+    """State of all slots. Each slot contains a row that is being decoded, or is free.
+
+    Free slots are marked as ended.
 
     Attributes:
-      cache: keys and values per layer; the index along the cache is the position.
-      logits: scores of each row's next token, fp32.
+      cache: keys and values per layer. The index within the cache is the position of the token.
+      logits: fp32 logits of each row's next token.
       tokens: prompt tokens, then sampled tokens.
       sampled: number of sampled tokens.
-      budgets: tokens after which a row is cut.
+      budgets: number of thinking tokens after which a row is cut off.
       matched: state of the closing tag's automaton.
-      tag_start: index of the sampled token in which the current match of the closing tag began.
-      close: how the row ended; valid if `ended`.
+      tag_start: index of the sampled token at which the current match of the closing tag starts.
+      close: how the thinking ended. Only valid if `ended` is True.
       ended: True if no more tokens will be sampled.
-      broken: True if the row ended because its logits were not finite.
+      broken: True if the row ended because its logits were non-finite.
       logprobs: log-probability of each sampled token under the sampling distribution.
-      phi: budget embedding per row (or per layer and row); None without conditioning.
+      ids: ids that determine the random numbers of each row.
+      phi: budget embedding of each row, optionally per layer. None without conditioning.
     """
 
     cache: tuple[LayerCache, ...]
@@ -66,10 +70,11 @@ class TrunkState:
 
 @pytree
 class Prefilled:
-    """Result of the prefill of prompts.
+    """Result of prefilling prompts.
 
     Attributes:
-      logits: scores of each row's first thinking token, fp32.
+      cache: keys and values of the prompts per layer.
+      logits: fp32 logits of each row's first thinking token.
       phi: budget embedding of each row.
     """
 
@@ -81,13 +86,14 @@ class Prefilled:
 def free_slots(
     *, spec: DecodeSpec, slots: int, prompt_width: int, max_new: int, length: int, phi: Phi = None
 ) -> TrunkState:
-    """Creates a state without rows.
+    """Creates a state in which all slots are free.
 
     Args:
-      prompt_width: tokens per padded prompt.
-      max_new: maximum sampled tokens of a row.
-      length: positions of the caches.
-      phi: budget embeddings with the shape of the state's; the values are not used.
+      slots: number of slots.
+      prompt_width: number of tokens per padded prompt.
+      max_new: maximum number of sampled tokens per row.
+      length: number of positions in the caches.
+      phi: budget embeddings with the same shape as in later rows. Their values are not used.
     """
     zeros = jnp.zeros(slots, jnp.int32)
     state = TrunkState(
@@ -118,7 +124,7 @@ def free_slots(
 def prefill_prompts(
     params: DecodeParams, prompts: Prompts, *, spec: DecodeSpec, phi: Phi = None
 ) -> Prefilled:
-    """Runs prompts through the model."""
+    """Runs prompts through the model, and returns their cache and the logits of the first token."""
     chex.assert_rank([prompts.tokens, prompts.lengths], [2, 1])
     rows, width = prompts.tokens.shape
     mask = None
@@ -159,13 +165,17 @@ def insert_rows(
     *,
     mesh: parallel.AnyMesh | None = None,
 ) -> TrunkState:
-    """Puts prefilled rows into slots.
+    """Inserts prefilled rows into slots.
 
     Args:
-      state: slots; the slots of the new rows are overwritten.
-      budgets: tokens after which each row is cut.
-      slots: slot of each row; the index after the last slot drops the row.
-      sources: index of each row's prompt in `prefilled`; None if each row has a prefilled prompt.
+      state: state of the slots. The given slots are overwritten.
+      prefilled: result of `prefill_prompts`.
+      prompts: prompt of each row.
+      budgets: number of thinking tokens after which each row is cut off.
+      ids: ids that determine the random numbers of each row.
+      slots: slot of each row. A row is dropped if its slot is the index after the last slot.
+      sources: index of each row's prompt in `prefilled`. None if `prefilled` contains one entry per
+        row.
     """
     chex.assert_equal_shape([budgets, ids.row, slots])
 
@@ -182,7 +192,7 @@ def insert_rows(
     free_columns = state.tokens.shape[1] - prompts.tokens.shape[1]
     phi = state.phi
     if phi is not None:
-        # With an embedding per layer, the rows are the second axis.
+        # If phi has one embedding per layer, rows are its second axis.
         put_phi = put if phi.ndim == 2 else jax.vmap(put)
         phi = put_phi(phi, prefilled.phi)
     filled = TrunkState(
@@ -214,15 +224,17 @@ def feed_tokens(
     phi: Phi = None,
     live: Bool[Array, "B"] | None = None,
 ) -> tuple[Float[Array, "B V"], tuple[LayerCache, ...]]:
-    """Runs one token per row through the model against its cache.
+    """Runs one token per row through the model, attending to the cache.
 
     Args:
-      positions: position of each token; inside the cache for live rows.
-      cache: keys and values of earlier positions; extended in place.
-      live: rows whose result is used; all by default. The keys of other rows need not be read.
+      tokens: one token id per row.
+      positions: position of each token. It must be within the cache for live rows.
+      cache: keys and values of previous positions. Updated in place.
+      live: True for rows whose result is used; None for all rows. The keys of all other rows may be
+        skipped.
 
     Returns:
-      Logits of the next token (fp32), and the cache including this token.
+      The fp32 logits of the next token, and the cache including this token.
     """
     length = cache[0].length
     visible = jnp.arange(length) <= positions[:, None]
@@ -238,8 +250,8 @@ def feed_tokens(
         values = written.v
         transposed = written.transposed
         if spec.product_dtype is not None:
-            # 1.4 times as fast on two CPU cores. The last bits differ from `cached_attention`, as
-            # the last bits of the products do in this type.
+            # This is 1.4 times as fast on two CPU cores. The last bits differ from
+            # `cached_attention`, but the last bits of products in this dtype are inexact anyway.
             out = attention.token_attention(q, keys, values, visible, transposed=transposed)
             return out, written
         partial = attention.cached_attention(
@@ -263,12 +275,14 @@ def feed_tokens(
 def trunk_step(
     params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec
 ) -> TrunkState:
-    """Samples one token for every live row and feeds it; ended rows do not change.
+    """Samples one token for every live row and feeds it to the model. Ended rows do not change.
 
-    A row that has sampled b tokens without completing the closing tag is cut after them
-    (CLOSED_BY_BUDGET, thinking == b). A tag that is complete, also at the b-th token, closes the
-    row (CLOSED_BY_TAG). With a grace window of g tokens, the row is cut at the first line break
-    from the b-th token on, and at b + g at the latest. A budget of 0 has no grace window.
+    A row that has sampled b tokens without completing the closing tag is cut off after these tokens
+    (CLOSED_BY_BUDGET, thinking == b). A complete tag closes the row, even if the b-th token
+    completes it (CLOSED_BY_TAG).
+
+    With a grace window of g tokens, the row is cut off at the first line break from the b-th token
+    on, and after b + g tokens at the latest. A budget of 0 has no grace window.
     """
     rules = draws.rules
     result = draw_tokens(
@@ -286,13 +300,14 @@ def trunk_step(
     rows = jnp.arange(positions.shape[0])
 
     def drop_ended(index: Array) -> Array:
-        # Writes out of range are dropped.
+        # Writes to out-of-range indices are dropped.
         out_of_range = jnp.int32(state.tokens.shape[1])
         return jnp.where(result.live, index, out_of_range)
 
     tokens = state.tokens.at[rows, drop_ended(positions)].set(result.token, mode="drop")
     logprobs = state.logprobs.at[rows, drop_ended(state.sampled)].set(result.logprob, mode="drop")
-    # The token of an ended row is written after its last token, where no query attends.
+    # For an ended row, the token is written after the last token of the row, where no query attends
+    # to it.
     logits, cache = feed_tokens(
         params, result.token, positions, state.cache, spec=spec, phi=state.phi, live=result.live
     )
@@ -318,9 +333,9 @@ def trunk_step(
 def decode_trunks(
     params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec, num_steps: int
 ) -> TrunkState:
-    """Runs `num_steps` steps of every row.
+    """Runs `num_steps` decoding steps for all rows.
 
-    The number of steps is static, so that the loop never waits for the host. The state is donated.
+    The number of steps is static, so the loop never waits for the host. The state is donated.
     """
 
     def advance(_: Array, state: TrunkState) -> TrunkState:
@@ -331,9 +346,10 @@ def decode_trunks(
 
 
 def resize_caches(state: TrunkState, length: int) -> TrunkState:
-    """Changes the length of the caches and frees the old caches layer by layer.
+    """Changes the length of the caches, one layer at a time.
 
-    Do not call it inside jit, where the old and new caches of all layers would exist at once.
+    The old cache of each layer is freed before the next layer is resized. Do not call this function
+    inside jit, where the old and new caches of all layers would be in memory at the same time.
     """
     resized = []
     for layer in state.cache:
@@ -349,7 +365,7 @@ _resize = jax.jit(kv_cache.resize, static_argnums=1)
 def take_slots(
     state: TrunkState, slots: Int[Array, "F"], *, mesh: parallel.AnyMesh | None = None
 ) -> tuple[tuple[LayerCache, ...], Trunks, Phi]:
-    """Copies the caches, trunks and budget embeddings of some slots, for their branches."""
+    """Copies the caches, trunks and budget embeddings of some slots, to decode their branches."""
     cache = jax.tree.map(lambda x: x[slots], state.cache)
     cache = parallel.constrain_cache(cache, mesh)
     phi = state.phi
@@ -360,7 +376,7 @@ def take_slots(
 
 
 def trunks_of(state: TrunkState) -> Trunks:
-    """Returns the sampled trunks; lengths come from counters, not from token values."""
+    """Returns the sampled trunks. Lengths are computed from counters, not from token values."""
     is_forced = state.close == CLOSED_BY_BUDGET
     return Trunks(
         tokens=state.tokens,

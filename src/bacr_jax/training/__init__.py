@@ -1,1 +1,1 @@
-"""The training loop: Algorithm 1 of the paper, its start, its warm-up and its output."""
+"""The training loop of Algorithm 1, with its initialization, warm-up and output."""

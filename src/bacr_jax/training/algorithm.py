@@ -1,8 +1,9 @@
-"""Algorithm 1 of the paper, line by line: one iteration as a function of the state.
+"""One iteration of Algorithm 1 of the paper, as a function of the training state.
 
-`loop.Trainer` repeats `iterate`, whose comments contain the algorithm's line numbers. Randomness
-comes from fold_in(run key, step), and with data.order=shuffled from the seed and the state's
-cursors, so an iteration can be replayed from a checkpoint.
+`iterate` runs one iteration, and `loop.Trainer` calls it in a loop. Comments refer to the line
+numbers of Algorithm 1. All randomness comes from the run's key folded with the step. With
+data.order=shuffled, the order of the questions also depends on the seed and on the cursors in the
+state. An iteration can therefore be replayed exactly from a checkpoint.
 """
 
 from dataclasses import replace
@@ -28,8 +29,8 @@ from bacr_jax.training.run import Run, RunState, RunStateAhead
 from bacr_jax.training.undo import UpdateGuard, shares_of
 from bacr_jax.types import Poll, Prompts
 
-# Folded into the run's key for a step that is sampled again after an undo. Larger than any step,
-# because steps are folded into the key as well.
+# Folded into the run's key when a step is sampled again after an undone update. Steps are folded
+# into the key as well, so this number is larger than any step.
 _SAMPLED_AGAIN = 2**31 + 1
 
 
@@ -43,21 +44,24 @@ def iterate(
     on_phase: OnPhase | None = None,
     guard: UpdateGuard | None = None,
 ) -> tuple[RunState, Iteration]:
-    """Runs lines 3 to 16 of Algorithm 1 for one batch.
+    """Runs lines 3 to 16 of Algorithm 1: samples one batch and updates the policy on it.
 
     Args:
-      state: state before the iteration. It is donated.
-      reference: parameters of the reference policy, for a KL term; None without.
-      poll: called while sampling and grading. It may raise; `state` can then still be used.
-      on_phase: called with the name and step of each phase that begins.
-      guard: undoes the last update if the traces of this step break a bound; None for no bounds.
+      state: state before the iteration. Its buffers are donated.
+      reference: parameters of the reference policy for a KL penalty; None without a KL penalty.
+      poll: callback that is called repeatedly while answers are sampled and graded. If it raises,
+        `state` is still valid.
+      on_phase: callback that receives the name of each phase and the step when the phase begins.
+      guard: undoes the previous update if the traces of this step exceed a bound. None disables
+        this check.
 
     Returns:
-      The new state, and the results for the logs.
+      The state after the iteration, and the results to log.
     """
     clock = Clock(step, on_phase)
     graded_before = grader_totals(run.environment)
-    # 3 to 11: questions, budgets, traces and answers, in several rounds with dynamic sampling.
+    # Lines 3 to 11: sample questions, budgets, traces and answers. Dynamic sampling may take
+    # several rounds.
     rounds, cursors = sample_step(run, state, step, clock, poll)
     notes: tuple[str, ...] = ()
     if guard is not None:
@@ -65,19 +69,20 @@ def iterate(
             guard, run, state, step, (rounds, cursors), clock, poll
         )
     chosen = choose(rounds)
-    # Outcomes weighted by reward.weights. Pass rates and logs use the unweighted outcomes.
+    # Only rewards use outcomes weighted by reward.weights. Pass rates and logs do not.
     reward_batch = grading.credited(run.config, chosen.group_batch)
-    # 3 to 10 of the next iteration run in the background of the remaining lines (rollout.ahead).
+    # Start sampling the next batch (lines 3 to 10) in the background (rollout.ahead).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock, poll)
-    # V(q, b, b_j) of Eq. 11, before psi is updated on this batch.
+    # Compute V(q, b, b_j) of Eq. 11 before psi is updated on this batch.
     values, features = stages.predict_values(run, state.train, chosen)
-    # Before the first update V would be 0 everywhere, so it is set to the batch's mean reward.
+    # Before the first update, V is 0 everywhere. It is therefore initialized to the mean reward of
+    # the batch.
     train, values = stages.first_step_values(run, state, reward_batch, values, step)
-    # 11, 12: dense rewards (Eq. 7-9), advantages (Eq. 10-14), spread over tokens.
+    # Lines 11 and 12: compute dense rewards (Eq. 7-9) and the advantages of tokens (Eq. 10-14).
     advantages, advantage_metrics = stages.compute_advantages(
         run, state, chosen, reward_batch, values
     )
-    # 14: theta and psi by Eq. 16.
+    # Line 14: update theta and psi with Eq. 16.
     train, update_metrics = stages.update(
         run, train, stages.learner_batch(run, chosen, advantages), features, step, reference
     )
@@ -85,7 +90,8 @@ def iterate(
         state.method_state, reward_batch, advantages.rewards, values, method=run.method
     )
     clock.lap("learn")
-    # 16: pass rates rho_k at the full budget, for lines 3 and 4 of the next iteration.
+    # Line 16: update the pass rates rho_k at the full budget, for lines 3 and 4 of the next
+    # iteration.
     schedule = stages.adapt_schedule(run, state, rounds[0], step)
     clock.lap("adapt")
     new = replace(
@@ -117,10 +123,11 @@ def sample_step(
     """Samples all rounds of a step.
 
     Args:
-      again: True after an undo, which draws with another key.
+      again: True if the step is sampled a second time after an undone update. The sampling then
+        uses a different PRNG key.
 
     Returns:
-      The rounds, and the new cursors of the question stream.
+      The rounds, and the updated cursors of the question stream.
     """
 
     def sample(index: int, cursors: Any) -> tuple[Round, Any]:
@@ -138,18 +145,20 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
-    """Undoes the last update if the traces sampled after it break a bound.
+    """Undoes the previous update if the traces sampled after it exceed a bound.
 
-    Parameters, moments and value head are restored to their values before the update, and the step
-    is sampled again, once. Pass rates and the method's running means stay, since they describe
-    traces of the restored policy. So do the cursors of the question stream. Tokens of the discarded
-    traces count as generated.
+    The policy parameters, the optimizer moments and the value head are restored to their values
+    before the update. The step is then sampled again, once. Pass rates and the running means of the
+    method are kept, because they describe traces of the restored policy. The cursors of the
+    question stream are kept as well. The tokens of the discarded traces still count as generated
+    tokens.
 
     Args:
       sampled: rounds and cursors of this step.
 
     Returns:
-      State, rounds and cursors to continue with, and lines to report, none of them without an undo.
+      The state, rounds and cursors to continue with, and log messages about the undone update. The
+      messages are empty if the update was kept.
     """
     rounds, cursors = sampled
     notes: tuple[str, ...] = ()
@@ -184,17 +193,18 @@ def sample_round(
     *,
     again: bool = False,
 ) -> tuple[Round, Int[np.ndarray, "K"]]:
-    """Lines 3 to 11 of Algorithm 1: samples one round of questions, traces and outcomes.
+    """Samples one round of questions, traces and graded answers (lines 3 to 11 of Algorithm 1).
 
     Args:
-      index: index of the round in its step.
+      index: index of the round within the step.
+      again: True if the step is sampled a second time after an undone update.
 
     Returns:
-      The round, and the new cursors of the question stream.
+      The round, and the updated cursors of the question stream.
     """
     key = jax.random.fold_in(run.key, _SAMPLED_AGAIN) if again else run.key
     plan_key, rollout_key = stages.round_keys(key, step, index)
-    # Restored parameters are the version that the previous step was sampled with.
+    # After an undone update, the parameters are the ones that the previous step was sampled with.
     version = step - 1 if again else step
     if isinstance(state, RunStateAhead) and state.in_hand.there:
         plan = state.in_hand.plan
@@ -203,12 +213,12 @@ def sample_round(
     else:
         plan, prompts, cursors = plan_round(run, state, plan_key, cursors)
         clock.lap("plan")
-        # 9: a trace under each budget, and an answer at each of its truncation points.
+        # Line 9: sample a trace under each budget, and an answer at each of its truncation points.
         sample = stages.prepare_sampling(run, state, version, plan, prompts, rollout_key, poll)
         rollout = sample()
     plan = stages.resolve_cuts(run.method, plan, rollout)
     clock.lap("rollout")
-    # r(q, t_{:b_j}) of Eq. 7: is each answer correct?
+    # Grade the answers: r(q, t_{:b_j}) of Eq. 7.
     outcomes, verdicts = grading.verify(run, plan, rollout, rollout_key, poll)
     by_reward = grading.reward_scores(run, plan, rollout, outcomes, poll)
     group_batch = stages.observe(run, state, plan, rollout, outcomes, by_reward, step)
@@ -220,13 +230,14 @@ def sample_round(
 def plan_round(
     run: Run, state: RunState, key: Array, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Prompts, Int[np.ndarray, "K"]]:
-    """Lines 3 to 8 and 10 of Algorithm 1: draws questions, budgets and truncation points.
+    """Samples questions, budgets and truncation points (lines 3 to 8 and 10 of Algorithm 1).
 
     Returns:
-      The plan, its prompts, and the new cursors of the question stream.
+      The plan, the prompts of its rows, and the updated cursors of the question stream.
     """
-    # 3, 4: w_k and p(b | k) follow from the pass rates. 6, 8, 10: questions by w_k, G budgets per
-    # question from p(b | k), and M truncation points per budget.
+    # Lines 3 and 4: w_k and p(b | k) follow from the pass rates. Lines 6, 8 and 10: sample
+    # questions with weights w_k, G budgets per question from p(b | k), and M truncation points per
+    # budget.
     plan = stages.plan_batch(
         state.curriculum,
         key,
@@ -247,14 +258,16 @@ def sample_ahead(
     clock: Clock,
     poll: Poll,
 ) -> Upcoming | None:
-    """Starts lines 3 to 10 of the next step with the current policy (rollout.ahead).
+    """Starts sampling the batch of the next step with the current policy (rollout.ahead).
 
     Args:
       step: the next step.
-      poll: called while the policy is loaded into the sampler, but not while traces are sampled.
+      poll: callback that is called while the policy is loaded into the sampler. It is not called
+        while traces are sampled.
 
     Returns:
-      The batch that is being sampled; None without rollout.ahead, or after the last step.
+      The batch that is being sampled. None if rollout.ahead is False or if the run has no next
+      step.
     """
     if not run.config.rollout.ahead or step == run.total_steps:
         return None
@@ -269,9 +282,10 @@ def sample_ahead(
 
 
 def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock) -> RunStateAhead:
-    """Waits for the batch that is sampled ahead, and returns the state with it.
+    """Waits for the batch that is being sampled in the background, and adds it to the state.
 
-    If no batch is sampled, or its servers were lost, the state has `in_hand.there` False.
+    If no batch is being sampled, or if all servers were lost, `in_hand.there` is False in the
+    returned state.
     """
     sampled = None if upcoming is None else upcoming.wait()
     waiting_seconds = clock.lap("rollout")

@@ -1,7 +1,7 @@
 """Samples the batch of the next iteration while the learner updates the policy (rollout.ahead).
 
-`algorithm.sample_ahead` starts the thread that samples; `algorithm.with_upcoming` stores its batch
-in the state of the run, and so in the checkpoints.
+`algorithm.sample_ahead` starts a sampling thread. `algorithm.with_upcoming` waits for its batch and
+stores it in the state of the run, so that checkpoints contain it.
 """
 
 import threading
@@ -23,11 +23,14 @@ from bacr_jax.types import Branches, Trunks, pytree
 
 @pytree
 class PrefetchedBatch:
-    """A batch that was sampled one iteration ahead: a part of a run's state.
+    """A batch that was sampled one iteration ahead. It is part of the state of the run.
 
     Attributes:
-      there: False if no batch was sampled ahead. The other arrays are then unused, and the next
+      there: True if the batch was sampled. If False, the other fields are unused, and the next
         batch is sampled with the newest policy.
+      plan: questions, budgets and cuts of the batch.
+      trunks: prompts and sampled thinking.
+      branches: sampled answers.
     """
 
     there: Bool[np.ndarray, ""]
@@ -37,17 +40,18 @@ class PrefetchedBatch:
 
     @property
     def rollout(self) -> Rollout:
-        """Returns the rollout of this batch, with counters computed from its arrays."""
+        """Returns the rollout of this batch. Its counters are recomputed from the arrays."""
         return Rollout(self.trunks, self.branches, sampled_counters(self.trunks, self.branches))
 
 
 @dataclass(frozen=True)
 class Upcoming:
-    """A batch that a thread is sampling.
+    """A batch that a background thread is sampling.
 
     Attributes:
-      cursors: questions drawn so far from each group, including the questions of this batch.
-      sampled: future with the rollout and the seconds that sampling took.
+      plan: questions, budgets and cuts of the batch.
+      cursors: number of questions drawn so far from each group, including this batch.
+      sampled: future of the rollout and the wall-clock seconds that sampling took.
     """
 
     plan: BatchPlan
@@ -55,12 +59,14 @@ class Upcoming:
     sampled: "Future[tuple[Rollout, float]]"
 
     def wait(self) -> tuple[PrefetchedBatch, float] | None:
-        """Waits for the batch, and returns it with the seconds that sampling took.
+        """Waits until the batch has been sampled.
 
-        Signals are not polled during the wait, so that a resumed run learns from the same batch.
+        Signals are not handled during the wait. A run that is interrupted and resumed therefore
+        learns from the same batch.
 
         Returns:
-          None if all servers were lost; the batch must then be sampled again.
+          The batch and the wall-clock seconds that sampling took. None if all servers were lost, in
+          which case the batch must be sampled again.
         """
         try:
             rollout, seconds = self.sampled.result()
@@ -72,7 +78,11 @@ class Upcoming:
 
 
 def begin(sample: Callable[[], Rollout]) -> "Future[tuple[Rollout, float]]":
-    """Calls `sample` in a daemon thread, and returns a future with its rollout and its seconds."""
+    """Runs `sample` in a daemon thread.
+
+    Returns:
+      A future of the rollout and the wall-clock seconds that sampling took.
+    """
     sampled: Future[tuple[Rollout, float]] = Future()
 
     def work() -> None:

@@ -1,7 +1,7 @@
-"""Samples further rounds of questions until enough are useful (DAPO), and selects the batch.
+"""Dynamic sampling (DAPO): samples rounds of questions until enough of them are useful.
 
-`algorithm.iterate` calls `sample_rounds` and `choose`. Methods without dynamic sampling have one
-round per iteration.
+`algorithm.iterate` calls `sample_rounds` to sample, and `choose` to select the batch. Methods
+without dynamic sampling sample one round per iteration.
 """
 
 import dataclasses
@@ -16,13 +16,20 @@ from bacr_jax.methods import DynamicSampling, GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.types import Prompts, pytree
 
-# Counters of a rollout that are counts or seconds, so that rounds can be added.
+# Counters of a rollout that are counts or seconds. They are added when rounds are merged.
 _ADDITIVE = ("row_steps", "tokens", "prefill_tokens", "prefill_s", "decode_s", "answer_s")
 
 
 @pytree
 class BatchPlan:
-    """Questions, budgets and cuts of one round."""
+    """Questions, budgets and cuts of one round.
+
+    Attributes:
+      questions: index of each question.
+      groups: difficulty group of each question.
+      budgets: thinking budget of each rollout, in tokens.
+      cuts: positions in the thinking at which an answer is sampled, in tokens.
+    """
 
     questions: Int[Array, "Q"]
     groups: Int[Array, "Q"]
@@ -31,7 +38,7 @@ class BatchPlan:
 
     @property
     def rows(self) -> Int[np.ndarray, "B"]:
-        """Returns the question of each of the Q G rows."""
+        """Returns the index of the question of each of the Q * G rows."""
         return np.repeat(np.asarray(self.questions), self.budgets.shape[1])
 
 
@@ -40,9 +47,9 @@ class Round:
     """One round of questions with their traces and outcomes.
 
     Attributes:
-      useful: True for questions to learn from. The loss leaves out the others.
-      verdicts: [Q G, N] the grader's verdict on every answer, for the logs; None if this process
-        did not grade them.
+      useful: True for questions to learn from. All other questions are excluded from the loss.
+      verdicts: [Q G, N] the grader's verdict on every answer, for the logs. None if this process
+        did not grade the answers.
     """
 
     plan: BatchPlan
@@ -54,7 +61,7 @@ class Round:
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens sampled for this round, and for all rounds it was selected from."""
+        """Returns the number of sampled tokens, including all rounds this one was selected from."""
         return int(self.rollout.counters["tokens"])
 
     @property
@@ -67,8 +74,8 @@ class Round:
 def needs_round(rounds: Sequence[Round], dynamic_sampling: DynamicSampling | None) -> bool:
     """True if another round must be sampled.
 
-    The first round is always sampled. Dynamic sampling continues until Q questions are useful, or
-    `max_rounds` rounds are sampled.
+    The first round is always sampled. Dynamic sampling then continues until Q questions are useful
+    or `max_rounds` rounds have been sampled.
     """
     if not rounds:
         return True
@@ -83,14 +90,15 @@ def sample_rounds(
     cursors: Any,
     dynamic_sampling: DynamicSampling | None,
 ) -> tuple[list[Round], Any]:
-    """Samples the rounds of an iteration.
+    """Samples the rounds of one iteration.
 
     Args:
-      sample_round: function of the round's index and the cursors of the question stream, which
-        returns the round and the new cursors.
+      sample_round: function that maps the index of a round and the cursors of the question stream
+        to the round and the updated cursors.
+      cursors: cursors of the question stream before the first round.
 
     Returns:
-      The rounds, and the cursors after the last one.
+      The rounds, and the cursors after the last round.
     """
     rounds: list[Round] = []
     while needs_round(rounds, dynamic_sampling):
@@ -100,10 +108,11 @@ def sample_rounds(
 
 
 def choose(rounds: Sequence[Round]) -> Round:
-    """Selects the batch to learn from: the first Q useful questions of all rounds.
+    """Selects the first Q useful questions of all rounds as the batch to learn from.
 
-    If fewer than Q questions are useful, others fill the batch, with `useful` False. Questions stay
-    in the order in which they were sampled. The counters cover all rounds.
+    If fewer than Q questions are useful, the batch is filled with other questions, whose `useful`
+    is False. The questions keep the order in which they were sampled. The counters are merged over
+    all rounds.
     """
     first = rounds[0]
     if len(rounds) == 1:
@@ -129,9 +138,9 @@ def choose(rounds: Sequence[Round]) -> Round:
 
 
 def _select(parts: Sequence[Any], index: np.ndarray) -> Any:
-    """Concatenates pytrees along their first axes, and takes the entries at `index`.
+    """Concatenates pytrees along their first axis and selects the entries at `index`.
 
-    Scalars are those of the first part.
+    Scalar leaves are copied from the first pytree.
     """
 
     def select_leaf(*values: Any) -> Any:
@@ -143,9 +152,9 @@ def _select(parts: Sequence[Any], index: np.ndarray) -> Any:
 
 
 def add_counters(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Joins the counters of several rollouts: counts and seconds are added.
+    """Merges the counters of several rollouts.
 
-    Shares, rates and means are those of the first rollout.
+    Counts and seconds are added. Shares, rates and means are copied from the first rollout.
     """
     joined = dict(counters[0])
     for name in _ADDITIVE:

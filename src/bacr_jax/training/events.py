@@ -1,6 +1,6 @@
 """Events of a run, and the `Reporter` that passes them to the user's callbacks.
 
-`train.train` creates the reporter. docs/notebook.md describes what a callback may do.
+`train.train` creates the reporter. docs/notebook.md describes what callbacks are allowed to do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,14 @@ from bacr_jax.runs.folder import RunFolder, steps_in
 
 @dataclass(frozen=True)
 class Started:
-    """The run is about to take its first step, or was resumed. The warm-up is finished.
+    """Sent before the first step of a run, after the warm-up, and when a run is resumed.
 
     Attributes:
-      step: steps already done; 0 in a new run.
-      steps: steps in total, unless the limit on generated tokens ends the run earlier.
+      folder: folder of the run.
+      method: name of the training method.
+      step: number of steps already done; 0 in a new run.
+      steps: total number of steps. The run may end earlier if it reaches the limit on generated
+        tokens.
     """
 
     folder: Path
@@ -29,10 +32,13 @@ class Started:
 
 @dataclass(frozen=True)
 class StepDone:
-    """An iteration of Algorithm 1 is finished.
+    """Sent after each iteration of Algorithm 1.
 
     Attributes:
-      metrics: metrics of the step, also of steps that `output.log_every` does not log.
+      step: number of steps done.
+      steps: total number of steps.
+      metrics: metrics of the step. They are also sent for steps that `output.log_every` does not
+        log.
     """
 
     step: int
@@ -42,11 +48,12 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EvaluationDone:
-    """The policy was evaluated.
+    """Sent after each evaluation of the policy.
 
     Attributes:
-      when: before, during or after training.
-      sets: accuracy and other results by set name, decoding and budget, as in eval.jsonl.
+      when: "before", "during" or "after" training.
+      sets: accuracy and other results by set name, decoding mode and budget, in the format of
+        eval.jsonl.
     """
 
     step: int
@@ -56,7 +63,7 @@ class EvaluationDone:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is completely written. Writing runs in the background of the training."""
+    """Sent when a checkpoint is completely written. Checkpoints are written in the background."""
 
     step: int
     path: Path
@@ -64,7 +71,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is finished and its folder is complete.
+    """Sent when the run is finished and its folder is complete.
 
     Attributes:
       summary: content of summary.json.
@@ -80,7 +87,7 @@ Callback = Callable[[Event], Any]
 
 
 def frozen(value: Any) -> Any:
-    """Returns nested dicts and lists as read-only mappings and tuples."""
+    """Converts nested dicts and lists to read-only mappings and tuples."""
     if isinstance(value, Mapping):
         return MappingProxyType({name: frozen(item) for name, item in value.items()})
     if isinstance(value, list):
@@ -89,10 +96,10 @@ def frozen(value: Any) -> Any:
 
 
 class CallbackRaised(Exception):
-    """Wraps an exception of a callback, so that the run can save a checkpoint before it is raised.
+    """Wraps an exception of a callback, so that the run can save a checkpoint before it exits.
 
     Attributes:
-      error: the exception of the callback.
+      error: the exception that the callback raised.
     """
 
     def __init__(self, error: BaseException):
@@ -101,7 +108,7 @@ class CallbackRaised(Exception):
 
 
 class Reporter:
-    """Passes the events of a run to its callbacks, each event once."""
+    """Passes the events of a run to its callbacks. Each event is passed once."""
 
     def __init__(
         self,
@@ -109,10 +116,11 @@ class Reporter:
         callbacks: Sequence[Callback],
         evaluated: Sequence[Mapping[str, Any]],
     ):
-        """Starts after the checkpoints and evaluations that exist now, which are not reported.
+        """Creates a reporter that ignores the checkpoints and evaluations that already exist.
 
         Args:
-          evaluated: records of evaluations, to which the run appends.
+          folder: folder of the run.
+          evaluated: list of evaluation records. The run appends new records to it.
         """
         self._folder = folder
         self._callbacks = tuple(callbacks)
@@ -121,14 +129,14 @@ class Reporter:
         self._num_reported = len(evaluated)
 
     def _checkpoint_steps(self) -> Sequence[int]:
-        """Returns the steps of all checkpoints; empty without callbacks, which saves the look."""
+        """Returns the steps of all checkpoints. Empty without callbacks, to save a file access."""
         return steps_in(self._folder.checkpoints) if self._callbacks else ()
 
     def send(self, event: Event) -> None:
         """Passes an event to every callback.
 
         Raises:
-          CallbackRaised: a callback raised.
+          CallbackRaised: a callback raised an exception.
         """
         for callback in self._callbacks:
             try:
@@ -142,7 +150,7 @@ class Reporter:
             self.send(StepDone(step, steps, frozen(metrics)))
 
     def catch_up(self) -> None:
-        """Reports the evaluations and checkpoints that were finished since the last call."""
+        """Reports evaluations and checkpoints that were finished since the last call."""
         new_records = self._evaluated[self._num_reported :]
         self._num_reported = len(self._evaluated)
         if not self._callbacks:

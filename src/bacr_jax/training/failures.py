@@ -1,6 +1,6 @@
-"""Errors with which the trainer stops a run that can't usefully continue.
+"""Exceptions that stop a run when further training would be useless.
 
-`loop.Trainer` raises them; `train` converts them into exit codes.
+`loop.Trainer` raises them. `train` converts them into exit codes.
 """
 
 from pathlib import Path
@@ -9,19 +9,20 @@ from bacr_jax.errors import UserError
 
 
 class TrainingFailed(Exception):
-    """Training can't continue. The message contains what went wrong and what to do."""
+    """Training can't continue. The message describes the problem and how to fix it."""
 
 
 class VerifierFailed(UserError):
-    """A verifier scores no answer, so that training would only damage the policy."""
+    """A verifier can't score any answer, so further training would only damage the policy."""
 
 
 def skipped_updates(step: int, skipped: int, checkpoint: Path) -> TrainingFailed:
-    """Returns the error for a run whose last updates were all skipped as not finite.
+    """Returns the exception for a run that skipped too many consecutive non-finite updates.
 
     Args:
-      skipped: number of updates in a row that were skipped.
-      checkpoint: folder of the checkpoint with the parameters before these updates.
+      step: number of steps done.
+      skipped: number of consecutive updates that were skipped.
+      checkpoint: folder of the checkpoint, which contains the parameters from before these updates.
     """
     return TrainingFailed(
         f"training: stopped after step {step}, since the loss or its gradient was not finite in "
@@ -31,11 +32,12 @@ def skipped_updates(step: int, skipped: int, checkpoint: Path) -> TrainingFailed
 
 
 def head_not_finite(step: int, last_saved: int, checkpoints: Path) -> TrainingFailed:
-    """Returns the error for a run whose value head contains NaN or infinity.
+    """Returns the exception for a run whose value head contains NaN or infinity.
 
     Args:
+      step: number of steps done.
       last_saved: step of the newest checkpoint.
-      checkpoints: folder of all checkpoints.
+      checkpoints: folder that contains all checkpoints.
     """
     return TrainingFailed(
         f"training: stopped after step {step}, since the value head or its optimizer contains "
@@ -46,11 +48,12 @@ def head_not_finite(step: int, last_saved: int, checkpoints: Path) -> TrainingFa
 
 
 def device_fault(step: int, last_saved: int, mismatch: Exception) -> TrainingFailed:
-    """Returns the error for a run whose devices have other values than were written to them.
+    """Returns the exception for a run whose devices contain corrupted values.
 
     Args:
+      step: number of steps done.
       last_saved: step of the newest checkpoint.
-      mismatch: the digests that differ.
+      mismatch: exception that describes the digests that differ.
     """
     return TrainingFailed(
         f"training: stopped after step {step}, since a device or its memory is at fault "
@@ -62,12 +65,14 @@ def device_fault(step: int, last_saved: int, mismatch: Exception) -> TrainingFai
 def verifier_failed(
     verifier: str, answers: str, last_failure: str, step: int, checkpoints: Path
 ) -> VerifierFailed:
-    """Returns the error for a run whose verifier scored none of the answers.
+    """Returns the exception for a run whose verifier could not score any of the answers.
 
     Args:
-      answers: which answers these were, as in "of 3 steps in a row".
-      last_failure: the verifier's last error.
-      checkpoints: folder of all checkpoints.
+      verifier: name of the verifier.
+      answers: phrase that describes the answers, such as "of 3 steps in a row".
+      last_failure: last error of the verifier.
+      step: step of the checkpoint from which the run can be resumed.
+      checkpoints: folder that contains all checkpoints.
     """
     return VerifierFailed(
         f"{verifier}: gave no score to any of the answers {answers} (the last: {last_failure}); "

@@ -1,6 +1,6 @@
-"""Scores answers: the grader's verdicts, other rewards' scores, and their weighted sum.
+"""Scores answers with the grader and with other rewards, and computes their weighted sum.
 
-`algorithm.iterate` calls these functions. The graders themselves are in `prompts.graders`.
+`algorithm.iterate` calls these functions. The graders are implemented in `prompts.graders`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from bacr_jax.training.dynamic_sampling import BatchPlan
 from bacr_jax.training.run import Run
 from bacr_jax.types import Poll
 
-# Folded into the rollout's key for `grading.flip_rate`.
+# Folded into the rollout's key to get the PRNG key for `grading.flip_rate`.
 _FLIP_STREAM = 7
 
 
@@ -26,12 +26,13 @@ def verify(
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
     """Grades every answer at every cut on the host: r(q, t_{:b_j}) of Eq. 7.
 
+    If `grading.flip_rate` is set, random outcomes are flipped to simulate grading errors.
+
     Args:
-      key: the rollout's key, from which `grading.flip_rate` draws.
+      key: PRNG key of the rollout, used to select the flipped outcomes.
 
     Returns:
-      Outcomes in [0, 1], of which `grading.flip_rate` flips a share, and the grader's verdicts,
-      which are never flipped.
+      The outcomes in [0, 1] after the flips, and the grader's original verdicts.
     """
     references, questions = references_of(run, plan)
     outcomes, verdicts = run.environment.grade_answers(
@@ -48,13 +49,13 @@ def verify(
 def flipped(
     key: Array, outcomes: Float[np.ndarray, "B N"], source: Int[np.ndarray, "B N"], *, rate: float
 ) -> Float[np.ndarray, "B N"]:
-    """Replaces a random share of the outcomes r by 1 - r.
+    """Replaces a random subset of the outcomes r by 1 - r.
 
-    An answer that serves several cuts is flipped at all of them or at none.
+    If several cuts share an answer, it is flipped at all of these cuts or at none.
 
     Args:
-      source: index of the answer that serves each cut (`Branches.source`).
-      rate: probability of a flip.
+      source: index of the answer that is used at each cut (`Branches.source`).
+      rate: probability that an outcome is flipped.
     """
     flips = np.asarray(jax.random.bernoulli(key, rate, outcomes.shape))
     shared_flips = np.take_along_axis(flips, source, axis=1)
@@ -68,7 +69,7 @@ def reward_scores(
     outcomes: Float[np.ndarray, "Q G M A"],
     poll: Poll = None,
 ) -> dict[str, Float[np.ndarray, "Q G M A"]]:
-    """Returns each answer's score by every reward of `reward.weights`, by the reward's name.
+    """Returns the score of each answer under every reward in `reward.weights`, by reward name.
 
     The result is empty if correctness is the only reward.
     """
@@ -83,10 +84,10 @@ def reward_scores(
 
 
 def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
-    """Returns the batch that rewards and advantages are computed from.
+    """Returns the batch from which rewards and advantages are computed.
 
-    Its outcomes are the weighted sum of the scores (`reward.weights`). Without other rewards it is
-    the batch itself.
+    Its outcomes are replaced by the weighted sum of all reward scores (`reward.weights`). If
+    correctness is the only reward, the batch is returned unchanged.
     """
     scores: Any = group_batch.by_reward
     if not scores:

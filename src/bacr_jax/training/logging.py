@@ -1,6 +1,6 @@
-"""Computes the metrics of an iteration: rollouts, schedule, dynamic sampling, grader and time.
+"""Computes the metrics of an iteration: rollouts, curriculum, dynamic sampling, grader and time.
 
-`algorithm.iterate` calls these functions; `loop.Trainer` writes their results. docs/metrics.md
+`algorithm.iterate` calls these functions, and `loop.Trainer` writes their results. docs/metrics.md
 describes every metric.
 """
 
@@ -30,21 +30,24 @@ from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
-# Counters of a rollout that only the slots of this package's decoder have.
+# Rollout counters that only exist if the built-in decoder samples, because they describe its slots.
 _OF_SLOTS = ("occupancy", "wasted_share")
-# First words of counters that depend on the process: on its cache and on its workers.
+# Prefixes of counters that differ between processes, because they depend on the process's cache and
+# worker processes.
 _OF_PROCESS = ("worker_", "failed", "rewards_", "cache_hits", "timeouts")
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """The results of an iteration for the logs.
+    """Results of an iteration that are logged.
 
     Attributes:
-      chosen: the batch that was learned from.
-      advantages: advantages and rewards of the batch, on the host.
-      values: V(q, b, b_j) that was subtracted, on the host; None without a value head.
-      notes: lines to report about an update that was undone (`training.undo`).
+      metrics: metrics by name.
+      chosen: the batch that the policy was updated on.
+      advantages: rewards and advantages of the batch, on the host.
+      values: value predictions V(q, b, b_j) used as the baseline, on the host. None if the method
+        has no value head.
+      notes: messages about an update that was undone (`training.undo`).
     """
 
     metrics: Metrics
@@ -57,13 +60,14 @@ class Iteration:
 def iteration_metrics(
     run: Run, state: RunState, new: RunState, rounds: Sequence[Round], chosen: Round
 ) -> dict[str, Any]:
-    """Returns the metrics of method, rollouts, dynamic sampling and schedule.
+    """Returns the metrics of the method, the rollouts, dynamic sampling and the curriculum.
 
     Args:
-      state: state before the iteration. The method's own metrics are computed from it.
-      new: state after the iteration. The metrics of the schedule are computed from it.
-      rounds: all rounds. Rollout metrics describe the first, from which nothing was selected.
-      chosen: the batch that was learned from.
+      state: state before the iteration. The method computes its own metrics from this state.
+      new: state after the iteration. The curriculum metrics describe this state.
+      rounds: all rounds. Rollout metrics describe the first round, before any questions are
+        selected.
+      chosen: the batch that the policy was updated on.
     """
     schedule = new.curriculum
     weights = run.method.question_weights(schedule, run.group_sizes)
@@ -84,12 +88,12 @@ def iteration_metrics(
 def method_metrics(
     method_state: Any, group_batch: GroupBatch, *, method: Method
 ) -> dict[str, Array]:
-    """Returns the method's own metrics of a round."""
+    """Returns the metrics that the training method defines, for one round."""
     return method.metrics(method_state, group_batch)
 
 
 def rollout_metrics(first: Round) -> dict[str, Any]:
-    """Returns accuracy by cut, lengths and budgets of a step's first round."""
+    """Returns accuracy by cut, response lengths and budgets of a step's first round."""
     counters = first.rollout.counters
     trunks = first.rollout.trunks
     branches = first.rollout.branches
@@ -127,7 +131,10 @@ def rollout_metrics(first: Round) -> dict[str, Any]:
 def budgets_by_group(
     groups: Int[np.ndarray, "Q"], budgets: Int[np.ndarray, "Q G"]
 ) -> dict[str, float]:
-    """Returns median, 10 % and 90 % quantile of the budgets of each sampled difficulty group."""
+    """Returns the median and the 10 % and 90 % quantiles of the budgets of each difficulty group.
+
+    Groups without a question in the batch are omitted.
+    """
     metrics = {}
     for group in np.unique(groups):
         quantiles = np.quantile(budgets[groups == group], (0.1, 0.5, 0.9))
@@ -139,8 +146,8 @@ def budgets_by_group(
 def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
     """Returns the metrics of dynamic sampling.
 
-    They are the number of rounds, the share of useful questions, the questions that only fill the
-    batch, and the tokens of the traces that were dropped.
+    These are the number of rounds, the share of useful questions, the number of questions that only
+    fill up the batch, and the number of tokens in discarded traces.
     """
     batch_tokens = sampled_counters(chosen.rollout.trunks, chosen.rollout.branches)["tokens"]
     return {
@@ -154,7 +161,7 @@ def sampling_metrics(rounds: Sequence[Round], chosen: Round) -> dict[str, Any]:
 def schedule_metrics(
     schedule: CurriculumState, weights: Float[Array, "K"], *, config: Config
 ) -> dict[str, Any]:
-    """Returns location mu_k, pass rate rho_k and weight w_k of each difficulty group."""
+    """Returns the location mu_k, pass rate rho_k and weight w_k of each difficulty group."""
     mu = budget_locations(config, schedule)
     metrics = {}
     for group in range(config.data.num_groups):
@@ -165,9 +172,10 @@ def schedule_metrics(
 
 
 def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metrics:
-    """Returns the grader's counts of an iteration, from its totals before and after it.
+    """Returns the grader's counts for an iteration, from its totals before and after the iteration.
 
-    Counts that depend on the cache or the workers of this process are called process/....
+    The names of counts that depend on the cache or the worker processes of this process start with
+    "process/".
     """
     metrics = {}
     for name in after:
@@ -176,22 +184,24 @@ def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metri
     return metrics
 
 
-# The phase that begins after each lap, for the callback of the other processes.
+# Name of the phase that begins after each lap, passed to the callback `on_phase`.
 _NEXT_PHASE = {"plan": "rollout", "rollout": "grade", "verify": "update", "learn": "adapt"}
 
 
 class Clock:
-    """Measures the seconds between laps, as `time/...` metrics.
+    """Measures the wall-clock time of the phases of a step, as `time/...` metrics.
 
     Attributes:
-      laps: seconds by metric.
+      laps: wall-clock seconds by metric name.
     """
 
     def __init__(self, step: int = 0, on_phase: OnPhase | None = None) -> None:
         """Starts the clock.
 
         Args:
-          on_phase: called with the phase that begins after a lap.
+          step: number of iterations already done.
+          on_phase: callback that receives the name and the step of the phase that begins after a
+            lap.
         """
         self._step = step
         self._on_phase = on_phase
@@ -200,7 +210,7 @@ class Clock:
         self._last = self._start
 
     def lap(self, name: str) -> float:
-        """Adds the seconds since the last lap to `time/NAME`, and returns them."""
+        """Adds the seconds since the last lap to the metric `time/NAME`, and returns them."""
         now = time.perf_counter()
         seconds = now - self._last
         self._last = now
@@ -211,31 +221,36 @@ class Clock:
         return seconds
 
     def timed(self, metrics: Mapping[str, Any], tokens: int) -> Metrics:
-        """Returns the metrics as floats, with the laps and the speed in tokens per second."""
+        """Returns the metrics as floats, with the laps and the throughput in tokens per second."""
         numbers = {name: float(value) for name, value in metrics.items()}
         return numbers | self.laps | {"time/tokens_per_s": tokens / self.total}
 
     @property
     def total(self) -> float:
-        """Returns the seconds since the start."""
+        """Returns the wall-clock seconds since the clock was started."""
         return time.perf_counter() - self._start
 
 
-# Counters of the graders of all processes, and the seconds of this process's share (0 if only one
-# process grades).
+# Grader counters summed over all processes, and the wall-clock seconds that this process has spent
+# grading. The seconds are 0 if only one process grades.
 GraderTotals = tuple[Mapping[str, int], float]
 
 
 def grader_totals(environment: Environment) -> GraderTotals:
-    """Returns the graders' totals since the start. It is a collective: all processes call it."""
+    """Returns the totals of the graders since the start of the run.
+
+    This is a collective operation, so all processes must call it.
+    """
     return environment.counters(), environment.own_seconds
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
-    """Returns the grader's counts of an iteration, and the process that was slowest on its host.
+    """Returns the grader's counts for an iteration, and which process was slowest on its host.
 
     Args:
-      clock: its `plan` lap is the time for drawing the batch.
+      clock: clock of the iteration. Its `plan` lap counts as time on the host.
+      before: result of `grader_totals` before the iteration.
+      after: result of `grader_totals` after the iteration.
     """
     counters_before, seconds_before = before
     counters_after, seconds_after = after

@@ -1,7 +1,7 @@
-"""The trainer: everything around Algorithm 1 that a run needs.
+"""The trainer, which runs a training run from start to finish.
 
-`train.train` calls its methods in order: start or resume, evaluate, iterate, save, finish. One
-iteration of the algorithm is `algorithm.iterate`.
+`train.train` calls the methods of `Trainer` in order: start or resume, evaluate, iterate, save,
+finish. `algorithm.iterate` implements one iteration.
 """
 
 import contextlib
@@ -70,17 +70,16 @@ from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
 
-# Evaluations that a run makes once. Others are identified by their step too.
+# Evaluations that happen once per run. All others are identified by their step, too.
 FRAME = ("before", "after")
-# Digests in every checkpoint's metadata: of the trained parameters at the start, and of the frozen
-# base.
+# Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
 _ORIGIN = ("start_fingerprint", "base_fingerprint")
-# Folded into the seed's key for the sampling of evaluations.
+# Folded into the key of the run's seed to get the PRNG key of evaluations.
 _EVALUATION_STREAM = 4
 
 
 class Trainer:
-    """A run in progress."""
+    """Trains, evaluates and saves the policy of a run, and resumes it after an interruption."""
 
     def __init__(
         self,
@@ -89,22 +88,22 @@ class Trainer:
         poll: Poll = None,
         on_phase: OnPhase | None = None,
     ):
-        """Builds data, model settings and the iteration, without training.
+        """Reads the data and builds everything that training needs, without training.
 
         Args:
-          poll: called wherever work can be interrupted; raises to interrupt it.
-          on_phase: called with the name and the step of each phase that begins.
+          poll: called wherever the work can be interrupted. It raises an exception to interrupt.
+          on_phase: called with the name and the step of each phase when it begins.
         """
         self.config = config
         self.folder = folder
         self.poll = poll or (lambda: None)
         self.on_phase = on_phase or (lambda phase, step: None)
         self.started = time.monotonic()
-        # Seconds of the run before it was resumed.
+        # Wall-clock seconds of this run before it was resumed.
         self.earlier_seconds = 0.0
-        # Digests of the weights at the start of the run, by the names of _ORIGIN.
+        # Digests of the weights at the start of the run. The keys are listed in _ORIGIN.
         self.origin: dict[str, str] = {}
-        # Seconds of the whole run according to summary.json, if the run was finished before.
+        # Wall-clock seconds of the whole run, from summary.json, if it was already finished.
         self.took: float | None = None
         self.writes = processes.is_first()
         self.progress = Progress(enabled=self.writes)
@@ -121,17 +120,17 @@ class Trainer:
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.say)
-        # Parameters of the reference policy of a KL term.
+        # Parameters of the reference policy for the KL penalty. None without a KL penalty.
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
         self.checkpoints = Checkpoints(folder.checkpoints, keep=config.checkpoint.keep)
         self.history = history.History(folder)
-        # Results by set, of the evaluations before and after training.
+        # Results of the evaluations before and after training, by evaluation and by set.
         self.evaluations: dict[str, dict[str, Summary]] = {}
-        # Records of all evaluations, as in eval.jsonl.
+        # Records of all evaluations, in the format of eval.jsonl.
         self.evaluated: list[dict[str, Any]] = []
         self.selected = selection_set(config)
-        # Evaluated checkpoints that still exist, and the best of them.
+        # Evaluated checkpoints that still exist, and the best one among them.
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
         self.health = RunHealth(largest_mismatch(config))
@@ -142,7 +141,7 @@ class Trainer:
         self.phase = Phase(self.progress, "training", self.steps)
 
     def _describe_setup(self, num_parameters: int, cache_line: str) -> None:
-        """Prints method, advice, data sets and the cache of compiled programs."""
+        """Prints the method, advice about the config, the data sets and the compilation cache."""
         count = len(self.departures)
         suffix = f", {count} settings unlike its publication (--check lists them)" if count else ""
         self.progress.say(f"method {self.method.name}{suffix}")
@@ -159,9 +158,9 @@ class Trainer:
 
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
-        """Returns the state to continue from and the steps it has done.
+        """Returns the state to continue from, and the number of steps already done.
 
-        The state is the newest checkpoint, or a new one after the warm-up.
+        It is restored from the newest checkpoint. A new run starts from a model or a warm-up.
         """
         check_restarts(self.config, self.folder)
         if self.checkpoints.latest is not None:
@@ -173,7 +172,7 @@ class Trainer:
         return after_rejection_sft(self.run, state, self.progress, self.poll), 0
 
     def _resume(self, latest: int) -> tuple[RunState, int]:
-        """Returns the state of a checkpoint and its step; brings the run's files to that step."""
+        """Restores the run from checkpoint `latest`, and returns its state and step."""
         meta = self.checkpoints.meta(latest)
         step = meta["step"]
         description = self.describe(step)
@@ -184,7 +183,7 @@ class Trainer:
         self.earlier_seconds = meta["wall_seconds"]
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
-            # The reference policy or the frozen base is not in the checkpoint.
+            # Checkpoints contain neither the reference policy nor the frozen base weights.
             self.run, like = initial_state(self.run, self.folder, self.progress, self.poll)
             self._record_origin(like)
         else:
@@ -194,12 +193,12 @@ class Trainer:
         records = []
         if self.writes:
             if not self.finished(state, step):
-                # The run was finished before, and now has more steps.
+                # The run was already finished, but the config now has more steps.
                 self.folder.forget_last_evaluation()
                 self.folder.summary.unlink(missing_ok=True)
             records = read_lines(self.folder.evaluations)
             for metrics in read_lines(self.folder.metrics):
-                # These warnings were printed before the stop.
+                # Discard these warnings, because they were printed before the run stopped.
                 list(self.health.warnings(metrics))
         existing_steps = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
@@ -211,12 +210,12 @@ class Trainer:
         return state, step
 
     def _record_origin(self, start: RunState) -> None:
-        """Records digests of the weights at the start, and copies them for a KL term.
+        """Records digests of the initial weights, and copies the trained ones for a KL penalty.
 
-        The reference policy shares the frozen base, so that only trained parameters are copied.
+        The frozen base weights are shared with the reference policy.
 
         Raises:
-          UserError: the weights differ from the weights at the start of the resumed run.
+          UserError: the weights differ from the initial weights of the run that is being resumed.
         """
         parts = (self.run.params(start.train), self.run.frozen)
         origin = {name: fingerprint(part) for name, part in zip(_ORIGIN, parts) if part}
@@ -232,10 +231,10 @@ class Trainer:
             self.reference = trained | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
-        """Adds an evaluation, and selects the best checkpoint again.
+        """Adds the record of an evaluation and selects the best checkpoint again.
 
         Args:
-          has_checkpoint: False if the evaluated checkpoint no longer exists.
+          has_checkpoint: False if the checkpoint that was evaluated no longer exists.
         """
         self.evaluated.append(record)
         if record["when"] in FRAME:
@@ -252,11 +251,11 @@ class Trainer:
 
     @property
     def best_record(self) -> dict[str, Any] | None:
-        """Returns the content of best.json; None if no checkpoint was evaluated."""
+        """Returns the content of best.json, or None if no checkpoint has been evaluated."""
         return None if self.best is None else to_record(self.best, self.selected)
 
     def describe(self, step: int) -> dict[str, Any]:
-        """Returns the metadata that is stored with a checkpoint."""
+        """Returns the metadata to store with the checkpoint of a step."""
         mesh = self.policy.learner.mesh
         questions = self.environment.train.set
         evaluated = [questions.set for questions in self.environment.eval.values()]
@@ -272,12 +271,12 @@ class Trainer:
 
     @property
     def wall_seconds(self) -> float:
-        """Returns the seconds of the run, without steps that were lost when it was killed."""
+        """Returns the run's wall-clock seconds, without steps that were lost when it was killed."""
         return self.earlier_seconds + time.monotonic() - self.started
 
     @contextlib.contextmanager
     def training(self, state: RunState, step: int) -> Iterator[None]:
-        """Compiles the programs of the loop, then shows the progress of the loop inside."""
+        """Context manager that compiles the training programs and then shows a progress bar."""
         if self.finished(state, step):
             yield
             return
@@ -298,23 +297,23 @@ class Trainer:
     # The loop ---------------------------------------------------------------------------------
 
     def finished(self, state: RunState, step: int) -> bool:
-        """True if all steps are done, or train.max_generated_tokens are generated."""
+        """True if all steps are done or `train.max_generated_tokens` has been reached."""
         return step >= self.expected_steps(state, step)
 
     def expected_steps(self, state: RunState, step: int) -> int:
-        """Returns the steps of the config, or fewer if the limit on tokens is reached earlier.
+        """Returns the number of steps after which the run is expected to end.
 
-        The tokens of future steps are estimated by the mean of the steps so far.
+        It is lower than in the config if `train.max_generated_tokens` is reached earlier, with the
+        mean number of tokens per step so far as the estimate for future steps.
         """
         limit = self.config.train.max_generated_tokens
         if limit is None or step == 0:
             return self.steps
         generated = max(int(state.generated_tokens), 1)
-        # Rounded up.
-        return min(self.steps, -(-step * limit // generated))
+        return min(self.steps, -(-step * limit // generated))  # Round up.
 
     def iterate(self, state: RunState, step: int) -> RunState:
-        """Runs one iteration of Algorithm 1, and logs it."""
+        """Runs one iteration of Algorithm 1 and logs its results."""
         graded_before = self.environment.shown_to_verifiers()
         with phase_memory("training step", step=step + 1):
             state, done = iterate(
@@ -333,7 +332,7 @@ class Trainer:
         return state
 
     def _log_iteration(self, state: RunState, step: int, done: Iteration) -> None:
-        """Writes metrics and traces of a finished step, shows its progress, and prints warnings."""
+        """Logs the metrics and traces of a finished step, and prints its progress and warnings."""
         metrics = done.metrics
         if self.writes and step % self.config.output.log_every == 0:
             self.metrics.write(step, metrics)
@@ -355,7 +354,7 @@ class Trainer:
 
         Raises:
           TrainingFailed: the value head is not finite, or too many updates in a row were skipped.
-          VerifierFailed: a verifier scores no answer.
+          VerifierFailed: a verifier could not score any answer of several consecutive steps.
         """
         self.poll()
         self.checkpoints.confirm()
@@ -368,16 +367,16 @@ class Trainer:
         if _is_due(step, self.config.eval.every):
             self.evaluate(state, step, "during")
         is_best = self.best is not None and self.best.step == step
-        # Step 1 is always saved, so that a folder that can't be written is noticed early.
+        # Always save step 1, so that a folder without write permission is noticed early.
         if step == 1 or is_best or _is_due(step, self.config.checkpoint.every):
             self.save(state, step)
         self._check_skipped_updates(state, step)
 
     def _check_skipped_updates(self, state: RunState, step: int) -> None:
-        """Stops a run whose last updates were all skipped because they were not finite."""
+        """Stops a run if its last `train.max_skipped_updates` updates were all skipped."""
         limit = self.config.train.max_skipped_updates
         skipped = int(state.train.skipped_in_a_row)
-        # A resumed run may have another rate or other rewards, so its first step is tried.
+        # A resumed run may have a new learning rate or new rewards, so let it take one step.
         if limit is None or skipped < limit or not self.step_metrics:
             return
         self.save(state, step)
@@ -386,7 +385,7 @@ class Trainer:
         raise failures.skipped_updates(step, skipped, saved)
 
     def _check_head(self, state: RunState, step: int) -> None:
-        """Stops a run whose value head is not finite, since no later advantage would be."""
+        """Stops a run with a non-finite value head, which would make all advantages non-finite."""
         if stages.all_finite((state.train.head, state.train.head_opt)):
             return
         self.checkpoints.close()
@@ -394,16 +393,16 @@ class Trainer:
         raise failures.head_not_finite(step, last_saved, self.folder.checkpoints)
 
     def _refuse_verifier(self, state: RunState, step: int, name: str, answers: str) -> NoReturn:
-        """Saves a checkpoint, and stops a run whose verifier failed on all answers."""
+        """Saves a checkpoint, then raises VerifierFailed for a verifier that scored no answer."""
         last_failure = self.environment.last_failure(name)
         self.leave(state, step)
         raise failures.verifier_failed(name, answers, last_failure, step, self.folder.checkpoints)
 
     def save(self, state: RunState, step: int) -> None:
-        """Saves a checkpoint of the whole state, unless this step has one.
+        """Saves a checkpoint of the whole state, unless the step already has a checkpoint.
 
         Raises:
-          TrainingFailed: devices have different values of a replicated array.
+          TrainingFailed: a replicated array has different values on different devices.
         """
         if self.checkpoints.latest == step:
             return
@@ -417,7 +416,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _stops_on_mismatch(self, step: int) -> Iterator[None]:
-        """Converts a `DigestMismatch` inside into a `TrainingFailed`."""
+        """Context manager that converts a `DigestMismatch` into a `TrainingFailed`."""
         try:
             yield
         except DigestMismatch as error:
@@ -425,10 +424,10 @@ class Trainer:
             raise failures.device_fault(step, last_saved, error) from None
 
     def leave(self, state: RunState, step: int, *, finished: bool = False) -> None:
-        """Saves a last checkpoint, waits until it is written, and closes the environment.
+        """Saves the last checkpoint, waits until it is written, and closes the environment.
 
         Args:
-          finished: True leaves the metrics open, since the summary is still to be logged.
+          finished: True keeps the metrics writer open, because the summary still has to be logged.
         """
         self.save(state, step)
         self.checkpoints.close()
@@ -439,10 +438,10 @@ class Trainer:
     # Evaluation and report --------------------------------------------------------------------
 
     def evaluated_sets(self, when: str) -> dict[str, Questions]:
-        """Returns the sets of an evaluation by name.
+        """Returns the question sets to evaluate, by name.
 
-        They are the sets of data.eval, and held-out training questions if these select the best
-        checkpoint. Evaluations during training may use only the selection set (eval.during).
+        The held-out training questions are included if they select the best checkpoint. Evaluations
+        during training may use only the set that selects it (eval.during).
         """
         sets = dict(self.environment.eval)
         if self.selected == HOLDOUT:
@@ -452,11 +451,13 @@ class Trainer:
         return {self.selected: sets[self.selected]}
 
     def evaluate(self, state: RunState, step: int, when: str) -> None:
-        """Evaluates the policy on every set, unless that was done; appends to eval.jsonl.
+        """Evaluates the policy on every set and appends a record to eval.jsonl.
+
+        Nothing happens if the evaluation is already recorded.
 
         Raises:
-          VerifierFailed: in the first evaluation a verifier scored no answer.
-          TrainingFailed: the evaluated weights were damaged on a device.
+          VerifierFailed: a verifier could not score any answer of the first evaluation.
+          TrainingFailed: the weights on a device changed during the evaluation.
         """
         if when in self.evaluations:
             return
@@ -467,7 +468,7 @@ class Trainer:
         graded_before = self.environment.shown_to_verifiers()
         results = self._evaluate_sets(self.run.params(state.train), step, when)
         if not self.evaluated:
-            # Raised before the evaluation is recorded, so that the resumed run repeats it.
+            # Raise before the evaluation is recorded, so that the resumed run repeats it.
             graded_after = self.environment.shown_to_verifiers()
             for name, has_failed in all_failed(graded_before, graded_after).items():
                 if has_failed:
@@ -491,7 +492,7 @@ class Trainer:
                 )
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
-        """Returns the results of `evaluate_set` by set, and checks the weights that were used."""
+        """Returns the results of `evaluate_set` for each set, and checks the weights for damage."""
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
@@ -503,8 +504,8 @@ class Trainer:
         for name, questions in self.evaluated_sets(when).items():
             config = self.config.eval
             if name == HOLDOUT:
-                # All questions, because a subset would depend on the seed. Greedily, because it
-                # selects the best checkpoint.
+                # All questions, because a subset would depend on the seed. Greedy decoding, because
+                # the result selects the best checkpoint.
                 config = dataclasses.replace(config, size=None, samples=0)
             with (
                 self.progress.phase(f"evaluation {when}, {name}", 1, first) as phase,
@@ -524,13 +525,13 @@ class Trainer:
         with self._stops_on_mismatch(step):
             check_replicas(decoder.params)
             evaluated_digests = digests(decoder.params)
-            # Two copies of the parameters at once might not fit.
+            # Free the decoder first, because two copies of the parameters might not fit in memory.
             del decoder
             verify(self.policy.decode_params(params), evaluated_digests)
         return results
 
     def _write_best(self) -> None:
-        """Writes best.json, or removes it if no evaluated checkpoint is left."""
+        """Writes best.json, or deletes it if none of the evaluated checkpoints exists any more."""
         if self.writes and self.best is None:
             self.folder.best.unlink(missing_ok=True)
         elif self.writes:
@@ -588,12 +589,12 @@ class Trainer:
         }
 
     def _declines_by_set(self) -> dict[str, list[Decline]]:
-        """Returns the results that are worse than before training, by evaluation set."""
+        """Returns the results that are worse after training than before, by evaluation set."""
         before = self.evaluations["before"]
         after = self.evaluations["after"]
         return {name: list(declines(before[name], after[name])) for name in after}
 
 
 def _is_due(step: int, every: int | None) -> bool:
-    """True if a step is a multiple of `every`; None for never."""
+    """True if the step is a multiple of `every`. Always False if `every` is None."""
     return every is not None and step % every == 0

@@ -1,6 +1,6 @@
-"""Writes and prints the results of a run: traces of a step, evaluations, tables and the report.
+"""Writes and prints the results of a run: traces, evaluations, tables and the report.
 
-`loop.Trainer` calls these functions. Metrics of steps are computed in `training.logging`.
+`loop.Trainer` calls these functions. The metrics of steps are computed in `training.logging`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,9 +32,10 @@ from bacr_jax.training.run import Run
 
 
 def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
-    """Writes `output.rollouts` rows of an iteration, spread evenly over its batch.
+    """Writes traces of an iteration to a JSON Lines file.
 
-    docs/report.md describes the fields of a trace.
+    `output.rollouts` rows are selected at even intervals from the batch. docs/report.md describes
+    the fields of a trace.
     """
     num_rows = len(done.chosen.rollout.trunks.prompt_lengths)
     count = min(run.config.output.rollouts, num_rows)
@@ -50,7 +51,7 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
 
 
 def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the fields of a row's question, and the budget that the policy is given."""
+    """Returns the trace fields of a row's question and of the budget that the policy receives."""
     questions = run.environment.train
     plan = done.chosen.plan
     question = int(plan.rows[row])
@@ -72,7 +73,7 @@ def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    """Returns prompt, thinking and answers of a row as text, and the tokens of each part."""
+    """Returns a row's prompt, thinking and answers as text, with the token count of each part."""
 
     def decode(ids: Any) -> str:
         return decode_ids(run.environment.tokenizer, ids.tolist())
@@ -114,9 +115,9 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the outcomes of a row's answers and the rules that decided them.
+    """Returns the outcomes of a row's answers, and the grading rules that decided them.
 
-    The last outcome is the verdict on the whole trace.
+    The last outcome is the verdict on the answer after the complete trace.
     """
     outcomes = done.chosen.outcomes
     fields: dict[str, Any] = {"outcomes": _numbers(outcomes.reshape(-1, outcomes.shape[-1])[row])}
@@ -136,7 +137,7 @@ def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _learner_fields(done: Iteration, row: int) -> dict[str, Any]:
-    """Returns rewards, values and advantages of a row, and whether the row is in the loss."""
+    """Returns the rewards, values and advantages of a row, and whether the row is in the loss."""
     chosen = done.chosen
     advantages = done.advantages
     question, rollout = divmod(row, chosen.plan.budgets.shape[1])
@@ -162,11 +163,12 @@ def _learner_fields(done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _numbers(values: Iterable[Any]) -> list[float | str]:
-    """Returns an array's values as a flat list for JSON."""
+    """Returns the values of an array as a flat list that can be serialized as JSON."""
     return [as_json(float(value)) for value in np.asarray(values).reshape(-1)]
 
 
-# Shares of the answers above which advice is printed. Our choice.
+# Advice is printed if a larger share of the answers is never closed (`NEVER_CLOSED`), or is correct
+# only under the lenient grading rules (`LENIENT_ONLY`). We chose both values.
 NEVER_CLOSED = 0.1
 LENIENT_ONLY = 0.05
 
@@ -174,11 +176,12 @@ LENIENT_ONLY = 0.05
 def evaluation_record(
     step: int, when: str, results: Mapping[str, Mapping[str, Any]], *, dense: bool
 ) -> dict[str, Any]:
-    """Returns an evaluation's record for eval.jsonl.
+    """Returns the record of an evaluation for eval.jsonl.
 
     Args:
+      when: "before", "during" or "after" training.
       results: results of `evaluate_set` by set name.
-      dense: True if the results have a part `dense` (eval.dense).
+      dense: True if the results have a field `dense` (eval.dense).
     """
     sets = {name: result["by_budget"] for name, result in results.items()}
     record: dict[str, Any] = {"step": step, "when": when, "sets": sets}
@@ -193,11 +196,11 @@ def evaluation_record(
 def evaluation_notes(
     config: Config, failed: Iterable[str], record: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yields lines for the terminal after an evaluation of a run.
+    """Yields messages for the terminal after an evaluation.
 
     Args:
-      failed: lines of `Environment.failures`.
-      record: the evaluation's record in eval.jsonl.
+      failed: messages of `Environment.failures`.
+      record: record of the evaluation in eval.jsonl.
     """
     yield from failed
     if record["when"] == "before" and config.output.format_report:
@@ -206,9 +209,14 @@ def evaluation_notes(
 
 
 def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
-    """Yields the format failures of a policy at its largest budget, with advice if many.
+    """Yields messages about answers of the starting policy that break the prompt format.
 
-    The counts are those of the evaluation before training, so nothing is decoded again.
+    The counts are taken from the evaluation before training at its largest budget, so nothing is
+    sampled again. Advice follows if there are many such answers.
+
+    Args:
+      summary: results of one evaluation set.
+      name: name of the set.
     """
     mode = "sampled" if "sampled" in summary else next(iter(summary))
     budgets = summary[mode]
@@ -236,7 +244,11 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
 
 
 def evaluation_numbers(sets: Mapping[str, Summary]) -> dict[str, float]:
-    """Returns accuracies as `eval/SET/DECODING/BUDGET`, mean thinking tokens as `.../tokens`."""
+    """Returns evaluation results as flat metrics.
+
+    Accuracies are named `eval/SET/DECODING/BUDGET`, and mean thinking tokens
+    `eval/SET/DECODING/BUDGET/tokens`.
+    """
     names = short_names(sets)
     numbers = {}
     for spec, summary in sets.items():
@@ -251,7 +263,7 @@ def evaluation_numbers(sets: Mapping[str, Summary]) -> dict[str, float]:
 def warn_of_declines(
     progress: Progress, set_name: str, worse: Sequence[Decline], prefix: str = ""
 ) -> None:
-    """Prints a warning with the results that are worse than before training, if there are any."""
+    """Prints a warning with all results that are worse than before training, if there are any."""
     if worse:
         progress.say(
             f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
@@ -266,7 +278,7 @@ def print_tables(
     after: Mapping[str, Summary],
     method_name: str,
 ) -> None:
-    """Prints accuracy by budget before and after training, for every set."""
+    """Prints a table with the accuracy at each budget before and after training, for every set."""
     for name, questions in evaluated_sets.items():
         policies = {"before": before[name], method_name: after[name]}
         for title, summaries in table.with_and_without(table.set_title(name), policies):
@@ -279,31 +291,31 @@ def print_tables(
             progress.say(questions.set.note)
 
 
-# Fields of a trace that a table shows unchanged.
+# Trace fields that are copied to a table without changes.
 _PLAIN = ("step", "row", "id", "level", "question", "gold", "budget", "told", "thinking_tokens")
-# Fields with an entry per cut, of which a table shows the last.
+# Trace fields with one entry per cut. A table contains the entry of the last cut.
 _LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
 _COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
-# Longest text in a table, in characters.
+# Maximum length in characters of a text in a table. Longer texts are truncated.
 _MAX_TEXT = 4000
 
 
 def trace_rows(traces: Sequence[Trace]) -> Rows:
-    """Returns traces as table rows, each with the answer at the end of the thinking."""
+    """Returns one table row per trace, with the answer at the last cut."""
     return [{name: _cell(trace, name) for name in _COLUMNS} for trace in traces]
 
 
 def _cell(trace: Trace, name: str) -> Any:
-    """Returns a trace's value of a column."""
+    """Returns the value of a trace in one table column."""
     value = is_right(trace) if name == "right" else trace.get(name)
     if name in _LAST and isinstance(value, list):
         value = value[-1] if value else None
-    # Other types become text, because a column has one type.
+    # Convert all other types to text, because each column of a table has a single type.
     return value if type(value) in (int, float, bool) else _text(value)
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text of limited length; None as an empty text."""
+    """Converts a value to text and truncates long text. None becomes an empty string."""
     text = "" if value is None else str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
 
@@ -311,12 +323,14 @@ def _text(value: Any) -> str:
 def publish(
     folder: RunFolder, config: Config, metrics: MetricsWriter, step: int, *, again: bool
 ) -> None:
-    """Writes report.html and pictures of a finished run, and sends pictures and traces to boards.
+    """Writes the report and figures of a finished run, and sends figures and traces to dashboards.
 
-    All results are already in their files. An error here is printed and does not stop the run.
+    All results are already written to files. An error in this function is therefore printed and
+    does not stop the run.
 
     Args:
-      again: True if the run was finished before, so that the boards have everything.
+      again: True if the run was already finished before, so that the dashboards already have the
+        figures and traces.
     """
 
     def show_pictures() -> None:

@@ -1,8 +1,9 @@
-"""Supervised stage on the policy's own correct responses, before reinforcement learning.
+"""Supervised fine-tuning on the policy's own correct responses, before reinforcement learning.
 
-SelfBudgeter needs this stage because a policy that never writes a budget tag can't be rewarded for
-one. The starting policy answers in the format that all methods share. It then learns the same
-responses with the method's opening before them.
+SelfBudgeter needs this stage, because a policy that never writes a budget tag can't be rewarded for
+writing one. The starting policy answers the training questions in the prompt format that all
+methods share. It is then trained on its correct responses, each preceded by the opening that the
+method expects.
 """
 
 import dataclasses
@@ -24,23 +25,26 @@ from bacr_jax.training.run import Run, RunState, plain_rollout
 from bacr_jax.training.warmup import OnProgress, WarmUp
 from bacr_jax.types import CLOSED_BY_TAG, Params, Poll
 
-# Random streams of the seed: selected questions, responses, and rows of the supervised steps.
+# Folded into the run's seed to select questions, to sample responses, and to draw the rows of each
+# supervised step.
 _QUESTION_STREAM = 6
 _RESPONSE_STREAM = 8
 _STEP_STREAM = 9
-# Steps in which the learning rate rises to its constant value.
+# Number of steps over which the learning rate rises linearly to its constant value.
 _RISE = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """The starting policy's responses, one per sampled training question.
+    """Responses of the starting policy, one for each selected training question.
 
     Attributes:
-      rollout: rows in the order of `questions`.
-      questions: indices of the questions that were sampled.
-      correct: 1 or 0 for each of the n training questions; 0 if it was not sampled.
-      lengths: response tokens for each training question; 0 if it was not sampled.
+      rollout: the responses, in the order of `questions`.
+      questions: indices of the selected questions.
+      correct: 1 if the response to a question is correct, otherwise 0, for all n training
+        questions. 0 for questions that were not selected.
+      lengths: number of response tokens for all n training questions. 0 for questions that were not
+        selected.
     """
 
     rollout: Rollout
@@ -55,7 +59,9 @@ def sample_responses(
     """Samples one response to each selected training question, under the largest budget.
 
     Args:
-      shared: environment in the format that all methods share.
+      settings: settings of this stage.
+      shared: environment with the prompt format that all methods share.
+      params: parameters of the starting policy.
     """
     config = run.config
     total = len(shared.train)
@@ -87,16 +93,16 @@ def sample_responses(
 def make_examples(
     responses: Responses, environment: Environment, settings: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Returns supervised rows of the correct responses that closed their thinking themselves.
+    """Builds supervised examples from the correct responses that closed their thinking themselves.
 
         prompt | opening, thinking, closing tag | suffix | answer
 
-    The ids of thinking and answer are the sampled ones; only the opening, the tags and the suffix
-    are tokenised.
+    Thinking and answer keep their sampled token ids. Only the opening, the closing tag and the
+    suffix are tokenized here.
 
     Returns:
-      Tokens, and the loss mask. The mask excludes the prompt and the suffix, which the decoding
-      loop forces.
+      Tokens and loss mask. The mask excludes the prompt, and the suffix because the decoding loop
+      forces its tokens.
 
     Raises:
       UserError: no response is correct.
@@ -141,15 +147,20 @@ def imitate(
     on_progress: OnProgress,
     poll: Poll,
 ) -> Params:
-    """Trains on random rows, with a learning rate that rises for ten steps and is then constant.
+    """Trains on random examples. The learning rate rises linearly and then stays constant.
 
     Args:
-      params: parameters without a budget module. The trained ones are donated.
+      params: parameters without a budget module. The trained parameters are donated.
+      tokens: tokens of all examples.
+      mask: loss mask of all examples.
+
+    Returns:
+      All parameters after training.
     """
     batch_size = max(settings.batch_tokens // tokens.shape[1], 1)
 
     def batch(step: int, practice: bool) -> tuple[np.ndarray, np.ndarray]:
-        del practice  # This stage has one style only.
+        del practice  # This stage has only one style, so `practice` has no effect.
         rng = np.random.default_rng([run.config.seed, _STEP_STREAM, step])
         rows = rng.integers(len(tokens), size=batch_size)
         return tokens[rows], mask[rows]
@@ -179,17 +190,17 @@ def imitate(
 def rejection_sft(
     run: Run, fresh: RunState, shared: Environment, *, on_progress: OnProgress, poll: Poll
 ) -> tuple[Params, Any, int]:
-    """Runs the whole stage: samples responses, updates the method's state, and imitates.
+    """Samples responses, updates the method's state, and trains on the correct responses.
 
     Args:
       fresh: state of the starting policy.
-      shared: environment with the same questions, in the format that all methods share.
+      shared: environment with the same questions in the prompt format that all methods share.
 
     Returns:
-      Parameters of the policy, the method's state, and the number of sampled tokens.
+      Parameters of the policy, state of the method, and number of sampled tokens.
 
     Raises:
-      UserError: the two formats have different questions, or no response is correct.
+      UserError: the two prompt formats keep different questions, or no response is correct.
     """
     settings = run.method.rejection_sft
     assert settings is not None

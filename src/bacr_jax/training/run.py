@@ -1,7 +1,8 @@
-"""The two parts of a run: `Run` stays fixed, and each iteration changes `RunState`.
+"""The configuration and the state of a training run.
 
-`loop.Trainer` builds both with `make_run` and `init_state`. `precompile` compiles the programs of
-the loop before the first step.
+`Run` contains everything that stays fixed during a run, and `RunState` everything that an iteration
+changes. `loop.Trainer` builds them with `make_run` and `init_state`. `precompile` compiles the
+programs of the training loop before the first step.
 """
 
 import dataclasses
@@ -38,13 +39,17 @@ from bacr_jax.types import Branches, Params, Poll, Prompts, Trunks, pytree
 
 @pytree
 class RunState:
-    """Everything that an iteration changes, and the content of a checkpoint.
+    """State of a run that changes in every iteration. Checkpoints store this state.
 
     Attributes:
-      stream: questions drawn so far from each group (data.order=shuffled), else zeros.
-      generated_tokens: tokens sampled in training so far. It is a Python number, because 32 bits
-        suffice for only a thousand steps of a 7B run.
-      method_state: running means and other state of the method; None if it has none.
+      train: parameters and optimizer states.
+      curriculum: pass rates of the difficulty groups.
+      stream: number of questions drawn so far from each difficulty group with data.order=shuffled;
+        otherwise zeros.
+      generated_tokens: number of tokens sampled in training so far. It is a Python integer because
+        32 bits overflow after about a thousand steps of a 7B run.
+      method_state: state of the training method, such as running means. None if the method has no
+        state.
     """
 
     train: TrainState
@@ -56,24 +61,29 @@ class RunState:
 
 @pytree
 class RunStateAhead(RunState):
-    """A `RunState` with the next batch, which was sampled one iteration ahead (rollout.ahead)."""
+    """A `RunState` that also contains the next batch, sampled one iteration ahead (rollout.ahead).
+
+    Attributes:
+      in_hand: the batch of the next iteration.
+    """
 
     in_hand: PrefetchedBatch = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """The fixed parts of a run, made by `make_run`.
+    """Fixed configuration and functions of a run, built by `make_run`.
 
     Attributes:
-      total_steps: iterations of the whole run, for the schedules.
-      key: key from which all randomness of training is folded, with the step.
-      updates: line 14 of Algorithm 1, with the optimizers.
+      total_steps: number of iterations of the whole run, which the schedules depend on.
+      key: base PRNG key of training. The step is folded into it.
+      updates: runs the optimizer updates (line 14 of Algorithm 1).
       group_of: difficulty group of each training question.
-      group_sizes: number of training questions in each group.
-      stream: order of the questions within their groups; None if each batch draws independently.
-      sample: sampler of the traces: this package's decoder, or servers.
-      frozen: base weights of the adapters, which no update changes; empty if all weights are
+      group_sizes: number of training questions in each difficulty group.
+      stream: order of the questions within their groups. None if each batch draws its questions
+        independently.
+      sample: samples the traces, either with the built-in decoder or with servers.
+      frozen: base weights under LoRA adapters, which are not updated. Empty if all weights are
         trained.
     """
 
@@ -91,7 +101,7 @@ class Run:
     frozen: Params = dataclasses.field(default_factory=dict)
 
     def params(self, train: TrainState) -> Params:
-        """Returns all parameters of the policy: the trained ones and the frozen base."""
+        """Returns all parameters of the policy: the trained ones and the frozen base weights."""
         return {**self.frozen, **train.policy}
 
     def sampler(self, params: Params) -> Sampler:
@@ -107,7 +117,10 @@ class Run:
 def make_run(
     config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
 ) -> Run:
-    """Builds optimizers, groups and the order of questions. The arguments are fields of `Run`."""
+    """Builds the `Run`: optimizers, PRNG key, difficulty groups and the order of the questions.
+
+    The arguments are stored as fields of `Run`.
+    """
     num_updates = total_steps * config.train.minibatches
     num_groups = config.data.num_groups
     groups = np.asarray(environment.train.set.groups)
@@ -138,23 +151,23 @@ def make_run(
 
 @dataclasses.dataclass
 class LocalSampler:
-    """Samples traces with this package's decoder; implements `SampleTraces`."""
+    """Samples traces with the built-in decoder. Implements the `SampleTraces` protocol."""
 
     policy: Policy
     params: Params = dataclasses.field(default_factory=dict)
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
-        """Stores the parameters.
+        """Stores the parameters for later calls of `generate`.
 
-        The decode copy is made in `generate` and freed after it, since the learner needs its
-        memory.
+        `generate` makes the copy that the decoder needs and frees it at the end, because the
+        learner needs the memory.
         """
         self.params = params
 
     def generate(
         self, prompts: Prompts, rows: Rows, key: Array, sampler: Sampler, listeners: Listeners
     ) -> Rollout:
-        """Samples traces and answers, as `SampleTraces.generate` describes."""
+        """Samples traces and answers; see `SampleTraces.generate`."""
         decode_params = self.policy.decode_params(self.params)
         return generate(decode_params, prompts, rows, key, sampler, listeners)
 
@@ -169,7 +182,7 @@ def plain_rollout(
     *,
     temperature: float,
 ) -> Rollout:
-    """Samples a trace and an answer per prompt, without a budget module, at the largest budget."""
+    """Samples a trace and an answer per prompt at the largest budget, with no budget embedding."""
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
     spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
     return generate(
@@ -183,7 +196,11 @@ def plain_rollout(
 
 
 def total_steps(config: Config, questions: int) -> int:
-    """Returns the iterations of a run with this number of training questions."""
+    """Returns the number of iterations of a run.
+
+    Args:
+      questions: number of training questions.
+    """
     train = config.train
     if train.steps is not None:
         return train.steps
@@ -194,8 +211,9 @@ def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
     """Returns the state before the first iteration (line 1 of Algorithm 1).
 
     Args:
-      params: parameters of the starting policy. A frozen base is left out of the state.
-      value_head: parameters of the value head; None if the method has none.
+      params: parameters of the initial policy. The state contains only the trained parameters and
+        no frozen base weights.
+      value_head: parameters of the value head, or None if the method has no value head.
     """
     num_groups = run.config.data.num_groups
     trained = adapters.split(params)[1]
@@ -216,14 +234,14 @@ def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
 
 
 def _widest_prompts(run: Run) -> Prompts:
-    """Returns the prompts of all training questions, with the width of a batch's prompts."""
+    """Returns the prompts of all training questions, padded to the width of training batches."""
     questions = np.arange(len(run.environment.train))
     budgets = np.full_like(questions, run.config.budget.max)
     return run.environment.train.at(questions, budgets)
 
 
 def _empty_prefetched_batch(run: Run) -> PrefetchedBatch:
-    """Returns zeros with the shapes of a prefetched batch."""
+    """Returns a `PrefetchedBatch` of zeros with the shapes of a real batch."""
     num_questions = run.config.rollout.questions
     group_size = run.config.rollout.group_size
     num_cuts = run.method.num_cuts
@@ -256,12 +274,15 @@ def precompile(
     reference: Any = None,
     on_program: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Compiles all forms of the update, and the programs of `rollout.precompile`.
+    """Compiles the programs of the training loop: all variants of the update, and the rollout.
+
+    Rollout programs are only compiled if the built-in decoder samples the traces.
 
     Args:
-      reference: parameters of the reference policy of a KL term.
-      on_program: called with ("rollouts" or "updates", finished programs, all programs) before each
-        program and after the last. It may raise to skip the rest.
+      reference: parameters of the reference policy for a KL penalty.
+      on_program: callback that is called before each program and after the last one with
+        ("rollouts" or "updates", number of finished programs, total number of programs). It may
+        raise an exception to skip the remaining programs.
     """
 
     def on_program_of(kind: str) -> Callable[[int, int], None] | None:

@@ -1,7 +1,8 @@
-"""Replaces a run's sampler by vLLM servers (rollout.engine=vllm).
+"""Replaces the sampler of a run by vLLM servers (rollout.engine=vllm).
 
-Collects what `rollout.fleet` needs of the run: rules, a folder for weights, and a probe that
-compares the servers' log-probabilities with the learner's.
+This module passes the settings of the run to `rollout.fleet`: the decoding rules, a folder for
+weights, and a probe. The probe compares the log-probabilities of the servers with those computed by
+the learner.
 """
 
 import asyncio
@@ -29,16 +30,17 @@ from bacr_jax.runs.health import MISMATCH
 from bacr_jax.training.run import Run
 from bacr_jax.types import NO_BUDGET, Params
 
-# Contexts that are scored in one pass, which needs memory for that many rows.
+# Number of contexts scored in one forward pass, to limit memory.
 _ROWS_PER_PASS = 8
 
 
 def largest_mismatch(config: Config) -> float:
-    """Returns the largest mismatch of a step that rounding can explain, in nats per token.
+    """Returns the largest mismatch between sampler and learner that rounding can explain.
 
-    With servers it is the bound of the probe. A larger one holds if an update lies between sampler
-    and learner: for a batch that was sampled a step ahead, and for `loss.old_logprobs=sampler` with
-    several minibatches.
+    The mismatch is measured in nats per token. With servers, the bound of the probe applies. A
+    larger bound applies if the policy is updated between sampling and learning. This happens for a
+    batch that was sampled a step ahead, and with `loss.old_logprobs=sampler` and several
+    minibatches.
     """
     differs_by_update = config.rollout.ahead or (
         config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
@@ -51,15 +53,15 @@ def largest_mismatch(config: Config) -> float:
 def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
     """Returns the run with the servers of `rollout.urls` as its sampler.
 
-    Without rollout.engine=vllm it returns the run unchanged.
+    Unless rollout.engine=vllm, the run is returned unchanged.
 
     Args:
-      folder: the run's folder, whose name is also used in `rollout.weights_dir`.
-      report: called with lines for the user.
+      folder: folder of the run. A subfolder of `rollout.weights_dir` is given the same name.
+      report: callback that prints a message to the user.
 
     Raises:
-      UserError: several processes train; an event loop is running; a URL or the folder for weights
-        can't be used.
+      UserError: training uses several processes, an event loop is running, or a URL or the folder
+        for weights is unusable.
     """
     config = run.config
     if config.rollout.engine == "own":
@@ -88,10 +90,10 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
     exported = Exported(folder, 0, config, environment.style, base, False)
 
     def write(params: Params, out: Path) -> None:
-        # Servers load an export of the run, in the dtype of the sampler.
+        # The servers load an export of the policy in the dtype of the sampler.
         write_params(out, params, exported, dtype=dtype)
 
-    # Servers do not round operands separately, so product_dtype only sets the bound.
+    # product_dtype only affects the bound, because servers do not round operands separately.
     bound = BOUNDS[config.model.product_dtype or dtype]
     fleet = Fleet(
         servers,
@@ -108,7 +110,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
 
 
 def _check_process() -> None:
-    """Raises a UserError if this process can't send weights to servers."""
+    """Raises UserError if this process can't send weights to servers."""
     if processes.several():
         raise UserError(
             "rollout.engine=vllm: several processes train, but only one process can send weights; "
@@ -143,7 +145,7 @@ def _make_probe(run: Run) -> Probe:
         return contexts
 
     def score(params: Params, contexts: Sequence[Context]) -> np.ndarray:
-        # All versions have the same width, so that one program scores them all.
+        # Pad to the same width in all versions, so that only one program is compiled.
         tokens = np.zeros((len(contexts), train.longest + DEPTH), np.int32)
         for row, context in zip(tokens, contexts):
             ids = (*context.prompt, *context.response)

@@ -1,4 +1,4 @@
-"""The stages of Algorithm 1, one function each; `algorithm.iterate` calls them in order."""
+"""The stages of Algorithm 1, one function each. `algorithm.iterate` calls them in order."""
 
 import dataclasses
 import functools
@@ -31,10 +31,11 @@ from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_TAG, Poll, Prompts, Trunk
 
 
 def round_keys(key: Array, step: int, index: int) -> tuple[Array, Array]:
-    """Returns the keys for the plan and the rollout of a round.
+    """Returns the PRNG keys for the plan and for the rollout of a round.
 
     Args:
-      index: index of the round in its step.
+      key: key of the run.
+      index: index of the round within its step.
     """
     keys = jax.random.split(jax.random.fold_in(key, step), 2 * index + 2)
     plan_key, rollout_key = keys[-2:]
@@ -51,11 +52,14 @@ def plan_batch(
     method: Method,
     num_questions: int,
 ) -> BatchPlan:
-    """Lines 3, 4, 6, 8 and 10: samples questions by group weight, budgets by the prior, and cuts.
+    """Samples questions, budgets and cuts (lines 3, 4, 6, 8 and 10 of Algorithm 1).
+
+    Questions are sampled by the weight of their difficulty group, and budgets from the budget
+    prior.
 
     Args:
-      group_of: group of each question. It is an argument because XLA would sort a constant of this
-        length while compiling.
+      group_of: difficulty group of each question. It is an argument, because XLA would spend
+        compile time on sorting a constant of this length.
     """
     question_key, budget_key, cut_key = jax.random.split(key, 3)
     weights = method.question_weights(schedule, group_sizes)
@@ -69,10 +73,14 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Line 6 with data.order=shuffled: replaces each question by the next one of its group.
+    """Replaces each question by the next one of its group (line 6 with data.order=shuffled).
+
+    Args:
+      stream: order of the questions; None returns the plan and the cursors unchanged.
+      cursors: number of questions drawn so far from each group.
 
     Returns:
-      The plan and the new cursors; both unchanged without a stream.
+      The plan with the new questions, and the updated cursors.
     """
     if stream is None:
         return plan, cursors
@@ -91,15 +99,16 @@ def prepare_sampling(
     *,
     in_background: bool = False,
 ) -> Callable[[], Rollout]:
-    """Line 9: loads the policy into the sampler, and returns the function that samples.
+    """Loads the policy into the sampler and returns a function that samples (line 9).
 
-    The function samples traces under their budgets and answers at every cut. Grading starts while
-    it samples.
+    The returned function samples a trace under each budget and answers at every cut. Grading starts
+    while it is still sampling.
 
     Args:
       step: version number of the policy's parameters.
-      poll: called while the parameters are loaded, and while the traces are sampled.
-      in_background: True if the returned function will run in another thread, which can't poll.
+      poll: callback that is called while the parameters are loaded and while traces are sampled.
+      in_background: True if the returned function will run in a background thread, which must not
+        call `poll`.
     """
     params = run.params(state.train)
     references, questions = references_of(run, plan)
@@ -122,14 +131,15 @@ def prepare_sampling(
 
 
 def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
-    """Returns the prompts of a plan's rows, with each row's budget if prompts contain budgets."""
+    """Returns the prompts of a plan's rows, including the budget if the prompt format has it."""
     return run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
 
 
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
-    """Converts cuts relative to a trace's length into tokens (`Method.own_cuts`).
+    """Converts cuts that depend on the length of a trace to token positions.
 
-    For other methods it returns the plan unchanged.
+    Methods with `Method.own_cuts` plan their cuts before the length of the trace is known. For all
+    other methods the plan is returned unchanged.
     """
     if not method.own_cuts:
         return plan
@@ -149,11 +159,12 @@ def observe(
     by_reward: Mapping[str, Float[np.ndarray, "Q G M A"]],
     step: int,
 ) -> GroupBatch:
-    """Returns the inputs of the method's rewards and advantages.
+    """Returns the `GroupBatch`, which contains the inputs of the method's rewards and advantages.
 
     Args:
-      state: only used if the method needs the scores of tokens (`Method.needs_path`).
-      by_reward: score of every answer by each reward of `reward.weights`.
+      state: state of the run. Only used if the method needs token scores (`Method.needs_path`).
+      outcomes: correctness of every answer at every cut.
+      by_reward: score of every answer under each reward in `reward.weights`.
     """
     trunks = rollout.trunks
     branches = rollout.branches
@@ -164,7 +175,7 @@ def observe(
     extra = _read_texts(run, rollout)
     cuts = _segment_ends(run, plan, trunks)
     surprise = _segment_surprise(np.asarray(trunks.logprobs), np.asarray(trunks.sampled), cuts)
-    # The first of the answers at each cut.
+    # Lengths of the first answer at each cut.
     answer_lengths = np.asarray(branches.sampled)[:, :: run.method.answers]
     answer_lengths = answer_lengths.reshape(plan.cuts.shape)
     on_host: dict[str, Any] = {
@@ -209,10 +220,10 @@ def _read_texts(run: Run, rollout: Rollout) -> dict[str, np.ndarray]:
 
 
 def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, "B M"]:
-    """Returns the end of each thinking segment in sampled tokens.
+    """Returns the end of each thinking segment, in sampled tokens.
 
-    A grace window belongs to the last segment. A cut inside the closing tag moves to the tag's end,
-    because its answer was sampled after the whole tag (`rollout.branches`).
+    The grace window belongs to the last segment. A cut inside the closing tag is moved to the end
+    of the tag, because its answer was sampled after the whole tag (`rollout.branches`).
     """
     cuts = with_grace(
         _by_row(np.asarray(plan.cuts)), np.asarray(trunks.budgets), run.config.budget.grace
@@ -223,7 +234,10 @@ def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, 
 
 
 def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[np.ndarray, "B T"]:
-    """Returns the squared score norms summed up to each sampled token; 0 after the last token."""
+    """Returns the cumulative sum of the squared score norms of each row's sampled tokens.
+
+    Entries after the last sampled token are 0.
+    """
     energies = thinking_energies(
         run.params(state.train),
         trunks,
@@ -235,7 +249,7 @@ def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[n
 
 
 def _by_row(x: Any) -> Any:
-    """Joins the leading axes of an array; [Q, G, M] becomes [B, M]."""
+    """Merges the leading axes of an array: [Q, G, M] becomes [B, M]."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -245,13 +259,13 @@ _score_statistics = jax.jit(advantages.score_statistics)
 
 @functools.partial(jax.jit, static_argnames=("method",))
 def _keep(group_batch: GroupBatch, method: Method) -> Bool[Array, "Q"]:
-    """Returns the questions that dynamic sampling keeps."""
+    """Returns True for questions that dynamic sampling keeps."""
     assert method.dynamic_sampling is not None
     return method.dynamic_sampling.keep(group_batch)
 
 
 def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
-    """Returns True for questions to learn from: all of them without dynamic sampling."""
+    """Returns True for questions to learn from. Without dynamic sampling, these are all."""
     if method.dynamic_sampling is None:
         return np.ones(len(group_batch.questions), bool)
     return np.asarray(_keep(group_batch, method=method))
@@ -260,9 +274,9 @@ def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray
 def predict_values(
     run: Run, train: TrainState, chosen: Round
 ) -> tuple[Float[Array, "Q G M"] | None, Any]:
-    """Returns V(q, b, b_j) and the features it was computed from.
+    """Returns the value predictions V(q, b, b_j) and the input features of the value head.
 
-    Returns (None, None) without a value head.
+    Both are None if the method has no value head.
     """
     if train.head is None:
         return None, None
@@ -288,20 +302,22 @@ def first_step_values(
     values: Float[Array, "Q G M"] | None,
     step: int,
 ) -> tuple[TrainState, Float[Array, "Q G M"] | None]:
-    """Sets the value head's bias to the first batch's mean reward, at step 0 (value.bias_start).
+    """Initializes the value head's bias to the mean reward of the first batch.
 
-    The values of step 0 are then, for each question, the mean reward of the other questions, so
-    that no trace's own reward is in its baseline.
+    At step 0, the returned value of each question is the mean reward of the other questions, so
+    that a trace's own reward is not part of its baseline.
 
     Returns:
-      The train state and the values; both unchanged at later steps and without value.bias_start.
+      The train state and the values. Both are unchanged after step 0, and if value.bias_start is
+      False.
     """
     train = state.train
     if step > 0 or values is None or train.head is None or not run.config.value.bias_start:
         return train, values
     mean, others = _first_values(state.method_state, group_batch, method=run.method)
     head = value.with_bias(train.head, mean)
-    # The next stages are compiled for the sharding of the head's values.
+    # Keep the sharding, because the next stages are compiled for the sharding of the predicted
+    # values.
     return dataclasses.replace(train, head=head), jax.device_put(others, values.sharding)
 
 
@@ -309,9 +325,9 @@ def first_step_values(
 def _first_values(
     method_state: Any, group_batch: GroupBatch, *, method: Method
 ) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
-    """Returns the mean reward, and for each question the mean reward of the other questions.
+    """Returns the mean reward, and for each question the mean reward of all other questions.
 
-    Both are 0 if any reward is not finite.
+    Both are 0 if any reward is non-finite.
     """
     rewards = method.rewards(method_state, group_batch)
     good = jnp.isfinite(rewards).all()
@@ -322,13 +338,14 @@ def _first_values(
 
 @pytree
 class TokenAdvantages:
-    """Rewards of a batch, and the advantages of its tokens.
+    """Rewards of a batch and the advantages of its tokens.
 
     Attributes:
       thinking: advantage of each thinking token.
-      answers: advantage of each of a row's N answers, summed over the cuts it serves.
+      answers: advantage of each of a row's N answers, summed over all cuts that share the answer.
+      rewards: reward at each cut.
       returns: return of each thinking segment.
-      keep: rollouts that count in the loss; None for all.
+      keep: True for rollouts that count in the loss. None if all of them count.
     """
 
     thinking: Float[Array, "B T"]
@@ -345,11 +362,11 @@ def compute_advantages(
     reward_batch: GroupBatch,
     values: Float[Array, "Q G M"] | None,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
-    """Lines 11 and 12: computes rewards and advantages, with their metrics.
+    """Computes rewards and advantages, and their metrics (lines 11 and 12 of Algorithm 1).
 
     Args:
-      reward_batch: batch that rewards are computed from (`grading.credited`).
-      values: V(q, b, b_j); None without a value head.
+      reward_batch: batch whose outcomes are weighted by `reward.weights` (`grading.credited`).
+      values: value predictions V(q, b, b_j), or None if the method has no value head.
     """
     token_level, metrics = token_advantages(
         state.method_state,
@@ -359,7 +376,7 @@ def compute_advantages(
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
     )
-    # These metrics describe what score weighting would change, for all methods.
+    # Logged for all methods: these metrics describe the effect that score weighting would have.
     scores = _score_statistics(token_level.returns, chosen.group_batch.surprise)
     return token_level, metrics | {f"score/{name}": x for name, x in scores.items()}
 
@@ -374,11 +391,11 @@ def token_advantages(
     method: Method,
     max_thinking: int,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
-    """Lines 11 and 12: computes rewards and segment advantages, and spreads them over tokens.
+    """Computes rewards and segment advantages, and assigns them to tokens (lines 11 and 12).
 
     Args:
-      source: index of the answer that serves each cut (`Branches.source`).
-      max_thinking: T, the width of a row of thinking tokens.
+      source: index of the answer that is used at each cut (`Branches.source`).
+      max_thinking: number of thinking tokens per row (T), padding included.
     """
     rewards = method.rewards(method_state, group_batch)
     by_segment = method.advantages(method_state, group_batch, rewards, values)
@@ -408,14 +425,14 @@ def token_advantages(
 
 
 def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batch:
-    """Joins tokens and advantages into the learner's batch.
+    """Builds the learner's batch from tokens and advantages.
 
-    Rows that do not count in the loss get no sampled tokens.
+    Rows that do not count in the loss are given zero sampled tokens.
     """
     num_answers = run.method.answers
 
     def by_answer(x: Any) -> np.ndarray:
-        """Repeats each cut's value for its answers; [Q, G, M] becomes [B, N]."""
+        """Repeats each cut's value for all of its answers: [Q, G, M] becomes [B, N]."""
         return _by_row(np.repeat(np.asarray(x), num_answers, axis=-1))
 
     batch = make_batch(
@@ -436,14 +453,14 @@ def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batc
 def update(
     run: Run, train: TrainState, batch: Batch, features: Any, step: int, reference: Any
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Line 14: minimises Eq. 16 on each minibatch, then takes the value head's extra steps.
+    """Updates the policy with Eq. 16 on each minibatch, then fits the value head (line 14).
 
     Args:
-      features: features of the value head (`predict_values`).
-      reference: parameters of the reference policy, for a KL term; None without.
+      features: input features of the value head, from `predict_values`.
+      reference: parameters of the reference policy for a KL penalty; None without a KL penalty.
 
     Returns:
-      The new train state, and the metrics of the policy's updates.
+      The new train state, and the metrics of the policy updates.
     """
     settings = run.config.value
     train, metrics = run.updates(
@@ -458,7 +475,7 @@ def update(
             train.head,
             train.head_opt,
             features,
-            # The answers of a cut share its return.
+            # All answers of a cut have the same return, so use the first one.
             batch.returns[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
@@ -469,7 +486,7 @@ def update(
 
 @jax.jit
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """True if every number of a pytree is finite."""
+    """True if all numbers in a pytree are finite."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
@@ -482,14 +499,14 @@ def _update_if_finite(
     *,
     method: Method,
 ) -> Any:
-    """Returns the method's new state, or the old one if any reward is not finite."""
+    """Returns the new state of the method, or the old state if any reward is non-finite."""
     new = method.update(method_state, group_batch, rewards, values)
     return optax.tree.where(jnp.isfinite(rewards).all(), new, method_state)
 
 
 @jax.jit
 def _new_if_finite(new: Any, old: Any) -> Any:
-    """Returns the new state if all of it is finite, else the old one."""
+    """Returns the new state if all of its numbers are finite, otherwise the old state."""
     return optax.tree.where(all_finite(new), new, old)
 
 
@@ -501,21 +518,27 @@ def update_method(
     *,
     method: Method,
 ) -> Any:
-    """Updates the method's own state, unless the batch is not finite.
+    """Updates the state of the method, unless the batch or the new state is non-finite.
 
-    One number that is not finite, in rewards, values or scores, would remain in every running mean.
+    A single non-finite number in rewards, values or scores would stay in every running mean
+    forever.
     """
-    # Two programs, because in one program the check changes how the moments are rounded.
+    # Use two compiled programs, because the check changes how the moments are rounded if it is
+    # compiled together with the update.
     new = _update_if_finite(method_state, group_batch, rewards, values, method=method)
     return _new_if_finite(new, method_state)
 
 
 def adapt_schedule(run: Run, state: RunState, first: Round, step: int) -> CurriculumState:
-    """Line 16: records the outcomes of a step's first round, and updates the schedule if due."""
+    """Records the outcomes of a step's first round, and updates the curriculum if an update is due.
+
+    This is line 16 of Algorithm 1. An update is due every `curriculum.update_every` steps, or once
+    per epoch if that is None.
+    """
     settings = run.config.curriculum
     interval = settings.update_every
     if interval is None:
-        # One pass over the training questions, rounded up.
+        # Steps of one pass over the training questions, rounded up.
         interval = -(-len(run.environment.train) // run.config.rollout.questions)
     correct = first.group_batch.outcomes[..., -1]
     is_due = (step + 1) % interval == 0
@@ -533,11 +556,12 @@ def update_curriculum(
     *,
     settings: CurriculumConfig,
 ) -> CurriculumState:
-    """Records outcomes, and updates the schedule's pass rates if due (Eq. 5 and 6).
+    """Records outcomes, and updates the pass rates of the curriculum if due (Eq. 5 and 6).
 
     Args:
-      correct: outcomes at the full budget. If one is not finite, nothing is recorded, because it
-        would remain in every average.
+      groups: difficulty group of each question.
+      correct: outcomes at the full budget. If any of them is non-finite, the curriculum is left
+        unchanged, because the number would stay in every average.
       due: True in steps that update the pass rates.
     """
     recorded = curriculum.record_outcomes(before, groups, correct, ema_decay=settings.ema_decay)

@@ -1,8 +1,8 @@
-"""Builds the state that a run starts from, and checks the inputs of a run.
+"""Builds the initial state of a run and checks its inputs before training.
 
-The starting policy is a model folder, random weights, or the result of a warm-up. A method may add
-its own supervised stage. `loop.Trainer` calls these functions, and `train --check` calls
-`check_inputs`.
+The initial policy is read from a model folder, initialized randomly, or trained by a supervised
+warm-up. A method can add another supervised stage. `loop.Trainer` calls these functions, and `train
+--check` calls `check_inputs`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from bacr_jax.training.trace_lessons import SftBatches
 from bacr_jax.training.warmup import Batches, ledger_batches, styled_prompts, warm_up
 from bacr_jax.types import Params, Poll, Prompts
 
-# Questions on which the accuracy of a warm-up is measured.
+# Maximum number of questions used to measure the accuracy of a warm-up.
 _ACCURACY_QUESTIONS = 256
 
 
@@ -54,15 +54,18 @@ _ACCURACY_QUESTIONS = 256
 def compiling_in_background(
     work: Callable[[Callable[[], None]], None],
 ) -> Iterator[Callable[[], None]]:
-    """Runs `work` in a thread while the code inside runs, and waits for the thread at the end.
+    """Runs `work` in a background thread while the body of the `with` statement runs.
 
-    The thread starts when the code inside first calls the yielded function, because the programs of
-    the code inside should be compiled first. An error of `work` is ignored: what `work` did not
-    compile is compiled when it is needed, and raises its own error then.
+    The context manager yields a function that starts the thread. The body calls this function after
+    its own programs are compiled, so that these are compiled first. On exit, the context manager
+    waits for the thread.
+
+    Exceptions in `work` are ignored. A program that fails to compile in the background is compiled
+    again when it is needed, and then raises its exception.
 
     Args:
-      work: function of a `poll` that it calls wherever it can be interrupted. `poll` raises
-        `CancelledError` once the code inside has raised.
+      work: function that takes a callback `poll` and calls it wherever it can be interrupted.
+        `poll` raises `CancelledError` after the body has raised an exception.
     """
     cancelled = threading.Event()
 
@@ -87,16 +90,17 @@ def compiling_in_background(
         raise
     finally:
         if thread.ident is not None:
-            # A process that ends while XLA compiles would crash.
+            # Wait for the thread, because a process that exits while XLA is compiling would crash.
             thread.join()
 
 
 def can_compile_ahead(run: Run) -> bool:
-    """True if the programs of the loop can be compiled during the warm-up.
+    """True if the training programs can be compiled in the background during the warm-up.
 
-    That needs one process and idle CPU cores, because a GPU is busy during the warm-up and its
-    memory can't hold a second policy. With dynamic sampling the untrained policy would sample many
-    rounds, and servers would use the untrained weights for the weights of step 0.
+    This requires a single process and idle CPU cores, so it is only done on the CPU backend. A GPU
+    is busy during the warm-up and has no memory for a second policy. With dynamic sampling, the
+    untrained policy would sample many rounds. Servers would mistake the untrained weights for the
+    weights of step 0.
     """
     has_idle_cores = not processes.several() and jax.default_backend() == "cpu"
     samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "own"
@@ -107,7 +111,7 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
     """Runs an evaluation and an iteration with untrained weights, to compile their programs.
 
     Args:
-      poll: raises to interrupt.
+      poll: callback that raises an exception to interrupt the work.
     """
     config = run.config
     key = jax.random.key(0)
@@ -119,7 +123,8 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
         run.policy.decode_params(params), spec, run.policy.phi_of(params), spec.max_thinking
     )
     questions = next(iter(environment.eval.values()))
-    # Twice the slots, so that slots are also refilled. More questions have no other programs.
+    # Use twice as many questions as slots, so that slots are also refilled. More questions would
+    # not compile any other programs.
     few = np.arange(min(len(questions), 2 * spec.slots))
     largest_budget = max(config.eval.budgets)
     evaluate_set(
@@ -135,16 +140,16 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
     state = init_state(run, params, initial.random_head(key, run.policy))
     reference = None
     if config.loss.kl_coef > 0:
-        # A second copy, because the update donates the parameters of the state.
+        # Initialize a second copy, because the update donates the parameters of the state.
         reference = initial.initial_params(key, run.policy, None)
     iterate(run, state, 0, reference=reference, poll=poll)
 
 
 def check_restarts(config: Config, folder: RunFolder) -> None:
-    """Stops a job that Slurm restarts again and again without saving anything between the starts.
+    """Stops a job that Slurm keeps restarting although it saves no progress between restarts.
 
     Raises:
-      TrainingFailed: in all processes.
+      TrainingFailed: the job should not be restarted again. Raised in all processes.
     """
     reason = ""
     if processes.is_first():
@@ -158,9 +163,12 @@ def check_restarts(config: Config, folder: RunFolder) -> None:
 def initial_state(
     run: Run, folder: RunFolder, progress: Progress, poll: Poll = None
 ) -> tuple[Run, RunState]:
-    """Returns the run with its frozen base, and the state of the starting policy.
+    """Builds the state of the initial policy.
 
-    The policy is the result of the warm-up, or else is read from the model folder, or is random.
+    The policy is trained by a warm-up, read from the model folder, or initialized randomly.
+
+    Returns:
+      The run, which now contains the frozen base weights, and the initial state.
     """
     policy_key, head_key = _keys(run)
     if run.config.warmup.steps:
@@ -179,7 +187,10 @@ def untrained_state(run: Run) -> RunState:
 
 
 def open_inputs(config: Config) -> tuple[Method, Environment]:
-    """Reads method, tokenizer and questions, and checks the model folder, before device work."""
+    """Loads the method, the tokenizer and the questions, and checks the model folder.
+
+    This happens before any work on a device, so that errors in the config are reported early.
+    """
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
     shape = setup.model_shape(config, vocab_size)
@@ -194,10 +205,11 @@ def open_inputs(config: Config) -> tuple[Method, Environment]:
 
 
 def open_inputs_together(config: Config) -> tuple[Method, Environment]:
-    """Calls `open_inputs` in every process of a run.
+    """Calls `open_inputs` in every process of a run and checks that the inputs agree.
 
     Raises:
-      UserError: in all processes, if one of them raises or reads other inputs than process 0.
+      UserError: a process can't read its inputs, or reads different inputs than process 0. Raised
+        in all processes.
     """
     if not processes.several():
         return open_inputs(config)
@@ -211,14 +223,14 @@ def open_inputs_together(config: Config) -> tuple[Method, Environment]:
 
 
 def check_inputs(config: Config) -> list[str]:
-    """Checks all inputs that a run reads before device work.
+    """Checks all inputs of a run before any work on a device.
 
     Returns:
-      Lines with the scores that verifiers give to reference answers.
+      Lines of text with the scores that each verifier gives to reference answers.
 
     Raises:
-      UserError: with all errors of method, model, verifier and sets, each of which is checked
-        separately.
+      UserError: an input is invalid. The method, the model, the verifier and each data set are
+        checked separately, so that the exception lists all errors.
     """
     try:
         _, environment = open_inputs(config)
@@ -241,7 +253,7 @@ def check_inputs(config: Config) -> list[str]:
         sets += [("test", spec) for spec in config.data.eval]
         for split, spec in sets:
             checks.append(functools.partial(load_questions, spec, config.data, config.seed, split))
-        # Without the lines that appear twice.
+        # Remove duplicate lines.
         raise UserError(*dict.fromkeys([*error.lines, *faults_of(*checks)])) from None
 
 
@@ -254,13 +266,15 @@ def tokenizer_of(config: Config) -> tuple[Any, int]:
 def restore_files(
     folder: RunFolder, recorded: dict[str, Any], step: int, progress: Progress
 ) -> None:
-    """Process 0 restores the files of a resumed run to their content at its checkpoint.
+    """Restores the files of a resumed run to their content at the time of its checkpoint.
+
+    Process 0 restores the files.
 
     Args:
-      recorded: description of the files, from the checkpoint.
+      recorded: description of the files, from the metadata of the checkpoint.
 
     Raises:
-      UserError: in all processes, if a file can't be restored.
+      UserError: a file can't be restored. Raised in all processes.
     """
     error_text = ""
     if processes.is_first():
@@ -276,17 +290,17 @@ def restore_files(
 
 
 def _keys(run: Run) -> list[jax.Array]:
-    """Returns the keys of a random policy and of a random value head."""
+    """Returns the PRNG keys for initializing the policy and the value head."""
     return [jax.random.fold_in(jax.random.key(run.config.seed), stream) for stream in (2, 3)]
 
 
 def after_rejection_sft(
     run: Run, fresh: RunState, progress: Progress, poll: Poll = None
 ) -> RunState:
-    """Runs the method's own supervised stage, and returns the state after it.
+    """Runs the method's supervised stage (`rejection_sft`) and returns the state after it.
 
-    Tokens that the stage samples count as generated. Without such a stage it returns the state
-    unchanged.
+    Tokens sampled in this stage count as generated tokens. If the method has no such stage, the
+    state is returned unchanged.
     """
     settings = run.method.rejection_sft
     if settings is None:
@@ -304,7 +318,7 @@ def after_rejection_sft(
 
 
 def shared_format_environment(config: Config, current: Environment) -> Environment:
-    """Returns the environment in the prompt format that all methods share."""
+    """Returns the environment with the prompt format that all methods share."""
     shared_format = format_for(config)
     if shared_format == current.style:
         return current
@@ -312,7 +326,11 @@ def shared_format_environment(config: Config, current: Environment) -> Environme
 
 
 def _warmup_environment(config: Config, current: Environment) -> Environment:
-    """Returns the environment of a run's warm-up: its seed's questions in the shared format."""
+    """Returns the environment of the warm-up, in the prompt format that all methods share.
+
+    Its questions are drawn with the seed of the warm-up's config, which may differ from the run's
+    seed.
+    """
     warmup_config = derived.warmup_config(config)
     if warmup_config.seed == config.seed:
         return shared_format_environment(config, current)
@@ -326,9 +344,10 @@ class _WarmupData:
     """Data of a warm-up.
 
     Attributes:
-      batches: supervised batch of each step.
-      styles: styles that are measured at the end.
-      prompts_of: prompts that contain the first token of a style, and their reference answers.
+      batches: function that returns the supervised batch of a step.
+      styles: trace styles whose accuracy is measured at the end of the warm-up.
+      prompts_of: function that maps a style to prompts and their reference answers. Each prompt
+        ends with the first token of a trace in that style.
     """
 
     batches: Batches
@@ -337,7 +356,7 @@ class _WarmupData:
 
 
 def _warmup_data(config: Config, environment: Environment) -> _WarmupData:
-    """Returns the warm-up's data from the ledger, or from the traces of the training set."""
+    """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
     largest_budget = config.budget.max
     if config.data.train != "ledger":
         traces = SftBatches(config, environment)
@@ -346,7 +365,7 @@ def _warmup_data(config: Config, environment: Environment) -> _WarmupData:
         )
 
     def prompts_of(style: ledger.Style) -> tuple[Prompts, list[str]]:
-        # The long style is measured on the hardest questions, which only it can solve.
+        # Measure the long style on the hardest questions, which only this style can solve.
         level = ledger.MAX_LEVEL if style == "steps" else config.warmup.style_level
         return styled_prompts(environment.train, style, level, largest_budget)
 
@@ -354,14 +373,14 @@ def _warmup_data(config: Config, environment: Environment) -> _WarmupData:
 
 
 def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll) -> Params:
-    """Returns the weights after the supervised warm-up, with an untrained budget module.
+    """Runs the supervised warm-up and returns its weights, with an untrained budget module added.
 
-    Programs of the loop are compiled in the background of the warm-up, if cores are idle.
+    If CPU cores are idle, the programs of the training loop are compiled in the background.
     """
     config = derived.warmup_config(run.config)
     warmup_run = dataclasses.replace(run, config=config)
     warmup_folder = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
-    # Graded exactly, because several runs with different graders may share a warm-up.
+    # Grade with the exact grader, because several runs with different graders may share a warm-up.
     environment = _warmup_environment(run.config, run.environment).exactly_graded()
     compiles_ahead = can_compile_ahead(run) and not WarmupPaths(warmup_folder).identity.exists()
     data = _warmup_data(config, environment)
@@ -381,7 +400,8 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
     ):
 
         def poll_and_begin() -> None:
-            # Called after the first step, so its program is already compiled.
+            # This is called after the first step, so the program of the warm-up is already
+            # compiled.
             if compiles_ahead:
                 begin()
             if poll is not None:
@@ -412,9 +432,9 @@ def _style_accuracy(
     progress: Progress,
     poll: Poll,
 ) -> float:
-    """Returns the greedy accuracy on prompts that contain the first token of a style.
+    """Returns the greedy accuracy on prompts that end with the first token of a trace style.
 
-    It shows its progress, because it takes minutes with a large model.
+    A progress bar is shown, because the measurement takes minutes with a large model.
     """
     with progress.phase(f"warm-up, {style}", len(references)) as phase:
         num_done = 0
@@ -432,7 +452,7 @@ def _style_accuracy(
 def _accuracy(
     run: Run, environment: Environment, params: Params, key: jax.Array, poll: Poll
 ) -> float:
-    """Returns greedy accuracy at the largest evaluated budget, without a budget module."""
+    """Returns the greedy accuracy at the largest evaluated budget, without the budget module."""
     config = run.config
     largest_budget = max(config.eval.budgets)
     spec = dataclasses.replace(run.policy.evaluation, conditioning=None)

@@ -1,7 +1,7 @@
-"""Supervised batches from a training set's own reasoning traces, for the warm-up.
+"""Supervised batches for the warm-up, built from the reasoning traces of a training set.
 
-`start` uses `SftBatches` for every training set except the ledger, which has its own batches
-(`questions.ledger.supervised`).
+`start` uses `SftBatches` for every training set except the ledger. The ledger task generates its
+own batches (`questions.ledger.supervised`).
 """
 
 import difflib
@@ -23,36 +23,38 @@ from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts
 from bacr_jax.training.warmup_folder import told_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
-# The first share of the steps contains only the longest style, on questions up to a level if levels
-# are known. With everything at once a small model remains on the plateau before induction for
-# thousands of steps.
+# The first `FIRST` share of the steps trains only on the longest style. If the difficulty levels of
+# the questions are known, these steps use only questions up to level `FIRST_LEVEL`. If a small
+# model starts with all styles and levels at once, its loss stays on a plateau for thousands of
+# steps before induction emerges.
 FIRST = 0.3
 FIRST_LEVEL = 3
-# Random stream of the seed.
+# Folded into the run's seed to draw these batches.
 _STREAM = 5
-# Batches have at most four widths, so that few shapes are compiled and few tokens are padding.
+# Batches have at most four widths, at these quantiles of the example lengths. This limits both the
+# number of compiled shapes and the padding.
 _QUANTILES = (0.25, 0.5, 0.75, 1.0)
-# Widths are multiples of this.
+# Widths are rounded up to a multiple of this number of tokens.
 _MULTIPLE = 8
 
 
 class SftBatches:
-    """Supervised batches of a training set's traces. A batch depends only on seed and step.
+    """Supervised batches of reasoning traces. Each batch depends only on the seed and the step.
 
-    An example is prompt, trace, suffix and answer. A tenth of the examples end their trace early,
-    at a random token, so that the model learns to answer when its thinking is cut. Questions
-    without an answer, or without a trace in every style, are left out.
+    An example consists of prompt, trace, suffix and answer. In a tenth of the examples the trace is
+    truncated at a random token, so that the model learns to answer when its thinking is cut off.
+    Questions without an answer or without a trace in every style are left out.
 
     Attributes:
       styles: styles of the traces, from short to long.
     """
 
     def __init__(self, config: Config, environment: Environment):
-        """Tokenises all traces and answers.
+        """Tokenizes all traces and answers.
 
         Raises:
-          UserError: no question has an answer and a trace in every style, or a step's tokens do not
-            hold the longest example.
+          UserError: no question has an answer and a trace in every style, or the longest example
+            has more tokens than `warmup.batch_tokens`.
         """
         self._config = config
         self._budgets = told_budgets(config)
@@ -76,27 +78,27 @@ class SftBatches:
             self._traces.append(self._token_ids(texts))
         ending = _answer_ending(style_format)
         self._answers = self._token_ids([answer + ending for answer in questions.answers])
-        # By whether the trace is cut.
+        # Indexed by whether the trace is truncated.
         self._suffixes = [
             encode_text(self._tokenizer, text).tolist()
             for text in (style_format.natural_suffix, style_format.forced_suffix)
         ]
         lengths = self._example_lengths()
         widths = np.quantile(lengths, _QUANTILES, method="higher")
-        # Rounded up to multiples.
+        # Round up to a multiple of `_MULTIPLE`.
         self._widths = np.unique(-(-widths.astype(int) // _MULTIPLE) * _MULTIPLE)
         self._bucket = np.searchsorted(self._widths, lengths)
         check_batch_tokens(config.warmup.batch_tokens, int(self._widths[-1]))
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
-        """Tokenises texts without special tokens."""
+        """Tokenizes texts without special tokens."""
         ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)[
             "input_ids"
         ]
         return ids
 
     def _example_lengths(self) -> Int[np.ndarray, "styles n"]:
-        """Returns the largest number of tokens of each style's and question's example."""
+        """Returns the maximum number of tokens of each example, by style and question."""
         told = self._questions.told
         if told is None:
             prompts = np.asarray(self._questions.prompts.lengths)
@@ -113,7 +115,7 @@ class SftBatches:
         """Returns the tokens of a step and their loss mask.
 
         Args:
-          practice: has no effect here; the ledger's batches use it.
+          practice: ignored. Batches of the ledger task use it.
         """
         del practice
         settings = self._config.warmup
@@ -141,7 +143,14 @@ class SftBatches:
         width: int,
         rng: np.random.Generator,
     ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-        """Returns tokens and loss mask of examples, given by the indices of style and question."""
+        """Returns the tokens and the loss mask of examples.
+
+        Args:
+          styles: index of each example's style.
+          questions: index of each example's question.
+          width: number of tokens to which the examples are padded.
+          rng: generator of random budgets and truncations.
+        """
         budgets = np.full(len(questions), NO_BUDGET)
         if self._budgets is not None:
             budgets = rng.choice(self._budgets, size=len(questions))
@@ -156,15 +165,15 @@ class SftBatches:
                 trace = trace[: int(remaining_share[row] * (len(trace) - 1))]
             suffix = self._suffixes[int(is_cut[row])]
             answer = self._answers[question]
-            # The suffix is not learned, because the decoding loop forces it.
+            # Exclude the suffix from the loss, because the decoding loop forces its tokens.
             rows.append([(prompt, False), (trace, True), (suffix, False), (answer, True)])
         return padded(rows, width)
 
     def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
-        """Returns prompts that contain the first token of a style, and their reference answers.
+        """Returns prompts that end with the first token of a style, and their reference answers.
 
-        They are held-out questions if there are any, because few training questions are soon
-        memorised.
+        Held-out questions are used if they exist, because a small number of training questions is
+        soon memorized.
         """
         index = np.arange(min(STYLE_PROBLEMS, len(self._measured)))
         texts = [_trace(self._measured.set.rows[question], style) for question in index]
@@ -175,8 +184,8 @@ class SftBatches:
 def _closing_text(style_format: PromptFormat) -> str:
     """Returns the text that closes a complete trace.
 
-    It has the newline that the format's closing of a cut trace begins with. A longer closing text,
-    as in the format `native`, belongs only to cut traces.
+    It starts with a newline if the format's closing of a truncated trace does. A longer closing
+    text, as in the format `native`, is only used for truncated traces.
     """
     before_tag, _, _ = style_format.forced_suffix.partition(style_format.think_close)
     newline = "\n" if before_tag.endswith("\n") else ""
@@ -184,14 +193,14 @@ def _closing_text(style_format: PromptFormat) -> str:
 
 
 def _answer_ending(style_format: PromptFormat) -> str:
-    """Returns the text after an answer: brace, newline and closing tag as the format has them."""
+    """Returns the text after an answer: a brace, a newline and a tag, as the format requires."""
     brace = "}" if style_format.answer_open.endswith("{") else ""
     newline = "\n" if style_format.natural_suffix.endswith("\n") else ""
     return brace + newline + style_format.answer_close
 
 
 def _styles(config: Config, questions: QuestionSet) -> tuple[tuple[str, ...], np.ndarray]:
-    """Returns the styles to train on, from short to long, and their weights."""
+    """Returns the trace styles to train on, from short to long, and their sampling weights."""
     available = {source.styles for source, _ in questions.rows if source.trace is not None}
     if len(available) != 1:
         problem = "traces of different styles" if available else "no traces"
@@ -210,7 +219,7 @@ def _styles(config: Config, questions: QuestionSet) -> tuple[tuple[str, ...], np
 
 
 def _with_traces(questions: Questions, styles: tuple[str, ...]) -> Questions:
-    """Returns the questions that have an answer, and a trace in every style."""
+    """Returns the questions that have an answer and a trace in every style."""
     complete = []
     for source_row in questions.set.rows:
         _, row = source_row
@@ -219,7 +228,7 @@ def _with_traces(questions: Questions, styles: tuple[str, ...]) -> Questions:
 
 
 def _trace(source_row: Any, style: str) -> str:
-    """Returns the trace of a row in a style; an empty text if its source has none.
+    """Returns the trace of a row in one style, or an empty string if its source has no traces.
 
     Args:
       source_row: (source, row), as in `QuestionSet.rows`.

@@ -1,7 +1,7 @@
-"""Undoes an update if the traces that are sampled after it break a bound (train.undo_*).
+"""Undoes an update if the traces sampled after it exceed a bound (train.undo_*).
 
 `algorithm.guarded` calls an `UpdateGuard` after the traces of each step are sampled. The state
-before the last update is stored in host memory, not in checkpoints.
+before the last update is kept in host memory. It is not part of checkpoints.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.training.dynamic_sampling import Round
 from bacr_jax.training.logging import rollout_metrics
 
-# Shares of a step's traces, in [0, 1], by the names of metrics.
+# Shares of a step's traces in [0, 1], by metric name.
 Shares = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A share of a step's traces that has a bound.
+    """A metric that is compared with a bound, for example the share of answers that were closed.
 
     Attributes:
       key: name of the bound in `TrainConfig`.
-      metric: name of the share.
-      sign: 1 if larger shares are worse, -1 if smaller ones are.
+      metric: name of the metric.
+      sign: 1 if larger values are worse, -1 if smaller values are worse.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Watched:
     sign: int
 
     def breaks(self, share: float, bound: float) -> bool:
-        """True if a share is beyond a bound."""
+        """True if `share` is worse than `bound`."""
         return self.sign * (share - bound) > 0
 
 
@@ -47,11 +47,13 @@ WATCHED = (
 
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """A copy of an array in host memory, with one copy of each distinct shard of this process.
+    """A copy of a device array in host memory. Replicated shards are stored only once.
 
     Attributes:
-      sharding: None if the array was never put on particular devices.
-      shards: data of each shard, by the text of its index.
+      shape: shape of the whole array.
+      sharding: sharding of the original array. None if it was not committed to devices.
+      shards: data of each distinct shard of this process. The keys are the shard indices as
+        strings.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +62,7 @@ class HostArray:
 
     @classmethod
     def of(cls, array: jax.Array) -> "HostArray":
-        """Copies an array; the original may be donated afterwards."""
+        """Copies an array to host memory. The original may be donated afterwards."""
         shards: dict[str, np.ndarray] = {}
         for shard in array.addressable_shards:
             name = str(shard.index)
@@ -69,7 +71,7 @@ class HostArray:
         return cls(array.shape, array.sharding if array.committed else None, shards)
 
     def on_devices(self) -> jax.Array:
-        """Returns the array on its devices. The result may be donated, so it shares no memory."""
+        """Copies the array back to its devices. The result shares no memory and may be donated."""
         if self.sharding is None:
             (value,) = self.shards.values()
             return jnp.array(value, copy=True)
@@ -80,11 +82,12 @@ class HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The state at the start of a step, and the shares of the step's traces.
+    """The train state at the start of a step, and the shares measured on the step's traces.
 
     Attributes:
-      train: `TrainState` with a `HostArray` for each array.
-      updates: number of updates in `train`.
+      train: `TrainState` in which each array is replaced by a `HostArray`.
+      updates: number of updates that `train` has received.
+      shares: shares of the step's traces, by metric name.
     """
 
     train: Any
@@ -96,19 +99,22 @@ class UpdateGuard:
     """Stores the state before the last update, and compares the traces before and after it."""
 
     def __init__(self, bounds: dict[str, float]) -> None:
-        """Starts without a snapshot, so the first update of a process cannot be undone.
+        """Creates a guard without a snapshot, so the first update of a process can't be undone.
 
         Args:
-          bounds: the bounds that are set in `TrainConfig`, by the names of their keys.
+          bounds: bounds that are set in `TrainConfig`, by their key.
         """
         self._bounds = bounds
         self._before: Snapshot | None = None
 
     def breach(self, shares: Shares) -> str | None:
-        """Describes how the shares of a step's traces break a bound; None if they don't.
+        """Returns a description of the first bound that is exceeded, or None if all bounds hold.
 
-        A share that is beyond its bound but not worse than before the update does not count,
-        because the update is not its cause.
+        A share beyond its bound is ignored if it is not worse than before the update, because then
+        the update is not the cause.
+
+        Args:
+          shares: shares of the traces that were sampled after the update.
         """
         for watched in WATCHED:
             bound = self._bounds.get(watched.key)
@@ -122,11 +128,11 @@ class UpdateGuard:
         return None
 
     def can_undo(self, train: TrainState) -> bool:
-        """True if an update has moved the policy since the snapshot."""
+        """True if the policy has been updated since the snapshot."""
         return self._before is not None and int(train.updates) > self._before.updates
 
     def restored(self) -> TrainState:
-        """Returns the state before the last update, on its devices."""
+        """Returns the train state before the last update, on its devices."""
         assert self._before is not None
         return jax.tree.map(
             lambda copy: copy.on_devices(),
@@ -135,8 +141,8 @@ class UpdateGuard:
         )
 
     def keep(self, train: TrainState, shares: Shares) -> None:
-        """Stores the state at the start of a step, and the shares of the step's traces."""
-        # Deleted first, so that host memory never contains two copies.
+        """Stores a snapshot of the state at the start of a step, and the shares of its traces."""
+        # Delete the old snapshot first, so that host memory never contains two of them.
         self._before = None
         copies = jax.tree.map(HostArray.of, train)
         self._before = Snapshot(copies, int(train.updates), shares)
@@ -149,7 +155,7 @@ def shares_of(first: Round) -> Shares:
 
 
 def make_guard(config: TrainConfig) -> UpdateGuard | None:
-    """Returns the guard of a run; None if no bound is set."""
+    """Returns the update guard of a run, or None if no bound is set."""
     bounds = {}
     for watched in WATCHED:
         bound = getattr(config, watched.key)

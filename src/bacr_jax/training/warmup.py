@@ -1,22 +1,25 @@
-"""The supervised warm-up: trains random or pretrained weights until the policy can do the task.
+"""The supervised warm-up, which trains random or pretrained weights until the task is learned.
 
-The finished weights are stored in a folder with a fingerprint of their settings
-(`warmup_folder`), so that several methods can start from the same policy. The folder also stores an
-unfinished warm-up, which is resumed at its last save.
+The finished weights are stored in a folder together with a fingerprint of their settings
+(`warmup_folder`). Several methods can therefore start from the same policy. The folder also
+contains checkpoints of an unfinished warm-up, from which it can be resumed.
 
-The learning rate rises, is constant, and falls over the last 35 % of the steps. While it falls no
-new skill is learned, and the right time for the fall differs between seeds (docs/quickstart.md). So
-the rate stays constant until greedy accuracy at the largest budget is `warmup.hold_accuracy`
-(measured every 100 steps, `warmup.max_hold` times). If accuracy after the fall is below
-`warmup.target_accuracy`, the rate returns to its maximum for 100 steps and falls again; each time
-counts as one of the `warmup.max_hold`. The same happens if the policy can't write the short style,
-which reinforcement learning is to find, on `warmup.short_accuracy` of the problems of some level;
-the 100 steps then contain more of that style (`ledger.PRACTICE`).
+The learning rate rises, stays constant, and decays over the last 35 % of the steps. The policy
+learns no new skills during the decay, and the right time to start the decay differs between seeds
+(docs/quickstart.md). The rate therefore stays constant until the greedy accuracy at the largest
+budget reaches `warmup.hold_accuracy`. The accuracy is measured every 100 steps, at most
+`warmup.max_hold` times.
 
-With `warmup.style` the warm-up ends as soon as that style is right on a share of the problems
-of one level that lies in `warmup.style_accuracy`, because the size of the trade-off between styles
-depends on this share. `warmup.target_accuracy` is then the accuracy of the style *steps* on the
-highest level, and the rate falls over 40 steps.
+The accuracy is measured again after the decay. If it is below `warmup.target_accuracy`, the rate
+returns to its maximum for 100 steps and decays again. The same happens if the policy writes less
+than `warmup.short_accuracy` of the short traces correctly on some level. Reinforcement learning
+must later discover this short style, so the additional 100 steps contain more of it
+(`ledger.PRACTICE`). Each repetition counts towards `warmup.max_hold`.
+
+With `warmup.style`, the warm-up instead ends when the accuracy of that style on one level lies
+within the range `warmup.style_accuracy`. The size of the trade-off between styles depends on this
+accuracy. `warmup.target_accuracy` is then the accuracy of the style *steps* on the highest level,
+and the rate decays over 40 steps.
 """
 
 import contextlib
@@ -54,54 +57,58 @@ from bacr_jax.training.warmup_folder import (
 )
 from bacr_jax.types import Params, Poll, Prompts
 
-# Function of a step, counted from 0, and of `practice` (True for more of the short style), which
-# returns the tokens and the loss mask of the step.
+# Maps a step, counted from 0, and the flag `practice` (True for more traces in the short style) to
+# the tokens and the loss mask of that step.
 Batches = Callable[[int, bool], tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]]
-# Called with the step, all steps and the loss.
+# Called with the current step, the total number of steps, and the loss.
 OnProgress = Callable[[int, int, float], None]
 
-# Shape of the learning rate, chosen by trial: 50 steps of rise, then constant, then a linear fall
-# to 3 % over the last 35 % of the steps.
+# Learning rate schedule, tuned by hand: 50 steps of linear warm-up, then constant, then linear
+# decay to 3 % over the last 35 % of the steps.
 RISE = 50
 FALL_SHARE = 0.35
 FINAL_FRACTION = 0.03
-# Steps at the constant rate between two measurements.
+# Number of steps at the constant rate between two measurements.
 HOLD_STEPS = 100
-# With `warmup.style`: the style is measured every 25 steps, from the curriculum's last phase on, on
-# a copy that trains for 40 more steps with a falling rate.
+# With `warmup.style`, the accuracy is measured every 25 steps, starting with the last phase of the
+# curriculum. It is measured on a copy that is trained for 40 more steps with a decaying learning
+# rate.
 MEASURE_EVERY = 25
 STYLE_FALL = 40
-# Problems on which a style is measured: a standard error of 3 points.
+# Maximum number of problems on which a style is measured. The standard error is 3 percentage
+# points.
 STYLE_PROBLEMS = 256
-# Problems of each level on which the short style is measured: a standard error of 3 points at 0.9.
+# Number of problems per level on which the short style is measured. The standard error is 3
+# percentage points at an accuracy of 0.9.
 SHORT_PROBLEMS = 128
-# Steps between saves, so that a crash loses some ten seconds on a CPU.
+# Number of steps between checkpoints. A crash loses about ten seconds of work on a CPU.
 SAVE_EVERY = 100
-# Steps between two reports of progress.
+# Number of steps between two progress reports.
 SHOW_EVERY = 20
-# Seconds after which the next step is reported, whatever its number.
+# Progress is also reported after a step if the last report is older than this number of seconds.
 SHOW_SECONDS = 15.0
 
 
 @dataclasses.dataclass
 class WarmUp:
-    """A warm-up in progress, or a method's own supervised stage.
+    """State of a running warm-up, or of the supervised stage of a method.
 
-    A resumed warm-up runs the same schedule from its beginning. It counts the steps that were done
-    before without taking them, and reads earlier measurements from its journal.
+    A resumed warm-up runs the same schedule from the beginning. It skips the steps that were
+    already done and reads earlier measurements from its journal.
 
     Attributes:
+      batches: function that returns the batch of a step.
       tx: optimizer.
       opt_state: state of the optimizer.
-      saved: checkpoints of the unfinished warm-up; None if it is never saved.
+      saved: checkpoints of the unfinished warm-up. None if it is never saved.
       frozen: weights that are not trained.
-      planned: steps of the schedule so far, which may be extended.
-      step: steps of the schedule that are done.
-      done: steps that were done before a resumed warm-up was stopped.
+      planned: number of steps currently planned. The schedule may be extended.
+      step: number of steps of the schedule that are done.
+      done: number of steps that were done before the warm-up was resumed.
       journal: results of all measurements, in order.
-      measurements: number of measurements in the schedule so far.
+      measurements: number of measurements so far, including those read from the journal.
       pending_loss: loss of the step that the device is computing.
-      last_shown: time of the last report of progress (`time.monotonic`).
+      last_shown: time of the last progress report (`time.monotonic`).
     """
 
     config: Config
@@ -123,7 +130,7 @@ class WarmUp:
     last_shown: float = dataclasses.field(default_factory=time.monotonic)
 
     def resume(self) -> None:
-        """Restores parameters, optimizer state and journal of a stopped warm-up, if saved."""
+        """Restores parameters, optimizer state and journal from the newest checkpoint, if any."""
         assert self.saved is not None
         if self.saved.latest is None:
             return
@@ -134,13 +141,13 @@ class WarmUp:
         self.journal = meta["journal"]
 
     def save(self) -> None:
-        """Saves parameters, optimizer state and journal, unless this step was saved."""
+        """Saves parameters, optimizer state and journal, unless this step is already saved."""
         if self.saved is not None and self.step > max(self.saved.latest or 0, self.done):
             state = {"params": self.params, "opt_state": self.opt_state}
             self.saved.save(self.step, state, {"journal": self.journal})
 
     def copy(self) -> "WarmUp":
-        """Returns an independent copy, which is not saved and reports no progress."""
+        """Returns an independent copy that is never saved and reports no progress."""
         params, opt_state = jax.tree.map(lambda x: x.copy(), (self.params, self.opt_state))
         return dataclasses.replace(
             self,
@@ -152,7 +159,7 @@ class WarmUp:
         )
 
     def measured(self, measure: Callable[[], Any]) -> Any:
-        """Returns the result of a measurement: from the journal if it was made before a stop."""
+        """Returns the result of a measurement, from the journal if it was made before a resume."""
         self.measurements += 1
         if self.measurements > len(self.journal):
             self.journal.append(measure())
@@ -162,8 +169,8 @@ class WarmUp:
         """Trains for a number of steps.
 
         Args:
-          rate: learning rate of each of these steps, counted from 0.
-          practice: True for batches with more of the short style.
+          rate: maps the index of each of these steps, counted from 0, to its learning rate.
+          practice: True for batches that contain more of the short style.
         """
         for i in range(steps):
             if self.step < self.done:
@@ -181,8 +188,8 @@ class WarmUp:
                 tx=self.tx,
             )
             self.step += 1
-            # The device computes one step while the next batch is made. A longer queue of steps
-            # would hold the memory of all of them, and delay the response to a signal.
+            # Prepare the next batch while the device computes the current step. A longer queue of
+            # steps would need the memory of all of them, and delay the response to a signal.
             jax.block_until_ready(self.pending_loss)
             self.pending_loss = loss
             self._report(loss)
@@ -192,10 +199,10 @@ class WarmUp:
                 self.poll()
 
     def _report(self, loss: Any) -> None:
-        """Reports progress every 20 steps, at the planned end, and if steps are slow.
+        """Reports progress every 20 steps, at the planned end, and more often if steps are slow.
 
         Args:
-          loss: scalar of the last step, for which a report waits.
+          loss: scalar loss of the last step. Reporting waits until the device has computed it.
         """
         is_regular = self.step % SHOW_EVERY == 0 or self.step == self.planned
         is_late = time.monotonic() - self.last_shown > SHOW_SECONDS
@@ -205,7 +212,7 @@ class WarmUp:
 
 
 def ledger_batches(config: Config) -> Batches:
-    """Returns the batches of the ledger's own curriculum."""
+    """Returns a function that generates the batches of the synthetic ledger task."""
     settings = config.warmup
     task = config.data.ledger
     budgets = told_budgets(config)
@@ -228,13 +235,13 @@ def ledger_batches(config: Config) -> Batches:
 def styled_prompts(
     questions: Questions, style: ledger.Style, level: int, budget: int
 ) -> tuple[Prompts, list[str]]:
-    """Returns `opened_prompts` of ledger problems of a level, with the first token of a style.
+    """Returns ledger prompts that end with the first token of a style, and the reference answers.
 
-    At most `STYLE_PROBLEMS` problems are used.
+    At most `STYLE_PROBLEMS` problems of the given level are used (see `opened_prompts`).
     """
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
-    # A trace of the style *steps* starts with a line's label, other traces with the start digit,
-    # which follows <bos> in the prompt.
+    # A trace in the style *steps* starts with the label of a line. Traces in other styles start
+    # with the start digit, which follows <bos> in the prompt.
     start_digits = np.asarray(questions.prompts.take(index).tokens)[:, 1]
     first = np.full_like(start_digits, ledger.ID["a"]) if style == "steps" else start_digits
     return opened_prompts(questions, index, first, budget)
@@ -243,22 +250,23 @@ def styled_prompts(
 def opened_prompts(
     questions: Questions, index: Int[np.ndarray, "n"], first: Int[np.ndarray, "n"], budget: int
 ) -> tuple[Prompts, list[str]]:
-    """Returns prompts that end with the first token of a trace, and the reference answers.
+    """Returns prompts that end with the first token of a trace, and their reference answers.
 
     Args:
-      index: questions to use.
-      first: id of each trace's first token.
-      budget: budget in the prompts, if prompts contain budgets.
+      questions: set of questions.
+      index: indices of the questions to use.
+      first: id of the first token of each trace.
+      budget: budget to write into the prompts, if the prompt format contains budgets.
     """
     prompts = questions.at(index, np.full_like(index, budget))
     return with_ids(prompts, first[:, None]), [questions.set.answers[i] for i in index]
 
 
 def short_accuracy(run: WarmUp) -> float:
-    """Returns the share of problems whose short trace the policy writes, on its weakest level.
+    """Returns the share of short traces that the policy predicts correctly, on its weakest level.
 
-    Each token is predicted given the correct tokens before it. Labels are not judged, because a
-    label may also start a redundant line.
+    Each token is predicted from the correct tokens before it. Labels are not counted, because a
+    label may also be the start of a redundant line.
     """
     config = run.config
     budget = None if told_budgets(config) is None else config.budget.max
@@ -270,21 +278,22 @@ def short_accuracy(run: WarmUp) -> float:
 
 
 def _rising(learning_rate: float) -> Callable[[int], float]:
-    """Returns a rate that rises linearly over `RISE` steps and is then constant."""
+    """Returns a schedule that rises linearly over `RISE` steps and then stays constant."""
     return lambda i: learning_rate * min((i + 1) / RISE, 1.0)
 
 
 def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
-    """Trains until greedy accuracy and short accuracy reach the targets of the config.
+    """Trains until the greedy accuracy and the short accuracy reach the targets of the config.
 
     Args:
-      accuracy_of: greedy accuracy of parameters at the largest budget.
+      run: the warm-up to continue.
+      accuracy_of: maps parameters to their greedy accuracy at the largest budget.
 
     Returns:
-      The accuracies at the end, by name.
+      The final accuracies, by name.
 
     Raises:
-      UserError: a target is not reached within `warmup.max_hold` holds.
+      UserError: a target is not reached after `warmup.max_hold` extensions.
     """
     settings = run.config.warmup
     fall_steps = int(FALL_SHARE * settings.steps)
@@ -302,7 +311,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
     run.planned = settings.steps
     run.advance(settings.steps - fall_steps, _rising(settings.learning_rate))
     holds = 0
-    # A target of 0 needs no measurement.
+    # Skip the measurement if the target is 0.
     max_first_holds = settings.max_hold if settings.hold_accuracy > 0 else 0
     while holds < max_first_holds and measure() < settings.hold_accuracy:
         holds += 1
@@ -310,7 +319,8 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
         run.advance(HOLD_STEPS, constant)
     run.advance(fall_steps, falling)
     data = run.config.data
-    # Only the ledger with redundant lines has a short style: the traces without these lines.
+    # Only the variant of the ledger with redundant lines has a short style, which omits these
+    # lines.
     has_short_style = data.train == "ledger" and data.ledger.variant == "redundant"
     short_target = settings.short_accuracy if has_short_style else 0.0
     while True:
@@ -322,8 +332,8 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
             return accuracies
         if holds == settings.max_hold:
             raise UserError(_not_reached(run, accuracies))
-        # The rate fell too early, or the policy needs the redundant lines: train on, and let the
-        # rate fall again.
+        # Either the decay started too early, or the policy still depends on the redundant lines.
+        # Train longer, then decay again.
         holds += 1
         run.planned += HOLD_STEPS + fall_steps
         run.advance(HOLD_STEPS, constant, practice=is_accurate)
@@ -331,7 +341,7 @@ def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[
 
 
 def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
-    """Returns the error message of a warm-up that does not reach a target."""
+    """Returns the error message for a warm-up that does not reach a target."""
     settings = run.config.warmup
     result = f"greedy accuracy {accuracies['accuracy']:.2f} at the largest budget"
     target = f"warmup.target_accuracy={settings.target_accuracy}"
@@ -348,16 +358,19 @@ def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
 def until_style(
     run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
-    """Trains until the accuracy of `warmup.style` lies in `warmup.style_accuracy`.
+    """Trains until the accuracy of `warmup.style` lies within the range `warmup.style_accuracy`.
 
     Args:
-      style_accuracy_of: greedy accuracy of parameters on prompts with the first token of a style.
+      run: the warm-up to continue.
+      style_accuracy_of: maps parameters and a style to the greedy accuracy on prompts that end with
+        the first token of that style.
 
     Returns:
-      The accuracies of both styles at the end, by name.
+      The final accuracies of both styles, by name.
 
     Raises:
-      UserError: the accuracy is never in the band, or the style *steps* is not accurate then.
+      UserError: the accuracy never lies within the range while the style *steps* also reaches
+        `warmup.target_accuracy`.
     """
     settings = run.config.warmup
     assert settings.style is not None
@@ -378,7 +391,7 @@ def until_style(
         return {style: style_accuracy_of(params, style) for style in styles}
 
     def finished_copy() -> WarmUp:
-        """Returns a copy whose rate fell from here, since accuracy jumps while the rate falls."""
+        """Returns a copy after a learning rate decay, because the decay raises the accuracy."""
         end = run.copy()
         end.advance(STYLE_FALL, falling)
         return end
@@ -419,14 +432,16 @@ def warm_up(
     on_progress: OnProgress,
     poll: Poll,
 ) -> Params:
-    """Trains the warm-up, or reads the finished one of `folder`, and returns its fp32 weights.
+    """Trains the warm-up, or reads a finished one from `folder`, and returns its fp32 weights.
 
     Args:
-      policy: its budget module and value head are not part of the warm-up.
-      styles: styles that are measured at the end. The last one's accuracy is the accuracy of the
-        warm-up.
-      accuracy_of: greedy accuracy of parameters at the largest budget: of evaluated questions for
-        None, or of prompts that contain the first token of a style.
+      policy: settings of the policy. Its budget module and value head are not part of the warm-up.
+      folder: folder of the warm-up, which several runs may share.
+      styles: styles whose accuracy is measured at the end. The accuracy of the last style is the
+        accuracy of the warm-up.
+      accuracy_of: maps parameters and a style to the greedy accuracy at the largest budget, on
+        prompts that end with the first token of that style. If the style is None, the evaluation
+        questions are used.
     """
     spec = dataclasses.replace(policy.learner, conditioning=None, value=None)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
@@ -434,7 +449,7 @@ def warm_up(
     with contextlib.ExitStack() as stack:
         if not processes.largest(paths.identity.exists()):
             stack.enter_context(locked(folder, poll))
-        # Another run may have finished it before this run got the lock.
+        # Another run may have finished the warm-up while this run was waiting for the lock.
         if processes.largest(paths.identity.exists()):
             blank = policy.blank(lambda: qwen2.init(key, spec.model))
             return read_warmup(config, paths, blank)
@@ -467,7 +482,7 @@ def warm_up(
 def _train(
     run: WarmUp, styles: Sequence[str], accuracy_of: Callable[[Params, Any], float]
 ) -> dict[str, float]:
-    """Runs the schedule of the config, and returns the accuracies at its end by name.
+    """Runs the schedule of the config and returns the final accuracies by name.
 
     Args:
       styles, accuracy_of: as in `warm_up`.

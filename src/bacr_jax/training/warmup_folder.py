@@ -1,7 +1,7 @@
-"""Folder of a warm-up: its fingerprint, its lock, and its weights once it is finished.
+"""The folder of a warm-up: its fingerprint, its lock, and its weights when it is finished.
 
-Several runs may share a folder. The first run makes the warm-up, the others wait, and all start
-from its weights.
+Several runs may share a folder. The first run trains the warm-up while the other runs wait. All of
+them then start from its weights.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from bacr_jax.runs.folder import (
 )
 from bacr_jax.types import Params, Poll
 
-# Keys that identify the questions of a warm-up on the ledger.
+# Config keys that identify the questions of a warm-up on the ledger task.
 _LEDGER_KEYS = (
     "data.ledger.variant",
     "data.ledger.max_operand",
     "data.ledger.train_size",
 )
-# Keys that identify the questions of any other warm-up.
+# Config keys that identify the questions of any other warm-up.
 _DATA_KEYS = (
     "data.train",
     "data.dir",
@@ -54,15 +54,16 @@ _DATA_KEYS = (
     "data.template_variables",
     "eval.holdout",
 )
-# Keys that count only if they differ from their defaults, because they are newer than the first
-# fingerprints, which must not change.
+# Config keys that are only part of the fingerprint if they differ from their defaults. They were
+# added later, and existing fingerprints must stay valid.
 _NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 
 
 def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
-    """Returns the budgets in the warm-up's prompts; None if prompts do not contain the budget.
+    """Returns the budgets to write into the prompts of the warm-up.
 
-    They are all budgets of training and evaluation, so that no number is new to the policy later.
+    The result contains all budgets of training and evaluation, so that the policy has seen every
+    number in the warm-up. None if prompts do not contain the budget.
     """
     if not config.conditioning.in_words:
         return None
@@ -74,7 +75,7 @@ def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
 
 
 def warmup_fingerprint(config: Config) -> str:
-    """Returns a hash of all settings that change a config's warm-up, which identifies it."""
+    """Returns a hash of all settings that affect the result of a config's warm-up."""
     config = derived.warmup_config(config)
     without_folder = dataclasses.replace(
         config, warmup=dataclasses.replace(config.warmup, dir=None)
@@ -88,7 +89,7 @@ def warmup_fingerprint(config: Config) -> str:
 
 
 def _task_keys(config: Config) -> tuple[str, ...]:
-    """Returns the keys that identify the questions of a warm-up."""
+    """Returns the config keys that identify the questions of a warm-up."""
     if config.data.train == "ledger":
         return _LEDGER_KEYS
     newer_keys = list(_NEWER_DATA_KEYS)
@@ -102,7 +103,10 @@ def _task_keys(config: Config) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def locked(folder: Path, poll: Poll) -> Iterator[None]:
-    """Locks a warm-up's folder in process 0; all processes wait while another run has the lock."""
+    """Context manager that holds the lock of a warm-up's folder.
+
+    Process 0 acquires the lock. All processes wait while another run holds it.
+    """
     is_first = processes.is_first()
     has_reported = False
     while True:
@@ -123,12 +127,12 @@ def locked(folder: Path, poll: Poll) -> Iterator[None]:
 
 
 def check_warmup(config: Config, run: RunPaths) -> None:
-    """Checks that `warmup.dir` can be written, or contains the config's warm-up.
+    """Checks that `warmup.dir` is writable or already contains the warm-up of the config.
 
-    A run that has checkpoints does not need its warm-up, so it is not checked.
+    Nothing is checked if the run has checkpoints, because it then no longer needs the warm-up.
 
     Raises:
-      UserError: the folder has another warm-up, is damaged, or can't be written.
+      UserError: the folder contains a different warm-up, is damaged, or is not writable.
     """
     if not config.warmup.steps or not config.warmup.dir or steps_in(run.checkpoints):
         return
@@ -141,7 +145,7 @@ def check_warmup(config: Config, run: RunPaths) -> None:
 
 
 def _check_identity(config: Config, paths: WarmupPaths) -> None:
-    """Raises a UserError if a finished warm-up has other settings, or no weights."""
+    """Raises UserError if a finished warm-up has different settings or has lost its weights."""
     path = paths.identity
     location = f"warmup.dir={paths.path}" if config.warmup.dir else str(paths.path)
     try:
@@ -162,6 +166,9 @@ def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
 
     Args:
       like: parameters with the shapes and shardings of the result.
+
+    Raises:
+      UserError: the warm-up has different settings, is damaged, or has lost its weights.
     """
     _check_identity(config, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)
@@ -173,12 +180,16 @@ def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
 def save_warmup(
     config: Config, paths: WarmupPaths, step: int, params: Params, accuracies: dict[str, float]
 ) -> None:
-    """Saves the finished weights, then the file with their fingerprint; removes unfinished ones."""
+    """Saves the weights of a finished warm-up, then the file that contains its fingerprint.
+
+    Checkpoints of the unfinished warm-up are deleted afterwards.
+    """
     record = {"steps": step, **accuracies}
     if processes.is_first():
-        # Weights without a file of their fingerprint may belong to another warm-up.
+        # Delete old weights first, because weights without a fingerprint may belong to another
+        # warm-up.
         shutil.rmtree(paths.weights, ignore_errors=True)
-    processes.largest(0)  # Waits for process 0.
+    processes.largest(0)  # Wait for process 0.
     checkpoints = Checkpoints(paths.weights, keep=1)
     checkpoints.save(step, params, record)
     checkpoints.close()
