@@ -212,7 +212,7 @@ def _same_constant(a: Any, b: Any) -> bool:
 def _differ(a: Any, b: Any, digits: int) -> bool:
     """True if two constants differ, evaluated to `digits` significant digits.
 
-    Differences after the first three quarters of the digits are attributed to rounding.
+    Relative differences below 10^(-3/4 * digits) are ignored, because they may be rounding errors.
     """
     left = a.evalf(digits, maxn=2 * digits)
     right = b.evalf(digits, maxn=2 * digits)
@@ -330,6 +330,6 @@ verification.sympy_symbolic_eq = _symbolic_eq
 parsing.latex2sympy = partial(
     parsing.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
 )
-# Without this change, the parser would treat both letters as Euler's constant.
+# Without this change, the parser would treat the Greek letters gamma and Gamma as Euler's constant.
 for name in ("gamma", "Gamma"):
     letters.sympy_singleton_map.pop(name)

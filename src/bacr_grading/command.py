@@ -31,9 +31,9 @@ STOPPED = 75
 # Exit codes that shells report after SIGINT and SIGPIPE (128 plus the signal number).
 INTERRUPTED = 130
 UNREAD = 141
-# Errors of a full disk. A failed write does not report the file name.
+# Values of `OSError.errno` for a full disk. A failed write raises an error without a file name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Errors that the user can fix by freeing disk space or changing permissions.
+# Values of `OSError.errno` that the user can fix by freeing disk space or changing permissions.
 _FIXABLE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS)
 # Command-line arguments. None means the arguments of the current process.
 Arguments = Sequence[str] | None

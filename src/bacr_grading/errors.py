@@ -1,6 +1,6 @@
 """The exception for invalid user input, and helpers for its error messages.
 
-Used by every package of this project. `bacr_grading.command` prints the messages.
+Used by all commands of this project. `bacr_grading.command` prints the messages.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Reads untrusted files with size limits, parses JSON strictly and writes files atomically.
 
-All packages of the project use this module to read JSON and to replace files. JSON is checked for
-values that would break a later reader, such as NaN. Errors are plain `OSError`s and `ValueError`s.
-Each caller converts them into a message that names the option or config key.
+Other packages use this module to read input files and to replace files. JSON is checked for values
+that would break a later reader, such as NaN. Errors are plain `OSError`s and `ValueError`s. Each
+caller converts them into a message that names the option or config key.
 """
 
 import contextlib

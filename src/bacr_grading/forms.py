@@ -1,4 +1,4 @@
-r"""Finds arithmetic operations in an answer that are not worked out.
+r"""Finds arithmetic operations that an answer leaves unevaluated.
 
 Used by the strict mode, which does not accept a restatement of the question. If the reference is
 56, the answer `7\cdot 8` is not accepted (docs/grading.md, "Evaluated answers"). The answer is only
@@ -75,7 +75,7 @@ class _Operand:
 
 
 def operations(answer: ParsedAnswer) -> frozenset[str] | None:
-    r"""Returns the names of the arithmetic operations that an answer does not work out.
+    r"""Returns the names of the arithmetic operations that an answer leaves unevaluated.
 
     For example, the result for `2\cdot 3+\sqrt{4}` is {"product", "root", "sum"}. The set is empty
     if the answer is a number in a common exact form, or a list, tuple, interval or matrix of such
@@ -110,13 +110,13 @@ def operations(answer: ParsedAnswer) -> frozenset[str] | None:
 
 
 class _Scanner:
-    """Recursive descent parser that collects the operations an expression does not work out.
+    """Recursive descent parser that collects the operations an expression leaves unevaluated.
 
     Every method raises `_NotConstant` if the expression is not a constant.
 
     Attributes:
       tokens: the signs, numbers, letters and commands of the expression.
-      undone: names of the operations that are not worked out.
+      undone: names of the operations that are left unevaluated.
       position: index of the next token.
       depth: nesting depth of sums at the next token.
     """
@@ -136,7 +136,7 @@ class _Scanner:
             position = match.end()
 
     def scan(self) -> frozenset[str]:
-        """Parses the whole expression and returns the operations that are not worked out."""
+        """Parses the whole expression and returns the names of the unevaluated operations."""
         self.sum()
         if self.position < len(self.tokens):
             raise _NotConstant
@@ -155,7 +155,7 @@ class _Scanner:
         return following
 
     def sum(self) -> _Operand:
-        """Parses a sum of terms and records "sum" as undone if two of the terms can be added."""
+        """Parses a sum and records "sum" as unevaluated if two of the terms can be added."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise _NotConstant
@@ -210,7 +210,7 @@ class _Scanner:
         return token[:1].isalnum() or token[1:] in _FAMILIES or token in _ROUNDED
 
     def multiplied(self, factors: list[_Operand]) -> _Operand:
-        """Multiplies two or more factors and records "product" if it is not worked out."""
+        """Multiplies two or more factors and records "product" if it is left unevaluated."""
         rational = [factor for factor in factors if factor.kind == RATIONAL]
         irrational = [factor.kind for factor in factors if factor.kind != RATIONAL]
         scientific = len(rational) == 2 and rational[1].power_of_ten
@@ -262,7 +262,7 @@ class _Scanner:
         return self.atom()
 
     def power(self, base: _Operand, exponent: _Operand) -> _Operand:
-        """Raises an operand to a power and records "power" if it is not worked out.
+        """Raises an operand to a power and records "power" if it is left unevaluated.
 
         Powers of 10, e, pi and phi and irrational roots are common exact forms, so they are not
         recorded.
@@ -332,7 +332,7 @@ class _Scanner:
         return self.group() if self.peek() == "{" else self.atom()
 
     def function(self, name: str) -> _Operand:
-        """Parses a function's exponent, base and arguments, and records the function as undone."""
+        """Parses a function's exponent, base and arguments, and records it as unevaluated."""
         self.undone.add(_FAMILIES[name])
         start = self.position
         while self.peek() in ("^", "_") and self.peek():

@@ -1,4 +1,4 @@
-r"""Normalizes mathematical notation to the subset of LaTeX that a LaTeX parser supports.
+r"""Normalizes mathematical notation to a subset of LaTeX that math-verify can parse.
 
 Handles Unicode symbols, synonymous commands, missing braces, fonts and colours. Called by
 `normalize.clean` for every answer and reference.

@@ -154,8 +154,8 @@ class _Worker:
       process: the process.
       stdin: pipe to the standard input of the process.
       stdout: pipe from the standard output of the process.
-      deadline: value of `time.monotonic()` at which the process is killed unless it has become
-        ready or has answered.
+      deadline: value of `time.monotonic()` at which the process is killed. It is the deadline for
+        startup, and afterwards the deadline of the current batch.
       mark: name of an environment variable that is set only in the processes of this worker.
       unsent: bytes that still have to be written to stdin.
       ready: True once the process accepts requests.

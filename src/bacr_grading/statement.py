@@ -140,7 +140,7 @@ def _in_lowest_terms(text: str) -> bool:
 
 
 def _is_evaluated(equalities: tuple[Claim, ...], reference: ParsedAnswer) -> bool:
-    r"""True unless the reference is a number and the answer is arithmetic that is not worked out.
+    r"""True unless the reference is a number and the answer is unevaluated arithmetic.
 
     The answer may contain the operations that the reference contains: `2^{10}` is accepted if the
     reference contains a power. In a chain of equalities, only one member has to be evaluated.
