@@ -1,9 +1,10 @@
-"""Limits the thinking of a policy by calls to an engine that knows no budgets.
+"""Client that enforces a thinking budget on an inference engine without budget support.
 
-The first call samples at most as many thinking tokens as the budget. The second call samples the
-answer, with a prompt that ends with the thinking and the closing text. Used by rollouts and
-evaluations on a server, and by the vLLM plugin, which is installed without bacr_jax. Standard
-library only.
+The first call to the engine samples at most as many thinking tokens as the budget allows. The
+second call samples the answer, with the thinking and the closing text appended to the prompt.
+
+Used for rollouts and evaluations on a server, and by the vLLM plugin, which is installed without
+bacr_jax. For this reason the package depends only on the standard library.
 """
 
 from bacr_client.calls import (

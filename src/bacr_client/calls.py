@@ -1,12 +1,12 @@
-"""Splits the response to one prompt into calls to an engine.
+"""Splits the response to a prompt into calls to an inference engine.
 
     segment = Thinking(rules, prompt, limit)
     while (call := segment.call()) is not None:
         segment.take(tokens_of(call))
 
-This module decides, token by token, where thinking and answer end. The stop strings of a call only
-save work: if an engine stops too early, another call follows, and tokens beyond the end are
-dropped.
+This module decides, token by token, where the thinking and the answer end. The stop strings of a
+call are only an optimization. If an engine stops too early, another call is made. If it stops too
+late, the tokens after the end are dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from typing import Any
 
 from bacr_client.rules import BudgetRules, StopString
 
-# Ways in which thinking ends.
+# Values of `Response.closed_by`, the reason why the thinking ended.
 BY_BUDGET = "budget"
 BY_TAG = "tag"
 BY_END_OF_TURN = "end of turn"
@@ -24,12 +24,13 @@ BY_END_OF_TURN = "end of turn"
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of sampling.
+    """Sampling parameters of a response.
 
     Attributes:
-      temperature: 0 takes the most likely token.
-      top_p: share of the probability in the nucleus.
-      seed: seed of the response; every call has its own seed (`server.seed_of`).
+      temperature: sampling temperature. 0 means greedy decoding.
+      top_p: cumulative probability for nucleus sampling.
+      seed: random seed of the response. The seeds of its calls are derived from it by
+        `server.seed_of`.
     """
 
     temperature: float = 0.0
@@ -39,14 +40,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Call:
-    """A request for tokens.
+    """A single completion request to an engine.
 
     Attributes:
-      prompt: ids before the new tokens.
-      max_tokens: largest number of new tokens.
+      prompt: token ids to be continued.
+      max_tokens: maximum number of new tokens.
       stop: strings at which the engine may stop.
-      stop_ids: ids at which the engine may stop.
-      number: index of the call in its segment, from 0 on.
+      stop_ids: token ids at which the engine may stop.
+      number: zero-based index of the call within its segment.
     """
 
     prompt: tuple[int, ...]
@@ -61,12 +62,14 @@ class Response:
     """The response to a prompt.
 
     Attributes:
-      thinking: ids of the thinking with its closing tag, without a token that ended the turn.
-      closed_by: the way in which thinking ended: tag, budget or end of turn.
-      forced: ids that were inserted between thinking and answer.
-      answer: ids of the answer with its closing tag or end of turn.
-      finished: the answer was closed.
-      text: the response as text, if it was decoded.
+      thinking: token ids of the thinking, including its closing tag but excluding an end-of-turn
+        token.
+      closed_by: reason why the thinking ended: "tag", "budget" or "end of turn".
+      forced: token ids that were inserted between the thinking and the answer.
+      answer: token ids of the answer, including its closing tag or end-of-turn token.
+      finished: True if the answer ended with its closing tag or an end-of-turn token. False if it
+        was truncated.
+      text: the decoded response, or "" if it was not decoded.
     """
 
     thinking: tuple[int, ...]
@@ -78,21 +81,21 @@ class Response:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All ids of the response."""
+        """All token ids of the response."""
         return (*self.thinking, *self.forced, *self.answer)
 
 
 def check_tokens(rules: BudgetRules, tokens: Sequence[Any], most: int) -> None:
-    """Checks that an engine can have sampled the tokens that it returned.
+    """Validates the tokens that an engine returned.
 
     Args:
-      rules: the rules of the exported policy.
+      rules: budget rules of the exported policy.
       tokens: the values that the engine returned.
-      most: number of requested tokens.
+      most: maximum number of tokens that was requested.
 
     Raises:
-      ValueError: the number of tokens is 0 or too large, or a value is not an id or can't be
-        sampled.
+      ValueError: if the engine returned no tokens or too many, or if a value is not a token id or
+        is a token that is never sampled.
     """
     if not tokens:
         raise ValueError("the engine answered without a token")
@@ -101,7 +104,7 @@ def check_tokens(rules: BudgetRules, tokens: Sequence[Any], most: int) -> None:
             f"the engine answered with {len(tokens)} tokens where {most} were asked for"
         )
     for token in tokens:
-        # An exact comparison, because True is an int.
+        # Compare the exact type, because bool is a subclass of int.
         is_id = type(token) is int and 0 <= token < rules.vocab_size
         if not is_id:
             raise ValueError(f"the engine answered with {token!r:.40}, which is not a token id")
@@ -110,18 +113,20 @@ def check_tokens(rules: BudgetRules, tokens: Sequence[Any], most: int) -> None:
 
 
 class _Segment(ABC):
-    """A sequence of sampled tokens that ends at a stop string, the end of the turn, or a length.
+    """Base class for the sampled parts of a response: the thinking and the answer.
+
+    A segment ends at a stop string, at an end-of-turn token, or when it reaches its maximum length.
 
     Attributes:
-      rules: the rules of the exported policy.
-      prompt: ids before the segment.
-      stop: the stop string.
-      tokens: the sampled ids.
-      logprobs: their log-probabilities, if the engine returns them.
-      state: state of the stop string after the tokens.
-      calls: number of finished calls.
-      by_tag: the stop string has ended the segment.
-      by_turn: the end of the turn has ended the segment.
+      rules: budget rules of the exported policy.
+      prompt: token ids before the segment.
+      stop: the stop string, usually the closing tag.
+      tokens: token ids sampled so far.
+      logprobs: log-probabilities of `tokens`, or an empty list if the engine does not return them.
+      state: state of the automaton `stop` after `tokens`.
+      calls: number of completed calls.
+      by_tag: True if the stop string has ended the segment.
+      by_turn: True if an end-of-turn token has ended the segment.
     """
 
     def __init__(self, rules: BudgetRules, prompt: Sequence[int], stop: StopString):
@@ -137,18 +142,18 @@ class _Segment(ABC):
 
     @property
     def done(self) -> bool:
-        """True if the segment needs no more tokens."""
+        """True if the segment has ended."""
         return self.by_tag or self.by_turn or self._room() == 0
 
     @abstractmethod
     def _room(self) -> int:
-        """Returns the largest number of tokens of the next call; 0 at the full length."""
+        """Returns the maximum number of tokens of the next call, or 0 at the maximum length."""
 
     def _stops(self) -> tuple[str, ...]:
         return (self.stop.text,) if self.stop.text else ()
 
     def call(self) -> Call | None:
-        """Returns the next call; None if the segment has ended."""
+        """Returns the next call, or None if the segment has ended."""
         if self.done:
             return None
         return Call(
@@ -160,15 +165,15 @@ class _Segment(ABC):
         )
 
     def take(self, tokens: Sequence[Any], logprobs: Sequence[float] = ()) -> None:
-        """Adds the tokens of a call up to the end of the segment.
+        """Appends the tokens of a call and drops tokens after the end of the segment.
 
         Args:
-          tokens: the values that the engine returned.
-          logprobs: their log-probabilities, or empty.
+          tokens: the token ids that the engine returned.
+          logprobs: log-probabilities of the tokens, or an empty sequence.
 
         Raises:
-          ValueError: the tokens are refused by `check_tokens`, or their number differs from the
-            number of log-probabilities.
+          ValueError: if `check_tokens` rejects the tokens, or if the numbers of tokens and
+            log-probabilities differ.
         """
         check_tokens(self.rules, tokens, self._room())
         if logprobs and len(logprobs) != len(tokens):
@@ -187,10 +192,11 @@ class _Segment(ABC):
             self.by_turn = not self.by_tag and token in self.rules.ends
 
     async def finish(self, ask: Callable[[Call], Awaitable[tuple[list[Any], list[float]]]]) -> None:
-        """Makes calls until the segment has ended.
+        """Calls the engine until the segment has ended.
 
         Args:
-          ask: sends a call to the engine and returns tokens and their log-probabilities, if any.
+          ask: sends a call to the engine and returns the token ids and their log-probabilities. The
+            second list may be empty.
         """
         while (call := self.call()) is not None:
             tokens, logprobs = await ask(call)
@@ -198,10 +204,10 @@ class _Segment(ABC):
 
 
 class Thinking(_Segment):
-    """The thinking of a response.
+    """The thinking of a response, which is cut after at most `limit` tokens.
 
-    It has at most `limit` tokens (0 for none). If the rules have a grace window, it continues to
-    the next line break in this window.
+    With a limit of 0, the response has no thinking. If the rules define a grace window, the
+    thinking continues to the next line break within this window before it is cut.
     """
 
     def __init__(self, rules: BudgetRules, prompt: Sequence[int], limit: int):
@@ -214,7 +220,7 @@ class Thinking(_Segment):
             return remaining
         if self.limit == 0 or self.tokens[-1] in self.rules.line_breaks:
             return 0
-        # The budget is spent, and the cut waits for a line break.
+        # The budget is used up. Continue in the grace window until the next line break.
         return remaining + self.rules.grace
 
     def _stops(self) -> tuple[str, ...]:
@@ -224,35 +230,38 @@ class Thinking(_Segment):
 
     @property
     def closed_by(self) -> str:
-        """The way in which thinking ended: tag, budget or end of turn."""
+        """The reason why the thinking ended: "tag", "budget" or "end of turn"."""
         if self.by_tag:
             return BY_TAG
         return BY_END_OF_TURN if self.by_turn else BY_BUDGET
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The tokens without one that ended the turn."""
+        """The sampled tokens, excluding an end-of-turn token."""
         if self.by_turn:
             return tuple(self.tokens[:-1])
         return tuple(self.tokens)
 
     def answering(self) -> "Answering":
-        """Returns the answer that follows the thinking."""
+        """Returns the segment for the answer that follows the thinking."""
         forced = self.rules.natural if self.by_tag else self.rules.closing
         context = (*self.prompt, *self.kept)
         return Answering(self.rules, context, forced)
 
     def answering_at(self, cut: int) -> "Answering":
-        """Returns the answer that follows the first `cut` thinking tokens and the closing text."""
+        """Returns the segment for an answer after only the first `cut` tokens of the thinking.
+
+        The closing text is inserted between the thinking and the answer.
+        """
         context = (*self.prompt, *self.tokens[:cut])
         return Answering(self.rules, context, self.rules.closing)
 
 
 class Answering(_Segment):
-    """The answer of a response, after some forced ids.
+    """The answer of a response.
 
     Attributes:
-      forced: ids between thinking and answer.
+      forced: token ids inserted between the thinking and the answer.
     """
 
     def __init__(self, rules: BudgetRules, context: Sequence[int], forced: Sequence[int]):
@@ -264,12 +273,12 @@ class Answering(_Segment):
 
     @property
     def finished(self) -> bool:
-        """True if the answer was closed by its tag or the end of the turn."""
+        """True if the answer ended with its closing tag or an end-of-turn token."""
         return self.by_tag or self.by_turn
 
 
 def response_of(thinking: Thinking, answering: Answering) -> Response:
-    """Returns the response of two segments that have ended, without its text."""
+    """Combines two finished segments into a response. The field `text` is not set."""
     return Response(
         thinking=thinking.kept,
         closed_by=thinking.closed_by,

@@ -1,4 +1,4 @@
-"""Identifies exported folders and checks that their files are complete and unchanged.
+"""Fingerprints of exported model folders, and integrity checks against a manifest.
 
 The exporter writes the manifest. Servers, evaluations and rollouts compare fingerprints.
 """
@@ -9,19 +9,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Pieces of a weight file, spread over the file, that its fingerprint depends on.
+# Number and size in bytes of the evenly spaced pieces of each weight file that are hashed. Hashing
+# whole weight files would be slow.
 _PIECES = 64
 _PIECE_BYTES = 4096
-# File of an exported folder with the SHA-256 of the other files, by name.
+# Name of the file in an exported folder that contains the SHA-256 hashes of all other files.
 MANIFEST = "manifest.json"
 _WEIGHTS = ".safetensors"
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a hash, of 12 hexadecimal digits, of a folder's config and pieces of its weights.
+    """Returns a hash of a folder's config and of samples of its weights.
+
+    The names and sizes of the weight files are hashed, too.
+
+    Returns:
+      The first 12 hexadecimal digits of the hash.
 
     Raises:
-      FileNotFoundError: the folder has no config or no safetensors weights.
+      FileNotFoundError: if the folder has no config.json or no safetensors weights.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     paths = sorted(folder.glob(f"*{_WEIGHTS}"))
@@ -38,7 +44,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def _piece_offsets(size: int) -> Iterator[int]:
-    """Yields evenly spaced offsets in a file, from the first byte to the last piece."""
+    """Yields the evenly spaced start offsets of the hashed pieces of a file.
+
+    The first piece is at the start of the file and the last piece at its end.
+    """
     last = max(size - _PIECE_BYTES, 0)
     step = last / (_PIECES - 1)
     for index in range(_PIECES - 1):
@@ -47,10 +56,14 @@ def _piece_offsets(size: int) -> Iterator[int]:
 
 
 def file_digests(folder: Path, *, weights: bool = True) -> dict[str, str]:
-    """Returns the SHA-256 of the files in a folder by name, without hidden files.
+    """Returns the SHA-256 hashes of all files in a folder, excluding hidden files.
 
     Args:
-      weights: include weight files, which takes time.
+      folder: the folder, which is searched recursively.
+      weights: include weight files, which is slow for large models.
+
+    Returns:
+      A dict from the path of a file, relative to the folder, to its hash in hexadecimal.
     """
     names = []
     for path in sorted(folder.rglob("*")):
@@ -61,7 +74,7 @@ def file_digests(folder: Path, *, weights: bool = True) -> dict[str, str]:
         if weights or path.suffix != _WEIGHTS:
             names.append(relative_path.as_posix())
     paths = [folder / name for name in names]
-    # Threads help, because hashlib releases Python's lock.
+    # Threads run in parallel here, because hashlib releases the GIL.
     with ThreadPoolExecutor() as pool:
         return dict(zip(names, pool.map(_file_digest, paths)))
 
@@ -72,20 +85,21 @@ def _file_digest(path: Path) -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Writes the manifest of a folder, after all its other files."""
+    """Writes the manifest of a folder. Call this after all other files are written."""
     (folder / MANIFEST).write_text(json.dumps(file_digests(folder), indent=2) + "\n")
 
 
 def check_manifest(folder: Path, *, weights: bool = True) -> None:
-    """Compares a folder with its manifest, if it has one.
+    """Checks the files of a folder against its manifest. Does nothing without a manifest.
 
-    Markdown files may differ, because users edit them.
+    Markdown files are not checked, because users may edit them.
 
     Args:
-      weights: compare weight files too, which takes time.
+      folder: the folder.
+      weights: check weight files, too, which is slow for large models.
 
     Raises:
-      ValueError: a file has changed or is missing, or the manifest is damaged.
+      ValueError: if a file has changed or is missing, or the manifest is malformed.
     """
     path = folder / MANIFEST
     if not path.is_file():

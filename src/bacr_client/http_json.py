@@ -1,6 +1,6 @@
-"""Sends one HTTP/1.1 request and reads JSON, asynchronously, with the standard library.
+"""Minimal asynchronous HTTP/1.1 client for JSON requests, based on the standard library.
 
-Used by `server`. A request that is cancelled closes its connection.
+Used by `server`. Each request opens a new connection. Cancelling a request closes its connection.
 """
 
 import asyncio
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-# Bytes of a response; a server that sends more is broken.
+# Maximum size of a response body in bytes. A server that sends more is considered broken.
 _MOST_BYTES = 1 << 28
-# Seconds before each retry after the response of a busy server or a closed connection.
+# Seconds to wait before each retry. A request is retried if the server is busy or the connection is
+# closed early.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0)
+# HTTP status codes of a busy server.
 _BUSY = (429, 503)
 
 
@@ -23,9 +25,9 @@ class Timeouts:
     """Timeouts of a request in seconds.
 
     Attributes:
-      first: until the response begins.
-      between: between two pieces of the response.
-      whole: for the whole request.
+      first: maximum time until the headers of the response are received, including connecting.
+      between: maximum time between two reads of the response body.
+      whole: maximum time for the whole request.
     """
 
     first: float = 30.0
@@ -33,19 +35,19 @@ class Timeouts:
     whole: float = 60.0
 
 
-# Timeouts of a request that takes little time.
+# Default timeouts, for requests that the server answers quickly.
 SHORT = Timeouts()
 
 
 class EngineError(Exception):
-    """An engine cannot be reached, closes the connection or sends an invalid response."""
+    """Raised if an engine cannot be reached, times out or sends an invalid response."""
 
 
 class Refused(EngineError):
-    """An engine refuses a request.
+    """Raised if an engine answers a request with an error status.
 
     Attributes:
-      status: the HTTP status.
+      status: the HTTP status code.
     """
 
     def __init__(self, status: int, message: str):
@@ -54,23 +56,23 @@ class Refused(EngineError):
 
 
 class ConnectionCut(EngineError):
-    """The connection was closed before the response was complete."""
+    """Raised if the connection is closed before the response is complete."""
 
 
 async def request_json(url: str, body: Any = None, timeouts: Timeouts = SHORT) -> Any:
-    """Sends a request and returns the JSON of its response.
+    """Sends a request and returns the parsed JSON of the response.
 
-    Retries if the server is busy or the connection is cut. The environment variable VLLM_API_KEY
-    contains the server's key.
+    The request is retried if the server is busy or the connection is closed early. If the
+    environment variable VLLM_API_KEY is set, it is sent as the bearer token.
 
     Args:
-      url: the address with its path.
-      body: sent as JSON in a POST request; None for a GET request.
-      timeouts: the timeouts of each try.
+      url: full URL of the endpoint.
+      body: value that is sent as JSON in a POST request. None for a GET request.
+      timeouts: timeouts of each attempt.
 
     Raises:
-      Refused: the status is not 200.
-      EngineError: the server is missing, a timeout has passed, the connection of every try is cut,
+      Refused: if the status code is not 200.
+      EngineError: if the server cannot be reached, an attempt times out, all attempts are cut off,
         or the response is not JSON.
     """
     for seconds in BACK_OFF:
@@ -86,7 +88,7 @@ async def request_json(url: str, body: Any = None, timeouts: Timeouts = SHORT) -
 
 
 async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
-    """Sends a request once; takes and raises the same as `request_json`."""
+    """Sends a request without retries. See `request_json` for arguments and exceptions."""
     try:
         status, content = await asyncio.wait_for(_exchange(url, body, timeouts), timeouts.whole)
     except TimeoutError:
@@ -104,7 +106,10 @@ async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Returns a server's text on one line of at most `most` characters, without control codes."""
+    """Formats a server's text as one line of at most `most` characters.
+
+    Control characters are escaped.
+    """
     line = " ".join(text[: 4 * most].split())
     if not line.isprintable():
         line = ascii(line)[1:-1]
@@ -114,7 +119,7 @@ def one_line(text: str, most: int = 300) -> str:
 
 
 def _error_message(reply: Any) -> str:
-    """Returns the message of an error in the form of OpenAI's servers; "" without a message."""
+    """Returns the message of an error reply in OpenAI's format, or "" if missing."""
     error = reply
     if isinstance(reply, dict):
         error = reply.get("error", reply)
@@ -127,10 +132,11 @@ def _error_message(reply: Any) -> str:
 
 
 async def _exchange(url: str, body: Any, timeouts: Timeouts) -> tuple[int, bytes]:
-    """Sends a request and returns the status and the content of the response.
+    """Sends a request and returns the status code and the body of the response.
 
     Raises:
-      EngineError: the exchange fails; the message has one line.
+      ConnectionCut: if the connection is closed before the response is complete.
+      EngineError: if the request fails for any other reason. The message is one line.
     """
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -167,7 +173,7 @@ async def _exchange(url: str, body: Any, timeouts: Timeouts) -> tuple[int, bytes
 
 
 def _request_bytes(parts: SplitResult, body: Any) -> bytes:
-    """Returns the head and the body of a request."""
+    """Serializes the request line, headers and body of a request."""
     payload = b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
     path = parts.path or "/"
@@ -187,7 +193,7 @@ def _request_bytes(parts: SplitResult, body: Any) -> bytes:
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Returns the status and the headers, with lower-case names, of a response."""
+    """Parses the status code and the headers of a response. Header names are lower case."""
     status_line, *lines = head.decode("latin-1").split("\r\n")
     headers = {}
     for line in filter(None, lines):
@@ -201,10 +207,16 @@ async def _read_body(
     headers: dict[str, str],
     with_timeout: Callable[[Awaitable[Any]], Awaitable[Any]],
 ) -> bytes:
-    """Reads the body of a response, in pieces of any size.
+    """Reads the body of a response.
 
     Args:
-      with_timeout: waits for one piece.
+      reader: stream positioned after the headers.
+      headers: headers of the response, with lower-case names.
+      with_timeout: awaits a single read with a timeout.
+
+    Raises:
+      asyncio.IncompleteReadError: if the connection is closed early.
+      ValueError: if the body is malformed or too large.
     """
 
     async def read_up_to(size: int) -> bytes:
@@ -230,12 +242,12 @@ async def _read_body(
                 return bytes(content)
             _check_size(size + len(content))
             content += await read_exactly(size)
-            # Every chunk ends with a line break.
+            # Skip the line break after the chunk.
             await read_exactly(2)
         raise asyncio.IncompleteReadError(bytes(content), None)
     length = headers.get("content-length")
     if length is None:
-        # The body ends with the connection.
+        # Without a length, the body ends when the server closes the connection.
         return await read_up_to(_MOST_BYTES)
     _check_size(int(length))
     return await read_exactly(int(length))

@@ -1,6 +1,7 @@
-"""Reads the budget rules of an exported folder: the section `thinking` of its config.json.
+"""Parses the budget rules of an exported model folder.
 
-Used by `calls` and by the vLLM plugin.
+The rules are in the section `thinking` of the folder's config.json. Used by `calls` and by the vLLM
+plugin.
 """
 
 import json
@@ -10,23 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The largest budget, because lengths are 32-bit numbers on the device.
+# Maximum budget in tokens. Lengths are 32-bit integers on the device.
 LARGEST = 2**31 - 1
 
 
 def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> int | None:
-    """Returns a budget as a number of thinking tokens.
+    """Converts a budget to a number of thinking tokens.
 
     Args:
-      budget: a whole number, the name of a level, None or "none".
-      levels: the named budgets.
-      most: the largest budget.
+      budget: an integer, the name of a level, or None or "none" for no budget.
+      levels: budgets in tokens by the name of their level.
+      most: maximum budget in tokens.
 
     Returns:
       The number of tokens, or None for no budget.
 
     Raises:
-      ValueError: `budget` is something else, or more than `most`.
+      ValueError: if `budget` has any other value, is negative, or is larger than `most`.
     """
     if budget is None:
         return None
@@ -35,7 +36,7 @@ def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> 
         if budget == "none":
             return None
         tokens = levels.get(budget)
-    # True is an integer in Python.
+    # Exclude bool, which is a subclass of int.
     is_whole = isinstance(tokens, numbers.Integral) and not isinstance(tokens, bool)
     if not is_whole or not 0 <= tokens <= most:
         level_names = f", or a level ({', '.join(levels)})" if levels else ""
@@ -47,7 +48,7 @@ def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> 
 
 
 def numbers_in(text: str) -> list[int]:
-    """Expands a list of numbers and ranges: `3 7-9` is 3, 7, 8 and 9."""
+    """Expands a string of numbers and inclusive ranges, so that "3 7-9" becomes [3, 7, 8, 9]."""
     expanded: list[int] = []
     for part in text.split():
         low, _, high = part.partition("-")
@@ -58,13 +59,16 @@ def numbers_in(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class StopString:
-    """A stop string as an automaton over tokens.
+    """A stop string, represented as a finite automaton over token ids.
+
+    The automaton starts in state 0 and detects the stop string regardless of how it is tokenized.
 
     Attributes:
-      text: the string; empty if nothing stops.
-      anywhere: the next state by token, from any state. A token that is missing leads to state 0.
-      inside: the next states by state and token; they take precedence over `anywhere`.
-      seen: the state after the whole string.
+      text: the stop string. The empty string if there is none.
+      anywhere: maps a token to the next state, from any state. Tokens that are missing lead to
+        state 0.
+      inside: maps a state and a token to the next state. Takes precedence over `anywhere`.
+      seen: the accepting state, which is reached after the whole stop string.
     """
 
     text: str
@@ -73,7 +77,7 @@ class StopString:
     seen: int
 
     def after(self, state: int, token: int) -> int:
-        """Returns the state that follows a state and a token."""
+        """Returns the next state after reading a token in the given state."""
         jumps = self.inside.get(state, {})
         if token in jumps:
             return jumps[token]
@@ -81,7 +85,13 @@ class StopString:
 
 
 def _stop_string(section: Mapping[str, Any]) -> StopString:
-    """Reads a stop string, whose jumps are lists of source state or null, target state, ids."""
+    """Parses a stop string from the config.
+
+    Args:
+      section: a dict with the keys "string", "states" (number of states) and "jumps". Each jump is
+        a list of the source state (None for any state), the target state, and the token ids in the
+        format of `numbers_in`.
+    """
     anywhere: dict[int, int] = {}
     inside: dict[int, dict[int, int]] = {}
     for source, target, ids in section["jumps"]:
@@ -92,20 +102,20 @@ def _stop_string(section: Mapping[str, Any]) -> StopString:
 
 @dataclass(frozen=True)
 class BudgetRules:
-    """Ids and lengths that end thinking and answer, and the ids forced between them.
+    """Rules that determine where the thinking and the answer of a response end.
 
     Attributes:
       think_close: stop string of the thinking.
       answer_close: stop string of the answer.
-      ends: ids that end the turn.
-      line_breaks: ids at which thinking may be cut in the grace window.
-      closing: ids forced after thinking that was cut or left open.
-      natural: ids forced after thinking that ended with its tag.
-      never: ids that are never sampled.
-      cap: largest number of thinking tokens without a budget.
-      grace: tokens for which a cut waits for a line break.
-      answer_tokens: largest number of answer tokens.
-      vocab_size: number of ids.
+      ends: ids of the end-of-turn tokens.
+      line_breaks: ids of the tokens at which the thinking may be cut within the grace window.
+      closing: token ids inserted after the thinking if it did not end with its closing tag.
+      natural: token ids inserted after the thinking if it ended with its closing tag.
+      never: ids of tokens that are never sampled.
+      cap: maximum number of thinking tokens if no budget is set.
+      grace: length of the grace window in tokens, in which a cut is delayed to the next line break.
+      answer_tokens: maximum number of answer tokens.
+      vocab_size: number of token ids.
     """
 
     think_close: StopString
@@ -121,25 +131,29 @@ class BudgetRules:
     vocab_size: int = LARGEST
 
     def limit(self, budget: int | None) -> int:
-        """Returns the largest number of thinking tokens, without the grace window.
+        """Returns the maximum number of thinking tokens, excluding the grace window.
 
         Args:
-          budget: the budget in tokens, or None.
+          budget: thinking budget in tokens, or None for no budget.
         """
         return self.cap if budget is None else budget
 
     def longest(self, budget: int | None) -> int:
-        """Returns the largest number of tokens of a response."""
+        """Returns the maximum number of tokens in a response, including inserted tokens."""
         grace = self.grace if self.limit(budget) else 0
         forced = max(len(self.closing), len(self.natural))
         return self.limit(budget) + grace + forced + self.answer_tokens
 
 
 def read_rules(thinking: Mapping[str, Any], vocab_size: int = LARGEST) -> BudgetRules:
-    """Reads the rules from the section `thinking` of a config.
+    """Parses the rules from the section `thinking` of a config.
+
+    Args:
+      thinking: the section.
+      vocab_size: number of token ids.
 
     Raises:
-      KeyError: the section lacks an entry.
+      KeyError: if a required key is missing.
     """
     return BudgetRules(
         think_close=_stop_string(thinking["think_close"]),
@@ -157,10 +171,13 @@ def read_rules(thinking: Mapping[str, Any], vocab_size: int = LARGEST) -> Budget
 
 
 def read_folder(folder: Path | str) -> tuple[BudgetRules, dict[str, int]]:
-    """Reads the rules and the named budgets of an exported folder.
+    """Reads the config of an exported folder.
+
+    Returns:
+      A pair of the budget rules and a dict from the name of a budget level to its number of tokens.
 
     Raises:
-      ValueError: the folder was not exported by this project, or its config is damaged.
+      ValueError: if the folder was not exported by this project, or its config is malformed.
     """
     try:
         config = json.loads((Path(folder) / "config.json").read_text())

@@ -1,6 +1,7 @@
-"""Client of an OpenAI-compatible vLLM server with the plugin `bacr-vllm`.
+"""Async client for an OpenAI-compatible vLLM server with the plugin `bacr-vllm`.
 
-Sends and receives token ids. Used by rollouts and evaluations on a server.
+Prompts and completions are sent and received as token ids. Used for rollouts and evaluations on a
+server.
 """
 
 import dataclasses
@@ -13,29 +14,39 @@ from bacr_client.calls import Call, Response, Sampling, Thinking, response_of
 from bacr_client.http_json import SHORT, EngineError, Refused, Timeouts, one_line, request_json
 from bacr_client.rules import LARGEST, BudgetRules, read_budget
 
-# Timeouts while the server finishes running requests or reads a large model from a disk.
+# Timeouts of a request that waits for running requests or for loading a large model from disk.
 LOADING = Timeouts(first=600.0, between=600.0, whole=900.0)
-# Timeouts of a request that finds a server that hangs, before requests with long timeouts.
+# Timeouts of a health check, which detects a server that hangs before a request with long timeouts
+# is sent.
 PING = Timeouts(first=15.0, between=15.0, whole=15.0)
-# Reasons for which vLLM ends a complete completion; older servers send none.
+# Values of `finish_reason` for a completion that was not aborted. Older servers send None.
 _FINISHED = (None, "stop", "length")
-# Distance between the seeds of two responses, so that their calls have different seeds.
+# Multiplier of a response's seed. It keeps the seeds of calls of different responses apart.
 _SEED_STRIDE = 1_000_003
 
 
 def seed_of(sampling: Sampling, part: int, call: Call) -> int:
-    """Returns the seed of a call.
+    """Returns the random seed of a call.
 
     Args:
-      sampling: parameters with the seed of the response.
-      part: 0 for thinking, from 1 on for answers, so that their seeds differ.
+      sampling: sampling parameters, including the seed of the response.
+      part: index of the part of the response, so that different parts get different seeds: 0 for
+        the thinking, and 1 or more for the answers.
       call: the call.
     """
     return (sampling.seed * _SEED_STRIDE + part * 4096 + call.number) % 2**63
 
 
 def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
-    """Returns vLLM's sampling parameters for a call; the same offline and over HTTP."""
+    """Returns vLLM's sampling parameters for a call.
+
+    The same parameters are used for offline inference and over HTTP.
+
+    Args:
+      call: the call.
+      sampling: sampling parameters of the response.
+      part: 0 for the thinking, 1 or more for the answers (see `seed_of`).
+    """
     return {
         "max_tokens": call.max_tokens,
         "temperature": sampling.temperature,
@@ -43,11 +54,12 @@ def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
         "seed": None if sampling.temperature == 0 else seed_of(sampling, part, call),
         "stop": list(call.stop),
         "stop_token_ids": list(call.stop_ids),
-        # Only the ids above end the turn, also if the folder lists others.
+        # Only the stop ids above end the turn, even if the model's config lists other EOS tokens.
         "ignore_eos": True,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
-        # Without these values, a server would take them from generation_config.json.
+        # Set explicitly, because the server would otherwise use the values of the model's
+        # generation_config.json.
         "top_k": 0,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
@@ -57,23 +69,34 @@ def parameters(call: Call, sampling: Sampling, part: int) -> dict[str, Any]:
 
 
 def timeouts_of(call: Call) -> Timeouts:
-    """Returns the timeouts of a completion, for a server with at least 2 tokens per second."""
-    # A completion is sent in one piece.
+    """Returns the timeouts of a completion, assuming at least 2 tokens per second."""
+    # The completion is not streamed, so no bytes arrive until all tokens are sampled.
     first = 300.0 + call.max_tokens / 2
     return Timeouts(first=first, between=60.0, whole=first + 300.0)
 
 
 def extras(budget: int | None, prompt_tokens: int) -> dict[str, int | str]:
-    """Returns the arguments for the plugin: the budget, and the position of the response."""
+    """Returns the additional arguments for the vLLM plugin.
+
+    Args:
+      budget: thinking budget in tokens, or None for no budget.
+      prompt_tokens: number of tokens in the prompt, which is the position at which the response
+        starts.
+    """
     return {"budget": "none" if budget is None else budget, "response_from": prompt_tokens}
 
 
 def check_logprobs(url: str, logprobs: Any, count: int) -> None:
-    """Checks that each of `count` sampled tokens has a log-probability.
+    """Checks the log-probabilities of sampled tokens that a server returned.
+
+    Args:
+      url: address of the server, for error messages.
+      logprobs: the value that the server returned.
+      count: number of sampled tokens.
 
     Raises:
-      EngineError: the number differs, or a value is not the logarithm of a probability in (0, 1].
-        vLLM writes -9999 for the probability 0, which a sampled token cannot have.
+      EngineError: if there are not `count` values, or a value is not the logarithm of a probability
+        in (0, 1]. vLLM returns -9999 for the probability 0, which a sampled token cannot have.
     """
     values = logprobs
     if not isinstance(logprobs, list):
@@ -90,7 +113,7 @@ def check_logprobs(url: str, logprobs: Any, count: int) -> None:
 
 def _is_logprob(value: Any) -> bool:
     """True if a value is the logarithm of a probability in (0, 1]."""
-    # An exact comparison, because True is an int.
+    # Compare the exact type, because bool is a subclass of int.
     if type(value) not in (int, float) or not value <= 0:
         return False
     try:
@@ -100,7 +123,7 @@ def _is_logprob(value: Any) -> bool:
 
 
 def is_address(url: str) -> bool:
-    """True if a text is an address with http or https, a host, and a valid port or none."""
+    """True if a text is an http or https URL with a host and an optional, valid port."""
     try:
         parts = urlsplit(url)
         has_port = parts.port != 0
@@ -113,7 +136,7 @@ def is_address(url: str) -> bool:
 
 
 def _only_choice(reply: Any) -> dict[str, Any]:
-    """Returns the completion in a reply; an empty dict if the reply has another form."""
+    """Returns the only completion in a reply, or an empty dict if the reply is malformed."""
     if not isinstance(reply, dict):
         return {}
     choices = reply.get("choices")
@@ -123,24 +146,28 @@ def _only_choice(reply: Any) -> dict[str, Any]:
 
 
 class Server:
-    """A server at an address; its requests are coroutines.
+    """Async client for a single server.
 
-    All requests raise an `EngineError` if the server cannot be reached, closes the connection,
-    takes too long or sends an invalid response, and a `Refused` if it refuses a request.
+    All requests raise `EngineError` if the server cannot be reached, closes the connection, times
+    out or sends an invalid response. They raise `Refused` if the server rejects the request.
 
     Attributes:
-      url: the address without `/v1`.
-      folder: fingerprint of the folder that the server must serve, sent with every request; "" for
-        any folder.
-      model: name of the served model, after `connect`.
-      length: largest number of tokens of prompt and response, after `connect`.
+      url: base URL of the server without `/v1`.
+      folder: fingerprint of the exported model folder that the server must serve, which is sent
+        with every request. The empty string accepts any folder.
+      model: name of the served model. Set by `connect` or `find`.
+      length: maximum number of tokens in prompt and response together. Set by `connect` or `find`.
     """
 
     def __init__(self, url: str, *, folder: str = ""):
-        """Stores an address such as http://127.0.0.1:8000.
+        """Initializes the client without connecting to the server.
+
+        Args:
+          url: address of the server, such as http://127.0.0.1:8000.
+          folder: fingerprint of the folder that the server must serve, or "" for any folder.
 
         Raises:
-          ValueError: `url` is not an address.
+          ValueError: if `url` is not a valid address.
         """
         if not is_address(url):
             raise ValueError(f"{url}: is not an address; write http://HOST:PORT")
@@ -150,11 +177,21 @@ class Server:
         self.length = LARGEST
 
     async def ask(self, path: str, body: Any, timeouts: Timeouts = SHORT) -> Any:
-        """Returns the server's reply to a request: POST with a body, GET if the body is None."""
+        """Sends a request and returns the JSON reply.
+
+        Args:
+          path: path of the endpoint, such as "/v1/models".
+          body: value that is sent as JSON in a POST request. None for a GET request.
+          timeouts: timeouts of the request.
+        """
         return await request_json(self.url + path, body, timeouts)
 
     async def _field(self, path: str, body: Any, name: str, kind: type) -> Any:
-        """Returns one field of a reply, which must have a type."""
+        """Sends a request and returns the field `name` of the reply.
+
+        Raises:
+          EngineError: if the reply has no such field, or its type is not `kind`.
+        """
         reply = await self.ask(path, body)
         value = reply.get(name) if isinstance(reply, dict) else None
         if not isinstance(value, kind):
@@ -162,11 +199,11 @@ class Server:
         return value
 
     async def find(self, timeouts: Timeouts = SHORT) -> None:
-        """Requests the name and length of the served model and stores both.
+        """Requests the name and the maximum length of the served model and stores them.
 
         Raises:
-          EngineError: the server is missing or of another kind.
-          Refused: the server does not list its models.
+          EngineError: if the server cannot be reached or is not OpenAI-compatible.
+          Refused: if the server rejects the request for its list of models.
         """
         try:
             reply = await self.ask("/v1/models", None, timeouts)
@@ -177,7 +214,7 @@ class Server:
                 "server, or set VLLM_API_KEY",
             ) from None
         try:
-            # Adapters have a parent.
+            # Skip LoRA adapters, which have a parent model.
             (served, *_) = [model for model in reply["data"] if not model.get("parent")]
             self.model = str(served["id"])
             length = served.get("max_model_len")
@@ -188,14 +225,14 @@ class Server:
             raise EngineError(f"{self.url}: is not an OpenAI-compatible server") from None
 
     async def connect(self) -> None:
-        """Finds the model and checks that the plugin enforces budgets.
+        """Connects to the server and checks that its plugin enforces budgets.
 
         Raises:
-          EngineError: the server is missing or of another kind, has no plugin, or serves another
-            folder.
+          EngineError: if the server cannot be reached, is not OpenAI-compatible, does not have the
+            plugin, or serves a folder with a different fingerprint.
         """
         await self.find()
-        # The plugin refuses a budget that is not a number or a level.
+        # Send an invalid budget. A server with the plugin must reject it.
         if await self._refusal({"budget": "?"}, "budget: ") is None:
             raise EngineError(
                 f"{self.url}: serves {one_line(self.model, 80)} but does not read budgets; install "
@@ -207,10 +244,17 @@ class Server:
             raise EngineError(f"{self.url}: serves another folder ({other_folder})")
 
     async def _refusal(self, xargs: Mapping[str, Any], start: str) -> str | None:
-        """Requests a token; returns the message of a refusal from `start` on, or None.
+        """Requests a single token and returns the error message if the server rejects the request.
+
+        Args:
+          xargs: arguments for the plugin.
+          start: start of the expected error message. Text before it is removed.
+
+        Returns:
+          The error message, or None if the request succeeds.
 
         Raises:
-          EngineError: the message does not contain `start`.
+          EngineError: if the error message does not contain `start`.
         """
         call = Call(prompt=(0,), max_tokens=1, stop=(), stop_ids=(), number=0)
         try:
@@ -234,17 +278,18 @@ class Server:
 
         Args:
           call: the call.
-          sampling: parameters of sampling.
-          part: 0 for thinking, from 1 on for answers.
-          xargs: arguments for the plugin (`extras`).
-          timeouts: by default from the length of the call.
+          sampling: sampling parameters of the response.
+          part: 0 for the thinking, 1 or more for the answers.
+          xargs: arguments for the plugin (see `extras`).
+          timeouts: timeouts of the request. Defaults to timeouts based on `call.max_tokens`.
 
         Returns:
-          The values that the server returned as ids, unchecked, and their log-probabilities, or an
-          empty list without them.
+          A pair of the token ids, which are not validated, and their log-probabilities. The second
+          list is empty if the server does not return log-probabilities.
 
         Raises:
-          EngineError: also if the server aborts the completion.
+          EngineError: for the reasons listed in the class docstring, or if the server aborts the
+            completion.
         """
         folder = {"folder": self.folder} if self.folder else {}
         body = {
@@ -252,7 +297,8 @@ class Server:
             "prompt": list(call.prompt),
             **parameters(call, sampling, part),
             "return_token_ids": True,
-            # Only the sampled token's log-probability, which shows broken weights.
+            # Return only the log-probability of the sampled token, which helps to detect broken
+            # weights.
             "logprobs": 0,
             "vllm_xargs": {**folder, **xargs},
         }
@@ -260,7 +306,7 @@ class Server:
         return self._completion(reply)
 
     def _completion(self, reply: Any) -> tuple[list[Any], list[float]]:
-        """Returns the tokens and log-probabilities, if any, in the reply to `complete`."""
+        """Parses the token ids and log-probabilities in the reply to a completion request."""
         choice = _only_choice(reply)
         reason = choice.get("finish_reason")
         if reason not in _FINISHED:
@@ -277,23 +323,24 @@ class Server:
         return tokens, [float(logprob) for logprob in logprobs]
 
     async def load(self, folder: str, version: str) -> None:
-        """Makes the server read the weights of a folder after its running requests have ended.
+        """Loads new weights into the server after its running requests have finished.
 
-        After an error the server stays paused, because its weights are unknown.
+        If an error occurs, the server stays paused, because the state of its weights is unknown.
 
         Args:
-          folder: path of the folder on the server's machine.
+          folder: path of the folder with the weights on the server's machine.
           version: name of the new weights, which the server reports from then on.
 
         Raises:
-          EngineError: also if the server cannot read the folder or reports another version.
+          EngineError: for the reasons listed in the class docstring, or if the server cannot load
+            the folder or reports a different version.
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self.find(PING)
         try:
             await self.ask("/pause?mode=wait", {}, LOADING)
             await self.ask("/collective_rpc", reload, LOADING)
-            # The cache contains keys and values of the old weights.
+            # The prefix cache still contains keys and values computed with the old weights.
             await self.ask("/reset_prefix_cache", {})
             await self.ask("/update_weight_version", {"new_version": version})
             reply = await self.ask("/weight_info", None)
@@ -311,11 +358,15 @@ class Server:
             ) from None
 
     async def tokens(self, prompt: Any, budget: Any = None) -> list[int]:
-        """Returns a prompt as ids.
+        """Tokenizes a prompt on the server.
 
         Args:
-          prompt: ids, which are returned, or a text or chat messages, which the server encodes.
-          budget: for the chat template of a policy whose prompt contains the budget.
+          prompt: a text, a list of chat messages, or a list of token ids, which is returned as is.
+          budget: thinking budget, which is passed to the chat template. It is used by policies
+            whose prompt contains the budget.
+
+        Returns:
+          The token ids.
         """
         body: dict[str, Any] = {"model": self.model, "add_special_tokens": False}
         if isinstance(prompt, str):
@@ -328,7 +379,7 @@ class Server:
         return list(await self._field("/tokenize", body, "tokens", list))
 
     async def text(self, tokens: Sequence[int]) -> str:
-        """Decodes ids."""
+        """Decodes token ids to text on the server."""
         body = {"model": self.model, "tokens": list(tokens)}
         return str(await self._field("/detokenize", body, "prompt", str))
 
@@ -341,17 +392,17 @@ class Server:
         levels: Mapping[str, int] | None = None,
         sampling: Sampling | None = None,
     ) -> Response:
-        """Samples thinking within a budget, and an answer.
+        """Samples a response: thinking within a budget, followed by an answer.
 
         Args:
-          rules: rules of the served folder (`read_folder`).
-          prompt: ids, a text, or chat messages.
-          budget: number of tokens, name of a level, or None for no budget.
-          levels: the named budgets.
-          sampling: parameters of sampling; greedy by default.
+          rules: budget rules of the served folder (see `read_folder`).
+          prompt: token ids, a text, or chat messages.
+          budget: thinking budget as a number of tokens or the name of a level. None for no budget.
+          levels: budgets in tokens by the name of their level.
+          sampling: sampling parameters. Defaults to greedy decoding.
 
         Raises:
-          ValueError: the budget is not valid, or the response could be longer than the server
+          ValueError: if the budget is invalid, or if the response could be longer than the server
             allows.
         """
         chosen_sampling = Sampling() if sampling is None else sampling
@@ -368,16 +419,16 @@ class Server:
 
 
 def check_length(rules: BudgetRules, budget: int | None, prompt_tokens: int, length: int) -> None:
-    """Checks that prompt and response fit into an engine.
+    """Checks that the prompt and the longest possible response fit into the engine's context.
 
     Args:
-      rules: rules of the exported policy.
-      budget: the budget in tokens, or None.
-      prompt_tokens: number of tokens of the prompt.
-      length: largest number of tokens of prompt and response.
+      rules: budget rules of the exported policy.
+      budget: thinking budget in tokens, or None for no budget.
+      prompt_tokens: number of tokens in the prompt.
+      length: maximum number of tokens in prompt and response together.
 
     Raises:
-      ValueError: the response could be too long.
+      ValueError: if the response could be too long.
     """
     needed = prompt_tokens + rules.longest(budget)
     if needed > length:

@@ -1,8 +1,9 @@
-"""Grades model outputs: fast rules first, math-verify in killable processes for the rest.
+"""Grades model outputs by fast rules, and by math-verify in killable processes if necessary.
 
-This package imports neither JAX nor `bacr_jax`, and no computer algebra system in the calling
-process. docs/grading.md has the rules. The names below are imported at their first use, because
-other packages need only the file readers and errors here and should not wait for the graders.
+This package imports neither JAX nor `bacr_jax`, and the calling process does not import a computer
+algebra system. The rules are documented in docs/grading.md. The public names are imported lazily,
+because other packages only need the file readers and exceptions of this package and should not have
+to import the graders.
 """
 
 import importlib
@@ -35,7 +36,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use."""
+    """Imports a public name on first access."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -20,7 +20,7 @@ _BATCH = 1024
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Grades the cases and writes one verdict a line; the counters go to stderr."""
+    """Grades all cases, writes one verdict per line and prints the counters to stderr."""
     options = _options(argv)
     rows = _read_cases(options.cases, with_questions=options.grader is not None)
     with _open_grader(options) as grader:
@@ -76,7 +76,7 @@ def _open_grader(options: argparse.Namespace) -> Grader | VerifierGrader:
 
 
 def _write_lines(path: Path | None, lines: Iterable[str]) -> None:
-    """Writes lines to stdout, to a pipe or device as they come, or to a file all at once."""
+    """Writes lines to stdout if `path` is None, to a pipe or device, or atomically to a file."""
     if path is None:
         sys.stdout.writelines(lines)
     elif os.path.exists(path) and not os.path.isfile(path):
@@ -92,7 +92,11 @@ def _write_lines(path: Path | None, lines: Iterable[str]) -> None:
 
 
 def _read_cases(path: Path, *, with_questions: bool) -> list[dict[str, Any]]:
-    """Reads the cases and checks their fields; raises a `UserError` for a mistake in them."""
+    """Reads the cases from a JSONL file and checks their fields.
+
+    Raises:
+      UserError: if the file cannot be read, is empty, or contains an invalid row.
+    """
     try:
         text = files.read_file(path, most=files.LARGEST_TABLE).decode("utf-8-sig")
         rows = dict(files.parse_lines(text))
@@ -122,7 +126,7 @@ def _check_row(row: dict[str, Any], where: str, names: Sequence[str]) -> None:
 
 
 def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: str) -> Iterator[str]:
-    """Yields one JSON line per case: its row number, from 0 on, and the verdict."""
+    """Yields one line of JSON per case with its zero-based row number and the verdict."""
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
         preds = [row["pred"] for row in batch]
@@ -138,7 +142,10 @@ def _grade(grader: Grader | VerifierGrader, rows: list[dict[str, Any]], mode: st
 
 
 def _answer(grader: VerifierGrader, pred: str, mode: str) -> str | None:
-    """Returns the answer in a case; in the lenient mode the whole case if it has no tag or box."""
+    """Extracts the answer from a model output.
+
+    In the lenient mode, an output without a tag or box is itself the answer.
+    """
     answer = grader.verifier.graded_text(pred)
     if answer is None and mode == LENIENT:
         return pred

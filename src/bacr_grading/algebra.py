@@ -1,8 +1,9 @@
-r"""Compares two answers by computer algebra. Runs in worker processes only.
+r"""Compares two answers with math-verify and sympy. Runs in worker processes only.
 
-math-verify parses both answers and chooses the parts to compare. This module replaces four of its
-comparisons, because they accept different values: numbers that differ by less than 1e-16, letters
-of different case, equations without real solutions, and `I` as the imaginary unit.
+math-verify parses both answers and selects the parts to compare. This module replaces four of its
+comparison functions and its LaTeX parser settings, because the originals treat some different
+values as equal: numbers that differ by less than 1e-16, letters of different case, equations
+without real solutions, and the letter `I` and the imaginary unit.
 """
 
 import re
@@ -16,13 +17,13 @@ from latex2sympy2_extended import symbols as letters
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
-# Decimals agree to this many places (docs/grading.md, rule 2).
+# Number of decimal places to which decimals must agree (docs/grading.md, rule 2).
 PLACES = 6
-# Digits of the first comparison of two constants.
+# Number of digits in the first numerical comparison of two constants.
 FIRST_DIGITS = 40
-# Digits of the comparison that decides if simplification does not.
+# Number of digits in the final numerical comparison, used if symbolic simplification fails.
 LAST_DIGITS = 500
-# Values of the variables at which two expressions are compared before they are simplified.
+# Values substituted for the variables of two expressions to compare them before simplification.
 _POINTS = tuple(sympy.Rational(n, 7) for n in (11, 17, 23, 31, 41, 47, 59, 61, 67, 73))
 
 _WORDS = r"\\(?:text[a-z]*|mbox|operatorname|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+"
@@ -42,14 +43,17 @@ def compare(
     """Compares one answer with its reference.
 
     Args:
-      prose: the answer is running text, in which math-verify searches a value.
-      reference_is_prose: the reference is running text.
-      search: a value somewhere in the answer counts too, and not only the whole answer.
-      places: decimal places to which decimals must agree.
+      answer: the answer.
+      reference: the reference answer.
+      prose: True if the answer is prose, from which math-verify extracts a value.
+      reference_is_prose: True if the reference is prose.
+      search: if True, the answer is also correct if only a part of it matches the reference. If
+        False, the whole answer must match.
+      places: number of decimal places to which decimals must agree.
 
     Returns:
-      A dict with the verdict `correct`; with `whole`, True if the whole answer was understood and
-      is right; and with `found`, the part of running text that was compared.
+      A dict with the key "correct", the verdict. The key "whole" is True if the whole answer could
+      be parsed and is correct. For prose, the key "found" contains the part that was compared.
     """
     if not prose:
         gold = _reference(reference, True) if reference_is_prose else _parse_whole(reference)
@@ -68,25 +72,28 @@ def compare(
     correct = verify(_reference(reference, reference_is_prose), target, timeout_seconds=None)
     if not prose:
         return {"correct": correct}
-    # The last text in math-verify's result is the text that it parsed.
+    # The last string in math-verify's result is the text that it parsed.
     compared_text = next((part for part in reversed(target) if isinstance(part, str)), "")
     return {"correct": correct, "found": compared_text[:2000]}
 
 
 def warm_up() -> None:
-    """Builds the parser's tables, so that this time does not count for the first request."""
+    """Builds the parser's tables, so that the first request does not have to wait for them."""
     for sample in ("\\frac{1}{2}", "x^2 + \\sqrt{3}", "(1, 2)"):
         compare(sample, "1")
 
 
 def _is_plain_equation(part: Any) -> bool:
-    """True if a parsed reference is a relation without variables, which equals any other."""
+    """True if a parsed reference is a relation without variables, such as 2 + 3 = 5.
+
+    math-verify would treat any two such relations as equal.
+    """
     return getattr(part, "is_Relational", False) and not part.free_symbols
 
 
 @lru_cache(maxsize=256)
 def _parse_whole(text: str) -> list[Any]:
-    """Parses a text; returns an empty list if only a part of it can be parsed."""
+    """Parses a whole text, or returns an empty list if only a part of it can be parsed."""
     return parse(
         f"\\boxed{{{_unambiguous(text)}}}",
         extraction_config=[LatexExtractionConfig()],
@@ -103,10 +110,10 @@ def _reference(text: str, is_prose: bool) -> list[Any]:
 
 
 def _unambiguous(text: str) -> str:
-    """Rewrites signs that the parser drops or misreads.
+    """Rewrites symbols that the LaTeX parser ignores or misinterprets.
 
-    The parser drops primes and the exponent T, and reads the letter I as the imaginary unit. A
-    prime behind a digit means feet and stays.
+    The parser ignores primes and the exponent T, and parses the letter I as the imaginary unit. A
+    prime after a digit means feet and is not changed.
     """
     text = _PRIMES.sub(_exponent_of_primes, text)
     text = _TRANSPOSED.sub(r"^{\\mathcal{T}}", text)
@@ -126,7 +133,7 @@ def _letter(match: re.Match[str]) -> str:
 # --- replacements of math-verify's comparisons ----------------------------------------------------
 
 
-# Errors of sympy for an expression without a value or truth value.
+# Exceptions that sympy raises if an expression cannot be evaluated or has no truth value.
 _NO_VALUE = (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError)
 
 
@@ -139,7 +146,7 @@ def _numeric_eq(a: Any, b: Any, places: int, precision: int) -> bool:
 
 
 def _same_value(a: Any, b: Any, places: int) -> bool:
-    """True if two constants or matrices agree; can raise any error of `_NO_VALUE`."""
+    """True if two constants or matrices agree. May raise any exception of `_NO_VALUE`."""
     matrices = (sympy.MatrixBase, sympy.MatrixExpr)
     if isinstance(a, matrices) and isinstance(b, matrices):
         return _same_matrix(a, b, places)
@@ -158,7 +165,7 @@ def _same_value(a: Any, b: Any, places: int) -> bool:
 
 
 def _same_matrix(a: Any, b: Any, places: int) -> bool:
-    """True if two matrices have the same shape and equal cells."""
+    """True if two matrices have the same shape and equal entries."""
     a = verification.safe_sympy_doit(a)
     b = verification.safe_sympy_doit(b)
     if getattr(a, "shape", None) != getattr(b, "shape", None):
@@ -172,7 +179,10 @@ def _same_matrix(a: Any, b: Any, places: int) -> bool:
 
 
 def _close(a: Any, b: Any, places: int) -> bool:
-    """True if two numbers agree after rounding to `places`, and within 0.1 % for six places."""
+    """True if two numbers agree after rounding to `places` decimal places.
+
+    For at least `PLACES` decimal places, the relative error must also be at most 0.1 %.
+    """
     if a.round(places) != b.round(places):
         return False
     if places < PLACES:
@@ -182,7 +192,7 @@ def _close(a: Any, b: Any, places: int) -> bool:
 
 
 def _same_constant(a: Any, b: Any) -> bool:
-    """True if two constants without decimals are the same number."""
+    """True if two exact constants (without floats) are the same number."""
     if a == b:
         return True
     if (a.is_Rational and b.is_Rational) or a.is_infinite or b.is_infinite:
@@ -200,7 +210,10 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 
 def _differ(a: Any, b: Any, digits: int) -> bool:
-    """True if two constants differ in three quarters of their first `digits` digits."""
+    """True if two constants differ, evaluated to `digits` significant digits.
+
+    Relative differences below 10^(-3/4 * digits) are ignored, because they may be rounding errors.
+    """
     left = a.evalf(digits, maxn=2 * digits)
     right = b.evalf(digits, maxn=2 * digits)
     scale = max(abs(left), abs(right))
@@ -224,7 +237,11 @@ def _symbolic_eq(a: Any, b: Any) -> bool:
 
 
 def _is_zero(difference: Any) -> bool:
-    """True if sympy simplifies an expression to 0, if necessary by exponentials or gammas."""
+    """True if sympy simplifies an expression to 0.
+
+    If necessary, hyperbolic functions are rewritten as exponentials, and factorials and binomial
+    coefficients as gamma functions.
+    """
     if sympy.simplify(difference).is_zero:
         return True
     if difference.has(sympy.sinh, sympy.cosh, sympy.tanh):
@@ -235,7 +252,10 @@ def _is_zero(difference: Any) -> bool:
 
 
 def _differ_somewhere(a: Any, b: Any) -> bool:
-    """True if two expressions have different values where all variables are positive."""
+    """True if two expressions have different values at a point with positive coordinates.
+
+    The variables are set to the values of `_POINTS`. False if the values cannot be computed.
+    """
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names or len(names) > len(_POINTS):
         return False
@@ -250,12 +270,15 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
 
 
 def _compare_symbols(a: Any, b: Any) -> bool:
-    """True if two expressions, of which one is a symbol, are the same letters in the same case."""
+    """True if two expressions consist of the same letters in the same case.
+
+    math-verify calls this function if at least one of the expressions is a symbol.
+    """
     return _spelling(a) == _spelling(b)
 
 
 def _spelling(expression: Any) -> str:
-    """Returns the letters of a symbol or a product of symbols, else the expression as text."""
+    """Returns the letters of a symbol or a product of symbols, otherwise `str(expression)`."""
     if expression == sympy.E:
         return "e"
     if isinstance(expression, sympy.Symbol):
@@ -267,10 +290,11 @@ def _spelling(expression: Any) -> str:
 
 
 def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> bool:
-    """True if two equations or inequalities have the same solutions.
+    """True if two equations or inequalities have the same set of solutions.
 
-    Equations of polynomials are compared by their polynomials, with complex solutions. Other
-    equations must have a real solution, because all equations without one have the same solutions.
+    Polynomial equations are compared by their polynomials, which takes complex solutions into
+    account. For other equations the reference must have a real solution, because math-verify treats
+    all equations without real solutions as equal.
     """
     if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq):
         same = _same_polynomials(gold, pred)
@@ -282,7 +306,7 @@ def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> boo
 
 
 def _same_polynomials(gold: Any, pred: Any) -> bool | None:
-    """True if two equations of polynomials have the same zeros; None for other equations."""
+    """True if two polynomial equations have the same zeros, None for other equations."""
     numerators = []
     for equation in (gold, pred):
         difference = sympy.nsimplify(equation.lhs - equation.rhs, rational=True)
@@ -306,6 +330,6 @@ verification.sympy_symbolic_eq = _symbolic_eq
 parsing.latex2sympy = partial(
     parsing.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
 )
-# The parser would read both letters as Euler's constant.
+# Without this change, the parser would treat the Greek letters gamma and Gamma as Euler's constant.
 for name in ("gamma", "Gamma"):
     letters.sympy_singleton_map.pop(name)

@@ -1,6 +1,7 @@
-"""Parses command lines and runs commands, so that every error is one line on stderr.
+"""Command-line parsing and error handling shared by the commands of all packages.
 
-Used by the commands of all packages. Contains no options of a specific command.
+Errors that the user can fix are printed to stderr as one line each, without a traceback. Options of
+specific commands are not defined here.
 """
 
 import argparse
@@ -20,29 +21,29 @@ from typing import Any, NoReturn
 from bacr_grading.errors import UserError, printable
 from bacr_grading.files import expand_home
 
-# Exit code for input that cannot be used, the same as argparse's.
+# Exit code for invalid input, the same as in argparse.
 BAD_INPUT = 2
-# Exit code for good input that this machine could not process.
+# Exit code for valid input that this machine could not process, for example out of memory.
 FAILED = 1
-# Exit code of a command that was asked to stop (EX_TEMPFAIL of sysexits.h): running the same
-# command again continues the work.
+# Exit code of a command that was asked to stop and can be resumed by running the same command again
+# (EX_TEMPFAIL in sysexits.h).
 STOPPED = 75
-# Exit codes that shells report after SIGINT and SIGPIPE (128 plus the signal's number).
+# Exit codes that shells report after SIGINT and SIGPIPE (128 plus the signal number).
 INTERRUPTED = 130
 UNREAD = 141
-# A full disk, for which a failed write has no file name.
+# Values of `OSError.errno` for a full disk. A failed write raises an error without a file name.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Errors that the user can fix by freeing space or changing permissions.
+# Values of `OSError.errno` that the user can fix by freeing disk space or changing permissions.
 _FIXABLE = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS)
-# Words of a command line; None for the arguments of this process.
+# Command-line arguments. None means the arguments of the current process.
 Arguments = Sequence[str] | None
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UserError`s and expands ~ in paths.
+    """An argument parser that raises `UserError` on errors and expands ~ in paths.
 
     Attributes:
-      advice: end of every error message.
+      advice: hint that is appended to every error message.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Arguments = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses arguments after a check that all of them are valid text."""
+        """Checks that all arguments are valid text, then parses them."""
         for word in sys.argv[1:] if args is None else args:
             check_text(word, "command line")
         return super().parse_known_args(args, namespace)
@@ -74,23 +75,23 @@ def _path(text: str) -> Path:
 
 
 def _convert(convert: Callable[[str], Any], text: str) -> Any:
-    """Converts an argument; refuses an empty one, which an unset shell variable leaves."""
+    """Converts an argument and rejects an empty one, which is usually an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError("found nothing; write a value, or leave it out")
     return convert(text)
 
 
 def check_text(text: str, where: str) -> None:
-    """Raises an error for a text with bytes that Python could not decode in this locale.
+    """Checks that a text contains no bytes that Python could not decode in this locale.
 
-    Python stores such bytes as halves of surrogate pairs, which files and tokenizers reject.
+    Python represents such bytes as unpaired surrogates, which files and tokenizers reject.
 
     Args:
       text: the text.
-      where: the place of the text, for the message.
+      where: where the text comes from, for the error message.
 
     Raises:
-      UserError: the text contains such bytes.
+      UserError: if the text contains such bytes.
     """
     try:
         text.encode()
@@ -102,10 +103,10 @@ def check_text(text: str, where: str) -> None:
 
 
 def refusal(error: UserError | OSError) -> int:
-    """Prints an error for the user, one line per mistake, and returns the exit code.
+    """Prints the error messages of invalid input, one per line, and returns the exit code.
 
     Raises:
-      OSError: `error` itself, if it names no file and is not about a full disk.
+      OSError: `error` itself if it has no file name and is not caused by a full disk.
     """
     if isinstance(error, UserError):
         for line in error.lines:
@@ -120,7 +121,7 @@ def refusal(error: UserError | OSError) -> int:
 
 
 def failure(message: str) -> int:
-    """Prints why good input could not be processed, for instance a lack of memory.
+    """Prints why valid input could not be processed, for example out of memory.
 
     Returns:
       The exit code.
@@ -134,7 +135,7 @@ def _print_error(message: str) -> None:
 
 
 def _is_unread() -> bool:
-    """True if the reader of standard output has closed it, as `head` does."""
+    """True if the reader of stdout has closed the pipe, as `head` does."""
     output = select.poll()
     output.register(1, 0)
     return any(event & select.POLLERR for _, event in output.poll(0))
@@ -142,7 +143,7 @@ def _is_unread() -> bool:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until the block ends, because JAX's import may ignore it or crash."""
+    """Delays SIGINT until the end of the block. Importing JAX may otherwise ignore it or crash."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,10 +162,13 @@ def uninterrupted() -> Iterator[None]:
 
 
 def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
-    """Wraps a command so that errors for the user become one line and exit code 2.
+    """Wraps the main function of a command with error handling.
+
+    A `UserError`, or an `OSError` with a file name, is printed as one line per mistake, and the
+    exit code is 2. After Ctrl-C, the exit code is 130.
 
     Args:
-      main: the command; takes its arguments and returns an exit code, or None for 0.
+      main: function that takes the command-line arguments and returns an exit code, or None for 0.
     """
 
     @functools.wraps(main)
@@ -184,7 +188,7 @@ def entry_point(main: Callable[[Arguments], int | None]) -> Callable[..., int]:
 
 
 def _prepare_streams() -> None:
-    """Opens standard streams that are closed, and has stdout escape what it cannot encode."""
+    """Reopens closed standard streams, and makes stdout escape characters it cannot encode."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
@@ -193,13 +197,14 @@ def _prepare_streams() -> None:
 
 
 def _code_after_error(error: UserError | OSError) -> int:
-    """Prints an error, unless nobody reads the output, and returns the exit code.
+    """Prints an error and returns the exit code.
 
-    A broken pipe other than standard output is raised again.
+    Nothing is printed if the reader of stdout has closed the pipe. Any other broken pipe is
+    re-raised.
     """
     is_unread = isinstance(error, BrokenPipeError) and _is_unread()
     code = UNREAD if is_unread else refusal(error)
     if isinstance(error, OSError) and error.filename is None:
-        # The interpreter flushes stdout at its end, which would fail again.
+        # The interpreter flushes stdout at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code

@@ -1,7 +1,7 @@
-"""Compares two answers by rules, without a computer algebra system.
+"""Rule-based comparison of two answers, without a computer algebra system.
 
-Called by `judge`, which sends the pairs that the rules cannot decide to math-verify. The rules are
-in docs/grading.md ("Comparing").
+`judge` calls this module first and sends the pairs that the rules cannot decide to math-verify. The
+rules are documented in docs/grading.md ("Comparing").
 """
 
 import re
@@ -37,23 +37,25 @@ _CLOSE = ")]}"
 _COLON = re.compile(":")
 _CLOCK_PART = re.compile(r"0\d")
 ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
-# Words and signs between relations of which both must be true, or at least one.
+# Words and signs that join two relations: with `_BOTH`, both relations must be true, and with
+# `_EITHER`, at least one of them.
 _BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\wedge(?![A-Za-z])")
 _EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\vee(?![A-Za-z])")
 _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
-# Words of less than five letters that answers spell in capitals.
+# Words with fewer than five letters that models also write in upper case, as in "YES".
 _SHORT_WORDS = frozenset("yes no true odd even none dne all both am pm red blue up down".split())  # noqa: SIM905
 _ANSWERS = frozenset("answer ans choice option letter".split())  # noqa: SIM905
 _SEPARATORS = ",;" + LIST_COMMA
 _COMMA = re.compile(f"[,{LIST_COMMA}]")
 _SEMICOLON = re.compile(";")
 
-# Every member of a list is compared with every member of the other; lists with more pairs than this
-# are compared by their spelling. The longest list in MATH has about twenty members.
+# Maximum number of pairs when comparing two lists. Every member of one list is compared with every
+# member of the other list, so the cost is quadratic. Lists with more pairs are compared as strings.
+# The longest list in MATH has about twenty members.
 MOST_PAIRS = 10_000
 
-# The verdict, or None if only a computer algebra system can decide; and the name of the rule:
-# "number", "string", "list" or "symbolic".
+# A pair of the verdict and the name of the rule that decided: "number", "string", "list" or
+# "symbolic". The verdict is None if only a computer algebra system can decide.
 Decision = tuple[bool | None, str]
 
 
@@ -61,9 +63,9 @@ class Items(NamedTuple):
     """The members of a list, tuple, interval, set or matrix.
 
     Attributes:
-      kind: "list", "set", "matrix" with the lengths of its rows, or the pair of brackets, as in
-        "(]".
-      parts: the members; the cells of a matrix row by row.
+      kind: "list", "set", "matrix [2, 2]" (with the row lengths), or the opening and closing
+        bracket of a tuple or interval, such as "(]".
+      parts: the members. The cells of a matrix are in row-major order.
     """
 
     kind: str
@@ -78,13 +80,15 @@ class Assignment(NamedTuple):
 
 
 class ParsedAnswer:
-    """An answer with all readings that the comparison needs, each computed once and on demand.
+    """An answer and its interpretations as a number, words, a list and so on.
+
+    Each interpretation is a property that is parsed on first access and then cached.
 
     Attributes:
-      text: the cleaned answer.
-      source: the running text that contains the answer, which only math-verify can search; "" if
-        `text` is the answer.
-      key: the canonical form of `text`, in which equal spellings are equal strings.
+      text: the answer after `normalize.clean`.
+      source: prose that contains the answer. Only math-verify can extract the answer from it. The
+        empty string if `text` is the answer itself.
+      key: the canonical form of `text`. Equivalent spellings have the same key.
     """
 
     def __init__(self, text: str, source: str = ""):
@@ -94,7 +98,7 @@ class ParsedAnswer:
 
     @cached_property
     def number(self) -> Number | None:
-        """This answer as a number; None if it is not one."""
+        """The answer parsed as a number, or None if the answer is not a number."""
         number = parse_number(self.key)
         if number is not None or not self.text[-1:].isalpha():
             return number
@@ -109,19 +113,19 @@ class ParsedAnswer:
 
     @cached_property
     def unit(self) -> tuple[str, int] | None:
-        """Name and power of the unit at the end of this answer; None without a known unit."""
+        """Name and power of the unit at the end of the answer, or None without a known unit."""
         if self.number is not None:
             return self.number.unit
         return trailing_unit(self.text, self.key)
 
     @cached_property
     def words(self) -> Words | None:
-        """This answer as words; None if it is not words."""
+        """The answer parsed as words, or None if the answer does not consist of words."""
         return words(self.key)
 
     @cached_property
     def based(self) -> tuple[str, str] | None:
-        """Digits and base of a number with a base subscript, such as 204_5; else None."""
+        """Digits and base of a number with a base subscript such as 204_5, or None otherwise."""
         match = _BASED.match(self.key)
         if match is None:
             return None
@@ -130,12 +134,15 @@ class ParsedAnswer:
 
     @cached_property
     def items(self) -> Items | None:
-        """Members of a list, tuple, interval, set or matrix; else None."""
+        """Members of a list, tuple, interval, set or matrix, or None for any other answer."""
         return _items(self.key)
 
     @cached_property
     def ratio(self) -> tuple["ParsedAnswer", ...] | None:
-        """Members of a ratio of three or more; None for a time of day and everything else."""
+        """Members of a ratio with at least three members, such as 2:3:5, or None otherwise.
+
+        A time of day such as 10:05:00 is not a ratio.
+        """
         if self.key.count(":") < 2:
             return None
         parts = split(self.key, _COLON)
@@ -147,7 +154,10 @@ class ParsedAnswer:
 
     @cached_property
     def joined(self) -> str | None:
-        """The word that joins relations in this answer, "and" or "or"; None for both or none."""
+        """The word ("and" or "or") that joins the relations in this answer.
+
+        None if the answer has no relation, neither word, or both words.
+        """
         if not _RELATION.search(self.key):
             return None
         both = bool(_BOTH.search(self.text))
@@ -158,7 +168,7 @@ class ParsedAnswer:
 
     @cached_property
     def assignment(self) -> Assignment | None:
-        """Variable and value of an answer such as "x = 5"; else None."""
+        """Variable and value of an answer such as "x = 5", or None for any other answer."""
         match = _ASSIGNMENT.match(self.key)
         if match is None or _RELATION.search(self.key, match.end()):
             return None
@@ -167,12 +177,12 @@ class ParsedAnswer:
 
 
 def read(answer: str) -> ParsedAnswer:
-    """Reads the content of a box or tag."""
+    """Cleans and parses the content of a box or answer tag."""
     return ParsedAnswer(clean(answer))
 
 
 def _items(key: str) -> Items | None:
-    """Splits a canonical answer into members; returns None if it has fewer than two."""
+    """Splits a canonical answer into its members, or returns None if it has fewer than two."""
     matrix = _MATRIX.match(key.removeprefix("(").removesuffix(")"))
     if matrix:
         return _matrix_items(matrix[2])
@@ -189,7 +199,7 @@ def _items(key: str) -> Items | None:
             kind = key[0] + key[-1]
             inner = key[1:-1]
     elif _GROUPED.search(key):
-        # "1,000,7" can be 1000 and 7, or 1, 000 and 7.
+        # "1,000,7" is ambiguous: it can mean 1000 and 7, or 1, 000 and 7.
         return None
     parts = _split_list(inner)
     return Items(kind, tuple(map(ParsedAnswer, parts))) if len(parts) > 1 else None
@@ -203,7 +213,7 @@ def _matrix_items(content: str) -> Items:
 
 
 def _encloses(key: str) -> bool:
-    """True if one pair of brackets encloses the whole answer."""
+    """True if a single pair of brackets encloses the whole answer."""
     if key.startswith("\\{"):
         return key.endswith("\\}") and "\\}" not in key[2:-2]
     if key[0] not in "([" or key[-1] not in ")]":
@@ -217,7 +227,7 @@ def _encloses(key: str) -> bool:
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Splits a text at the matches of a separator that are outside all brackets."""
+    """Splits a text at every match of the separator that is not inside brackets."""
     parts: list[str] = []
     depth = 0
     position = 0
@@ -233,7 +243,10 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _split_list(text: str) -> list[str]:
-    """Splits at commas or at semicolons; does not split a text with both, which is ambiguous."""
+    """Splits a text at commas or at semicolons.
+
+    A text with both separators is ambiguous and is returned as a single part.
+    """
     by_comma = split(text, _COMMA)
     by_semicolon = split(text, _SEMICOLON)
     if len(by_comma) > 1 and len(by_semicolon) > 1:
@@ -247,14 +260,16 @@ def decide(
     """Compares an answer with its reference by rules.
 
     Args:
+      pred: the model's answer.
+      reference: the reference answer.
       lenient: apply the lenient rules of docs/grading.md.
-      relative_tolerance: largest accepted error of numbers, relative to the reference.
+      relative_tolerance: maximum error of a number, relative to the reference.
 
     Returns:
-      The verdict and the deciding rule: "number", "string" or "list". If no rule decides, None and
-      "symbolic".
+      The verdict and the rule that decided: "number", "string" or "list". If no rule can decide,
+      the result is (None, "symbolic").
     """
-    # In the keys, commas replace the words that join relations.
+    # The canonical form replaces "and" and "or" by commas, so compare these words separately.
     if "," in pred.key and _joined_otherwise(pred, reference):
         return False, "string"
     if pred.key and pred.key == reference.key:
@@ -289,7 +304,8 @@ def decide(
     if pred.number and reference.items:
         return _decide_mixed(pred.number, reference, same, comma=lenient), "list"
     if pred.items and reference.number:
-        # `same` takes the answer first, and `_decide_mixed` passes the number first.
+        # `_decide_mixed` passes the number as the first argument, but `same` expects the answer
+        # first, and here the number is the reference.
         return _decide_mixed(
             reference.number, pred, lambda number, member: same(member, number), comma=True
         ), "list"
@@ -301,9 +317,10 @@ def decide(
 
 
 def _decide_based(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool | None:
-    """Compares numbers with base subscripts: 204_5 is not 204_7.
+    """Compares numbers with base subscripts, so that 204_5 differs from 204_7.
 
-    The base may be missing in the answer if the reference has it.
+    The answer may omit the base if the reference contains it. Returns None if the rule does not
+    apply.
     """
     if reference.based:
         if pred.based:
@@ -315,12 +332,15 @@ def _decide_based(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) ->
 
 
 def _decide_words(pred: ParsedAnswer, reference: ParsedAnswer) -> bool | None:
-    """Compares answers of which at least one is words; None if no rule decides."""
+    """Compares two answers if at least one of them consists of words.
+
+    Returns None if no rule decides.
+    """
     if pred.words and reference.words:
         if pred.words.letters == reference.words.letters:
             return _same_case(pred, reference)
-        # Letters that are not marked as text may be a product of variables, but three capitals are
-        # points or a word.
+        # Letters outside of \text{...} may be a product of variables. Three or more upper-case
+        # letters are a word or the names of points.
         if pred.words.is_text or reference.words.is_text:
             return False
         if _CAPITALS.match(pred.key) and _CAPITALS.match(reference.key):
@@ -334,14 +354,14 @@ def _decide_words(pred: ParsedAnswer, reference: ParsedAnswer) -> bool | None:
 
 
 def _is_marked_spelling(marked: ParsedAnswer, other: ParsedAnswer) -> bool:
-    """True if one answer is text in LaTeX and the other has the same letters, marked or not."""
+    r"""True if `marked` is LaTeX text and `other` has the same letters, with or without `\text`."""
     if marked.words is None or not marked.words.is_text:
         return False
     return marked.words.letters == unmarked(other.key)
 
 
 def _joined_otherwise(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if one side joins its relations by "and", and the other side by "or"."""
+    """True if one answer joins its relations by "and" and the other answer by "or"."""
     if pred.joined is None:
         return False
     if pred.joined == "and" and "\\cup" in reference.key:
@@ -350,9 +370,10 @@ def _joined_otherwise(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _same_case(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if equal letters also have the same case, or are a word or choice without a case.
+    """True if two answers with the same letters are equal when case is taken into account.
 
-    The variables m and M differ; "Monday" and "monday" do not.
+    Case matters for variables (m and M are different), but not for words ("Monday" and "monday")
+    and choices such as "(B)".
     """
     if _is_text_or_choice(pred) or _is_text_or_choice(reference):
         return True
@@ -360,20 +381,20 @@ def _same_case(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
     target = reference.key.rstrip(".")
     if word == target or word.casefold() in _SHORT_WORDS:
         return True
-    # Letters without a vowel, and few letters, may be a product of variables.
+    # A short string, or a string without a vowel, may be a product of variables.
     shortest_word = 5 if word.isupper() or target.isupper() else 4
     return len(word) >= shortest_word and _VOWEL.search(word) is not None
 
 
 def _is_text_or_choice(answer: ParsedAnswer) -> bool:
-    """True for words that LaTeX marks as text, and for a choice in parentheses."""
+    r"""True for words inside `\text{...}` and for a choice in parentheses such as "(B)"."""
     if answer.words is not None and answer.words.is_text:
         return True
     return "(" in answer.key
 
 
 def _chooses(equation: ParsedAnswer, choice: ParsedAnswer) -> bool:
-    """True if one answer is an equation such as "x = B" and the other is the choice B."""
+    """True if `equation` is an equation such as "x = B" and `choice` is a choice such as "(B)"."""
     if equation.assignment is None or choice.words is None:
         return False
     if len(choice.words.letters) != 1 or not _is_text_or_choice(choice):
@@ -385,7 +406,7 @@ def _chooses(equation: ParsedAnswer, choice: ParsedAnswer) -> bool:
 
 
 def _decide_ratio(pred: ParsedAnswer, reference: ParsedAnswer) -> Decision:
-    """Compares ratios of three or more members, which are equal if they are proportional."""
+    """Compares ratios with at least three members. They are equal if they are proportional."""
     if pred.ratio is None or reference.ratio is None:
         if pred.number or reference.number:
             return False, "list"
@@ -397,7 +418,7 @@ def _decide_ratio(pred: ParsedAnswer, reference: ParsedAnswer) -> Decision:
         if member.number is None or target.number is None:
             return None, "symbolic"
         values.append((member.number.value, target.number.value))
-    # The first pair without a zero gives the factor between the two ratios.
+    # The first pair without a zero determines the scale factor between the two ratios.
     pred_scale, reference_scale = next((pair for pair in values if all(pair)), (0, 0))
     if not pred_scale:
         return False, "list"
@@ -405,7 +426,7 @@ def _decide_ratio(pred: ParsedAnswer, reference: ParsedAnswer) -> Decision:
 
 
 def _same_sequence(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> bool:
-    """True if two lists with dots, such as "1, 2, ...", agree member by member."""
+    """True if two lists that contain an ellipsis, such as "1, 2, ...", agree member by member."""
     if pred.items is None or reference.items is None:
         return False
     if pred.items.kind != reference.items.kind:
@@ -429,9 +450,10 @@ def _same_number(pred: ParsedAnswer, reference: ParsedAnswer, lenient: bool) -> 
 def _assigned_values(
     pred: ParsedAnswer, reference: ParsedAnswer
 ) -> tuple[ParsedAnswer, ParsedAnswer] | None:
-    """Removes "x =" from the sides that have it; returns the values to compare.
+    """Removes "x =" from one or both answers and returns the values to compare.
 
-    None if neither side has it, the variables differ, or the other side is another relation.
+    Returns None if neither answer has the form "x = value", if the variables differ, or if one
+    answer is an assignment and the other is a different kind of relation.
     """
     if pred.assignment and reference.assignment:
         if pred.assignment.name != reference.assignment.name:
@@ -445,12 +467,15 @@ def _assigned_values(
 
 
 def _separators(key: str) -> int:
-    """Returns an upper bound of a list's members, including the members of inner lists."""
+    """Returns an upper bound on the number of members of a list, including nested lists."""
     return 1 + sum(map(key.count, _SEPARATORS))
 
 
 def _same_spelling(pred: Items, reference: Items) -> bool:
-    """True if two lists have the same members by spelling, in any order unless they are tuples."""
+    """True if the members of two lists are equal strings.
+
+    Lists and sets are compared without regard to order, tuples and intervals in order.
+    """
     keys = [part.key for part in pred.parts]
     target_keys = [part.key for part in reference.parts]
     if reference.kind in ("list", "set"):
@@ -461,9 +486,11 @@ def _same_spelling(pred: Items, reference: Items) -> bool:
 def _decide_items(
     pred: Items, reference: Items, compare: Callable[[ParsedAnswer, ParsedAnswer], Decision]
 ) -> bool | None:
-    """Compares lists or tuples of the same kind; None if no rule decides.
+    """Compares two lists or tuples and returns None if no rule decides.
 
     Args:
+      pred: the members of the answer.
+      reference: the members of the reference.
       compare: compares a member of the answer with a member of the reference.
     """
     if pred.kind != reference.kind:
@@ -481,9 +508,10 @@ def _decide_items(
 def _decide_set(
     pred: Items, reference: Items, compare: Callable[[ParsedAnswer, ParsedAnswer], Decision]
 ) -> bool | None:
-    """Compares lists without regard to order and repetition; None if no rule decides.
+    """Compares two lists without regard to order and repetition.
 
-    They are equal if every member of each list equals a member of the other.
+    The lists are equal if every member of each list equals some member of the other list. Returns
+    None if no rule decides.
     """
     rows = [[compare(p, r)[0] for r in reference.parts] for p in pred.parts]
     columns = [list(column) for column in zip(*rows, strict=True)]
@@ -498,13 +526,15 @@ def _decide_set(
 def _decide_mixed(
     number: Number, other: ParsedAnswer, same: Callable[[Number, Number], bool], *, comma: bool
 ) -> bool | None:
-    """Compares a number with a list; None if no rule decides.
+    """Compares a number with a list. They are equal if every member of the list is the number.
 
-    Equal if every member of the list is the number.
+    Returns None if no rule decides.
 
     Args:
-      same: compares the number with another one.
-      comma: read a list such as "1,5" as a number with a decimal comma, if `number` is a decimal.
+      number: the number.
+      other: the answer that may be a list.
+      same: returns True if two numbers are equal; called with `number` as the first argument.
+      comma: parse a list such as "1,5" as a number with a decimal comma if `number` is a decimal.
     """
     if other.items is None:
         return None
@@ -520,14 +550,17 @@ def _decide_mixed(
 
 
 def _has_decimal_comma(answer: ParsedAnswer) -> bool:
-    """True for "1,5", but not for "1, 5" and "1 and 5", whose canonical form is "1,5" too."""
+    """True for "1,5", but not for "1, 5" and "1 and 5", which have the same canonical form."""
     if not _DECIMAL_COMMA.match(answer.key):
         return False
     return _TIGHT_COMMA.search(answer.text) is not None
 
 
 def bases_clash(pred: str, reference: str) -> bool:
-    """True if two expressions have different base subscripts, which math-verify ignores."""
+    """True if two expressions have different base subscripts.
+
+    This check is needed because math-verify ignores base subscripts.
+    """
     bases = {digit or digits for digit, digits in _SUBSCRIPT.findall(pred)}
     target_bases = {digit or digits for digit, digits in _SUBSCRIPT.findall(reference)}
     return bool(bases and target_bases and bases != target_bases)

@@ -1,10 +1,12 @@
-"""Removes most rights of a process for good, so that it can run code on untrusted text.
+"""Sandboxes the current process with seccomp, so that it can process untrusted text.
 
-A seccomp filter of the Linux kernel allows a list of system calls and refuses all others with
-EPERM. The process can compute, read files and answer through descriptors that are open already. It
-cannot open a file for writing or a socket, start a process or send a signal. This needs neither
-privileges nor a user namespace, so that it works as root and in most containers. Standard library
-only. Called by `worker` and `forked`.
+A seccomp filter of the Linux kernel allows a list of system calls and rejects all others with
+EPERM. The filter cannot be removed. The process can still compute, read files and use file
+descriptors that are already open. It cannot open a file for writing, open a socket, start a process
+or send a signal.
+
+The sandbox needs neither privileges nor a user namespace, so it works as root and in most
+containers. This module uses only the standard library. Called by `worker` and `forked`.
 """
 
 import ctypes
@@ -15,11 +17,11 @@ import struct
 import sys
 from collections.abc import Iterator
 
-# Numbers of a system call on x86_64 and aarch64 (asm/unistd_64.h, asm-generic/unistd.h); None if
-# the machine does not have it.
+# Numbers of a system call on x86_64 (asm/unistd_64.h) and aarch64 (asm-generic/unistd.h). None if
+# the architecture does not have the system call.
 _Numbers = tuple[int | None, int | None]
 _ALLOWED: dict[str, _Numbers] = {
-    # Open descriptors, and files for reading.
+    # Using open file descriptors, and reading files.
     "read": (0, 63),
     "write": (1, 64),
     "readv": (19, 65),
@@ -55,7 +57,7 @@ _ALLOWED: dict[str, _Numbers] = {
     "madvise": (28, 233),
     "brk": (12, 214),
     "membarrier": (324, 283),
-    # Threads, and information and settings of the process.
+    # Threads, and querying and configuring this process.
     "futex": (202, 98),
     "set_robust_list": (273, 99),
     "rseq": (334, 293),
@@ -107,40 +109,43 @@ _ANY_BIT = 0xFFFFFFFF
 _CLONE_THREAD = 0x10000
 _FIONBIO = 0x5421
 _FIOCLEX = 0x5451
-# System calls that are allowed if an argument has none of some bits: the numbers, the index of the
-# argument, and the bits.
+# System calls that are allowed only if none of some bits of an argument are set. Each entry has the
+# system call numbers, the index of the argument and the bit mask.
 _WITHOUT: dict[str, tuple[_Numbers, int, int]] = {
     "open": ((2, None), 1, _NOT_FOR_READING),
     "openat": ((257, 56), 2, _NOT_FOR_READING),
-    # Only for this process, because lower limits can end another process.
+    # Only for this process (pid 0), because lowering the limits of another process can kill it.
     "prlimit64": ((302, 261), 0, _ANY_BIT),
-    # Copies and flags of descriptors, but not F_SETOWN, which can send signals to other processes.
+    # Duplicating descriptors and changing their flags, but not F_SETOWN, which can send signals to
+    # other processes.
     "fcntl": ((72, 25), 1, _ANY_BIT ^ 0x7),
-    # Streams only, because datagrams can be sent to any socket of the machine.
+    # Stream sockets only, because a datagram socket can send to any socket on the machine.
     "socketpair": ((53, 199), 1, 0xE),
 }
-# System calls that are allowed if an argument has a bit.
+# System calls that are allowed only if a bit of an argument is set.
 _WITH: dict[str, tuple[_Numbers, int, int]] = {"clone": ((56, 220), 0, _CLONE_THREAD)}
-# System calls that are allowed if an argument has one of some values.
+# System calls that are allowed only if an argument has one of the listed values.
 _AMONG: dict[str, tuple[_Numbers, int, tuple[int, ...]]] = {
     "ioctl": ((16, 29), 1, (_FIONBIO, _FIOCLEX))
 }
-# A filter cannot read the arguments of clone3. Without it, the C library uses clone.
+# System calls that fail with ENOSYS. A filter cannot inspect the arguments of clone3, which are in
+# memory. If clone3 does not exist, the C library falls back to clone.
 _ABSENT: dict[str, _Numbers] = {"clone3": (435, 435)}
 
-# Index into the numbers above, and the kernel's AUDIT_ARCH_*, by platform.machine().
+# For each value of platform.machine(): the index into `_Numbers`, and the AUDIT_ARCH_* constant of
+# the kernel.
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-# Instructions of a filter (linux/filter.h).
+# Opcodes of a BPF filter (linux/filter.h).
 _LOAD = 0x20
 _JUMP_EQUAL = 0x15
 _JUMP_BITS = 0x45
 _RETURN = 0x06
-# Offsets in bytes of a call's data (linux/seccomp.h).
+# Offsets in bytes into struct seccomp_data (linux/seccomp.h).
 _NUMBER_AT = 0
 _MACHINE_AT = 4
 _ARGUMENTS_AT = 16
-# Results of a filter (linux/seccomp.h).
+# Return values of a filter (linux/seccomp.h).
 _PASS = 0x7FFF0000
 _KILL = 0x80000000
 _REFUSE = 0x00050000
@@ -153,29 +158,30 @@ _SIGKILL = 9
 
 
 class _Program(ctypes.Structure):
-    """The C structure sock_fprog: a filter and the number of its instructions."""
+    """The C struct sock_fprog: the number of instructions of a filter and the instructions."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
 def is_available() -> bool:
-    """True if `confine` works on this machine. Does not change the process."""
+    """True if `confine` works on this machine. The current process is not changed."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES or sys.maxsize < 1 << 32:
         return False
-    # A kernel with filters tries to read the filter at address 0 and fails with EFAULT.
+    # If the kernel supports filters, it tries to read the filter at address 0 and fails with
+    # EFAULT.
     return _prctl(_SET_SECCOMP, _FILTER_MODE) == errno.EFAULT
 
 
 def end_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends."""
+    """Makes the kernel kill this process when the thread that started it exits."""
     _prctl(_SET_PDEATHSIG, _SIGKILL)
 
 
 def confine() -> None:
-    """Removes the rights of the calling process, which must have only one thread.
+    """Sandboxes the calling process permanently. The process must have only one thread.
 
     Raises:
-      OSError: the kernel refuses the filter; the process keeps its rights.
+      OSError: if the kernel rejects the filter. The process is then not sandboxed.
     """
     index, machine = _MACHINES[platform.machine()]
     code = b"".join(_instructions(index, machine))
@@ -190,7 +196,7 @@ def confine() -> None:
 
 
 def _prctl(option: int, argument: int, more: object = None) -> int:
-    """Calls prctl and returns the error number; 0 if the call succeeded."""
+    """Calls prctl and returns 0 on success or the errno on failure."""
     call = ctypes.CDLL(None, use_errno=True).prctl
     nothing = ctypes.c_ulong(0)
     failed = call(option, ctypes.c_ulong(argument), more or nothing, nothing, nothing)
@@ -201,12 +207,12 @@ def _instructions(index_of_machine: int, machine: int) -> Iterator[bytes]:
     """Yields the instructions of the filter (classic BPF).
 
     Args:
-      index_of_machine: index into the pairs of system call numbers.
-      machine: the kernel's number of the machine's kind, AUDIT_ARCH_*.
+      index_of_machine: index of the architecture in `_Numbers`.
+      machine: the AUDIT_ARCH_* constant of the architecture.
     """
     passes = _instruction(_RETURN, _PASS)
     refuses = _instruction(_RETURN, _REFUSE | errno.EPERM)
-    # For programs of another kind of machine, the same numbers mean other calls.
+    # Kill programs of any other architecture, because their system call numbers are different.
     yield _instruction(_LOAD, _MACHINE_AT)
     yield _instruction(_JUMP_EQUAL, machine, 1, 0)
     yield _instruction(_RETURN, _KILL)
@@ -232,11 +238,11 @@ def _instructions(index_of_machine: int, machine: int) -> Iterator[bytes]:
 
 
 def _if_called(number: int | None, *body: bytes) -> Iterator[bytes]:
-    """Yields instructions that run `body` for one system call.
+    """Yields instructions that run `body` if the system call has the given number.
 
     Args:
-      number: the number of the system call; None if this machine does not have it.
-      body: instructions, of which the last returns.
+      number: the system call number, or None if this architecture does not have the system call.
+      body: instructions. The last one must be a return.
     """
     if number is not None:
         yield _instruction(_JUMP_EQUAL, number, 0, len(body))
@@ -244,10 +250,10 @@ def _if_called(number: int | None, *body: bytes) -> Iterator[bytes]:
 
 
 def _argument(index: int) -> bytes:
-    """Returns the instruction that loads the lower half of an argument, the first in memory."""
+    """Returns the instruction that loads the lower 32 bits of an argument (little-endian)."""
     return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Returns the C structure sock_filter."""
+    """Returns the C struct sock_filter, a single BPF instruction."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,30 +1,30 @@
-"""The exception for input that the user has to fix, and helpers for its messages.
+"""The exception for invalid user input, and helpers for its error messages.
 
-Used by every package of this project; entry points (`bacr_grading.command`) print it.
+Used by all commands of this project. `bacr_grading.command` prints the messages.
 """
 
 from collections.abc import Callable
 
 
 class UserError(ValueError):
-    """Input that cannot be used.
+    """Raised for invalid input that the user has to fix.
 
-    The message is one line: the place, what was found there, and what to write instead. Entry
-    points print it without a traceback and exit with code 2.
+    The message is one line with the location of the mistake, the invalid value and the suggested
+    fix. Commands print it without a traceback and exit with code 2.
 
     Attributes:
-      lines: the message, then the messages of further mistakes in the same input.
+      lines: the error messages, one for each mistake in the input.
     """
 
     def __init__(self, message: str, *others: str):
-        # Messages quote the input, which may contain control characters.
+        # Error messages quote the input, which may contain control characters.
         self.lines = tuple(map(printable, (message, *others)))
         more = f" ({len(others)} more to fix)" if others else ""
         super().__init__(self.lines[0] + more)
 
 
 def faults_of(*checks: Callable[[], object]) -> list[str]:
-    """Runs checks and returns the messages of all `UserError`s that they raise, each once."""
+    """Runs all checks and returns the messages of the `UserError`s, without duplicates."""
     lines: list[str] = []
     for check in checks:
         try:
@@ -35,7 +35,7 @@ def faults_of(*checks: Callable[[], object]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Returns the text on one line, with escapes for unprintable characters and line ends."""
+    """Escapes line breaks and other unprintable characters, so that the text fits on one line."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

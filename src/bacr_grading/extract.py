@@ -1,6 +1,8 @@
-"""Finds the answer in a text: the last closed box or answer tag, or a sentence that states it.
+r"""Extracts the answer from a model output or a reference solution.
 
-Called by `judge`. Every function takes time linear in the text. Does not parse the answer.
+The answer is the content of the last closed `<answer>` tag or `\boxed{...}`, or it is stated in a
+sentence such as "the final answer is 42". Called by `judge`, which parses and compares the answer.
+The run time of every function is linear in the length of the text.
 """
 
 import re
@@ -8,21 +10,23 @@ from typing import NamedTuple
 
 from bacr_grading.notation import closing_brace
 
-# Characters of an answer; a longer box is not one. The longest answer in MATH has 159.
+# Maximum length of an answer in characters. The longest answer in MATH has 159 characters.
 ANSWER_CAP = 2000
-# Largest distance in characters, and largest number, of boxes that are read as one list.
+# Consecutive boxes are joined into one list if they are at most this many characters apart, and up
+# to this number of boxes.
 RUN_GAP = 40
 RUN_LENGTH = 16
-# Characters of a box that contains only blanks and dots and therefore mentions the command.
+# Maximum length in characters of a box that is checked for containing only whitespace and dots.
 MOST_HOLLOW = 64
 
 _OPENERS = ("\\boxed", "\\fbox")
 _BOX_OR_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _OPENED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# TeX also boxes a single token: "\boxed 2". A word behind the command is not an answer.
+# TeX also accepts a single token without braces, as in "\boxed 2".
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$\\,;]+)")
+# Words and punctuation after a command without braces are prose about the command, not an answer.
 _NO_ANSWER = re.compile(r"[A-Za-z'.!?)*`\"-]{2,}|[^0-9A-Za-z]+")
-# A box with this content is a mention of the command and not an answer.
+# A box with only whitespace or dots, as in "\boxed{...}", mentions the command and has no answer.
 _HOLLOW = re.compile(r"[\s.…]*|\\[lc]?dots")
 _ONLY_GLUE = re.compile(r"(?:[^0-9A-Za-z]|\\q?quad(?![A-Za-z])){0,12}\Z")
 _SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b")
@@ -40,7 +44,8 @@ _FUNCTIONS = frozenset(
     theta alpha beta gamma infinity
     """.split()  # noqa: SIM905
 )
-# The start of a sentence that states an answer: "final answer is", or "answer is" or "answer:".
+# Phrases after which a sentence states an answer: "final answer is" for `FINAL`, and for `STATED`
+# also "answer is", "answer:" and "answer =".
 FINAL = re.compile(r"(?i:final answer is)\s*:?[^\S\n]*(?=[^\n])")
 STATED = re.compile(r"(?i:\banswer(?:\s+is|\s*:|\s*=)\s*:?)[^\S\n]*\n?[^\S\n]*(?=[^\n])")
 STATEMENT_CHARS = 300
@@ -56,7 +61,13 @@ _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
 class Box(NamedTuple):
-    """The content of a closed box or tag, and the positions of its first and last characters."""
+    """A closed box or tag.
+
+    Attributes:
+      content: the stripped text inside the box or tag.
+      start: position of the first character of the command or opening tag.
+      end: position after the closing brace or closing tag.
+    """
 
     content: str
     start: int
@@ -64,13 +75,14 @@ class Box(NamedTuple):
 
 
 class Extracted(NamedTuple):
-    r"""The answer of a text.
+    r"""The answer extracted from a text.
 
     Attributes:
-      answer: stripped content of the box or tag; the empty string if the text has none.
+      answer: stripped content of the box or tag, or "" if the text has neither.
       source: "box", "tag" or "none".
-      run: the last boxes read as one list ("\boxed{1} and \boxed{2}" is "1, 2"), or None.
-      unclosed: a box or tag was opened and never closed, so that the text ends inside an answer.
+      run: the last boxes joined into one list, or None. For example, the list is "1, 2" for the
+        text "\boxed{1} and \boxed{2}".
+      unclosed: True if a box or tag was opened but never closed, as in a truncated response.
     """
 
     answer: str
@@ -83,9 +95,10 @@ class Extracted(NamedTuple):
 
 
 def last_box(text: str) -> Box | None:
-    """Returns the balanced box that opens last, or None if no box in the text is closed.
+    r"""Returns the closed box that starts last, or None if the text has no closed box.
 
-    An empty box, and a mention of the command, count only if the text has no other box.
+    An empty box and a placeholder such as `\boxed{...}` are returned only if the text has no other
+    box.
     """
     start = max(text.rfind(opener) for opener in _OPENERS)
     if start < 0:
@@ -93,8 +106,8 @@ def last_box(text: str) -> Box | None:
     box = _box_at(text, start)
     if box is not None and not _is_hollow(box.content, 0, len(box.content)):
         return box
-    # The last box is cut off or empty. Trying each opener in turn would take quadratic time on
-    # "\boxed{\boxed{\boxed{...".
+    # The last box is truncated or empty. Trying every start position in turn would take quadratic
+    # time on a text such as "\boxed{\boxed{\boxed{...".
     last_start = _start_of_last_closed(text)
     if last_start is not None:
         return _box_at(text, last_start)
@@ -102,8 +115,8 @@ def last_box(text: str) -> Box | None:
 
 
 def _start_of_last_closed(text: str) -> int | None:
-    """Returns the position of the last box that closes and is not empty, in one forward pass."""
-    # The span of the command for every open box, None for every other open brace.
+    """Returns the position of the last closed and non-empty box, in a single forward pass."""
+    # One item per open brace: the span of the command for a box, None for any other brace.
     stack: list[tuple[int, int] | None] = []
     starts: list[int] = []
     for match in _BOX_OR_BRACE.finditer(text):
@@ -118,14 +131,14 @@ def _start_of_last_closed(text: str) -> int | None:
 
 
 def _is_hollow(text: str, start: int, end: int) -> bool:
-    """True if a box contains only blanks and dots."""
+    """True if a box contains only whitespace and dots."""
     if end - start > MOST_HOLLOW:
         return False
     return _HOLLOW.fullmatch(text, start, end) is not None
 
 
 def _box_at(text: str, start: int, limit: int | None = None) -> Box | None:
-    """Returns the box at `start` if its braces close before `limit`, else None."""
+    """Returns the box at position `start` if it is closed before position `limit`, else None."""
     limit = len(text) if limit is None else limit
     opening = _OPENED.match(text, start, limit)
     if opening is None:
@@ -137,7 +150,7 @@ def _box_at(text: str, start: int, limit: int | None = None) -> Box | None:
 
 
 def _bare_box(text: str) -> Box | None:
-    """Returns the last box without braces around a number, a letter or a short expression."""
+    r"""Returns the last box without braces, such as `\boxed 2`, or None if missing."""
     last = None
     for match in _BARE_BOX.finditer(text):
         content = match.group(1).rstrip(".")
@@ -147,17 +160,19 @@ def _bare_box(text: str) -> Box | None:
 
 
 def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
-    """Returns the content of the last boxes as one list, with commas between them.
+    """Joins the contents of the last boxes of a text into a comma-separated list.
 
-    Boxes are joined if a comma, "and" or "or" separates them. The list is right only as a whole, so
-    that further boxes do not give an answer a second chance. At most RUN_LENGTH boxes are read.
+    Boxes are joined if they are separated by a comma, a semicolon, "and" or "or". The list is
+    graded as a whole, so an answer with several boxes does not get several attempts. At most
+    `RUN_LENGTH` boxes are joined.
 
     Args:
-      last: the last box of the text.
-      adjacent: join boxes with nothing between them too, for reference answers.
+      text: the text.
+      last: the last box in the text.
+      adjacent: if True, also join boxes that directly follow each other. Used for references.
 
     Returns:
-      The list, or None if only one box belongs to it.
+      The list, or None if it would contain only one box.
     """
     contents = [last.content]
     start = last.start
@@ -180,15 +195,16 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
 
 
 def closed_answer(text: str) -> Extracted:
-    """Finds the answer that a training reward may use: a closed tag or box after the thinking."""
+    """Extracts the answer for a training reward: a closed tag or box after the thinking."""
     response = after_thinking(text)
     return Extracted("", "none", unclosed=True) if response is None else _closed(response)
 
 
 def after_thinking(text: str) -> str | None:
-    """Returns the text behind the last `</think>`, or all of a text without thinking.
+    """Returns the text after the last `</think>`, or the whole text if it contains no thinking.
 
-    None if the text has `<think>` but not `</think>`, so that the thinking never ended.
+    Returns None if the text contains `<think>` without `</think>`, that is, if the thinking never
+    ended.
     """
     end = text.rfind("</think>")
     if end < 0:
@@ -197,7 +213,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def last_tag(text: str) -> Box | None:
-    """Returns the last closed answer tag; None if the text has none."""
+    """Returns the last closed `<answer>` tag, or None if missing."""
     end = text.rfind("</answer>")
     if end < 0:
         return None
@@ -209,7 +225,11 @@ def last_tag(text: str) -> Box | None:
 
 
 def _closed(text: str) -> Extracted:
-    """Returns the last closed tag, or the box in or behind it; without a tag, the last box."""
+    """Extracts the answer from the last closed tag or box.
+
+    If the text has a closed tag, the answer is the last box after the tag, otherwise the last box
+    inside the tag, otherwise the content of the tag. Without a tag, it is the last box.
+    """
     tag = last_tag(text)
     if tag is not None:
         if "\\" not in text[tag.start :]:
@@ -224,23 +244,24 @@ def _closed(text: str) -> Extracted:
 
 
 def _boxed(text: str) -> Extracted | None:
-    """Returns the last box and the list of the last boxes; None without a usable box."""
+    """Extracts the last box and the list of the last boxes, or returns None if missing."""
     box = last_box(text) if "\\" in text else None
     if box is None:
         return None
     before = text[max(box.start - 1, 0) : box.start]
     after = text[box.end : box.end + 1]
-    # A box next to a digit is a part of a number: "6\boxed{5}" prints 65.
+    # A box next to a digit is only a part of a number: "6\boxed{5}" is rendered as 65.
     if before.isdigit() or after.isdigit():
         return None
     return Extracted(box.content, "box", box_run(text, box))
 
 
 def open_answer(text: str) -> Extracted:
-    """Finds the answer for reports, which also accept an answer in the thinking.
+    """Extracts the answer for the lenient mode, which also accepts an answer inside the thinking.
 
-    Reads the same tags and boxes as `closed_answer`, first behind the thinking, then in the whole
-    text, and then the line after "####", the mark of GSM8K's reference solutions.
+    Tries three places in order: a closed tag or box after the thinking (as in `closed_answer`), a
+    closed tag or box anywhere in the text, and the line after "####", which marks the answer in
+    GSM8K.
     """
     extracted = closed_answer(text)
     if extracted.source == "none":
@@ -252,10 +273,10 @@ def open_answer(text: str) -> Extracted:
 
 
 def reference_answer(text: str) -> str:
-    """Returns the answer in a reference.
+    """Extracts the answer from a reference, which may be a full solution.
 
-    That is the content of its last boxes. Without a box it is the line after "####", else the last
-    sentence "final answer is ...", else the whole reference.
+    The answer is the content of the last boxes. Without a box, it is the line after "####",
+    otherwise the last sentence of the form "final answer is ...", otherwise the whole reference.
     """
     box = last_box(text)
     if box is not None:
@@ -263,13 +284,13 @@ def reference_answer(text: str) -> str:
     line = _marked_line(text)
     if line is not None:
         return line
-    # Solutions in running text have math delimiters, and state the answer in a sentence.
+    # Solutions written as prose contain math delimiters and state the answer in a sentence.
     stated_answer = last_sentence(FINAL, text) if has_delimiters(text) else None
     return stated_answer or text.strip()
 
 
 def _marked_line(text: str) -> str | None:
-    """Returns the text between the last "####" and the end of its line; None without the mark."""
+    """Returns the text between the last "####" and the end of the line, or None if missing."""
     mark = text.rfind(_GSM8K_MARK)
     if mark < 0:
         return None
@@ -282,10 +303,11 @@ def _marked_line(text: str) -> str | None:
 
 
 def is_prose(text: str) -> bool:
-    """True if a cleaned text is running text, which contains an answer but is not one.
+    """True if a cleaned text is prose that may contain an answer, rather than an answer itself.
 
-    Running text has math delimiters, or has several words of which one has three letters or more,
-    is not the name of a function and, unlike the points ABC, not in capitals.
+    A text is prose if it contains math delimiters. It is also prose if it has several words and one
+    of them is a common short word or has at least three letters. Function names and words in upper
+    case, such as the points ABC, do not count.
     """
     if has_delimiters(text):
         return True
@@ -300,18 +322,19 @@ def is_prose(text: str) -> bool:
 
 
 def has_delimiters(text: str) -> bool:
-    """True if a text contains a math delimiter."""
+    r"""True if a text contains an opening math delimiter: `$`, `\(` or `\[`."""
     return _DELIMITER.search(text) is not None
 
 
 def last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
-    """Returns the text from the last match of a pattern to the end of its sentence.
+    """Returns the text from the last match of a pattern to the end of the sentence.
 
     Args:
       pattern: `FINAL` or `STATED`.
+      text: the text to search.
 
     Returns:
-      The text, or None if nothing matches or nothing follows the match.
+      The text after the match, or None if the pattern does not match or no text follows it.
     """
     start = last_statement(pattern, text)
     if start is None:
@@ -322,13 +345,13 @@ def last_sentence(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def last_statement(pattern: re.Pattern[str], text: str) -> int | None:
-    """Returns the position behind the last match of `FINAL` or `STATED`; None without a match."""
+    """Returns the end position of the last match of `FINAL` or `STATED`, or None if missing."""
     starts = [match.end() for match in pattern.finditer(text)]
     return starts[-1] if starts else None
 
 
 def without_denials(text: str) -> str:
-    """Removes negated and rejected answers from running text: "not 13", "13 is wrong"."""
+    """Removes negated and rejected answers from prose, such as "not 13" or "13 is wrong"."""
     return _DENIED.sub(" ", _REJECTED.sub(" ", text))
 
 
@@ -356,15 +379,17 @@ _LEAD_OUT = re.compile(
     re.IGNORECASE,
 )
 _FIRST = frozenset("*#\\aAfFhHiImMoOrRsStT")
-# Characters at the end of an answer that are searched; every ending is shorter.
+# Number of characters at the end of an answer in which `_LEAD_OUT` is searched. It is longer than
+# every phrase that the pattern matches.
 _LAST = 40
 
 
 def without_lead_in(answer: str) -> str:
-    """Removes a fixed sentence around an answer: "The final answer is 42." becomes "42.".
+    """Removes a standard phrase around an answer, so that "The final answer is 42." becomes "42.".
 
-    Removes only whole phrases of a fixed form, once, at the start and the end. All other words stay
-    and are compared. The answer has some thousand characters at most.
+    At most one phrase is removed at the start and one at the end, and only if it has one of a few
+    fixed forms. All other words are kept and compared. The answer should not be longer than a few
+    thousand characters.
     """
     last = answer[-1:]
     if last != "." and not last.isalpha() and answer[:1] not in _FIRST:
@@ -374,14 +399,14 @@ def without_lead_in(answer: str) -> str:
     rest = text
     if lead_in:
         if lead_in.group().startswith("\\text") != bool(lead_in["close"]):
-            # The braces of \text{...} end inside the answer.
+            # The closing brace of \text{...} is inside the answer.
             return answer
         rest = text[lead_in.end() :]
     ending = _LEAD_OUT.search(rest, max(len(rest) - _LAST, 0))
     if ending:
         rest = rest[: ending.start()]
     if lead_in and "**" in lead_in.group() and rest.endswith("**") and rest.count("**") == 1:
-        # The emphasis began before the answer.
+        # The opening ** of the emphasis was removed with the phrase before the answer.
         rest = rest[:-2]
     is_changed = lead_in is not None or ending is not None
     rest = rest.strip()

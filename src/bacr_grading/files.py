@@ -1,8 +1,8 @@
-"""Reads files that users or other programs wrote, and replaces files in one step.
+"""Reads untrusted files with size limits, parses JSON strictly and writes files atomically.
 
-The only JSON reader and the only atomic writer of the project. Everything read has a size limit,
-and JSON is checked for values that would break a later reader. Errors are plain `OSError`s and
-`ValueError`s; each caller turns them into a message with the name that the user knows.
+Other packages use this module to read input files and to replace files. JSON is checked for values
+that would break a later reader, such as NaN. Errors are plain `OSError`s and `ValueError`s. Each
+caller converts them into a message that names the option or config key.
 """
 
 import contextlib
@@ -19,14 +19,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Bytes. A tokenizer.json has 10 MB; a table of questions can be larger than any file of settings.
+# Maximum file sizes in bytes. A tokenizer.json has about 10 MB. Tables of questions can be much
+# larger than config files, so they have a separate limit.
 LARGEST_FILE = 256 << 20
 LARGEST_TABLE = 8 << 30
-# Levels of nesting. Settings have fewer than ten, and Python's recursion limit is about 1000.
+# Maximum nesting depth of JSON. Config files have fewer than ten levels, and Python's recursion
+# limit is about 1000.
 MAX_DEPTH = 64
-# A float has at most 308 digits, and Python does not print integers of more than 4300.
+# Maximum number of digits of a JSON integer. A float has at most about 308 digits before the
+# decimal point, and Python does not print integers with more than 4300 digits.
 MAX_DIGITS = 300
-# Bytes per read.
+# Minimum number of bytes per read call.
 _CHUNK_BYTES = 1 << 16
 
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
@@ -36,18 +39,18 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotJson(ValueError):
-    """A text is not JSON, or is JSON that this project does not accept."""
+    """Raised if a text is not valid JSON, or contains values that this project does not accept."""
 
 
 class DuplicateName(NotJson):
-    """A table has a key or column twice, of which most readers would use only the last."""
+    """Raised if a key or column occurs twice. Most readers would silently use the last one."""
 
 
 def expand_home(path: str | Path) -> Path:
-    """Returns a path with a leading ~ or ~USER replaced by the home folder.
+    """Expands a leading ~ or ~USER of a path to the home folder.
 
     Raises:
-      ValueError: the user does not exist.
+      ValueError: if the user does not exist.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
@@ -68,11 +71,11 @@ def nearest(path: Path, otherwise: str) -> str:
 def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
     """Reads a regular file of at most `most` bytes.
 
-    Pipes and devices are refused without waiting for them, because they may never end.
+    Pipes and devices are rejected without blocking, because reading them might never finish.
 
     Raises:
-      OSError: the path does not exist, is not a regular file, or has more than `most` bytes.
-      ValueError: the path contains a character that no file name can have.
+      OSError: if the path does not exist, is not a regular file, or is larger than `most` bytes.
+      ValueError: if the path contains a character that is not allowed in file names.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
@@ -80,8 +83,8 @@ def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
         _check_regular_mode(status.st_mode, path)
         if status.st_size > most:
             raise _too_large(path, most)
-        # One read of the whole size is fastest. Files of /proc report size 0, so the loop reads
-        # until the end of the file in any case.
+        # Reading the whole file in one call is fastest. The loop is needed because files in /proc
+        # report size 0.
         chunk_size = max(status.st_size, _CHUNK_BYTES) + 1
         chunks = []
         size = 0
@@ -94,11 +97,11 @@ def read_file(path: Path, *, most: int = LARGEST_FILE) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raises an error for a pipe, device or folder, for which other libraries would wait.
+    """Checks that a path is a regular file, because other libraries would block on a pipe.
 
     Raises:
-      OSError: the path does not exist or is not a regular file.
-      ValueError: the path contains a character that no file name can have.
+      OSError: if the path does not exist or is not a regular file.
+      ValueError: if the path contains a character that is not allowed in file names.
     """
     _check_regular_mode(path.stat().st_mode, path)
 
@@ -113,18 +116,18 @@ def _too_large(path: Path, most: int) -> OSError:
 
 
 def parse_json(text: str | bytes, *, table: bool = False) -> Any:
-    """Parses JSON; bytes are UTF-8.
+    """Parses JSON and rejects values that cannot be stored or that would break a later reader.
 
     Args:
-      text: the JSON text.
-      table: the text is a row of a table. NaN is accepted, because tables write it for a missing
-        number, and so are halves of surrogate pairs, because readers of tables drop single fields.
-        A repeated key is refused.
+      text: the JSON text. Bytes are decoded as UTF-8.
+      table: True if the text is a row of a table (JSONL). NaN and infinities are then accepted,
+        because they are used for missing numbers in tables. Unpaired surrogates are accepted too,
+        because the code that reads tables handles them per field. A repeated key is an error.
 
     Raises:
-      NotJson: the text is not JSON, has more than 64 levels, or contains a number that no float
-        can store, NaN, or half of a surrogate pair, which no file can store.
-      DuplicateName: a row of a table has a key twice.
+      NotJson: if the text is not valid JSON, is nested more than 64 levels deep, or contains a
+        number that does not fit into a float, NaN, an infinity or an unpaired surrogate.
+      DuplicateName: if a row of a table contains a key twice.
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -160,7 +163,7 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _depth(text: str) -> int:
-    """Returns the largest number of brackets and braces that are open at the same time."""
+    """Returns the maximum nesting depth of brackets and braces outside of strings."""
     steps = (_NESTING.get(match.group(), 0) for match in _TOKEN.finditer(text))
     return max(itertools.accumulate(steps), default=0)
 
@@ -183,15 +186,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; raises the errors of `read_file` and `parse_json`."""
+    """Reads and parses a JSON file. Raises the exceptions of `read_file` and `parse_json`."""
     return parse_json(read_file(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that contains an object.
+    """Reads a JSON file whose top-level value is an object.
 
     Raises:
-      NotJson: the file contains another JSON value; also the errors of `read_json`.
+      NotJson: if the file contains any other JSON value, and for the same reasons as `parse_json`.
+      OSError, ValueError: for the same reasons as `read_file`.
     """
     value = read_json(path)
     if not isinstance(value, dict):
@@ -200,12 +204,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the line number and the object of every line of a JSONL table that is not blank.
+    """Parses a JSONL text and yields the line number and the object of every non-blank line.
 
     Raises:
-      NotJson: a line is not a JSON object; the message contains the line number.
+      NotJson: if a line is not a JSON object. The message contains the line number.
     """
-    # str.splitlines would also split at U+2028 and others, which may occur inside a JSON string.
+    # Do not use str.splitlines, because it also splits at characters such as U+2028, which may
+    # occur inside a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -225,23 +230,25 @@ def parse_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_once(names: Sequence[str]) -> None:
-    """Raises a `DuplicateName` if a name occurs twice."""
+    """Raises `DuplicateName` if a name occurs more than once."""
     if len({*names}) < len(names):
         name, _ = Counter(names).most_common(1)[0]
         raise DuplicateName(f"found {name!r:.60} twice; write it once")
 
 
 def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
-    """Replaces a file in one step: readers see the old content or the new one, never a mixture.
+    """Writes a file atomically, so that readers see either the old or the new content.
 
     Args:
-      path: the file, which need not exist.
-      content: the new content; a long text may be given in pieces.
+      path: the file. It does not have to exist.
+      content: the new content. A long text may be passed as an iterable of strings.
 
     Raises:
-      OSError: the file cannot be written. The old file stays and the temporary file is removed.
+      OSError: if the file cannot be written. The old file is kept and the temporary file is
+        removed.
     """
-    # The random part separates two commands that write the same file at the same time.
+    # The random suffix avoids conflicts between processes that write the same file at the same
+    # time.
     temporary_path = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     pieces = [content] if isinstance(content, bytes | str) else content
     try:
@@ -250,7 +257,8 @@ def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
                 piece if isinstance(piece, bytes) else piece.encode() for piece in pieces
             )
             file.flush()
-            # The rename must not reach the disk before the content does.
+            # Flush the content to disk before the rename. Otherwise a crash could leave an empty
+            # file.
             os.fsync(file.fileno())
         os.replace(temporary_path, path)
     except BaseException:
@@ -260,5 +268,5 @@ def replace_file(path: Path, content: bytes | str | Iterable[str]) -> None:
 
 
 def is_left_over(name: str) -> bool:
-    """True if a file name is a temporary file of `replace_file`, left by a killed process."""
+    """True if a file name belongs to a temporary file that a killed `replace_file` left behind."""
     return _TEMPORARY_NAME.fullmatch(name) is not None

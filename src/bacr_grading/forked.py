@@ -1,8 +1,9 @@
-"""Scores rows in forked processes, which end after a batch.
+"""Scores answers in forked, sandboxed processes that exit after one batch.
 
-`verifier_worker` calls `scores_of_forks` after it has loaded a package's scorer. Each fork gives up
-its rights (`confinement`) before it receives an answer. If an answer takes over the scorer, it can
-change neither the machine nor the scores of other batches.
+`verifier_worker` calls `scores_of_forks` after it has loaded the scorer of a third-party package.
+Each forked process sandboxes itself (see `confinement`) before it receives an answer. A malicious
+answer that exploits the scorer can therefore affect neither the machine nor the scores of other
+batches.
 """
 
 import contextlib
@@ -17,25 +18,26 @@ from typing import Any, NoReturn
 
 from bacr_grading import confinement
 
-# A score or None, a fault or "", and a message about the fault.
+# A tuple of the score or None, the reason of a failure or "", and an error message or "".
 Scored = tuple[float | None, str, str]
 LATE = "late"
 DIED = "died"
 _DIED: Scored = (None, DIED, "the process of the scorer died")
 _LATE: Scored = (None, LATE, "it took longer than grading.deadline")
-# Descriptor on which a fork writes its replies.
+# File descriptor to which a forked process writes its replies.
 _REPLIES = 3
-# Bytes of a reply. The text of an exception is cut at some hundred characters.
+# Maximum size of a reply in bytes. Error messages are truncated to a few hundred characters, so
+# real replies are much shorter.
 _LONGEST = 1 << 16
-# Descriptors up to this number are closed in a fork.
+# A forked process closes all inherited file descriptors below this number.
 _MOST_FILES = 1 << 16
 
 
 def check_confinement() -> None:
-    """Tests in a fork that a confined process cannot open a socket.
+    """Checks in a forked process that a sandboxed process cannot open a socket.
 
     Raises:
-      OSError: the socket was opened, or the fork could not be confined.
+      OSError: if the socket could be opened, or the process could not be sandboxed.
     """
     child = os.fork()
     if child == 0:
@@ -46,7 +48,7 @@ def check_confinement() -> None:
 
 
 def _try_a_socket() -> NoReturn:
-    """Confines this process and ends it, with status 0 if it cannot open a socket."""
+    """Sandboxes this process and exits, with exit code 0 if opening a socket fails as expected."""
     import socket
 
     try:
@@ -61,13 +63,18 @@ def _try_a_socket() -> NoReturn:
 def scores_of_forks(
     score: Callable[[Any], Scored], rows: Sequence[Any], *, seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores rows in a fork, and in a new fork after every row that ended its process.
+    """Scores rows in a forked process.
+
+    If a row times out or crashes the process, the remaining rows are scored in a new fork.
 
     Args:
       score: scores one row.
       rows: the rows.
-      seconds: deadline of a row.
-      confined: the forks give up their rights.
+      seconds: timeout of a row in seconds.
+      confined: True to sandbox the forked processes.
+
+    Returns:
+      One score or failure for each row.
     """
     scores: list[Scored] = []
     while len(scores) < len(rows):
@@ -78,8 +85,11 @@ def scores_of_forks(
 def _scores_of_a_fork(
     score: Callable[[Any], Scored], rows: Sequence[Any], seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores the rows up to one that is late or ends the process; that row gets a fault."""
-    # Lines that something else writes into the pipe do not begin with this token.
+    """Scores rows in a single fork until one of them times out or crashes the process.
+
+    The last item of the result is then the failure of that row.
+    """
+    # A random token at the start of each reply. Output of other code in the process lacks it.
     token = secrets.token_hex(16)
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -98,10 +108,10 @@ def _scores_of_a_fork(
 def _score_and_exit(
     score: Callable[[Any], Scored], rows: Sequence[Any], token: str, pipe: int, confined: bool
 ) -> NoReturn:
-    """Writes a line with the token and the score for each row, then ends this process."""
+    """Writes one line with the token and the score for each row, then exits this process."""
     try:
         os.dup2(pipe, _REPLIES)
-        # These include the pipes between the worker and its parent.
+        # These descriptors include the pipes between the worker and its parent process.
         os.closerange(_REPLIES + 1, _MOST_FILES)
         if confined:
             confinement.end_with_parent()
@@ -115,7 +125,7 @@ def _score_and_exit(
 
 
 def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
-    """Reads up to `count` replies of a fork; the last one can be a fault."""
+    """Reads up to `count` replies of a forked process. The last one can be a failure."""
     scores: list[Scored] = []
     buffer = b""
     deadline = time.monotonic() + seconds
@@ -139,7 +149,10 @@ def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
 
 
 def _reply(line: bytes, token: str) -> Scored:
-    """Parses a line of a fork; a line without the token counts as the end of the process."""
+    """Parses a line written by a forked process.
+
+    A malformed line, or a line without the token, is treated like a crash of the process.
+    """
     try:
         first, value, fault, message = json.loads(line)
     except (RecursionError, TypeError, ValueError):

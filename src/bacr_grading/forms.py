@@ -1,8 +1,8 @@
-r"""Finds arithmetic that an answer leaves undone.
+r"""Finds arithmetic operations that an answer leaves unevaluated.
 
-Used by the strict mode, which does not accept a copy of the question: if the reference is a number,
-`7\cdot 8` is not an answer for 56 (docs/grading.md, "Evaluated answers"). Evaluates nothing, so
-that its time is linear in the length of an answer.
+Used by the strict mode, which does not accept a restatement of the question. If the reference is
+56, the answer `7\cdot 8` is not accepted (docs/grading.md, "Evaluated answers"). The answer is only
+parsed and never evaluated, so the run time is linear in its length.
 """
 
 import math
@@ -13,9 +13,11 @@ from fractions import Fraction
 from bacr_grading.compare import ParsedAnswer
 from bacr_grading.normalize import canonical, split_unit
 
+# Maximum length of an answer in characters, and maximum nesting depth of sums. Answers beyond these
+# limits are not examined.
 MOST_CHARS = 1000
 MOST_DEPTH = 24
-# Roots of larger numbers are not examined for factors.
+# Roots of larger numbers are not checked for factors that could be taken out.
 LARGEST_RADICAND = 10**9
 
 _TOKEN = re.compile(
@@ -51,7 +53,7 @@ RATIONAL = ""
 
 
 class _NotConstant(Exception):
-    """The text contains a variable, or a sign that is not arithmetic."""
+    """Raised if the text is not a constant: it has a variable or a non-arithmetic sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,11 @@ class _Operand:
     r"""An operand of an expression.
 
     Attributes:
-      kind: "" for a rational number, else the irrational factor. Two operands of the same kind can
-        be added (3 and 4; `2\sqrt{3}` and `\sqrt{3}`).
-      value: the number, if the operand is written as one number.
-      power_of_ten: the operand is a power of ten, as in scientific notation.
-      fraction: the operand is a fraction of two integers.
+      kind: the irrational factor of the operand, or "" for a rational number. Two operands of the
+        same kind can be added, for example 3 and 4, or `2\sqrt{3}` and `\sqrt{3}`.
+      value: the value if the operand is a single number, otherwise None.
+      power_of_ten: True if the operand is a power of ten, as in scientific notation.
+      fraction: True if the operand is a fraction of two integers.
     """
 
     kind: str
@@ -73,11 +75,11 @@ class _Operand:
 
 
 def operations(answer: ParsedAnswer) -> frozenset[str] | None:
-    r"""Returns the names of the operations with numbers that an answer leaves undone.
+    r"""Returns the names of the arithmetic operations that an answer leaves unevaluated.
 
-    `2\cdot 3+\sqrt{4}` returns product, root and sum. The set is empty if the answer is a number in
-    a usual exact form, or a list, tuple, interval or matrix of such numbers. None if the answer is
-    not a constant.
+    For example, the result for `2\cdot 3+\sqrt{4}` is {"product", "root", "sum"}. The set is empty
+    if the answer is a number in a common exact form, or a list, tuple, interval or matrix of such
+    numbers. The result is None if the answer is not a constant.
     """
     if _PLAIN.fullmatch(answer.key) or answer.based:
         return frozenset()
@@ -108,16 +110,15 @@ def operations(answer: ParsedAnswer) -> frozenset[str] | None:
 
 
 class _Scanner:
-    """Parses one expression by recursive descent and collects the operations that are left undone.
+    """Recursive descent parser that collects the operations an expression leaves unevaluated.
 
-    Raises:
-      _NotConstant: by any method, if the expression is not a constant.
+    Every method raises `_NotConstant` if the expression is not a constant.
 
     Attributes:
       tokens: the signs, numbers, letters and commands of the expression.
-      undone: names of the operations that are left undone.
+      undone: names of the operations that are left unevaluated.
       position: index of the next token.
-      depth: number of sums that enclose the next token.
+      depth: nesting depth of sums at the next token.
     """
 
     def __init__(self, key: str):
@@ -135,18 +136,18 @@ class _Scanner:
             position = match.end()
 
     def scan(self) -> frozenset[str]:
-        """Parses the whole expression and returns the operations that it leaves undone."""
+        """Parses the whole expression and returns the names of the unevaluated operations."""
         self.sum()
         if self.position < len(self.tokens):
             raise _NotConstant
         return frozenset(self.undone)
 
     def peek(self) -> str:
-        """Returns the next token; "" at the end."""
+        """Returns the next token without consuming it, or "" at the end."""
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, token: str = "") -> str:
-        """Returns the next token and moves behind it; `token`, if given, must be the next token."""
+        """Consumes and returns the next token, which must be equal to `token` if that is given."""
         following = self.peek()
         if not following or (token and following != token):
             raise _NotConstant
@@ -154,7 +155,7 @@ class _Scanner:
         return following
 
     def sum(self) -> _Operand:
-        """Parses terms with signs between them, and notes if two of them can be added."""
+        """Parses a sum and records "sum" as unevaluated if two of the terms can be added."""
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise _NotConstant
@@ -178,7 +179,7 @@ class _Scanner:
         return _Operand("(" + "+".join(sorted(kinds)) + ")" if any(kinds) else RATIONAL)
 
     def product(self) -> _Operand:
-        """Parses factors with or without signs between them, and quotients."""
+        """Parses a product, with or without multiplication signs, and quotients."""
         factors = [self.factor()]
         divided = False
         while True:
@@ -194,7 +195,7 @@ class _Scanner:
                 following = self.factor()
                 is_integer = _is_integer(factors[-1].value)
                 if is_integer and following.fraction and len(factors) == 1 and not divided:
-                    # A mixed fraction, such as two and a half.
+                    # A mixed fraction, such as 2\frac{1}{2}.
                     factors[-1] = _Operand(RATIONAL)
                 else:
                     factors.append(following)
@@ -203,13 +204,13 @@ class _Scanner:
         return self.multiplied(factors) if len(factors) > 1 else factors[0]
 
     def starts_factor(self, token: str) -> bool:
-        r"""True if a token begins a factor that follows without a sign, as in `2\pi`."""
+        r"""True if a token starts a factor without a multiplication sign, as in `2\pi`."""
         if token in ("(", "{", "[", "\\frac", "\\sqrt", "\\binom") or token in _CONSTANTS:
             return True
         return token[:1].isalnum() or token[1:] in _FAMILIES or token in _ROUNDED
 
     def multiplied(self, factors: list[_Operand]) -> _Operand:
-        """Returns the product of two factors or more, and notes if it is left undone."""
+        """Multiplies two or more factors and records "product" if it is left unevaluated."""
         rational = [factor for factor in factors if factor.kind == RATIONAL]
         irrational = [factor.kind for factor in factors if factor.kind != RATIONAL]
         scientific = len(rational) == 2 and rational[1].power_of_ten
@@ -223,7 +224,7 @@ class _Scanner:
         return _Operand("*".join(sorted(irrational)))
 
     def quotient(self, top: _Operand, bottom: _Operand) -> _Operand:
-        """Returns a quotient, and notes if it is not a fraction in lowest terms."""
+        """Divides two operands and records "quotient" if it is not a fraction in lowest terms."""
         values = (top.value, bottom.value)
         numbers = [value for value in values if value is not None and value.denominator == 1]
         fraction = len(numbers) == 2
@@ -238,7 +239,7 @@ class _Scanner:
         return _Operand("*".join(sorted(kinds)), fraction=fraction)
 
     def factor(self) -> _Operand:
-        """Parses an atom with the powers, factorials and signs behind it."""
+        """Parses an atom and the exponents, factorials, percent and degree signs that follow."""
         part = self.atom()
         while True:
             token = self.peek()
@@ -261,9 +262,10 @@ class _Scanner:
         return self.atom()
 
     def power(self, base: _Operand, exponent: _Operand) -> _Operand:
-        """Returns a power, and notes if it is left undone.
+        """Raises an operand to a power and records "power" if it is left unevaluated.
 
-        Powers of ten, of e, pi and phi, and irrational roots are usual exact forms.
+        Powers of 10, e, pi and phi and irrational roots are common exact forms, so they are not
+        recorded.
         """
         is_integer = _is_integer(exponent.value)
         if exponent.value in (0, 1):
@@ -285,7 +287,7 @@ class _Scanner:
         return part
 
     def atom(self) -> _Operand:
-        """Parses a number, constant, group, fraction, root or function."""
+        """Parses a number, constant, bracketed group, fraction, root or function."""
         token = self.peek()
         if token in _OPENED:
             return self.group()
@@ -307,7 +309,7 @@ class _Scanner:
         return self.bracketed(token)
 
     def bracketed(self, token: str) -> _Operand:
-        """Parses the rest of a binomial, an absolute value or a rounding after its first token."""
+        """Parses the rest of a binomial, absolute value, floor or ceiling after its first token."""
         if token == "\\binom":
             self.undone.add("binomial")
             self.argument()
@@ -326,11 +328,11 @@ class _Scanner:
         raise _NotConstant
 
     def argument(self) -> _Operand:
-        """Parses the argument of a command: a group, or an atom without braces."""
+        """Parses the argument of a command: a group in braces or a single atom."""
         return self.group() if self.peek() == "{" else self.atom()
 
     def function(self, name: str) -> _Operand:
-        """Parses the exponent, base and arguments of a function, and notes it as undone."""
+        """Parses a function's exponent, base and arguments, and records it as unevaluated."""
         self.undone.add(_FAMILIES[name])
         start = self.position
         while self.peek() in ("^", "_") and self.peek():
@@ -348,11 +350,11 @@ class _Scanner:
         return _Operand(f"{name}{start}")
 
     def root(self) -> _Operand:
-        """Parses the index and radicand of a root, and notes if it can be simplified."""
+        """Parses the index and radicand of a root and records "root" if it can be simplified."""
         index = 2
         if self.peek() == "[":
             degree = self.group().value
-            # The index is 0 if the degree is unusual.
+            # An index of 0 marks a root whose degree is not an integer from 2 to 64.
             index = 0
             if degree is not None and 2 <= degree <= 64:
                 index = int(degree)
@@ -368,7 +370,10 @@ class _Scanner:
 
 
 def _literal(token: str) -> _Operand:
-    """Returns a number token as an operand; its value is None for repeating decimals and such."""
+    """Converts a number token into an operand.
+
+    The value is None for repeating decimals, scientific notation and numbers with a base subscript.
+    """
     digits = token.replace(",", "")
     is_decimal = re.fullmatch(r"\d+\.?\d*|\.\d+", digits)
     return _Operand(RATIONAL, Fraction(digits.rstrip(".")) if is_decimal else None)
@@ -379,11 +384,11 @@ def _is_integer(value: Fraction | None) -> bool:
 
 
 def _is_power(value: Fraction | None) -> bool:
-    """True if a base is not an integer above 1, or is a square or a cube."""
+    """True unless a base is an integer above 1 that is neither a square nor a cube."""
     if value is None or value.denominator != 1 or value <= 1:
         return True
     if value >= 1e15:
-        # Beyond this the root of a float is not exact.
+        # The root is computed in floating point, which is not exact for larger numbers.
         return False
     for exponent in (2, 3):
         root = round(int(value) ** (1 / exponent))
@@ -393,7 +398,7 @@ def _is_power(value: Fraction | None) -> bool:
 
 
 def _is_simplest(value: Fraction, index: int) -> bool:
-    """True if no factor can be taken out of the root of a number."""
+    """True if no factor can be taken out of the root of a number, so that it is simplified."""
     number = abs(value.numerator * value.denominator)
     if number > LARGEST_RADICAND:
         return True

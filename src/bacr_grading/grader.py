@@ -1,6 +1,8 @@
-"""Grades batches of model outputs: `Grader` by rules and math-verify, `ExactGrader` by text.
+"""Graders for batches of model outputs.
 
-A grader neither hangs nor fails because of a text. Used for training rewards and for reports.
+`Grader` uses rules and math-verify, and `ExactGrader` compares strings. Both are used for training
+rewards and for evaluation reports. The content of a text can neither hang a grader nor make it
+raise an exception.
 """
 
 import collections
@@ -12,20 +14,20 @@ from bacr_grading.judge import EXTRACTED_CHARS, LENIENT, STRICT, Reading, Undeci
 from bacr_grading.pool import Outcome, Poll, Program, Request, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 
-# Texts between two calls of `poll`.
+# Number of texts between two calls of `poll`.
 POLL_ROWS = 256
 
 
 class Grader(PooledGrader[Request, Outcome]):
-    """Grades numbers, words and lists by rules, and all else by math-verify in worker processes.
+    """Grades numbers, words and lists by rules, and other answers by math-verify in workers.
 
-    An answer that cannot be decided within the deadline and the memory limit is incorrect. Only one
-    thread may use a grader at a time.
+    An answer that cannot be decided within the deadline and the memory limit counts as incorrect. A
+    grader is not thread-safe.
 
     Attributes:
-      counted: names of the counters. "compared_modes" counts texts that were graded in the lenient
-        mode, and "mode_disagreements" counts such texts with another strict verdict.
-        "internal_errors" counts texts on which the rules of this package failed.
+      counted: names of the counters. "compared_modes" counts the texts that were graded in the
+        lenient mode, and "mode_disagreements" counts those whose strict verdict is different.
+        "internal_errors" counts texts on which the rules raised an exception.
     """
 
     counted = (
@@ -42,17 +44,17 @@ class Grader(PooledGrader[Request, Outcome]):
         memory_mb: int = 1024,
         relative_tolerance: int | float = 0.0,
     ):
-        """Checks the settings; processes start with the first answer that needs one.
+        """Checks the settings. Workers are started lazily, by the first answer that needs one.
 
         Args:
-          workers: largest number of worker processes.
-          deadline: seconds for one comparison by math-verify.
-          memory_mb: limit of a worker's address space in MiB.
-          relative_tolerance: largest accepted error of numbers, relative to the reference; 0 for
+          workers: maximum number of worker processes.
+          deadline: timeout in seconds of a comparison by math-verify.
+          memory_mb: maximum size of a worker's address space in MiB.
+          relative_tolerance: maximum error of a number, relative to the reference. Use 0 for
             mathematics, where answers are exact.
 
         Raises:
-          UserError: a setting is out of range.
+          UserError: if a setting is out of range.
         """
         pool = WorkerPool(Program(), workers=workers, deadline=deadline, memory_mb=memory_mb)
         super().__init__(pool, is_lasting=_is_lasting)
@@ -70,16 +72,20 @@ class Grader(PooledGrader[Request, Outcome]):
         """Grades texts against their references.
 
         Args:
-          texts: model outputs with their tags and boxes.
+          texts: model outputs, including answer tags and boxes.
           references: one reference for each text.
-          mode: "strict" (rewards: only a closed answer tag or box counts) or "lenient" (reports:
-            running text is searched too).
-          poll: called regularly. If it raises, the work is dropped and the exception is passed on.
-          questions: ignored; `VerifierGrader.grade` needs them.
+          mode: "strict" or "lenient". In the strict mode, used for rewards, only a closed answer
+            tag or box counts. In the lenient mode, used for reports, prose is searched too.
+          poll: called regularly. If it raises, grading is abandoned and the exception is re-raised.
+          questions: ignored. Only `VerifierGrader.grade` needs questions.
+
+        Returns:
+          One verdict for each text.
 
         Raises:
-          UserError: the mode is unknown, a text has no reference, or worker processes cannot be
-            started on this machine. The content of a text never raises an error.
+          UserError: if the mode is unknown, the numbers of texts and references differ, or worker
+            processes cannot be started on this machine. The content of a text never causes an
+            exception.
         """
         check_request(texts, references, mode)
         results: list[Verdict | Undecided] = []
@@ -89,7 +95,8 @@ class Grader(PooledGrader[Request, Outcome]):
                 poll()
             result = _judge(text, reference, mode, self._tolerance)
             if result is None:
-                # No text is known that does this. It must not end a training run, but is counted.
+                # No text is known that causes this. If one exists, it must not end a training run,
+                # so it is only counted.
                 self._counts["internal_errors"] += 1
                 result = Verdict(False, None, "none")
             elif isinstance(result, Undecided):
@@ -122,13 +129,14 @@ class Grader(PooledGrader[Request, Outcome]):
 def _is_lasting(outcome: Outcome) -> bool:
     """True if an outcome may be cached.
 
-    A worker that died may have been ended from outside, so that another try can succeed. A timeout
-    is cached, because a run that meets the same text again should not wait again.
+    If the worker died, the outcome is not cached, because the worker may have been killed by the
+    system and a retry may succeed. A timeout is cached, so that the same text does not cause
+    another wait.
     """
     return not outcome.died
 
 
-# A function, because the iterator must not refer to a grader, which may be deleted before it.
+# Not a method, because the iterator must not keep the grader alive.
 def _requests_of_pairs(
     pairs: Sequence[tuple[str | None, str | None]], mode: str, tolerance: float
 ) -> Iterator[Request]:
@@ -141,7 +149,7 @@ def _requests_of_pairs(
 def _judge(
     text: str | None, reference: str | None, mode: str, tolerance: float
 ) -> Verdict | Undecided | None:
-    """Calls `judge`; returns None if it raises an error."""
+    """Calls `judge` and returns None if it raises an exception."""
     try:
         return judge(text, reference, mode=mode, relative_tolerance=tolerance)
     except (ArithmeticError, LookupError, RecursionError, ValueError):
@@ -149,7 +157,7 @@ def _judge(
 
 
 def _settle(undecided: Undecided, outcomes: dict[Request, Outcome]) -> Verdict:
-    """Returns the verdict on a text from the outcomes of its requests."""
+    """Builds the verdict on an undecided answer from the outcomes of its requests."""
     text_outcomes = [outcomes[request] for request in undecided.requests]
     compared_text = next((o.compared_text for o in text_outcomes if o.compared_text), "")
     return Verdict(
@@ -170,10 +178,10 @@ def _is_strictly_right(reading: Reading, outcomes: dict[Request, Outcome]) -> bo
 
 
 class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
-    """Compares texts exactly, for tasks whose answers have one spelling.
+    """Compares answers as strings, for tasks whose answers have only one spelling.
 
-    The stripped text of the last closed answer tag must equal the stripped reference. Has the
-    interface of `Grader` without processes; both modes are the same.
+    The stripped content of the last closed answer tag must be equal to the stripped reference. This
+    class has the same interface as `Grader` but uses no processes. Both modes give the same result.
     """
 
     def __init__(self) -> None:
@@ -188,7 +196,7 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """Grades texts against their references, as `Grader.grade`; calls `poll` once."""
+        """Grades texts against their references like `Grader.grade`. Calls `poll` once."""
         check_request(texts, references, mode)
         if poll is not None:
             poll()
@@ -197,18 +205,18 @@ class ExactGrader(contextlib.AbstractContextManager["ExactGrader"]):
         return verdicts
 
     def counters(self) -> dict[str, int]:
-        """Returns the totals since the start: graded, correct, no_answer."""
+        """Returns the counters graded, correct and no_answer since the grader was created."""
         return {name: self._counts[name] for name in ("graded", "correct", "no_answer")}
 
     def close(self) -> None:
-        """Does nothing, because there are no processes."""
+        """Does nothing. Exists for compatibility with `Grader.close`."""
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def _exact(text: str | None, reference: str | None) -> Verdict:
-    """Compares the last answer tag of a text with the reference."""
+    """Compares the content of the last answer tag in a text with the reference."""
     response = after_thinking(text) if isinstance(text, str) else None
     tag = None if response is None else last_tag(response)
     if tag is None or not isinstance(reference, str):

@@ -1,12 +1,15 @@
-"""Refuses answers whose evaluation by a computer algebra system would take too much time or memory.
+"""Rejects answers that would take a computer algebra system too much time or memory to evaluate.
 
-Called by `judge` before a comparison is sent to math-verify. Evaluates nothing.
+`judge` calls `refuse` before it sends a comparison to math-verify. The checks only look at the text
+and evaluate nothing.
 """
 
 import math
 import re
 
-# The longest answer in MATH has 159 characters; the deepest nests 4 groups.
+# Limits of an answer: length in characters, nesting depth, consecutive digits, exponent, operand of
+# a factorial, terms of an expanded power, and cells of a matrix. For comparison, the longest answer
+# in MATH has 159 characters and the maximum nesting depth is 4.
 MAX_CHARS = 1000
 MAX_DEPTH = 24
 MAX_DIGIT_RUN = 100
@@ -18,7 +21,8 @@ MAX_MATRIX_CELLS = 64
 _DIGITS = re.compile(rf"\d{{{MAX_DIGIT_RUN + 1},}}")
 _LARGE_INTEGER = re.compile(r"\d[\d, ]*")
 _FACTORIAL = re.compile(r"\d\s*!\s*!|(\d[\d,]*|[)}\]])\s*!(?!=)")
-# A short sum of small numbers and variables, at least one variable, without products and powers.
+# A short sum of small numbers and variables, with at least one variable and without products or
+# powers.
 _SYMBOLIC = re.compile(r"(?=.*[A-Za-z])(?:[-+]?\d{0,3}[A-Za-z]?){1,6}")
 _MOST_SYMBOLIC = 24
 _BIG_OPERATOR = re.compile(r"\\(?:[dt]?binom|choose|sum|prod|bigcup|bigcap)")
@@ -35,8 +39,8 @@ _UNBOUNDED_IN_EXPONENT = re.compile(r"!|\\[dt]?binom|\\sum|\\prod")
 def refuse(text: str) -> bool:
     """True if a cleaned answer must not be evaluated.
 
-    The bounds are wide: no reference answer of MATH or GSM8K comes near them. Accepted answers are
-    still limited by the deadline and the memory limit of a worker.
+    The limits are generous, and no reference answer of MATH or GSM8K is close to them. The deadline
+    and the memory limit of the workers still apply to all other answers.
     """
     if len(text) > MAX_CHARS or not_text(text) or _CODE.search(text):
         return True
@@ -56,7 +60,7 @@ def refuse(text: str) -> bool:
 
 
 def _has_large_factorial(text: str) -> bool:
-    """True if a text contains a double factorial, or one of a large number or unknown value."""
+    """True if a text contains a double factorial, or a factorial of a large or unknown number."""
     for match in _FACTORIAL.finditer(text):
         operand = match.group(1)
         if operand in (")", "}", "]"):
@@ -68,7 +72,10 @@ def _has_large_factorial(text: str) -> bool:
 
 
 def _is_symbolic(text: str, end: int) -> bool:
-    """True if the group that closes at `end` is a short sum with a variable, as in (2n)!."""
+    """True if the parentheses that close at `end` contain a short sum with a variable, as in (2n)!.
+
+    Such a factorial is not evaluated, because its operand is not a number.
+    """
     start = text.rfind("(", 0, end)
     if start < 0 or text[end] != ")":
         return False
@@ -79,12 +86,12 @@ def _is_symbolic(text: str, end: int) -> bool:
 
 
 def not_text(text: str) -> bool:
-    """True if a text contains control characters or halves of surrogate pairs."""
+    """True if a text contains control characters or unpaired surrogates."""
     return _NOT_TEXT.search(text) is not None
 
 
 def nesting(text: str) -> int | None:
-    """Returns the deepest nesting of braces and brackets; None if the braces do not balance."""
+    """Returns the maximum nesting depth of braces and brackets, or None for unbalanced braces."""
     braces = 0
     brackets = 0
     deepest = 0
@@ -106,7 +113,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _has_large_power(text: str) -> bool:
-    """True if a text contains a tower of powers, or a power with too large a value or expansion."""
+    """True if a text contains a tower of powers, or a power that is too large or has many terms."""
     if _PYTHON_TOWER.search(text):
         return True
     letters = len(set(_LETTER.findall(text)))
@@ -119,7 +126,7 @@ def _has_large_power(text: str) -> bool:
             return True
         base = text[: match.start()].rstrip()
         if size > 1 and base.endswith((")", "}")):
-            # (a+b+c)^n expands to C(n + k - 1, k - 1) terms for k summands.
+            # A sum of k terms, raised to the power n, expands to C(n + k - 1, k - 1) terms.
             summands = min(max(letters, 2), 12)
             terms = math.comb(int(size) + summands - 1, summands - 1)
             if terms > MAX_TERMS:
@@ -128,9 +135,9 @@ def _has_large_power(text: str) -> bool:
 
 
 def _operand(text: str, start: int) -> tuple[str, int]:
-    """Returns the exponent that begins at `start`, and the position behind it.
+    """Returns the exponent that starts at position `start`, and its end position.
 
-    The exponent is the content of a group, a number, or one character.
+    The exponent is the content of a group in braces or parentheses, an integer, or one character.
     """
     if start >= len(text):
         return "", start
@@ -149,7 +156,10 @@ def _operand(text: str, start: int) -> tuple[str, int]:
 
 
 def _exponent_size(exponent: str) -> int | float | None:
-    """Returns an upper bound of an exponent's value; None for a tower of unknown size."""
+    """Returns an upper bound on the value of an exponent.
+
+    Returns None if the exponent itself contains a large power or a tower of powers.
+    """
     numbers = _integers(exponent)
     caret = _POWER.search(exponent)
     if caret is None:

@@ -1,7 +1,7 @@
-"""Grades a text by rules, and returns the comparisons that still need math-verify.
+"""Grades a model output by rules and returns the comparisons that still need math-verify.
 
-Called by `grader`, which sends those comparisons to worker processes. Starts no process and uses no
-computer algebra system. docs/grading.md has the rules.
+Called by `grader`, which sends these comparisons to worker processes. This module itself starts no
+process and uses no computer algebra system. The rules are documented in docs/grading.md.
 """
 
 import re
@@ -35,13 +35,15 @@ STRICT = "strict"
 LENIENT = "lenient"
 MODES = (STRICT, LENIENT)
 
-# Characters of a text that are read, from its end, because the answer is at the end.
+# Maximum number of characters of a text that are read. Only the end of a longer text is read,
+# because the answer is at the end.
 MAX_CHARS = 1 << 20
-# Characters at the end of running text that math-verify searches; its patterns take quadratic time.
+# Maximum number of characters at the end of prose that math-verify searches. The limit is needed
+# because its regular expressions take quadratic time.
 PROSE_CHARS = 4000
-# Characters of a text without tag or box that can be an answer.
+# Maximum length in characters of a text without a tag or box that is graded as an answer itself.
 BARE_ANSWER_CHARS = 300
-# Characters of the answer in a verdict.
+# Maximum length in characters of `Verdict.extracted`.
 EXTRACTED_CHARS = 500
 _NO_ANSWER = ParsedAnswer("")
 _TRANSPOSED = re.compile(
@@ -49,7 +51,7 @@ _TRANSPOSED = re.compile(
     r"(?:T|\{(?:T|\\top|\\intercal|\\text\{T\})\}|\\(?:top|intercal)|\\text\{T\})"
 )
 _CURRENCY = re.compile(r"[$€£]")
-# A number in running text, with a sign before its currency and a percent sign behind it.
+# A number in prose, with an optional sign, currency symbol and percent sign.
 _LAST_NUMBER = re.compile(
     r"(?<![\w.,/^*)}])[-−–]?\s?\\?[$€£]?\d[\d,]*(?:\.\d+)?(?:\s?\\?%|\s(?:percent|pct)\b)?"
 )
@@ -57,18 +59,18 @@ _LAST_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one text.
+    """The result of grading one text.
 
     Attributes:
-      correct: True if the answer is right in the requested mode; the score in [0, 1], a float, of a
-        user's verifier.
-      extracted: the answer in the text, or None.
-      path: the deciding rule: "number", "string", "list" (no computer algebra), "symbolic"
-        (math-verify), "guard" (refused without a comparison), "none" (no answer, or no usable
-        reference), "verifier" (a user's verifier), "failed" (the verifier gave no score).
-      timed_out: a worker was killed at the deadline, so that the answer counts as incorrect.
-      strict: True if the answer is right in the strict mode, in every requested mode; the same
-        score as `correct` of a user's verifier.
+      correct: True if the answer is correct in the requested mode. For a user's verifier, the score
+        as a float in [0, 1].
+      extracted: the answer extracted from the text, or None if the text has no answer.
+      path: the rule that decided: "number", "string" or "list" (by rules only), "symbolic" (by
+        math-verify), "guard" (rejected without a comparison), "none" (no answer or no usable
+        reference), "verifier" (by a user's verifier), or "failed" (the verifier returned no score).
+      timed_out: True if a worker was killed at the deadline. The answer then counts as incorrect.
+      strict: True if the answer is correct in the strict mode, regardless of the requested mode.
+        For a user's verifier, the same value as `correct`.
     """
 
     correct: bool | float
@@ -80,11 +82,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of an answer, which is right if math-verify confirms all of its requests.
+    """One interpretation of an answer. It is correct if math-verify confirms all of its requests.
 
     Attributes:
       requests: the comparisons.
-      strict: the strict mode accepts this reading too, if math-verify understands the whole answer.
+      strict: True if the strict mode also accepts this interpretation, provided that math-verify
+        can parse the whole answer.
     """
 
     requests: tuple[Request, ...]
@@ -96,8 +99,8 @@ class Undecided:
     """An answer that only math-verify can grade.
 
     Attributes:
-      readings: readings of the answer; it is right if one of them is.
-      extracted: the answer, or None if math-verify has to find it in the text.
+      readings: interpretations of the answer. The answer is correct if any of them is correct.
+      extracted: the answer, or None if math-verify has to extract it from the text.
     """
 
     readings: tuple[Reading, ...]
@@ -114,8 +117,8 @@ class Reference:
     """A usable reference answer.
 
     Attributes:
-      text: the answer without its box, delimiters and the solution around it. Grading against this
-        text gives the same verdicts as grading against the whole reference.
+      text: the answer without its box, math delimiters and the surrounding solution. Grading
+        against this text gives the same verdicts as grading against the whole reference.
       kind: "number", "text", "list" or "expression". Only expressions need the worker pool.
     """
 
@@ -124,11 +127,11 @@ class Reference:
 
 
 def parse_reference(text: str | None) -> Reference | None:
-    """Reads a reference when the data is loaded, so that unusable rows never reach training.
+    """Parses a reference while the dataset is loaded, so that unusable rows never reach training.
 
     Returns:
-      The reference, or None if no output could be graded correct against it, because it is empty,
-      has unbalanced braces, control characters or more than 2,000 characters.
+      The reference, or None if it is unusable: empty, longer than 2,000 characters, with unbalanced
+      braces or with control characters. No answer could be graded as correct against it.
     """
     if not isinstance(text, str):
         return None
@@ -148,16 +151,17 @@ def _kind(answer: ParsedAnswer) -> str:
     return "list" if answer.items else "expression"
 
 
-# Cached, because all rollouts of a group have the same reference.
+# Cached because all rollouts of a group share the same reference.
 @lru_cache(maxsize=16384)
 def _read_reference(text: str) -> ParsedAnswer:
-    """Parses a reference for comparisons; returns an empty answer for a reference that is too long.
+    """Extracts and parses the answer in a reference.
 
-    If the reference is running text that only math-verify can search, `source` is set.
+    The attribute `source` of the result is set if the reference is prose, from which only
+    math-verify can extract the answer. A reference that is too long gives an empty answer.
     """
     raw = reference_answer(text)
     if len(raw) > ANSWER_CAP:
-        # Not parsed, because every pattern would take time.
+        # Skip parsing, because matching the patterns on a long text is slow.
         return ParsedAnswer("")
     answer = read(raw)
     if answer.number is None and has_delimiters(raw) and is_prose(answer.text):
@@ -165,23 +169,23 @@ def _read_reference(text: str) -> ParsedAnswer:
     return answer
 
 
-# Cached, because many rollouts of a group give the same answer.
+# Cached because many rollouts of a group have the same answer.
 _read_answer = lru_cache(maxsize=4096)(read)
 
 
 def judge(
     text: str | None, reference: str | None, *, mode: str, relative_tolerance: float = 0.0
 ) -> Verdict | Undecided:
-    """Grades one text by rules.
+    """Grades one model output by rules.
 
     Args:
       text: the model's output.
       reference: the reference answer, or a solution that contains it.
       mode: "strict" or "lenient".
-      relative_tolerance: largest accepted error of numbers, relative to the reference.
+      relative_tolerance: maximum error of a number, relative to the reference.
 
     Returns:
-      The verdict, or the comparisons that only math-verify can decide.
+      The verdict, or an `Undecided` with the comparisons that only math-verify can decide.
     """
     if not isinstance(text, str):
         return Verdict(False, None, "none")
@@ -201,25 +205,26 @@ def judge(
         return comparison.judge_open_text(text)
     if not extracted.answer:
         return Verdict(False, None, "none")
-    # In reports, a sentence "the final answer is ..." behind the box is a second reading.
+    # In the lenient mode, a sentence "the final answer is ..." after the box is a second
+    # interpretation of the answer.
     later_statement = _later_statement(text) if lenient else None
     return comparison.judge_extracted(extracted, is_closed, later_statement)
 
 
 def _later_statement(text: str) -> str | None:
-    """Returns the answer that a sentence behind the last box or tag states, if there is one."""
+    """Returns the answer stated in a sentence after the last box or tag, or None if missing."""
     tail = text[-PROSE_CHARS:]
     start = max(tail.rfind("\\boxed"), tail.rfind("</answer>"))
     return last_sentence(FINAL, tail[start:]) if start >= 0 else None
 
 
 class _Comparison(NamedTuple):
-    """Compares answers with one reference.
+    """Compares answers with a fixed reference.
 
     Attributes:
       reference: the reference answer.
-      lenient: the mode is lenient.
-      tolerance: largest accepted error of numbers, relative to the reference.
+      lenient: True for the lenient mode, False for the strict mode.
+      tolerance: maximum error of a number, relative to the reference.
     """
 
     reference: ParsedAnswer
@@ -229,12 +234,15 @@ class _Comparison(NamedTuple):
     def judge_extracted(
         self, extracted: Extracted, is_closed: bool, later_statement: str | None = None
     ) -> Verdict | Undecided:
-        """Grades an answer, read as the last box and as the list of the last boxes.
+        """Grades an extracted answer.
+
+        The answer is correct if any of its interpretations is correct: the last box, the list
+        formed by the last boxes, and, in the lenient mode, a statement after the last box.
 
         Args:
           extracted: the answer.
-          is_closed: the strict mode accepts this answer.
-          later_statement: a further reading of the answer, for the lenient mode only.
+          is_closed: True if the box or tag is closed, which the strict mode requires.
+          later_statement: the answer stated in a sentence after the box, for the lenient mode only.
         """
         shortened = extracted.answer[:EXTRACTED_CHARS]
         if len(extracted.answer) > ANSWER_CAP:
@@ -273,14 +281,19 @@ class _Comparison(NamedTuple):
             return Undecided(tuple(readings), shortened)
         if has_prose and self.lenient:
             return self.judge_open_text(extracted.answer)
-        # The strict mode has compared running text by its spelling only.
+        # In the strict mode, prose was compared as a string.
         return Verdict(False, shortened, first_path.replace("prose", "string"))
 
     def _decide_strictly(self, raw: str, answer: ParsedAnswer) -> tuple[Reading | bool, str]:
-        """Applies the strict rules to one reading.
+        """Applies the strict rules to one interpretation of an answer.
+
+        Args:
+          raw: the answer before `normalize.clean`.
+          answer: the parsed answer.
 
         Returns:
-          The verdict, or the comparisons that only math-verify can decide; and the deciding rule.
+          A pair. The first item is the verdict, or a `Reading` with the comparisons that only
+          math-verify can decide. The second item is the rule that decided.
         """
         equalities = claims(raw, answer, self.reference)
         if equalities is None:
@@ -316,13 +329,14 @@ class _Comparison(NamedTuple):
     def _decide_leniently(
         self, answer: ParsedAnswer, strict: Reading | bool
     ) -> tuple[Reading | bool, str]:
-        """Applies the lenient rules, by which an answer may contain more than the right value.
+        """Applies the lenient rules, which allow further text around the correct value.
 
         Args:
-          strict: the result of `_decide_strictly`.
+          answer: the parsed answer.
+          strict: the first item of the result of `_decide_strictly`.
 
         Returns:
-          The same as `_decide_strictly`.
+          A pair as in `_decide_strictly`.
         """
         reference = self.reference
         if answer.ratio or reference.ratio:
@@ -343,11 +357,11 @@ class _Comparison(NamedTuple):
         return decide(answer, self.reference, lenient=True, relative_tolerance=self.tolerance)
 
     def judge_open_text(self, text: str) -> Verdict | Undecided:
-        """Grades a text without tag or box, for lenient reports.
+        """Grades a text without a tag or box, for the lenient mode only.
 
-        A short text is compared as an answer. In running text, the sentence that states an answer
-        is compared, then the last number if it has a percent sign or currency. math-verify searches
-        the rest.
+        A short text is compared as if it were the answer. In prose, the sentence that states the
+        answer is compared first, then the last number if it has a percent sign or a currency
+        symbol. If neither decides, math-verify searches the text.
         """
         tail = text[-PROSE_CHARS:].strip()
         answer = clean(tail)
@@ -370,11 +384,11 @@ class _Comparison(NamedTuple):
         return self._search_prose(tail, statement_start)
 
     def _search_prose(self, tail: str, statement_start: int | None) -> Verdict | Undecided:
-        """Grades the last number of running text, or has math-verify search the text.
+        """Grades the last number in prose, or returns a request to search the text by math-verify.
 
         Args:
-          tail: the end of the running text.
-          statement_start: position of the sentence that states an answer, if there is one.
+          tail: the end of the text.
+          statement_start: position of the sentence that states the answer, or None if missing.
         """
         if _refuse_reference(self.reference) or not_text(tail):
             return Verdict(False, None, "guard")
@@ -389,7 +403,7 @@ class _Comparison(NamedTuple):
 
 
 def _last_number(text: str) -> str | None:
-    """Returns the last number of running text if it has a percent sign or a currency, else None."""
+    """Returns the last number in prose if it has a percent sign or currency symbol, else None."""
     numbers = _LAST_NUMBER.findall(text)
     if not numbers:
         return None
@@ -399,11 +413,14 @@ def _last_number(text: str) -> str | None:
 
 
 def _refusal(answer: ParsedAnswer, reference: ParsedAnswer) -> str | None:
-    """Returns the path of the verdict "incorrect" if math-verify must not compare, else None."""
+    """Returns the rule that forbids a comparison by math-verify, or None if it is allowed.
+
+    If a rule is returned, the answer is incorrect and the rule is the verdict's path.
+    """
     if bases_clash(answer.key, reference.key):
         return "number"
     if _TRANSPOSED.search(answer.key) or _TRANSPOSED.search(reference.key):
-        # The parser's products commute, but products of matrices do not.
+        # math-verify parses products as commutative, but matrix products are not commutative.
         return "string"
     if is_prose(answer.text):
         return "prose"

@@ -1,6 +1,6 @@
-"""Rewrites answers that differ only in spelling to one text, and reads units after numbers.
+"""Normalizes answers, so that equivalent spellings become equal strings, and parses units.
 
-Called by `compare` for every answer and reference. Judges nothing.
+Called by `compare` for every answer and reference. The comparison itself is not done here.
 """
 
 import re
@@ -10,34 +10,37 @@ from bacr_grading.notation import closing_brace, one_command, plain_signs, witho
 
 _BLANKS = re.compile(r"\s{2,}")
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
-# `clean` strips only answers that start with a brace or end with one of these.
+# `clean` only strips answers that start with a brace or end with one of these characters.
 _ENDINGS = frozenset(")]*`.,;:\\")
-# Layers of delimiters that are removed from an answer.
+# Maximum number of nested delimiters that are removed from an answer.
 _MOST_LAYERS = 8
-# Numbers that no rule below changes.
+# Numbers that none of the rules below changes.
 _NUMERAL = re.compile(r"-?(?:[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})\Z")
 _DOLLAR = re.compile(r"(?<!\\)\$")
-# Euler's number and the imaginary unit; math-verify takes them for a unit at the end.
+# Euler's number and the imaginary unit in upright type, which math-verify would parse as a unit at
+# the end of an answer.
 _UPRIGHT = re.compile(r"\\mathrm\s*\{\s*([ei])\s*\}")
 
-# Replaces the two backslashes between the rows of a matrix, so that no rewrite splits them.
+# Placeholder for the two backslashes between the rows of a matrix, so that no rule below splits
+# them.
 ROW_END = "¶"
-# Replaces a comma that certainly separates a list, so that "32, 349" is not read as one number.
+# Placeholder for a comma that is definitely a list separator, so that "32, 349" is not parsed as
+# one number with a thousands separator.
 LIST_COMMA = "¦"
 
-# Rules in the order in which they run. A rule runs only if its first string occurs in the answer,
-# which saves most answers most rules. Every pattern takes time linear in the answer, which has at
-# most ANSWER_CAP characters.
+# Rewrite rules (substring, pattern, replacement), applied in this order. For speed, a rule is
+# skipped if the substring does not occur in the answer. Every pattern takes time linear in the
+# length of the answer, which is at most ANSWER_CAP characters.
 _REWRITES = tuple(
     (needle, re.compile(pattern), replacement)
     for needle, pattern, replacement in (
         ("\\", r"\\(?:math(?:rm|bf|it)|text(?:bf|it|rm|normal)|mbox|operatorname)\b", r"\\text"),
         ("{", r"\{([,:])\}", r"\1"),
         ("\\pmod", r"^(-?\d+)\s*\\pmod\s*\{[^{}]*\}$", r"\1"),
-        # "25,\!000": the negative space marks the comma as a thousands separator
+        # "25,\!000": a comma followed by a negative space is a thousands separator.
         ("\\!", r"(,?)\s*\\!\s*", r"\1"),
         ("~", r"[~\s]+", " "),
-        # "40 , 200" is two numbers
+        # "40 , 200" is a list of two numbers.
         (" ,", r"(?<=\d)\s+,\s*(?=\d{3}(?!\d))", LIST_COMMA),
         ("\\", r"\\[,;:> ]|\\(?:q?quad|thinspace|enspace)(?![A-Za-z])", " "),
         ("\\", r"\\([%$])", r"\1"),
@@ -54,11 +57,12 @@ _REWRITES = tuple(
         ("eq", r"\\([nlg])eq(?:slant)?(?![A-Za-z])", r"\\\1e"),
         ("\\degree", r"\s*\\degree(?![A-Za-z])", "°"),
         ("\\approx", r"^\\approx(?![A-Za-z])", ""),
-        # 2 1/2 is two and a half
+        # "2 1/2" is a mixed fraction.
         ("/", r"(?<=\d)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\\frac{\1}{\2}"),
-        # "32, 349" is two numbers, "32,349" is one
+        # "32, 349" is a list of two numbers, but "32,349" is one number.
         (",", r"(?<=\d),\s+(?=\d{3}(?!\d))", LIST_COMMA),
-        # 5 cm^2; one letter may be a variable
+        # A unit with an exponent, such as "5 cm^2". Units with one letter are not included, because
+        # the letter may be a variable.
         ("^", r"(?<=[\s\d}])(mm|cm|km|in|ft|yd|mi)\s?\^\s?(\{[23]\}|[23](?!\d))", r"\\text{\1}^\2"),
         ("", r"(?<!\d)\s+|\s+(?!\d)", ""),
         ("\\", r"\\(frac|sqrt)([0-9A-Za-z])", r"\\\1{\2}"),
@@ -74,14 +78,15 @@ _LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z'.-]*\)?\Z")
 
 
 def clean(answer: str) -> str:
-    """Removes math delimiters, emphasis, styles and a final full stop from an answer.
+    """Removes math delimiters, emphasis, styles and the final full stop from an answer.
 
-    Returns LaTeX that a parser can read.
+    The result is still valid LaTeX, which can be parsed.
     """
     if _NUMERAL.match(answer):
         return answer
     text = answer if answer.isascii() else plain_signs(answer)
-    # Patterns that begin with blanks take time quadratic in a run of blanks.
+    # Collapse whitespace first, because patterns that start with whitespace take quadratic time on
+    # a long run of spaces.
     text = _BLANKS.sub(" ", text)
     if "$" in text and len(_DOLLAR.findall(text)) > 1:
         text = _DOLLAR.sub("", text)
@@ -97,13 +102,13 @@ def clean(answer: str) -> str:
 
 
 def _strip_layer(text: str) -> str:
-    """Removes one pair of delimiters or braces around a text, and punctuation behind it."""
+    """Removes one level of delimiters or braces around a text, and trailing punctuation."""
     for left, right in _WRAPPERS:
         if text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)].strip() or text
     if text.endswith((".", ",", ";", ":")):
         text = text[:-1].rstrip()
-    # Two backslashes are a line break.
+    # Keep two backslashes, which are a line break.
     if text.endswith("\\") and not text.endswith("\\\\"):
         text = text[:-1].rstrip()
     if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
@@ -112,9 +117,9 @@ def _strip_layer(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Rewrites a cleaned answer so that equal spellings become equal strings.
+    """Rewrites a cleaned answer so that equivalent spellings become equal strings.
 
-    The result is for comparisons only: a LaTeX parser cannot read it, because spaces are removed.
+    The result is used only for comparisons. It is not valid LaTeX, because spaces are removed.
     """
     if _NUMERAL.match(text):
         return text
@@ -128,11 +133,12 @@ def canonical(text: str) -> str:
 
 
 class Words(NamedTuple):
-    """An answer that consists of words: a name, a weekday, a choice letter.
+    r"""An answer that consists of words, such as a name, a weekday or a multiple-choice letter.
 
     Attributes:
       letters: the text in lower case, without spaces and enclosing parentheses.
-      is_text: LaTeX marks the answer as text, so that its letters are not a product of variables.
+      is_text: True if the answer is inside `\text{...}`. Otherwise its letters could be a product
+        of variables.
     """
 
     letters: str
@@ -140,7 +146,7 @@ class Words(NamedTuple):
 
 
 def words(text: str) -> Words | None:
-    """Reads a canonical answer that consists of words; returns None for any other answer."""
+    """Parses a canonical answer that consists of words, or returns None for any other answer."""
     plain = _TEXT.sub(r"\1", text)
     is_text = plain != text and not _LETTERS_OUTSIDE.search(_TEXT.sub("", text))
     if not is_text and not _LETTERS.match(plain):
@@ -151,7 +157,7 @@ def words(text: str) -> Words | None:
 
 
 def unmarked(text: str) -> str:
-    r"""Returns a canonical answer in lower case, without `\text` and outer parentheses."""
+    r"""Returns a canonical answer in lower case, without `\text` and enclosing parentheses."""
     plain = _TEXT.sub(r"\1", text)
     if plain.startswith("(") and plain.endswith(")"):
         plain = plain[1:-1]
@@ -160,8 +166,8 @@ def unmarked(text: str) -> str:
 
 # --- units ----------------------------------------------------------------------------------------
 
-# The units of reference answers: each unit's name, then its other spellings. A plural s may follow.
-# Units that are not in this table are ignored.
+# Units that occur in reference answers. Each entry contains the name of the unit and its synonyms.
+# The plural s is handled in code. Units that are not in this table are ignored.
 _UNITS = """
 mm millimeter millimetre | cm centimeter centimetre | m meter metre | km kilometer kilometre |
 in inch inche | ft foot feet | yd yard | mi mile | mg milligram | g gm gram gramme |
@@ -178,9 +184,10 @@ _UNIT_OF = {name: line.split()[0] for line in _UNITS.split("|") for name in line
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _MULTIPLIERS = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6}
 _MULTIPLIERS |= {"billion": 10**9, "trillion": 10**12}
-# A plural s may follow, but not "th", because a millionth is a fraction.
+# A multiplier with an optional plural s. A following "th" is rejected, because a millionth is a
+# fraction.
 _MULTIPLIER = re.compile(rf"(?i)({'|'.join(_MULTIPLIERS)})(?!th(?!ousand))(?:s(?![a-z]))?")
-# Words with a mathematical meaning, which are never units.
+# Words with a mathematical meaning, which are never parsed as units.
 _MATHEMATICS = frozenset(
     """
     abs alpha and approximately arccos arcsin arctan beta by choose cos cosh cot csc cubed delta
@@ -200,18 +207,18 @@ _ATTACHED_UNIT = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, str] | None:
-    """Splits a cleaned answer such as "18 square feet" into a number and up to four words.
+    """Splits a cleaned answer such as "18 square feet" into the number and up to four words.
 
-    Every word must be a unit of the table or have three letters or more, because two letters may be
-    two variables. Mathematical words such as "pi" and "over" do not count.
+    Each word must be a known unit or have at least three letters, because one or two letters may be
+    variables. Mathematical words such as "pi" and "over" are not accepted.
 
     Returns:
-      The number and the words as texts, or None if such words do not follow a number.
+      The number and the words as strings, or None if the answer does not have this form.
     """
     match = _BARE_UNIT.match(text)
     if match is not None:
         names = match.group(2).casefold().split()
-        # "of" may join two words: "cups of sugar".
+        # "of" is allowed between two words, as in "cups of sugar".
         connecting_count = names[1:-1].count("of")
         unit_count = sum(_is_unit_word(name.rstrip(".")) for name in names)
         if unit_count + connecting_count == len(names):
@@ -230,9 +237,9 @@ def _is_unit_word(name: str) -> bool:
 
 
 def split_multiplier(name: str) -> tuple[int, str]:
-    """Splits words after a number, with or without spaces, into a factor and the other words.
+    """Splits the words after a number into a factor and the remaining words.
 
-    "hundred millions" is (10**8, ""), and "dozen eggs" is (12, "eggs").
+    For example, "hundred millions" is split into (10**8, "") and "dozen eggs" into (12, "eggs").
     """
     factor = 1
     rest = name.strip()
@@ -243,9 +250,9 @@ def split_multiplier(name: str) -> tuple[int, str]:
 
 
 def unit(name: str, power: int = 1) -> tuple[str, int] | None:
-    """Returns the name and power of a unit, or None if the unit is not in the table.
+    """Returns the canonical name and the power of a unit, or None if the unit is unknown.
 
-    "square feet", and "ft" with power 2, are ("ft", 2).
+    For example, "square feet", and "ft" with `power=2`, both return ("ft", 2).
     """
     name = re.sub(r"[\s.\\]", "", name.casefold())
     for prefix, implied_power in _POWERS.items():
@@ -259,7 +266,7 @@ def unit(name: str, power: int = 1) -> tuple[str, int] | None:
 
 
 def _unit_name(name: str) -> str | None:
-    """Returns the main name of a unit in the singular or plural; None if it is not in the table."""
+    """Returns the canonical name of a unit in the singular or plural, or None if it is unknown."""
     singular = _UNIT_OF.get(name)
     if singular:
         return singular

@@ -1,7 +1,7 @@
-r"""Rewrites the many notations of one sign into one that a LaTeX parser reads.
+r"""Normalizes mathematical notation to a subset of LaTeX that math-verify can parse.
 
-Unicode numbers, commands that print the same sign, TeX without braces, fonts and colours. Called by
-`normalize.clean` for every answer and reference. Compares nothing.
+Handles Unicode symbols, synonymous commands, missing braces, fonts and colours. Called by
+`normalize.clean` for every answer and reference.
 """
 
 import re
@@ -13,9 +13,9 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def closing_brace(text: str, start: int, limit: int | None = None) -> int | None:
-    """Returns the position at which the brace at `start` closes; None if it does not close.
+    """Returns the position of the closing brace for the opening brace at `start`, or None.
 
-    Only positions before `limit` are searched. Escaped braces do not count.
+    Only positions before `limit` are searched. Escaped braces are ignored.
     """
     depth = 0
     for match in _BRACES.finditer(text, start, len(text) if limit is None else limit):
@@ -31,7 +31,7 @@ def closing_brace(text: str, start: int, limit: int | None = None) -> int | None
 
 # --- Unicode --------------------------------------------------------------------------------------
 
-# Symbols, each followed by the command with the same meaning.
+# Unicode symbols, each followed by the LaTeX command with the same meaning.
 _SYMBOLS = r"""
 × \times · \cdot ⋅ \cdot π \pi ∞ \infty ≤ \le ⩽ \le ≥ \ge ⩾ \ge ≠ \ne ≈ \approx ∪ \cup ∩ \cap
 ∈ \in ± \pm ∓ \mp ° ^\circ ∅ \emptyset ∠ \angle △ \triangle ∧ \wedge ∨ \vee → \to ∑ \sum ∏ \prod
@@ -65,7 +65,7 @@ _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+|(?=[({]
 
 
 def plain_signs(text: str) -> str:
-    """Rewrites Unicode mathematics as LaTeX: ⅓, 10⁵, √2, x₁, ℝ, bold and full-width letters."""
+    """Converts Unicode mathematics to LaTeX: ⅓, 10⁵, √2, x₁, ℝ, bold and full-width letters."""
     text = "".join(map(_fraction_or_digit, text))
     text = _SMALL_FRACTION.sub(_fraction, text)
     text = _RAISED.sub(_superscript, text)
@@ -92,7 +92,10 @@ def _subscript(run: re.Match[str]) -> str:
 
 
 def _fraction_or_digit(char: str) -> str:
-    """Rewrites a character that is a fraction, or a letter or digit in another style."""
+    """Converts a Unicode fraction to LaTeX, and a styled letter or digit to ASCII.
+
+    All other characters are returned unchanged.
+    """
     if char.isascii():
         return char
     kind = unicodedata.decomposition(char)
@@ -106,7 +109,7 @@ def _fraction_or_digit(char: str) -> str:
 
 
 def _roots(text: str) -> str:
-    """Rewrites root signs as commands, with braces around the radicand."""
+    r"""Converts root signs such as √ to `\sqrt` with braces around the radicand."""
     if not any(sign in text for sign in _ROOTS):
         return text
     text = _ROOT.sub(_root, text)
@@ -187,7 +190,8 @@ _SYNONYMS = {
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _BLACKBOARD = re.compile(r"\\(?:Bbb|mathbb|mathbbm|mathds)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))")
 _NO_MEMBERS = re.compile(r"\\\{\s*\\\}")
-# \frac\pi 2 is \frac{\pi}{2}; math-verify reads only the part before it.
+# A single token as an argument without braces: \frac\pi 2 means \frac{\pi}{2}, which math-verify
+# does not parse.
 _TOKEN = r"(\\(?!sqrt|[dtc]?frac|text|math)[A-Za-z]+|[0-9A-Za-z])"
 _BARE_FRACTION = re.compile(rf"\\([dtc]?frac)\s*{_TOKEN}\s*{_TOKEN}")
 _RAISED_FRACTION = re.compile(r"\^\s*(\\[dtc]?frac\{[^{}]*\}\{[^{}]*\})")
@@ -200,7 +204,7 @@ _INFIX = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
 
 
 def one_command(text: str) -> str:
-    """Rewrites commands that print the same sign, and adds the braces that TeX does not need."""
+    """Replaces synonymous LaTeX commands by one command and adds optional braces."""
     if "\\" not in text:
         return text
     text = _COMMAND.sub(_synonym, text)
@@ -235,7 +239,7 @@ def _subscript_word(match: re.Match[str]) -> str:
 
 
 def _prefix(match: re.Match[str]) -> str:
-    r"""Rewrites `{a \over b}` as `\frac{a}{b}`, and `\choose` as `\binom`."""
+    r"""Converts `{a \over b}` to `\frac{a}{b}` and `{a \choose b}` to `\binom{a}{b}`."""
     command = "\\frac" if match[2] == "over" else "\\binom"
     return f"{command}{{{match[1].strip()}}}{{{match[3].strip()}}}"
 
@@ -250,7 +254,7 @@ _SWITCHES = re.compile(
     r"\\(?:bf|rm|it|sf|tt|em|bfseries|itshape|boldmath|tiny|scriptsize|footnotesize|small|normalsize"
     r"|large|Large|LARGE|huge|Huge|mathstrut|strut|nolimits|allowbreak|nobreak)(?![A-Za-z])\s*"
 )
-# Commands that change only the style of their content.
+# Commands that change only the appearance of their argument.
 _LOOKS = re.compile(
     r"\\(?:underline|uline|underbar|boldsymbol|bm|pmb|mathbf|mathsf|mathtt|mathnormal|ensuremath"
     r"|textup|textmd|textsl|textsf|texttt|emph|textbf|textit|mathrm|mathit)\s*\{"
@@ -262,15 +266,15 @@ _TEXT_NUMBER = re.compile(
     r"(\s+[A-Za-z][A-Za-z .]*)?\s*\}"
 )
 _ALWAYS = ("underline", "uline", "underbar", "boldsymbol", "bm", "pmb", "ensuremath")
-# Font commands that are removed from an answer; further ones stay.
+# Maximum number of font commands that are processed in one answer.
 _MOST_FONTS = 64
 
 
 def without_style(text: str) -> str:
-    r"""Removes fonts, colours and underlining, which do not change a value.
+    r"""Removes fonts, colours and underlining, which do not change the value of an answer.
 
-    Words stay marked as text, but numbers do not: `\textbf{6}` becomes 6, and `\text{3 hours}`
-    becomes `3\text{ hours}`.
+    Words stay inside `\text{...}`, but numbers are moved out of it: `\textbf{6}` becomes `6`, and
+    `\text{3 hours}` becomes `3\text{ hours}`.
     """
     if "\\" not in text:
         return text
@@ -300,7 +304,7 @@ def without_style(text: str) -> str:
 
 
 def _group_if_needed(text: str, start: int, content: str) -> str:
-    """Puts content in braces if it would otherwise join the command before `start`."""
+    r"""Wraps content in braces if it follows a command, `^` or `_` at position `start`."""
     command = re.search(r"\\[A-Za-z]+\Z", text[max(start - 32, 0) : start])
     needs_group = start > 0 and (text[start - 1] in "^_" or command)
     return f"{{{content}}}" if needs_group else content

@@ -1,10 +1,12 @@
-"""Parses numbers in answers exactly and compares them, without a computer algebra system.
+"""Parses numbers in answers with exact arithmetic and compares them.
 
-Called by `compare`. The rules of comparison are in docs/grading.md ("Comparing").
+Called by `compare`. Does not use a computer algebra system. The comparison rules are documented in
+docs/grading.md ("Comparing").
 """
 
 if __name__ == "numbers":
-    # A file of this folder was run as a script, so that Python's `import numbers` finds this file.
+    # A file in this folder was run as a script. The folder is then first on sys.path, so the
+    # standard library's `import numbers` imports this file.
     import sys
 
     _message = f"{sys.argv[0]}: is a part of the package bacr_grading"
@@ -17,23 +19,24 @@ from typing import NamedTuple
 
 from bacr_grading.normalize import split_multiplier, split_unit, unit
 
-# Digits of a number in an answer. Python does not parse integers of more than 4,300 digits.
+# Maximum number of digits of a number, and maximum absolute value of an exponent of ten. Python
+# does not parse integers with more than 4,300 digits.
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-# Decimals that agree when rounded to six places are equal (math-verify's rule), if they also agree
-# within a thousandth of the reference. The second condition matters for small numbers only.
+# Two decimals are equal if they agree after rounding to six decimal places (math-verify's rule) and
+# the relative error is at most 0.001. The second condition only matters for small numbers.
 PLACES = 6
 SMALL_NUMBER_TOLERANCE = Fraction(1, 1000)
 
 
 class Number(NamedTuple):
-    """A number in the form in which an answer contains it.
+    """A number parsed from an answer.
 
     Attributes:
-      value: exact value; 50 for "50%".
-      places: digits after the decimal point, or None if the number is not a decimal.
-      percent: a percent sign follows the number.
-      unit: (name, power) of a unit of the table in `normalize`, else None.
+      value: exact value. The value of "50%" is 50.
+      places: number of digits after the decimal point, or None if the number is not a decimal.
+      percent: True if the number is followed by a percent sign.
+      unit: name and power of a unit in the table of `normalize`, or None if missing.
     """
 
     value: int | Fraction
@@ -67,12 +70,12 @@ _ENCLOSED = re.compile(r"\(([^()\[\],;]*)\)\Z")
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Parses a canonical answer that is one number; returns None for any other answer.
+    r"""Parses a canonical answer that is a single number, or returns None for any other answer.
 
-    Reads integers, thousands separators, decimals, fractions, mixed fractions, repeating decimals
-    (0.1\overline{6}), powers of ten, a currency sign, a percent sign, degrees and a unit.
+    Supports integers, thousands separators, decimals, fractions, mixed fractions, repeating
+    decimals (0.1\overline{6}), powers of ten, currency symbols, percent signs, degrees and units.
     """
-    # Most answers are short integers, and an int is faster to make than a Fraction.
+    # Fast path: most answers are short integers, and creating an int is faster than a Fraction.
     if _SIMPLE.match(text):
         return Number(int(text))
     enclosed = _ENCLOSED.match(text) if text[:1] == "(" else None
@@ -91,7 +94,7 @@ def parse_number(text: str) -> Number | None:
     percent, unit_and_power, factor = tail
     value, places = unsigned
     if factor != 1:
-        # Few numbers have a factor, and multiplying a Fraction takes time.
+        # Skipped for a factor of 1, because multiplying a Fraction is slow.
         value *= factor
     if match["sign"] == "-":
         value = -value
@@ -101,8 +104,8 @@ def parse_number(text: str) -> Number | None:
 
 
 def _exact(digits: str) -> Fraction:
-    """Returns the exact value of digits with a decimal point and thousands separators."""
-    # Fraction also parses text, but takes several times as long.
+    """Parses a decimal number with thousands separators and returns its exact value."""
+    # Fraction can parse strings, but it is several times slower.
     whole, _, decimals = digits.replace(",", "").partition(".")
     if not decimals:
         return Fraction(int(whole or 0))
@@ -110,9 +113,10 @@ def _exact(digits: str) -> Fraction:
 
 
 def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
-    """Returns the absolute value of a match of `_NUMBER` and its decimal places, if it has any.
+    """Returns the unsigned value of a match of `_NUMBER` and its number of decimal places.
 
-    None if the divisor is 0, a mixed fraction has a negative part, or an exponent is too large.
+    The number of decimal places is None if the number is not a decimal. Returns None if the divisor
+    is 0, the fractional part of a mixed fraction is negative, or an exponent is too large.
     """
     top = match["top"] or match["left"]
     if top is not None:
@@ -141,18 +145,24 @@ def _value(match: re.Match[str]) -> tuple[int | Fraction, int | None] | None:
 
 
 def _repeating_decimal(head: str, fixed: str, cycle: str) -> Fraction:
-    """Returns head.fixed(cycle), where the digits of `cycle` repeat without end."""
+    """Returns the value of a repeating decimal.
+
+    Args:
+      head: digits before the decimal point.
+      fixed: digits between the decimal point and the repeating digits.
+      cycle: the repeating digits.
+    """
     start = _exact(f"{head or 0}.{fixed or 0}")
     nines = 10 ** len(cycle) - 1
     return start + Fraction(int(cycle), nines * 10 ** len(fixed))
 
 
 def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
-    """Reads the text behind the digits of a number.
+    """Parses the text after the digits of a number.
 
     Returns:
-      True if the text is a percent sign, the unit and its power, and the factor of a word such as
-      "million". None if the text is something else.
+      A tuple with three items: True if the text is a percent sign; the name and power of the unit,
+      or None; and the factor of a word such as "million", or 1. None if the text cannot be parsed.
     """
     if not rest:
         return False, None, 1
@@ -172,20 +182,23 @@ def _tail(rest: str) -> tuple[bool, tuple[str, int] | None, int] | None:
 
 
 def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
-    """Returns the unit, and its power, at the end of an answer that is not a number.
+    """Returns the name and power of the unit at the end of an answer that is not a number.
 
     Args:
-      text: the cleaned answer.
-      key: the canonical answer.
+      text: the answer after `normalize.clean`.
+      key: the answer after `normalize.canonical`.
+
+    Returns:
+      The name and power, or None without a known unit.
     """
     split = split_unit(text) if text[-1:].isalpha() else None
     if split:
-        # The last letter of "2 g + 3 h" is a variable and not a unit.
+        # In "2 g + 3 h", the last letter is a variable and not a unit.
         has_variable = re.search(r"(?<![\\A-Za-z])[A-Za-z]", split[0])
         return None if has_variable else unit(split[1])
     match = _UNIT.search(key)
     if match is None and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", key):
-        # Degrees at the end belong to the angle of the function.
+        # A degree sign at the end belongs to the argument of the trigonometric function.
         return None
     tail = _tail(match.group() if match else key[-1:])
     if tail is None:
@@ -195,9 +208,9 @@ def trailing_unit(text: str, key: str) -> tuple[str, int] | None:
 
 
 def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient: bool) -> bool:
-    """True if two units make two answers different.
+    """True if two answers differ because of their units.
 
-    In the lenient mode only a.m. and p.m. do.
+    In the strict mode, two different known units clash. In the lenient mode, only a.m. and p.m. do.
     """
     if one is None or other is None or one == other:
         return False
@@ -207,7 +220,7 @@ def clash(one: tuple[str, int] | None, other: tuple[str, int] | None, *, lenient
 
 
 def with_bare_unit(number: Number, name: str) -> Number:
-    """Returns the number with the words behind it applied ("5 million dollars", "18 eggs")."""
+    """Applies the words after a number, as in "5 million dollars", to its value and unit."""
     factor, name = split_multiplier(name)
     return Number(number.value * factor, number.places, number.percent, unit(name))
 
@@ -215,13 +228,17 @@ def with_bare_unit(number: Number, name: str) -> Number:
 def equal(
     pred: Number, reference: Number, *, lenient: bool, relative_tolerance: float = 0.0
 ) -> bool:
-    """True if two numbers are the same answer by rules 2 to 4 of docs/grading.md ("Comparing").
+    """True if two numbers are equal by rules 2 to 4 of docs/grading.md ("Comparing").
 
-    The lenient mode ignores units. It also accepts a correctly rounded decimal of two significant
-    digits or more for a fraction without a finite decimal expansion.
+    The lenient mode ignores units, except for a.m. and p.m. If the reference has no finite decimal
+    expansion, the lenient mode also accepts a correctly rounded decimal with at least two decimal
+    places and at least two significant digits.
 
     Args:
-      relative_tolerance: largest accepted error, relative to the reference.
+      pred: the number in the answer.
+      reference: the number in the reference.
+      lenient: True for the lenient mode.
+      relative_tolerance: maximum error, relative to the reference.
     """
     if clash(pred.unit, reference.unit, lenient=lenient):
         return False
@@ -240,7 +257,7 @@ def _as_fraction(number: Number) -> Number:
 
 
 def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: float) -> bool:
-    """True if two values are equal by the rules of `equal`; ignores units and percent signs."""
+    """Compares two values by the rules of `equal`, ignoring units and percent signs."""
     if pred.value == reference.value:
         return True
     exact = pred.places is None and reference.places is None
@@ -264,7 +281,7 @@ def _close(pred: Number, reference: Number, lenient: bool, relative_tolerance: f
 
 
 def rounds_to(exact: Number, stated: Number, places: int) -> bool:
-    """True if the exact number, rounded to `places` decimal places, is the stated number."""
+    """True if `stated` is equal to `exact` rounded to `places` decimal places."""
     if exact.percent != stated.percent:
         return False
     error = abs(Fraction(exact.value) - Fraction(stated.value))
@@ -274,6 +291,6 @@ def rounds_to(exact: Number, stated: Number, places: int) -> bool:
 def _terminates(value: Fraction) -> bool:
     """True if a fraction has a finite decimal expansion.
 
-    That is the case if its denominator has no prime factors other than 2 and 5.
+    This is the case if the denominator has no prime factors other than 2 and 5.
     """
     return pow(10, value.denominator.bit_length(), value.denominator) == 0

@@ -1,11 +1,11 @@
-"""Runs requests in worker processes that can be killed.
+"""Pool of worker processes that can be killed when a request exceeds its deadline.
 
-Used by the graders (`pooled`). The pool has no thread: the caller's wait starts, feeds and kills
-workers.
+Used by the graders (`pooled`). The pool has no background thread: workers are started, sent
+requests and killed while the caller waits in `WorkerPool.run`.
 
-Pebble's pool is not used, because it ends a late process with SIGTERM and waits three seconds
-before SIGKILL, and because it starts processes by multiprocessing, which imports the program's main
-module (JAX).
+Pebble's process pool is not used for two reasons. It terminates a late process with SIGTERM and
+waits three seconds before SIGKILL, and it starts processes with multiprocessing, which imports the
+main module of the program and with it JAX.
 """
 
 import collections
@@ -28,43 +28,46 @@ from bacr_grading.errors import UserError
 from bacr_grading.numbers import PLACES
 from bacr_grading.verifier_worker import end_offspring
 
-# Seconds until a worker must be ready. The import of math-verify takes one second on an idle core;
-# a verifier may import more.
+# Startup timeout of a worker in seconds. Importing math-verify takes one second on an idle core,
+# but a user's verifier may import larger packages.
 START_SECONDS = 120.0
-# Failed starts in a row after which the pool gives up.
+# Maximum number of consecutive failed starts before the pool gives up.
 START_ATTEMPTS = 3
-# The same if workers are killed or one has started before, because the machine may lack memory or
-# processes only for a while.
+# The same maximum if workers are killed by a signal or if a worker has started before. In these
+# cases the machine may be short of memory or processes only temporarily.
 PATIENT_ATTEMPTS = 8
-# Seconds before the second start after a failure; doubled after each further failure.
+# Exponential backoff between failed starts, in seconds: the first pause, which doubles after each
+# further failure, and its upper bound.
 START_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
 # Seconds between two calls of `poll`.
 POLL_SECONDS = 0.1
-# Seconds between two messages while the first worker is not ready.
+# Seconds between two progress messages while no worker is ready.
 PATIENCE_SECONDS = 5.0
-# Answers after which a worker is replaced.
+# Number of replies after which a worker is replaced by a new process.
 RECYCLE_AFTER = 2000
-# Smallest and largest settings of a grader. A worker needs some hundredths of a second for an easy
-# answer, and an hour (3600 s) is enough for any. The largest machines have about 1024 cores.
+# Minimum and maximum of each setting: number of workers, deadline in seconds, memory in MiB. A
+# worker needs tens of milliseconds for an easy answer, and an hour (3600 s) is enough for any
+# answer. The largest machines have about 1024 cores.
 LIMITS = {"workers": (1, 1024), "deadline": (0.05, 3600), "memory_mb": (128, 1 << 30)}
 
 
-# Called regularly during a wait, so that the caller can react to signals; an exception ends the
-# wait.
+# Callback that is called regularly while the pool waits, so that the caller can handle signals. An
+# exception raised by the callback ends the wait.
 Poll = Callable[[], object] | None
 
 
 class Request(NamedTuple):
-    """One comparison for math-verify.
+    """A comparison to be made by math-verify.
 
     Attributes:
-      answer: the answer, or with `prose` the text in which math-verify searches one.
+      answer: the answer. If `prose` is True, a text from which math-verify extracts the answer.
       reference: the reference answer.
-      prose: `answer` is running text.
-      reference_is_prose: `reference` is running text.
-      search: a value somewhere in the answer counts too, and not only the whole answer.
-      places: decimal places to which numbers must agree.
+      prose: True if `answer` is prose.
+      reference_is_prose: True if `reference` is prose.
+      search: if True, the answer is also correct if only a part of it matches the reference. If
+        False, the whole answer must match.
+      places: number of decimal places to which numbers must agree.
     """
 
     answer: str
@@ -76,14 +79,14 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a request.
+    """The result of a `Request`.
 
     Attributes:
-      correct: math-verify finds the two sides equal.
-      compared_text: the part of running text that was compared.
-      whole_answer: the whole answer was understood and is right.
-      timed_out: the deadline passed and the worker was killed.
-      died: the worker ended by itself, for lack of memory or in a crash.
+      correct: True if math-verify considers the answer equal to the reference.
+      compared_text: the part of the prose that was compared, or "".
+      whole_answer: True if the whole answer could be parsed and is correct.
+      timed_out: True if the deadline passed and the worker was killed.
+      died: True if the worker exited unexpectedly, for example after a crash or out of memory.
     """
 
     correct: bool
@@ -105,23 +108,26 @@ def _decode(reply: dict[str, Any]) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class Program:
-    """The program that the workers of a pool run; by default math-verify.
+    """The program that the workers of a pool run. The defaults run math-verify.
 
     Attributes:
-      script: path of the program. Its arguments are the memory limit in bytes, the time limit of an
-        answer in seconds, and the name of a variable that marks its processes.
-      setup: first line of its standard input; empty for none.
-      batch: largest number of requests per line. Each of them has the deadline.
-      encode: returns the JSON value of a line with requests.
-      decode: returns the outcomes in a reply. Raises a LookupError, TypeError or ValueError if the
-        value is not a reply.
-      late: outcome of a request whose worker was late.
-      died: outcome of a request whose worker ended by itself.
-      advice: what the user should check if no worker starts.
-      foreign: the code of a user or a package runs in the workers. Processes that such code starts
-        end with the worker.
-      environment: environment variables of the workers; None for the variables of this process.
-      spare: seconds of a batch beyond the deadlines of its requests.
+      script: path of the Python script. Its command-line arguments are the memory limit in bytes,
+        the time limit of a request in seconds, and the name of an environment variable that
+        identifies the processes of this worker.
+      setup: first line sent to stdin. Empty if the program needs no setup.
+      batch: maximum number of requests per line. The deadline of a batch is the deadline of one
+        request times the number of requests.
+      encode: converts a batch of requests into a JSON value, which is sent as one line.
+      decode: converts a reply into one outcome per request. Raises LookupError, TypeError or
+        ValueError if the reply is malformed.
+      late: outcome of a request that exceeded its deadline.
+      died: outcome of a request whose worker exited unexpectedly.
+      advice: hint for the user, shown in the error message if no worker starts.
+      foreign: True if the workers run code of a user or a third-party package. Processes started
+        by such code are killed together with the worker.
+      environment: environment variables of the workers. None to inherit the environment of this
+        process.
+      spare: additional seconds per batch on top of the deadlines of its requests.
     """
 
     script: str = worker_module.__file__
@@ -142,16 +148,20 @@ class Program:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process and its work.
+    """A worker process and the requests assigned to it.
 
     Attributes:
-      deadline: time at which the process is killed if it is not ready, or has not answered.
-      mark: name of an environment variable that only the processes of this worker have.
-      unsent: bytes that are not yet written to its standard input.
-      ready: the process can take requests.
-      requests: the requests that the process is working on.
-      answered: number of replies so far.
-      buffer: bytes of the current reply.
+      process: the process.
+      stdin: pipe to the standard input of the process.
+      stdout: pipe from the standard output of the process.
+      deadline: value of `time.monotonic()` at which the process is killed. It is the deadline for
+        startup, and afterwards the deadline of the current batch.
+      mark: name of an environment variable that is set only in the processes of this worker.
+      unsent: bytes that still have to be written to stdin.
+      ready: True once the process accepts requests.
+      requests: the batch of requests that the process is working on. Empty if it is idle.
+      answered: number of batches answered so far.
+      buffer: bytes of the current reply received so far.
     """
 
     process: subprocess.Popen[bytes]
@@ -171,34 +181,40 @@ class _Worker:
 
 
 class _FailedStart(NamedTuple):
-    """Why a worker did not start, and True if it was killed."""
+    """A failed start of a worker.
+
+    Attributes:
+      reason: why the worker did not start, for the error message.
+      killed: True if the worker was killed by a signal.
+    """
 
     reason: str
     killed: bool
 
 
 class WorkerPool:
-    """Runs requests in worker processes that import neither JAX nor this library.
+    """Runs requests in worker processes that import neither JAX nor the training library.
 
-    A late worker is killed (SIGKILL) and replaced. Its requests get no verdict and count as
-    incorrect. Requests of a worker that ended by itself are tried once more, one by one. No process
-    starts before the first request. Only one thread may use a pool at a time.
+    A worker that exceeds its deadline is killed with SIGKILL and replaced. Its requests are not
+    retried, and their outcome is `Program.late`. If a worker exits unexpectedly, its requests are
+    retried once, each in a batch of size one. Workers are started lazily, by the first request. A
+    pool is not thread-safe.
 
     Attributes:
-      counts: numbers of events, such as "timeouts" and "worker_deaths".
+      counts: counters of events, such as "timeouts" and "worker_deaths".
     """
 
     def __init__(self, program: Program, *, workers: int, deadline: int | float, memory_mb: int):
-        """Checks the settings and starts nothing.
+        """Checks the settings without starting a process.
 
         Args:
-          program: the program of the workers.
-          workers: largest number of processes.
-          deadline: seconds for one request.
-          memory_mb: limit of a worker's address space in MiB.
+          program: the program that the workers run.
+          workers: maximum number of worker processes.
+          deadline: timeout of a request in seconds.
+          memory_mb: maximum size of a worker's address space in MiB.
 
         Raises:
-          UserError: a setting is outside of `LIMITS`.
+          UserError: if a setting is outside of `LIMITS`.
         """
         settings = {"workers": workers, "deadline": deadline, "memory_mb": memory_mb}
         for name, (least, most) in LIMITS.items():
@@ -213,29 +229,31 @@ class WorkerPool:
         self._memory_bytes = memory_mb << 20
         self._workers: list[_Worker] = []
         self._closed = False
-        # Failed starts since the last worker that started.
+        # Failed starts since the last successful start.
         self._failures: list[_FailedStart] = []
-        # A worker has started before.
+        # True once any worker has become ready.
         self._started = False
-        # Time before which no further worker is started.
+        # Value of `time.monotonic()` before which no worker is started (backoff).
         self._start_after = 0.0
-        # Requests of workers that ended while they worked on them.
+        # Requests whose worker exited before it answered them.
         self._unanswered: list[Any] = []
         self.counts: collections.Counter[str] = collections.Counter()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """Process ids of the running workers."""
         return [worker.process.pid for worker in self._workers]
 
     def check(self, report: Callable[[str], object] | None = None) -> None:
-        """Starts a worker and waits until it is ready; starts another one if it is killed.
+        """Starts a worker and waits until it is ready.
+
+        If the worker is killed by a signal while it starts, another worker is started.
 
         Args:
-          report: called with a message every few seconds while no worker is ready.
+          report: called with a progress message every few seconds while no worker is ready.
 
         Raises:
-          UserError: no worker starts.
+          UserError: if no worker can be started.
         """
         start_time = time.monotonic()
         report_time = start_time
@@ -254,15 +272,15 @@ class WorkerPool:
                 )
 
     def run(self, requests: Sequence[Any], poll: Poll = None) -> dict[Any, Any]:
-        """Runs requests and returns the outcome of each.
+        """Runs requests and returns a dict from each request to its outcome.
 
         Args:
-          requests: the requests, all different.
-          poll: called every tenth of a second. If it raises, the work is dropped and the exception
-            is passed on.
+          requests: the requests, without duplicates.
+          poll: called every tenth of a second. If it raises, the requests are abandoned and the
+            exception is re-raised.
 
         Raises:
-          UserError: worker processes cannot be started on this machine.
+          UserError: if worker processes cannot be started on this machine.
         """
         if self._closed:
             raise RuntimeError("the grader is closed")
@@ -272,11 +290,12 @@ class WorkerPool:
         outcomes: dict[Any, Any] = {}
         retried: set[Any] = set()
         if self._started:
-            # If no worker started during the last call, this call tries only once.
+            # Keep one failure less than the maximum, so that this call may start a worker at least
+            # once even if all starts during the last call failed.
             del self._failures[PATIENT_ATTEMPTS - 1 :]
         poll_time = time.monotonic()
         try:
-            # Workers may have become ready, or died, since the last call.
+            # Workers may have become ready or exited since the last call.
             self._listen(0.0, outcomes)
             while len(outcomes) < len(requests):
                 self._assign(queue, outcomes)
@@ -293,29 +312,30 @@ class WorkerPool:
         return outcomes
 
     def close(self) -> None:
-        """Kills the workers and waits for their end."""
+        """Kills all workers and waits until they have exited."""
         self._closed = True
         for worker in list(self._workers):
             self._remove(worker)
 
-    # --- start of workers -------------------------------------------------------------------------
+    # --- starting workers -------------------------------------------------------------------------
 
     def _may_start(self) -> bool:
-        """True if the number of failed starts allows another one."""
+        """True if the maximum number of consecutive failed starts is not yet reached."""
         was_killed = bool(self._failures) and self._failures[-1].killed
         attempts = PATIENT_ATTEMPTS if self._started or was_killed else START_ATTEMPTS
         return len(self._failures) < attempts
 
     def _start(self) -> None:
-        """Starts a worker, or notes the failure if the system cannot start a process."""
+        """Starts a worker, or records a failed start if the process cannot be created."""
         mark = f"GRADING_WORKER_{uuid.uuid4().hex}"
-        # The worker must find math-verify in the same folders as this process.
+        # The worker needs the module search path of this process to import math-verify.
         environment = {
             **(os.environ if self._program.environment is None else self._program.environment),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             mark: "1",
         }
-        # With -P, the modules of this folder (numbers, pool) do not hide others of the same name.
+        # -P keeps the script's folder off sys.path. Otherwise modules such as `numbers` in this
+        # folder would shadow modules of the standard library.
         command = [sys.executable, "-P", self._program.script]
         command += [str(self._memory_bytes), str(int(2 * self._deadline) + 2), mark]
         self.counts["worker_starts"] += 1
@@ -333,7 +353,8 @@ class WorkerPool:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        # A write to a worker that does not read must not wait, because deadlines would pass.
+        # Writes must not block: while this process waits for one worker to read its input, it could
+        # not enforce the deadlines of the others.
         os.set_blocking(process.stdin.fileno(), False)
         self._workers.append(
             _Worker(
@@ -347,7 +368,7 @@ class WorkerPool:
         )
 
     def _note_failed_start(self, reason: str, *, killed: bool = False) -> None:
-        """Stores why a worker did not start, and sets the time of the next start."""
+        """Records a failed start and sets the earliest time of the next start."""
         self._failures.append(_FailedStart(reason, killed))
         pause = min(START_PAUSE * 2.0 ** (len(self._failures) - 1), LONGEST_PAUSE)
         self._start_after = time.monotonic() + pause
@@ -361,7 +382,7 @@ class WorkerPool:
     # --- requests and replies ---------------------------------------------------------------------
 
     def _assign(self, queue: collections.deque[Any], outcomes: dict[Any, Any]) -> None:
-        """Sends batches to idle workers, and starts workers while batches are waiting."""
+        """Assigns queued batches to idle workers and starts more workers if batches are left."""
         while queue:
             idle_worker = next((worker for worker in self._workers if worker.idle), None)
             if idle_worker is not None:
@@ -383,7 +404,7 @@ class WorkerPool:
                 raise self._start_error()
 
     def _send(self, worker: _Worker, requests: Sequence[Any]) -> None:
-        """Gives a batch to a worker; `_listen` writes it."""
+        """Assigns a batch to a worker and queues its bytes, which `_listen` writes to the pipe."""
         worker.requests = requests
         seconds = self._deadline * len(requests) + self._program.spare
         worker.deadline = time.monotonic() + seconds
@@ -392,7 +413,10 @@ class WorkerPool:
     def _retry_unanswered(
         self, queue: collections.deque[Any], outcomes: dict[Any, Any], retried: set[Any]
     ) -> None:
-        """Queues requests of dead workers once more, alone; a second death is their outcome."""
+        """Requeues the requests of workers that exited unexpectedly, one request per batch.
+
+        A request whose worker exits a second time gets the outcome `Program.died`.
+        """
         for request in self._unanswered:
             if request in retried:
                 outcomes[request] = self._program.died
@@ -402,11 +426,11 @@ class WorkerPool:
         self._unanswered.clear()
 
     def _listen(self, seconds: float, outcomes: dict[Any, Any]) -> None:
-        """Waits for replies, writes requests, and kills the workers that are late.
+        """Waits for replies, writes pending requests and kills workers that exceed their deadline.
 
         Args:
-          seconds: longest wait.
-          outcomes: receives the outcomes of answered requests.
+          seconds: maximum time to wait, in seconds.
+          outcomes: dict to which the outcomes of answered requests are added.
         """
         pipes = select.poll()
         waits = [seconds]
@@ -419,7 +443,8 @@ class WorkerPool:
         ready_pipes = {pipe for pipe, _ in pipes.poll(1000 * max(min(waits), 0.0))}
         for worker in self._workers:
             if worker.unsent:
-                # A full pipe takes the rest later, and a dead worker is noticed by reading.
+                # If the pipe is full, the rest is written by a later call. If the worker has
+                # exited, `_read` detects it.
                 with contextlib.suppress(OSError):
                     del worker.unsent[: os.write(worker.stdin.fileno(), worker.unsent)]
         for worker in list(self._workers):
@@ -431,7 +456,7 @@ class WorkerPool:
                 self._end_late(worker, outcomes)
 
     def _read(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
-        """Reads from a worker, which writes a line when it is ready and a line for each batch."""
+        """Reads from a worker's stdout: one line when it is ready, then one line per batch."""
         data = os.read(worker.stdout.fileno(), 1 << 16)
         worker.buffer += data
         if not data:
@@ -446,7 +471,7 @@ class WorkerPool:
                 return
             new_outcomes = list(zip(worker.requests, self._program.decode(reply), strict=True))
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-            # Other code has written into the worker's pipe.
+            # The line is malformed, because other code in the worker wrote to the pipe.
             self._end_dead(worker)
             return
         worker.buffer = b""
@@ -461,10 +486,10 @@ class WorkerPool:
         self.counts["worker_errors"] += "error" in reply
 
     def _read_greeting(self, worker: _Worker, reply: dict[str, Any]) -> None:
-        """Notes that a worker is ready, or why it refuses to work.
+        """Handles the first reply of a worker: either it is ready, or it could not start.
 
         Raises:
-          ValueError: the reply is not a greeting.
+          ValueError: if the reply is neither of the two.
         """
         if worker.ready or reply.keys() - {"ready", "refused"}:
             raise ValueError("the reply is not a greeting")
@@ -477,10 +502,10 @@ class WorkerPool:
             self._started = True
             self._failures.clear()
 
-    # --- end of workers ---------------------------------------------------------------------------
+    # --- stopping workers -------------------------------------------------------------------------
 
     def _end_late(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
-        """Kills a worker whose deadline has passed."""
+        """Kills a worker whose deadline has passed and sets the outcomes of its requests."""
         self._remove(worker)
         if worker.ready:
             self.counts["timeouts"] += 1
@@ -489,7 +514,7 @@ class WorkerPool:
             self._note_failed_start(f"not ready after {START_SECONDS:.0f} s")
 
     def _end_dead(self, worker: _Worker) -> None:
-        """Removes a worker that ended by itself and keeps its requests for another try."""
+        """Removes a worker that exited unexpectedly and keeps its requests for a retry."""
         self._remove(worker)
         self.counts["worker_deaths"] += 1
         self._unanswered += worker.requests
@@ -498,9 +523,9 @@ class WorkerPool:
             self._note_failed_start(f"it exited with status {status}", killed=status < 0)
 
     def _remove(self, worker: _Worker) -> None:
-        """Kills a worker with all processes that it started, and waits for its end."""
+        """Kills a worker and all processes that it started, and waits until the worker exits."""
         self._workers.remove(worker)
-        # The worker is the leader of a session, to which processes that it started belong.
+        # The worker is the leader of its process group, to which its child processes belong.
         with contextlib.suppress(OSError):
             os.killpg(worker.process.pid, signal.SIGKILL)
         worker.process.kill()

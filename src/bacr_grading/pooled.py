@@ -1,6 +1,7 @@
-"""Base class of the graders with worker processes: cache of outcomes, counters, early grading.
+"""Base class of the graders that use worker processes.
 
-`Grader` and `VerifierGrader` derive from `PooledGrader`. The processes are in `pool`.
+`Grader` and `VerifierGrader` derive from `PooledGrader`, which adds a cache of outcomes, counters
+and background grading to `pool.WorkerPool`.
 """
 
 import abc
@@ -20,10 +21,10 @@ Texts = Sequence[str | None]
 RequestT = TypeVar("RequestT", bound=Hashable)
 OutcomeT = TypeVar("OutcomeT")
 
-# Runs different requests and waits for their outcomes. Calls the given function during the wait,
-# which may raise.
+# Function that runs requests without duplicates and returns their outcomes. It calls the `Poll`
+# callback while it waits.
 Run = Callable[[list[RequestT], Poll], Mapping[RequestT, OutcomeT]]
-# Number of outcomes in the cache.
+# Maximum number of outcomes in the cache.
 CACHE_SIZE = 16384
 
 _WORKER_COUNTERS = (
@@ -37,14 +38,14 @@ _WORKER_COUNTERS = (
 
 
 class _Dropped(Exception):
-    """The caller does not want the outcomes of the background work any more."""
+    """Raised in a background thread to cancel its work when the outcomes are no longer needed."""
 
 
 class BackgroundGrader(Generic[RequestT, OutcomeT]):
-    """Runs requests in background threads, of which one works at a time.
+    """Runs requests in background threads, one thread at a time.
 
-    Only one thread may use this object, and nothing else may use the workers between `begin` and
-    `finish`.
+    This class is not thread-safe. The worker pool must not be used by other code between `begin`
+    and `finish`.
     """
 
     def __init__(self, run: Run[RequestT, OutcomeT]):
@@ -56,12 +57,15 @@ class BackgroundGrader(Generic[RequestT, OutcomeT]):
         self._failures: list[BaseException] = []
 
     def begin(self, find_requests: Callable[[], Iterable[RequestT]]) -> None:
-        """Starts a thread that finds requests and runs each new one once; returns at once.
+        """Starts a background thread that runs requests, and returns immediately.
+
+        Requests that an earlier thread has already run are skipped.
 
         Args:
-          find_requests: called in the thread; returns the requests.
+          find_requests: returns the requests. It is called in the background thread.
         """
-        # A daemon, for which the interpreter does not wait. `drop` ends it before the workers end.
+        # A daemon thread, so that the interpreter can exit without waiting for it. `drop` ends the
+        # thread before the workers are killed.
         thread = threading.Thread(
             target=self._work, args=(find_requests,), daemon=True, name="grading"
         )
@@ -69,13 +73,14 @@ class BackgroundGrader(Generic[RequestT, OutcomeT]):
         thread.start()
 
     def finish(self, poll: Poll = None) -> dict[RequestT, OutcomeT]:
-        """Waits for all threads and returns the outcomes since the last call.
+        """Waits for all background threads and returns the outcomes since the last call.
 
         Args:
           poll: called every tenth of a second.
 
         Raises:
-          BaseException: the first exception of `poll` or of a thread. The other work is dropped.
+          BaseException: the first exception raised by `poll` or in a thread. The remaining work is
+            canceled.
         """
         try:
             for thread in self._threads:
@@ -90,7 +95,7 @@ class BackgroundGrader(Generic[RequestT, OutcomeT]):
             self.drop()
 
     def drop(self) -> None:
-        """Ends the running work and forgets its outcomes."""
+        """Cancels the background work and discards its outcomes."""
         self._dropped.set()
         for thread in self._threads:
             thread.join()
@@ -111,31 +116,33 @@ class BackgroundGrader(Generic[RequestT, OutcomeT]):
                 new_requests = [one for one in unique_requests if one not in self._outcomes]
                 if new_requests and not self._failures:
                     self._outcomes |= self._run(new_requests, self._check_dropped)
-            # `finish` raises the exception in the caller's thread.
+            # `finish` re-raises the exception in the caller's thread.
             except BaseException as error:
                 self._failures.append(error)
 
 
 class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[RequestT, OutcomeT]):
-    """A grader with workers, which end with it, and a cache of the latest outcomes.
+    """A grader with a pool of workers and an LRU cache of outcomes.
+
+    The workers are killed when the grader is closed or garbage-collected.
 
     Attributes:
-      counted: names of the grader's counters, without those of its workers.
+      counted: names of the grader's counters, excluding the counters of the worker pool.
     """
 
     counted: tuple[str, ...] = ()
 
     def __init__(self, pool: WorkerPool, *, is_lasting: Callable[[OutcomeT], bool]):
-        """Takes over a pool.
+        """Initializes the grader, which takes ownership of the pool.
 
         Args:
-          pool: the workers.
+          pool: the worker pool.
           is_lasting: returns True if an outcome may be cached.
         """
         self._pool = pool
         self._is_lasting = is_lasting
         self._background: BackgroundGrader[RequestT, OutcomeT] = BackgroundGrader(pool.run)
-        # Outcomes by the hash of their request, the least recently used first.
+        # Outcomes by the hash of their request. The least recently used outcome is first.
         self._cache: dict[bytes, OutcomeT] = {}
         self._counts: collections.Counter[str] = collections.Counter()
         self._finalizer = weakref.finalize(self, _end, self._background, pool)
@@ -148,40 +155,44 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """Process ids of the running workers."""
         return self._pool.pids
 
     def close(self) -> None:
-        """Kills the workers and waits for their end. Further calls do nothing."""
+        """Kills the workers and waits until they have exited. Further calls do nothing."""
         self._finalizer()
 
     @abc.abstractmethod
     def _requests(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
     ) -> Iterator[RequestT]:
-        """Returns the requests that grading the texts needs, found during the iteration."""
+        """Returns an iterator over the requests that grading the texts needs.
+
+        The requests are computed lazily, because the iteration runs in a background thread.
+        """
 
     def ahead(
         self, texts: Texts, references: Texts, *, mode: str = STRICT, questions: Texts | None = None
     ) -> None:
-        """Starts to grade texts of the next call of `grade` in the background; returns at once.
+        """Starts grading texts in the background and returns immediately.
 
-        `grade` waits only for the remaining work, and ends the background work of all calls. Its
-        verdicts are the same. Only the counters of the workers can differ. Nothing enters the cache
-        earlier.
+        Call this method with texts that will be passed to the next call of `grade`, which then only
+        waits for the remaining work. The verdicts do not depend on this method, but the counters of
+        the worker pool can. The outcomes are added to the cache only by `grade`.
 
         Args:
           texts: some or all texts of the next call of `grade`.
           references: one reference for each text.
           mode: the mode of the next call of `grade`.
-          questions: one question for each text, for `VerifierGrader`.
+          questions: one question for each text, required by `VerifierGrader`.
 
         Raises:
-          UserError: the mode is unknown, or a text has no reference or question.
+          UserError: if the mode is unknown, or if references or questions are missing.
         """
         check_request(texts, references, mode)
         requests = self._requests(texts, references, mode, questions)
-        # A local name, because the thread must not refer to the grader, which it would keep alive.
+        # The thread must not hold a reference to the grader, because it would then never be
+        # garbage-collected.
         cache = self._cache
 
         def find_requests() -> list[RequestT]:
@@ -190,10 +201,10 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
         self._background.begin(find_requests)
 
     def _run(self, requests: Sequence[RequestT], poll: Poll) -> dict[RequestT, OutcomeT]:
-        """Returns the outcome of every request, from the cache if it contains it."""
+        """Returns the outcome of every request, using the cache and the background results."""
         outcomes_ahead = self._background.finish(poll)
         keys = {request: _key(request) for request in requests}
-        # Taken out of the cache here and put back as the newest below.
+        # Remove cached outcomes here. They are inserted again below as the most recently used.
         outcomes = {
             request: self._cache.pop(key) for request, key in keys.items() if key in self._cache
         }
@@ -202,7 +213,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
         remaining = [request for request in uncached if request not in outcomes_ahead]
         if remaining:
             outcomes_ahead |= self._pool.run(remaining, poll)
-        # In the order of the requests, so that the order in the cache does not depend on `ahead`.
+        # Insert in the order of the requests, so that calls of `ahead` do not change the cache.
         for request in uncached:
             outcomes[request] = outcomes_ahead[request]
         for request, outcome in outcomes.items():
@@ -214,7 +225,7 @@ class PooledGrader(contextlib.AbstractContextManager["PooledGrader"], Generic[Re
         return outcomes
 
     def counters(self) -> dict[str, int]:
-        """Returns the totals since the start, for metrics (docs/grading.md)."""
+        """Returns all counters since the grader was created, for metrics (docs/grading.md)."""
         grader_counts = {name: self._counts[name] for name in self.counted}
         return grader_counts | {name: self._pool.counts[name] for name in _WORKER_COUNTERS}
 
@@ -223,7 +234,7 @@ def check_request(texts: Texts, references: Texts, mode: str) -> None:
     """Checks the arguments of `grade`.
 
     Raises:
-      UserError: the mode is unknown, or the numbers of texts and references differ.
+      UserError: if the mode is unknown, or if the numbers of texts and references differ.
     """
     if mode not in MODES:
         raise UserError(f"grade: mode={mode!r}; write mode='strict' or mode='lenient'")
@@ -235,7 +246,7 @@ def check_request(texts: Texts, references: Texts, mode: str) -> None:
 
 
 def _key(request: Hashable) -> bytes:
-    """Returns a hash of a request; the cache stores it instead of a long text."""
+    """Returns a hash of a request, so that the cache does not have to store long texts."""
     return hashlib.blake2b(repr(request).encode("utf-8", "replace"), digest_size=16).digest()
 
 

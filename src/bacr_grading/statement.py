@@ -1,8 +1,8 @@
-r"""Checks that an answer states one thing, in notation that the comparison understands.
+r"""Checks that an answer makes a single statement in notation that the comparison supports.
 
-Used by the strict mode of `judge`. A computer algebra system finds a value in almost any text, also
-in "\neq 5", "6 \\ 5" and "5 = 6 = 5". A reward must not accept these, so that the strict mode
-compares such an answer by its spelling only.
+Used by the strict mode of `judge`. A computer algebra system extracts a value from almost any text,
+including "\neq 5", "6 \\ 5" and "5 = 6 = 5". A reward function must not accept such answers as 5.
+The strict mode therefore compares them with the reference only as strings.
 """
 
 import math
@@ -15,10 +15,12 @@ from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, uni
 
 
 class Claim(NamedTuple):
-    """An equality that must be true if the answer is right.
+    """An equality that must be true for the answer to be correct.
 
     Attributes:
-      places: decimal places to which the answer is stated; None if it is exact.
+      answer: the left side, usually the answer or a part of the answer.
+      reference: the right side, usually the reference answer.
+      places: number of decimal places to which the answer was rounded. None if it is exact.
     """
 
     answer: ParsedAnswer
@@ -26,12 +28,12 @@ class Claim(NamedTuple):
     places: int | None = None
 
 
-# Most answers: integers and decimals.
+# Integers and decimals, which most answers are.
 _PLAIN = re.compile(r"[-+]?\$?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?%?")
 _FRACTION = re.compile(r"-?\\d?frac\{([0-9]{1,18})\}\{([0-9]{1,18})\}")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
-# Commands that the comparison understands. Commands that negate, hedge, strike out, hide, point
-# from one thing to another or break a line are not in this list.
+# LaTeX commands that the comparison supports. The list deliberately excludes commands that negate,
+# strike out or hide something, as well as arrows and line breaks.
 _KNOWN = frozenset(
     "\\" + name
     for name in r"""
@@ -58,9 +60,9 @@ _GROUP = re.compile(
 )
 _JOINING = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _SYMBOL = re.compile(r"[A-Za-z]|gcd|lcm|lim|max|min|sin|cos|tan|log|ln")
-# A unit directly followed by another quantity.
+# A unit that is directly followed by another quantity.
 _UNIT_THEN_MORE = re.compile(r"\\text\{[^{}]*\}(?:\^(?:\d|\{-?\d+\}))?[0-9A-Za-z(]")
-# Behind a logarithm, "2 5" is its base and its argument.
+# Two numbers separated by a space. After a logarithm, "2 5" is its base and its argument.
 _TWO_NUMBERS = re.compile(r"(?<!\\log_)\d\s+\d")
 _ORDER = re.compile(r"[<>]|\\(?:leq?(?:slant)?|geq?(?:slant)?|lt|gt|in)(?![A-Za-z])")
 _RANGE = re.compile(r"^\(.*,|\[|\\\{|\\cup|\\cap")
@@ -72,7 +74,8 @@ _BELOW = r"(?:\s*_\s*(?:\w|\{[^{}]*\}|\\[A-Za-z]+))?"
 _MARKS = r"(?:\s*(?:'+|\^\s*(?:\{\s*(?:\\prime|\\ast|\*|'|-1)+\s*\}|\\prime|\\ast|\*)))?"
 _ARGUMENTS = r"(?:\s*(?:\([^()=]*(?:\([^()=]*\)[^()=]*)*\)|\[[^\[\]=]*\]))?"
 _D = r"(?:d|\\partial)\s?"
-# Names of quantities, which may precede an equals sign; expressions may not.
+# Names of quantities such as "x", "f(x)", "\angle ABC" or "total cost". Only a name may precede the
+# equals sign in an answer such as "x = 5".
 _NAME = re.compile(
     rf"""
     {_LETTER}{_BELOW}{_MARKS}{_BELOW}{_ARGUMENTS}
@@ -90,7 +93,8 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
-# Commands that bind the variables of an expression, so that it can be a constant.
+# Commands that bind variables. An expression with such a command can be a constant even if it
+# contains letters.
 _BOUND = re.compile(r"\\(?:int|sum|prod|lim|begin|det)(?![A-Za-z])")
 _APPROX = re.compile(r"\\approx(?![A-Za-z])")
 _EQUALS = re.compile("(?<![<>!])=")
@@ -98,17 +102,17 @@ _COMMA = re.compile(f"[,;{LIST_COMMA}]")
 
 
 def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...] | None:
-    r"""Returns the equalities that must be true if an answer is right.
+    r"""Returns the equalities that must all be true for an answer to be correct.
 
     Args:
-      raw: the answer before `normalize.clean` removed delimiters and final full stops.
-      answer: the answer.
+      raw: the answer before `normalize.clean` removed delimiters and the final full stop.
+      answer: the parsed answer.
       reference: the reference answer.
 
     Returns:
-      One comparison with the reference, or one for each member of a chain such as
-      "\frac{5}{2} = 2.5" or "\frac{2}{3} \approx 0.667". None if the answer states more than one
-      thing or uses unknown notation, so that only its spelling can be compared.
+      A single comparison with the reference, or one comparison for each member of a chain such as
+      "\frac{5}{2} = 2.5" or "\frac{2}{3} \approx 0.667". None if the answer makes more than one
+      statement or uses unsupported notation. Such an answer can only be compared as a string.
     """
     if raw == answer.text and (_PLAIN.fullmatch(raw) or _in_lowest_terms(raw)):
         return (Claim(answer, reference),)
@@ -127,7 +131,7 @@ def claims(raw: str, answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Cla
 
 
 def _in_lowest_terms(text: str) -> bool:
-    """True if a text is one plain fraction that needs no further work."""
+    """True if a text is a single fraction of two integers in lowest terms."""
     match = _FRACTION.fullmatch(text)
     if match is None:
         return False
@@ -136,10 +140,10 @@ def _in_lowest_terms(text: str) -> bool:
 
 
 def _is_evaluated(equalities: tuple[Claim, ...], reference: ParsedAnswer) -> bool:
-    r"""True unless the reference is a number and the answer is arithmetic that leads to it.
+    r"""True unless the reference is a number and the answer is unevaluated arithmetic.
 
-    The answer may contain operations that the reference contains too: `2^{10}` is right if the
-    reference has a power. Only one member of a chain must be evaluated.
+    The answer may contain the operations that the reference contains: `2^{10}` is accepted if the
+    reference contains a power. In a chain of equalities, only one member has to be evaluated.
     """
     allowed = None if reference.words else operations(reference)
     if allowed is None or any(_ORDER.search(claim.answer.key) for claim in equalities):
@@ -158,7 +162,7 @@ def _is_evaluated(equalities: tuple[Claim, ...], reference: ParsedAnswer) -> boo
 
 
 def _known_signs(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if the comparison, or the reference, contains every sign and command of an answer."""
+    """True if every character and command of an answer is supported or occurs in the reference."""
     text = answer.text
     target = reference.text
     odd_characters = {char for char in text if not _CHARACTERS.fullmatch(char)} - set(target)
@@ -172,15 +176,15 @@ def _known_signs(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
     if environments - _TABLES - set(_ENVIRONMENT.findall(target)):
         return False
     if "\\{" in text and ":" in text and ":" not in target:
-        # A set with a condition, such as {x : x > 0}.
+        # Set-builder notation, such as {x : x > 0}.
         return False
-    # Outside of a table, a line break separates two statements.
+    # Outside of a matrix or array, a line break separates two statements.
     outside_tables = _TABLE.sub("", text) if environments else text
     return "\\\\" not in outside_tables or "\\\\" in target
 
 
 def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if all words in an answer join a list, name a unit, or occur in the reference."""
+    """True if every word in an answer joins list members, names a unit or is in the reference."""
     reference_words = [content.strip() for _, content in _GROUP.findall(reference.text)]
     reference_unit = _bare_unit(reference.text)
     if reference_unit is not None:
@@ -200,7 +204,7 @@ def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _bare_unit(text: str) -> str | None:
-    """Returns the plain words behind the number of an answer; None if there are none."""
+    r"""Returns the words after the number in an answer, without `\text`, or None if missing."""
     if not text[-1:].isalpha():
         return None
     number_and_words = split_unit(text)
@@ -208,10 +212,12 @@ def _bare_unit(text: str) -> str | None:
 
 
 def _is_harmless(match: re.Match[str], content: str, text: str) -> bool:
-    r"""True if words in `\text{...}` cannot change what an answer states.
+    r"""True if the words in `\text{...}` cannot change the meaning of an answer.
 
     Args:
-      match: the match of `_GROUP` in `text`, whose words are `content`.
+      match: a match of `_GROUP` in `text`.
+      content: the words inside the braces.
+      text: the whole answer.
     """
     if _JOINING.fullmatch(content):
         return True
@@ -223,10 +229,11 @@ def _is_harmless(match: re.Match[str], content: str, text: str) -> bool:
 
 
 def _is_quantity_name(words: str, rest: str) -> bool:
-    """True if words at the start of an answer, before an equals sign, name a quantity.
+    """True if the words at the start of an answer are a quantity's name before an equals sign.
 
     Args:
-      rest: the answer behind the words.
+      words: the words at the start of the answer.
+      rest: the rest of the answer, after the words.
     """
     if not rest.lstrip().startswith("=") or not _WORDS.fullmatch(words):
         return False
@@ -234,9 +241,9 @@ def _is_quantity_name(words: str, rest: str) -> bool:
 
 
 def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if answer and reference are of kinds that can be equal.
+    """True if the answer and the reference have types that can be equal.
 
-    Brackets must agree, and an inequality equals only an inequality or an interval.
+    The brackets must agree, and an inequality can only be equal to an inequality or an interval.
     """
     is_inequality = bool(_ORDER.search(answer.key))
     if is_inequality and not (_ORDER.search(reference.key) or _RANGE.search(reference.key)):
@@ -253,10 +260,10 @@ def _comparable(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _members(answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...] | None:
-    """Splits an answer that may be a chain of equalities, a ratio or a list with names.
+    """Returns the equalities of an answer, which may be a chain, a ratio or a list.
 
     Returns:
-      The equalities, or None if the answer states more than one thing.
+      The equalities, or None if the answer makes more than one statement.
     """
     around_approx = split(answer.text, _APPROX)
     if len(around_approx) > 1 and len(split(reference.text, _APPROX)) == 1:
@@ -279,7 +286,7 @@ def _members(answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...]
 
 
 def _without_name(sides: list[str]) -> list[str]:
-    """Removes the name of a quantity, or an empty text, at one end of a chain."""
+    """Removes the name of a quantity, or an empty string, from one end of a chain."""
     if not sides[0] or _is_name(sides[0]):
         return sides[1:]
     if _is_name(sides[-1]):
@@ -290,10 +297,16 @@ def _without_name(sides: list[str]) -> list[str]:
 def _equation(
     answer: ParsedAnswer, reference: ParsedAnswer, sides: list[str]
 ) -> tuple[Claim, ...] | None:
-    """Returns the equality of two equations; None for a chain and for an unsolved equation.
+    """Returns the comparison of an answer with a reference that is an equation.
 
     Args:
-      sides: the texts between the equals signs of the answer.
+      answer: the answer, which contains an equals sign.
+      reference: the reference equation.
+      sides: the parts of the answer between its equals signs.
+
+    Returns:
+      The comparison, or None if the answer is a chain, or an equation that is not solved although
+      the reference is.
     """
     if _is_list(answer):
         return (Claim(answer, reference),)
@@ -302,7 +315,7 @@ def _equation(
     solution = reference.assignment
     if solution is None or operations(solution.value) is None or _is_name(sides[0]):
         return (Claim(answer, reference),)
-    # "5 = x" is solved, and "2x = 10" is not.
+    # "5 = x" is a solved equation, but "2x = 10" is not.
     if not _is_name(sides[1]):
         return None
     return (Claim(ParsedAnswer(f"{sides[1]}={sides[0]}"), reference),)
@@ -311,9 +324,9 @@ def _equation(
 def _proportions(
     answer: tuple[ParsedAnswer, ...], reference: tuple[ParsedAnswer, ...]
 ) -> tuple[Claim, ...]:
-    """Returns the equalities that make two ratios of three or more members proportional.
+    """Returns the equalities that must be true for two ratios to be proportional.
 
-    a : b : c is proportional to p : q : r if b * p = q * a and c * p = r * a.
+    The ratio a : b : c is proportional to p : q : r if b * p = q * a and c * p = r * a.
     """
     equalities = []
     for member, target in zip(answer[1:], reference[1:], strict=True):
@@ -328,13 +341,13 @@ def _is_list(answer: ParsedAnswer) -> bool:
 
 
 def _is_value_or_named(part: str) -> bool:
-    """True if a member of a list is a value, or a name, an equals sign and a value."""
+    """True if a list member has the form "value" or "name = value"."""
     sides = split(part, _EQUALS)
     return len(sides) == 1 or (len(sides) == 2 and _is_name(sides[0]))
 
 
 def _is_name(side: str) -> bool:
-    """True if one side of an equals sign is the name of a quantity and not an expression."""
+    """True if one side of an equation is the name of a quantity and not an expression."""
     return _NAME.fullmatch(side.strip()) is not None
 
 
@@ -342,7 +355,8 @@ def _approximate(sides: list[str], reference: ParsedAnswer) -> tuple[Claim, ...]
     r"""Returns the equalities of "exact \approx decimal" or "name \approx decimal".
 
     Args:
-      sides: the texts between the signs.
+      sides: the parts of the answer between the approximation signs.
+      reference: the reference answer.
 
     Returns:
       The equalities, or None if the last side is not a number or there are more than two sides.
@@ -361,25 +375,25 @@ def _approximate(sides: list[str], reference: ParsedAnswer) -> tuple[Claim, ...]
 
 # --- words after a number -------------------------------------------------------------------------
 
-# Words may follow each other ("square feet"), and "miles per hour" or "km/h" has two parts.
+# Separates the two parts of a unit such as "miles per hour" or "km/h".
 _PART = re.compile(r"\s*(?:/|\bper\b)\s*")
 _OF = re.compile(r"\s+of\s+")
-# Powers and brackets of a product of units: "kg m/s^2", "J/(kg K)".
+# Exponents, brackets and dots in a product of units, such as "kg m/s^2" or "J/(kg K)".
 _AROUND = re.compile(r"\^\s*\{?-?\d+\}?|[()*~{}]|\\cdot")
 _WORDS = re.compile(r"[A-Za-z]+\.?(?:\s+[A-Za-z]+\.?){0,3}")
 MOST_UNKNOWN = 2
 
-# Words that may follow the thing that is counted, or the number: "18 years old", "18 left".
+# Words that may follow a counted noun or a number, as in "18 years old" and "18 left".
 _TRAILING = frozenset("old left total each long tall wide deep high remaining altogether".split())  # noqa: SIM905
-# Things that are counted without a plural s.
+# Plural nouns that do not end with an s.
 _COUNTED = frozenset(
     """
     baht children data deer dice feet fish franc geese grandchildren men mice people percent peso
     ruble rupee sheep teeth women won yen yuan
     """.split()  # noqa: SIM905
 )
-# Other things that school problems count, in the singular. A plural s may follow, and a number may
-# precede either form ("1 slice", "5 slice").
+# Other nouns that are counted in school problems, in the singular. The singular is accepted after
+# any number, because models write "5 slice".
 _NOUNS = frozenset(
     """
     actor adult animal ant apartment apple arrangement attempt backpack bag ball balloon banana bar
@@ -410,7 +424,7 @@ _NOUNS = frozenset(
     window winner woman word worker yen yolk
     """.split()  # noqa: SIM905
 )
-# Units of the sciences that are not in the table of `normalize`; compared without case.
+# Scientific units that are not in the table of units in `normalize`. They are case-insensitive.
 _SCIENTIFIC = frozenset(
     """
     a ampere amp angstrom atm au bar c cal coulomb dyne erg ev f farad g gauss gev gy h henry hz j
@@ -418,9 +432,9 @@ _SCIENTIFIC = frozenset(
     newton nm ns ohm pa pascal pc ph s sr t tesla torr v volt w watt wb weber
     """.split()  # noqa: SIM905
 )
-# Words that could change the meaning of an answer: numbers and fractions, doubt, negation,
-# comparison, and words that join two answers. The important ones are plurals and adverbs, which
-# would otherwise count as things that are counted.
+# Words that could change the meaning of an answer: numbers, fractions, comparisons, words that
+# express doubt or negation, and words that join two answers. The plurals in this list are the most
+# important ones, because they would otherwise be accepted as counted nouns.
 _NEVER = frozenset(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
@@ -440,12 +454,12 @@ _NEVER = frozenset(
 
 
 def names_what_is_counted(words: str, reference: str = "") -> bool:
-    """True if words behind a number are only a unit or the things that are counted.
+    """True if the words after a number are only a unit or a counted noun, such as "18 red apples".
 
-    Accepts units of the table, multipliers, plurals and a few nouns without a plural. Up to two
-    words may precede them, and words such as "old" and "left" may follow. The words of the
-    reference are always accepted. Words that could be another answer, a doubt or a negation are
-    not.
+    Accepts known units, multipliers such as "million", plural nouns and a list of singular nouns.
+    Up to two other words may precede them, and words such as "old" and "left" may follow. The words
+    of the reference are always accepted. Words that could express another answer, doubt or negation
+    are rejected.
     """
     text = " ".join(_AROUND.sub(" ", words).split())
     text = text.strip(".").strip()
@@ -462,10 +476,11 @@ def names_what_is_counted(words: str, reference: str = "") -> bool:
 
 
 def _is_counted(text: str, *, plural: bool) -> bool:
-    """True if up to four words are a unit or a thing that is counted.
+    """True if a text of up to four words is a unit or a counted noun.
 
     Args:
-      plural: the last word must be a unit, a plural or a noun of the list.
+      text: the words.
+      plural: require that the last word is a unit, a plural or a noun of `_NOUNS` or `_COUNTED`.
     """
     if _is_unit(text) or not text:
         return True
@@ -477,7 +492,7 @@ def _is_counted(text: str, *, plural: bool) -> bool:
     while names and names[-1] in _TRAILING:
         names.pop()
     other_words = [name for name in names if not _is_unit(name)]
-    # A single letter is a variable or a choice.
+    # A single letter could be a variable or a multiple-choice answer.
     if len(other_words) > MOST_UNKNOWN or any(len(name) == 1 for name in other_words):
         return False
     if not names or not plural:
@@ -490,7 +505,7 @@ def _is_unit(name: str) -> bool:
 
 
 def _could_change_meaning(name: str) -> bool:
-    """True for adverbs and for words of `_NEVER` in the singular or plural, but not for units."""
+    """True for words of `_NEVER`, their plurals, and words that end with "ly", except for units."""
     if _is_unit(name):
         return False
     singulars = {name, name[:-1], name[:-2], f"{name[:-3]}y"}
@@ -498,7 +513,7 @@ def _could_change_meaning(name: str) -> bool:
 
 
 def _is_countable(name: str) -> bool:
-    """True for a plural, and for a noun of `_NOUNS` or `_COUNTED`."""
+    """True if a word is a noun of `_NOUNS` or `_COUNTED`, or looks like a regular plural."""
     if name in _NOUNS or name in _COUNTED:
         return True
     return len(name) > 3 and name.endswith("s") and not name.endswith(("ss", "us", "is"))

@@ -1,10 +1,12 @@
-"""Grades by a user's verifier: a function of a file, run in workers that can be killed.
+"""Grades answers with a user's verifier, a Python function that runs in killable worker processes.
 
-The config `grader: FILE.py:function` names a function(question, answer_text, gold) that returns a
-score in [0, 1]. A function whose name ends with `_batch` takes three lists and returns a list. A
-reward function of TRL's form takes `completions` and other columns. docs/grading.md has the rules
-for verifiers. If a verifier fails, its answers get no score and are counted. Scorers of packages
-run here too, in confined processes.
+The config key `grader: FILE.py:function` selects a function(question, answer_text, gold) that
+returns a score in [0, 1]. There are two other signatures. A function whose name ends with `_batch`
+takes three lists and returns a list of scores. A TRL reward function takes `completions` and
+further dataset columns as keyword arguments. docs/grading.md documents the rules for verifiers.
+
+If a verifier fails on an answer, the answer gets no score and the failure is counted. Scorers of
+third-party packages are run by the same code, in sandboxed processes.
 """
 
 import ast
@@ -28,47 +30,57 @@ from bacr_grading.pool import Poll, Program, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier_spec import grader_problem
 
-# Reasons for which an answer gets no score; the counters are failed_late and so on.
+# Reasons why an answer gets no score. Each has a counter, such as "failed_late".
 FAULTS = ("late", "died", *verifier_worker.FAULTS)
-# Paths of verdicts on answers with and without a score.
+# Values of `Verdict.path` for answers with a score and for answers on which the verifier failed.
 SCORED = "verifier"
 FAILED = "failed"
 BATCH_SUFFIX = "_batch"
-# Bytes of a verifier's file, which goes to every worker.
+# Maximum size in bytes of a verifier's file, because its source is sent to every worker.
 MOST_SOURCE = 1 << 20
-# Environment variables that a package's scorer gets: folders and languages, but no tokens and keys.
+# Environment variables that are passed on to the scorer of a third-party package. They contain
+# paths and locale settings, but no tokens or API keys.
 PASSED_ON = (
     *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
     *("PYTHONHASHSEED", "PYTHONUTF8", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),
     *("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
 )
-# A fork of a process with threads of linear algebra would wait for these threads.
+# Environment variables that disable the threads of linear algebra libraries. Threads do not survive
+# a fork, so a forked process that waits for them would hang.
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
-# Answers that a fork scores.
+# Maximum number of answers that a forked process scores.
 FORK_ROWS = 16
-# Seconds of a batch beyond the deadlines of its answers, for forks and the scorer's `prepare`.
+# Additional seconds per batch for forking and for the scorer's `prepare` function, on top of the
+# deadlines of the answers.
 FORK_SECONDS = 5.0
-# Names of parameters by which functions of TRL's form take questions and references.
+# Parameter names by which TRL reward functions receive the questions and the reference answers.
 QUESTION_COLUMNS = ("question", "prompt", "problem")
 REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "gold", "target", "reference")
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verifier with the content of its file.
+    """A verifier function and the source code of its file.
 
     Attributes:
-      named: the line of a config that names the verifier, for messages and metrics.
+      named: the config setting that selects the verifier, such as "grader=FILE.py:function". Used
+        in messages and metrics.
       path: absolute path of the file.
       name: name of the function.
-      source: the file's text. All workers of a run get this text, also if the file changes.
-      digest: first 16 hexadecimal digits of the file's SHA-256.
-      of_rows: the function is score(answer, row) of a question source.
-      whole: an answer is right with the score 1.0, and wrong with every smaller score.
-      of_response: the function gets whole responses and not the answers in them.
-      trl: the function has TRL's form: it takes `completions`, whole responses, and other columns.
-      references: further parameters by which a function of TRL's form takes references.
-      third_party: the function is a package's score(answer, row), which runs confined.
+      source: source code of the file. All workers of a run use this source code, even if the file
+        changes during the run.
+      digest: first 16 hexadecimal digits of the SHA-256 hash of the file.
+      of_rows: True if the function has the signature score(answer, row), where the row comes from a
+        question source.
+      whole: True if an answer counts as correct only with a score of 1.0. Otherwise the score
+        itself is used.
+      of_response: True if the function receives the whole response instead of the extracted answer.
+      trl: True if the function is a TRL reward function, which takes `completions` (whole
+        responses) and further dataset columns.
+      references: additional parameter names by which a TRL reward function receives the reference
+        answers.
+      third_party: True if the function is the scorer of a third-party package, with the signature
+        score(answer, row). It runs in a sandbox.
     """
 
     named: str
@@ -85,28 +97,28 @@ class Verifier:
 
     @property
     def batch(self) -> bool:
-        """True if the function takes lists."""
+        """True if the function takes lists of answers."""
         return self.trl or self.name.endswith(BATCH_SUFFIX)
 
     def graded_text(self, text: str | None) -> str | None:
-        """Returns the part of a response that the function gets; None without an answer."""
+        """Returns the part of a response that is passed to the function, or None if missing."""
         return text if self.of_response or self.trl else answer_of(text)
 
     def extracted(self, graded_text: str) -> str:
-        """Returns the answer in the text that the function got, for records and votes."""
+        """Returns the answer from the text passed to the function, for logs and majority voting."""
         answer = answer_of(graded_text) if self.trl else None
         return _short_answer(graded_text if answer is None else answer)
 
 
 def load_verifier(spec: str, key: str = "grader") -> Verifier:
-    """Reads the file of a verifier without running it.
+    """Reads the file of a verifier without executing it.
 
     Args:
-      spec: the verifier, FILE.py:function.
-      key: name of the config key or option, for messages.
+      spec: the verifier, in the form FILE.py:function.
+      key: name of the config key or command-line option, for error messages.
 
     Raises:
-      UserError: `spec` has another form, or the file cannot be read or is not Python.
+      UserError: if `spec` is malformed, or the file cannot be read or is not valid Python.
     """
     problem = grader_problem(spec, key)
     if problem is not None:
@@ -131,7 +143,7 @@ def load_verifier(spec: str, key: str = "grader") -> Verifier:
 
 
 def _has_trl_form(tree: ast.Module, name: str) -> bool:
-    """True if a file defines a function of this name with a parameter `completions`."""
+    """True if a file defines a function called `name` with a parameter `completions`."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
@@ -140,9 +152,11 @@ def _has_trl_form(tree: ast.Module, name: str) -> bool:
 
 
 def answer_of(text: str | None) -> str | None:
-    """Returns the stripped content of the last closed tag, else box, behind `</think>`.
+    r"""Extracts the answer from a response.
 
-    None if no tag or box is closed, or the thinking is not.
+    The answer is the stripped content of the last closed `<answer>` tag after `</think>`. Without a
+    closed tag, it is the content of the last closed `\boxed{...}`. Returns None if the response
+    contains neither, or if `<think>` is never closed.
     """
     if not isinstance(text, str):
         return None
@@ -154,7 +168,7 @@ def answer_of(text: str | None) -> str | None:
 
 
 class VerifierRequest(NamedTuple):
-    """An answer to score, with its question and reference."""
+    """An answer to be scored, with its question and its reference answer (`gold`)."""
 
     question: str
     answer: str
@@ -162,12 +176,12 @@ class VerifierRequest(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The score of an answer, or the reason for which it has none.
+    """The score of an answer, or the reason why it has no score.
 
     Attributes:
-      score: in [0, 1]; 0 with a fault.
-      fault: one of `FAULTS`, or "" if the answer has a score.
-      message: details of the fault.
+      score: the score in [0, 1]. It is 0 if the verifier failed.
+      fault: one of `FAULTS` if the verifier failed, or "" if the answer has a score.
+      message: details of the failure.
     """
 
     score: float
@@ -176,15 +190,17 @@ class Score(NamedTuple):
 
 
 class VerifierGrader(PooledGrader[VerifierRequest, Score]):
-    """Scores answers by a user's verifier, with the interface of `Grader`.
+    """Scores answers with a user's verifier. Has the same interface as `Grader`.
 
-    If the verifier hangs, raises or returns something else than a score, the answer scores 0, is
-    counted under its fault, and has the path "failed". Only one thread may use a grader at a time.
+    If the verifier hangs, raises or returns a value that is not a score, the answer scores 0, its
+    verdict has the path "failed", and a counter of the reason is incremented. A grader is not
+    thread-safe.
 
     Attributes:
       verifier: the verifier.
-      rows: `packed` rows by question and reference, for score(answer, row); else None.
-      last_failure: message about the last answer without a score, or "".
+      rows: dict from (question, reference) to the row as returned by `packed`, for functions with
+        the signature score(answer, row). None for all other functions.
+      last_failure: error message of the last answer without a score, or "".
     """
 
     counted = (
@@ -203,20 +219,22 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         batch: int = 16,
         encode: Callable[[str], list[int]] | None = None,
     ):
-        """Checks the settings; processes start with `check` or the first answer.
+        """Checks the settings. Processes are started by `check` or by the first answer.
 
         Args:
           verifier: the verifier.
-          rows: `packed` rows by question and reference, for score(answer, row).
-          workers: largest number of worker processes.
-          deadline: seconds for one answer; a batch has as many seconds for each of its answers.
-          memory_mb: limit of a worker's address space in MiB.
-          batch: largest number of answers in a call of a function that takes lists.
-          encode: returns the token ids of a text, for functions of TRL's form; None if they get no
-            token ids.
+          rows: dict from (question, reference) to the row as returned by `packed`, for functions
+            with the signature score(answer, row).
+          workers: maximum number of worker processes.
+          deadline: timeout per answer in seconds. The timeout of a batch is this value times the
+            number of answers.
+          memory_mb: maximum size of a worker's address space in MiB.
+          batch: maximum number of answers per call of a function that takes lists.
+          encode: tokenizes a text and returns its token ids, for TRL reward functions. None to
+            pass no token ids.
 
         Raises:
-          UserError: a setting is out of range.
+          UserError: if a setting is out of range.
         """
         self.verifier = verifier
         self.rows = rows
@@ -226,13 +244,13 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         self.last_failure = ""
 
     def check(self, report: Callable[[str], object] | None = None) -> None:
-        """Loads the verifier in a worker now.
+        """Starts a worker and loads the verifier in it, so that errors are reported early.
 
         Args:
-          report: called with a message if this takes long.
+          report: called with a progress message if loading takes a long time.
 
         Raises:
-          UserError: the file cannot be loaded or does not have the function.
+          UserError: if the file cannot be loaded or does not define the function.
         """
         self._pool.check(report)
 
@@ -245,16 +263,19 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """Scores texts, as `Grader.grade`; needs a question for each text.
+        """Scores texts like `Grader.grade`, but requires a question for each text.
 
-        `correct` and `strict` of a verdict are the score, a float. Both modes are the same. Without
-        questions, a verifier with `whole` compares answers by their spelling, for votes.
+        The fields `correct` and `strict` of a verdict contain the score as a float. If
+        `Verifier.whole` is True, they are bools. Both modes give the same result. If `questions` is
+        None and `Verifier.whole` is True, the answers are compared with the references as strings,
+        which is used for majority voting.
 
         Raises:
-          UserError: also if the verifier could never be loaded.
+          UserError: for the same reasons as `Grader.grade`, if questions are missing, or if the
+            verifier could never be loaded.
         """
         if questions is None and self.verifier.whole:
-            # A vote only needs to know which answers are the same.
+            # Majority voting only needs to know which answers are identical.
             return [_same_spelling(answer_of(text), gold) for text, gold in zip(texts, references)]
         check_request(texts, references, mode)
         answers = [self.verifier.graded_text(text) for text in texts]
@@ -263,7 +284,7 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
     def _requests(
         self, texts: Texts, references: Texts, mode: str, questions: Texts | None
     ) -> Iterator[VerifierRequest]:
-        # The batches of these requests can differ from the batches of `grade`.
+        # These requests may be split into different batches than those in `grade`.
         answers = map(self.verifier.graded_text, list(texts))
         questions = list(_checked(questions, len(texts)))
         requests = _requests_of(answers, list(references), questions, self.rows)
@@ -272,13 +293,13 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
     def score(
         self, answers: Texts, references: Texts, questions: Texts, poll: Poll = None
     ) -> list[Verdict]:
-        """Scores answers without a search for tags or boxes.
+        """Scores answers that are already extracted from their responses.
 
         Args:
-          answers: the texts for the function; None for a missing answer, which scores 0.
+          answers: the texts to be passed to the function. None is a missing answer, which scores 0.
           references: one reference for each answer.
           questions: one question for each answer.
-          poll: as of `Grader.grade`.
+          poll: callback as in `Grader.grade`.
         """
         requests = list(_requests_of(answers, references, questions, self.rows))
         sent = [request for request in requests if request is not None]
@@ -294,7 +315,7 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         return verdicts
 
     def _verdict(self, score: Score | None, request: VerifierRequest | None) -> Verdict:
-        """Returns the verdict on a scored request, or on a missing answer."""
+        """Builds the verdict for a scored request, or for a missing answer if both are None."""
         whole = self.verifier.whole
         if score is None or request is None:
             zero = False if whole else 0.0
@@ -309,7 +330,12 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
         )
 
     def _count(self, verdicts: list[Verdict], scores: list[Score]) -> None:
-        """Adds a call's verdicts, and the scores of the answers that were sent, to the counters."""
+        """Updates the counters.
+
+        Args:
+          verdicts: all verdicts of a call of `score`.
+          scores: the scores of the answers that were not missing.
+        """
         faults = collections.Counter(score.fault for score in scores)
         self._counts.update(
             graded=len(verdicts),
@@ -332,10 +358,14 @@ def _requests_of(
     questions: Texts,
     rows: Mapping[tuple[str, str], str] | None,
 ) -> Iterator[VerifierRequest | None]:
-    """Yields the request of each answer; None for a missing answer.
+    """Yields a request for each answer, or None for a missing answer.
 
     Args:
-      rows: `packed` rows by question and reference, which replace the references; or None.
+      answers: the answers.
+      references: one reference for each answer.
+      questions: one question for each answer.
+      rows: dict from (question, reference) to the row as returned by `packed`. If it is not None,
+        the row is sent in place of the reference.
     """
     for question, answer, reference in zip(questions, answers, references, strict=True):
         question = question or ""
@@ -348,7 +378,7 @@ def _requests_of(
 def _program(
     verifier: Verifier, deadline: float, batch: int, encode: Callable[[str], list[int]] | None
 ) -> Program:
-    """Returns the program of the workers, from the arguments of `VerifierGrader`."""
+    """Builds the worker program from the arguments of `VerifierGrader`."""
     environment = None
     rows_per_request = batch if verifier.batch else 1
     spare_seconds = 0.0
@@ -373,10 +403,12 @@ def _program(
 
 
 def _setup(verifier: Verifier, deadline: float, *, ids: bool) -> bytes:
-    """Returns the first line for a worker: the verifier and its settings in JSON.
+    """Returns the first line that is sent to a worker: the verifier and its settings as JSON.
 
     Args:
-      ids: requests contain token ids.
+      verifier: the verifier.
+      deadline: timeout per answer in seconds.
+      ids: True if the requests contain token ids.
     """
     setup: dict[str, Any] = {
         "path": verifier.path,
@@ -402,7 +434,7 @@ def _encode(requests: Sequence[VerifierRequest]) -> dict[str, Any]:
 def _encoder(
     encode: Callable[[str], list[int]],
 ) -> Callable[[Sequence[VerifierRequest]], dict[str, Any]]:
-    """Returns a function that encodes requests together with the token ids of their texts."""
+    """Returns a function that encodes requests together with the token ids of the answers."""
 
     def encode_with_ids(requests: Sequence[VerifierRequest]) -> dict[str, Any]:
         return {"rows": requests, "ids": [encode(request.answer) for request in requests]}
@@ -411,10 +443,10 @@ def _encoder(
 
 
 def packed(row: Mapping[str, Any]) -> str:
-    """Returns a row of a question source as text for the workers: pickle in base64.
+    """Serializes a row of a question source for the workers, as a base64-encoded pickle.
 
     Raises:
-      UserError: the row contains an object that pickle cannot store, such as a function.
+      UserError: if the row contains an object that cannot be pickled, such as a function.
     """
     try:
         return base64.b64encode(pickle.dumps(dict(row))).decode()
@@ -424,7 +456,7 @@ def packed(row: Mapping[str, Any]) -> str:
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
-    """Returns the questions; raises a `UserError` unless there is one for each text."""
+    """Returns `questions`, or raises a `UserError` if there is not one question per text."""
     if questions is None or len(questions) != count:
         raise UserError(
             f"grade: a verifier needs questions; give one for each of the {count} texts"
@@ -438,7 +470,7 @@ def _same_spelling(answer: str | None, gold: str | None) -> Verdict:
 
 
 def _short_answer(answer: str) -> str:
-    """Shortens an answer for records; a hash keeps different answers different."""
+    """Shortens a long answer for logs. A hash keeps different answers distinct."""
     if len(answer) <= EXTRACTED_CHARS:
         return answer
     digest = hashlib.sha256(answer.encode("utf-8", "replace")).hexdigest()[:12]
@@ -447,10 +479,11 @@ def _short_answer(answer: str) -> str:
 
 
 def _decode(reply: dict[str, Any]) -> list[Score]:
-    """Returns the scores in a worker's reply.
+    """Parses the scores in a worker's reply.
 
     Raises:
-      LookupError, TypeError, ValueError: other code wrote the reply.
+      LookupError, TypeError, ValueError: if the reply is malformed, for example because other code
+        wrote to the pipe.
     """
     message = str(reply["message"])
     scores = []

@@ -1,6 +1,6 @@
-"""Checks the form of a verifier's name, `FILE.py:function`, without opening the file.
+"""Checks the syntax of a verifier spec, `FILE.py:function`, without opening the file.
 
-Called when a config is checked and by `verifier.load_verifier`.
+Called when a config is validated, and by `verifier.load_verifier`.
 """
 
 import re
@@ -14,9 +14,9 @@ def grader_problem(spec: str, key: str = "grader", other: str = "null") -> str |
     """Returns an error message if `spec` does not have the form FILE.py:function, else None.
 
     Args:
-      spec: the value that the user wrote.
-      key: name of the config key or option, for the message.
-      other: further value that the key accepts, for the message.
+      spec: the value from the config or command line.
+      key: name of the config key or command-line option, for the error message.
+      other: another value that the key accepts, for the error message.
     """
     if _VERIFIER_SPEC.fullmatch(spec):
         return None

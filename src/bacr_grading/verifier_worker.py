@@ -1,9 +1,10 @@
-"""Runs a user's verifier or a package's scorer in a process that `pool` starts as a script.
+"""Worker process that runs a user's verifier or the scorer of a third-party package.
 
-The first line of standard input contains the verifier's source, and every further line a request
-with some answers. Each request gets one line of reply. The process may be killed at any moment. The
-verifier's own standard input and output are null. A user's file runs with the user's rights. A
-package's scorer receives answers only in confined forks of this process (`forked`).
+`pool` starts this module as a script and may kill it at any time. The first line of stdin contains
+the source code of the verifier, and every further line is a request with a batch of answers. Each
+request is answered by one line on stdout. Inside the verifier, stdin and stdout are redirected to
+/dev/null. A user's file runs with the permissions of the user. The scorer of a third-party package
+receives answers only in sandboxed forks of this process (see `forked`).
 """
 
 import ast
@@ -27,26 +28,28 @@ from typing import Any
 from bacr_grading import forked
 from bacr_grading.worker import limit, open_pipes, serve, write_reply
 
-# Faults of a verifier; `verifier.FAULTS` adds faults of the process. Each has a counter.
+# Ways in which a verifier can fail. `verifier.FAULTS` also contains failures of the process. Each
+# has a counter.
 FAULTS = ("memory", "raised", "text", "nan", "range", "length")
 MEMORY, RAISED, TEXT, NAN, RANGE, LENGTH = FAULTS
-# Scores may be outside of [0, 1] by this much, because sums of weights can be 1.0000000000000002.
+# Tolerance for scores outside of [0, 1], because a sum of weights can be 1.0000000000000002. Such
+# scores are clipped.
 ROUNDING = 1e-6
-# Characters of a message.
+# Maximum length of an error message in characters.
 MESSAGE_CHARS = 300
-# Parameter by which a reward function of TRL's form is recognised.
+# Name of the parameter that identifies a TRL reward function.
 COMPLETIONS = "completions"
-# Parameter by which such a function takes the token ids of the completions.
+# Name of the parameter by which a TRL reward function receives the token ids of the completions.
 IDS = "completion_ids"
 
 
 def main(memory_bytes: int, seconds: int, mark: str) -> None:
-    """Answers requests until standard input closes, then ends all processes with its mark.
+    """Answers requests until stdin is closed, then kills all processes started by the verifier.
 
     Args:
-      memory_bytes: limit of the address space, also while the verifier is loaded.
-      seconds: limit of one answer, after which the kernel ends the process.
-      mark: name of the environment variable of this worker's processes.
+      memory_bytes: maximum size of the address space. It also applies while the verifier is loaded.
+      seconds: time limit of one answer, after which the kernel kills this process.
+      mark: name of the environment variable that identifies the processes of this worker.
     """
     requests, replies = open_pipes()
     limit(memory_bytes)
@@ -58,7 +61,7 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
         else:
             function = load(module, setup)
             answer = functools.partial(graded, function, setup["batch"], setup["path"])
-    # A file can raise anything when it is loaded; the parent prints the reason.
+    # A user's file can raise any exception when it is loaded. The parent process reports it.
     except BaseException as error:
         write_reply(replies, {"refused": describe(error, setup["path"])})
         return
@@ -67,24 +70,26 @@ def main(memory_bytes: int, seconds: int, mark: str) -> None:
 
 
 def end_offspring(mark: str) -> None:
-    """Kills all other processes with an environment variable called `mark`, in any session.
+    """Kills all other processes whose environment contains the variable `mark`.
 
-    Works on Linux only. Processes that were started without the variable stay.
+    Also finds processes that moved to another session, but not processes that were started with a
+    cleared environment. Linux only; does nothing on other systems.
     """
     if not os.path.isdir("/proc/self"):
         return
     while _kill_marked(f"{mark}=".encode()):
-        # A killed process is visible until its end, and its newest child only in the next scan.
+        # Repeat the scan, because a killed process may have started a child after it was scanned.
+        # The pause gives killed processes time to exit.
         time.sleep(0.005)
 
 
 def _kill_marked(mark: bytes) -> int:
-    """Kills the other processes whose environment contains `mark`; returns their number."""
+    """Kills all other processes whose environment contains `mark` and returns their number."""
     count = 0
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
-        # Processes end meanwhile, and those of other users cannot be read.
+        # A process may have exited since the scan, and processes of other users are not readable.
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry.name}/environ", "rb") as file:
                 is_marked = mark in file.read()
@@ -95,21 +100,24 @@ def _kill_marked(mark: bytes) -> int:
 
 
 def run_file(setup: dict[str, Any]) -> types.ModuleType:
-    """Runs the source that the parent read, and returns it as a module."""
+    """Executes the source code sent by the parent process and returns it as a module."""
     module = types.ModuleType("bacr_verifier")
     module.__file__ = setup["path"]
-    # Dataclasses and pickle find a module by its name.
+    # Dataclasses and pickle look up modules by name in sys.modules.
     sys.modules[module.__name__] = module
     exec(compile(setup["source"], setup["path"], "exec"), module.__dict__)
     return module
 
 
 def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
-    """Returns the verifier as a function of question, answer and reference, or of their lists.
+    """Returns the verifier as a function of a question, an answer and a reference.
+
+    The returned function takes three lists instead if `setup["batch"]` is True.
 
     Raises:
-      LookupError: the file has no such function.
-      TypeError: the function has TRL's form but is imported, or needs an unknown column.
+      LookupError: if the file does not define the function.
+      TypeError: if the function is a TRL reward function that is imported instead of defined in the
+        file, or that requires an unknown column.
     """
     function = module.__dict__.get(setup["name"])
     if not callable(function):
@@ -126,7 +134,10 @@ def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _score_of_row(function: Callable[..., Any]) -> Callable[[str, str, str], Any]:
-    """Adapts score(answer, row) to the form of other verifiers, with a packed row as reference."""
+    """Adapts score(answer, row) to the signature of other verifiers.
+
+    The adapted function expects the serialized row in place of the reference.
+    """
 
     def score(question: str, answer: str, row: str) -> Any:
         return function(answer, unpacked(row))
@@ -135,10 +146,13 @@ def _score_of_row(function: Callable[..., Any]) -> Callable[[str, str, str], Any
 
 
 def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..., Any]:
-    """Returns a function of lists that calls a reward function of TRL's form by its columns.
+    """Adapts a TRL reward function to the signature of a verifier that takes lists.
+
+    The adapted function passes questions, answers and references as the keyword arguments that the
+    reward function accepts.
 
     Raises:
-      TypeError: the function needs a column that no grader has.
+      TypeError: if the reward function requires a column that the grader does not provide.
     """
     parameters = _parameters(function).values()
     columns = {*setup["trl"]["references"], *setup["trl"]["questions"], "prompts", COMPLETIONS}
@@ -172,7 +186,7 @@ def trl_form(function: Callable[..., Any], setup: dict[str, Any]) -> Callable[..
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
-    """True if a parameter needs an argument with its name."""
+    """True if a parameter has no default and can be passed by keyword."""
     is_single = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     return is_single and parameter.default is parameter.empty
 
@@ -185,14 +199,20 @@ def _run_coroutine(coroutine: Any) -> Any:
 
 
 def _texts(texts: list[str], role: str, as_messages: bool) -> list[Any]:
-    """Returns texts in TRL's form: unchanged, or each as a list of one message."""
+    """Returns texts in TRL's standard format (unchanged) or conversational format.
+
+    In the conversational format, each text becomes a list with a single message.
+    """
     if not as_messages:
         return texts
     return [[{"role": role, "content": text}] for text in texts]
 
 
 def reads_messages(source: str) -> bool:
-    """True if a file contains `["content"]` or `.get("content")`, as for TRL's conversations."""
+    """True if a file reads the key "content", as functions for TRL's conversational format do.
+
+    Searches the source code for expressions such as `x["content"]` or `x.get("content")`.
+    """
     return any(
         isinstance(key, ast.Constant) and key.value == "content"
         for node in ast.walk(ast.parse(source))
@@ -201,7 +221,10 @@ def reads_messages(source: str) -> bool:
 
 
 def _keys(node: ast.AST) -> list[ast.expr]:
-    """Returns the key of an expression such as `x[key]` or `x.get(key)`."""
+    """Returns a list with the key of an expression such as `x[key]` or `x.get(key)`.
+
+    The list is empty for all other expressions.
+    """
     if isinstance(node, ast.Subscript):
         return [node.slice]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -210,7 +233,7 @@ def _keys(node: ast.AST) -> list[ast.expr]:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Returns a function's parameters by name; an empty dict if it has no signature."""
+    """Returns a function's parameters by name, or an empty dict if it has no signature."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -220,13 +243,13 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def scorer(
     module: types.ModuleType, setup: dict[str, Any]
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns a function that answers requests by a package's score(answer, row), in forks.
+    """Returns a function that answers requests by calling score(answer, row) in forked processes.
 
-    If the file has a function prepare(row), it is called first in this process, so that forks
-    inherit objects that are slow to make. It does not receive an answer.
+    If the file defines a function prepare(row), it is called in this process before forking, so
+    that the forks inherit objects that are slow to create. It never receives an answer.
 
     Raises:
-      OSError: the parent expects confined forks, but forks cannot be confined.
+      OSError: if the parent process requires sandboxed forks, but the sandbox does not work.
     """
     if setup["confined"]:
         forked.check_confinement()
@@ -258,12 +281,16 @@ def scorer(
 
 
 def unpacked(text: str) -> types.SimpleNamespace:
-    """Returns a packed row as an object with its fields: id, question, answer, metadata, level."""
+    """Deserializes a row that `verifier.packed` serialized.
+
+    Returns:
+      An object with the attributes id, question, answer, metadata and level.
+    """
     return types.SimpleNamespace(**pickle.loads(base64.b64decode(text)))
 
 
 def describe(error: BaseException, path: str) -> str:
-    """Returns the type and first line of an exception, and the verifier's line that raised it."""
+    """Formats an exception as its type, first line and the line number in the verifier's file."""
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == path:
@@ -279,13 +306,15 @@ def graded(
 
     Args:
       function: the verifier.
-      batch: the verifier takes lists.
-      path: the verifier's file, for messages.
-      request: "rows" of question, answer and reference, and "ids" if the verifier takes token ids.
+      batch: True if the verifier takes lists.
+      path: path of the verifier's file, for error messages.
+      request: a dict with "rows", a list of (question, answer, reference), and with "ids", the
+        token ids of the answers, if the verifier takes token ids.
 
     Returns:
-      A dict with "scores", in which an answer without a score has None; its "faults"; and a
-      "message" about the first fault.
+      A dict with three keys. "scores" is a list with a score, or None after a failure, for each
+      answer. "faults" is a list with the reason of the failure, or "", for each answer. "message"
+      describes the first failure.
     """
     rows = request["rows"]
     count = len(rows)
@@ -297,7 +326,7 @@ def graded(
             values = [function(*row) for row in rows]
     except MemoryError:
         return {**_without_scores(count, MEMORY, "MemoryError"), "memory": True}
-    # SystemExit too, because a verifier must not end the worker.
+    # BaseException includes SystemExit, because a verifier must not terminate the worker.
     except BaseException as error:
         reply = _without_scores(count, RAISED, describe(error, path))
         return {**reply, "error": type(error).__name__}
@@ -318,7 +347,7 @@ def graded(
 
 
 def as_list(result: Any) -> list[Any] | None:
-    """Returns the result of a verifier of lists as a list; None if it is not a sequence."""
+    """Converts the result of a verifier that takes lists to a list, or returns None on failure."""
     if isinstance(result, str | bytes | dict):
         return None
     try:
@@ -328,13 +357,17 @@ def as_list(result: Any) -> list[Any] | None:
 
 
 def score_of(value: Any) -> tuple[float | None, str]:
-    """Returns a score in [0, 1] and "", or None and a fault."""
+    """Converts a verifier's return value to a score.
+
+    Returns:
+      A pair of the score in [0, 1] and "", or a pair of None and the reason of the failure.
+    """
     if value is None or isinstance(value, str | bytes):
         return None, TEXT
     try:
         number = float(value)
     except Exception:
-        # The conversion of an object to a number can raise anything.
+        # An object's __float__ can raise any exception.
         return None, TEXT
     if math.isnan(number):
         return None, NAN
@@ -345,7 +378,7 @@ def score_of(value: Any) -> tuple[float | None, str]:
 
 
 def repr_short(value: Any) -> str:
-    """Returns a message with a value that is not a score."""
+    """Returns an error message that contains an invalid return value of a verifier."""
     try:
         return f"it returned {value!r}"[:MESSAGE_CHARS]
     except Exception:

@@ -1,8 +1,9 @@
-"""Runs math-verify in a process that `pool` starts as a script and may kill at any moment.
+"""Worker process that runs math-verify.
 
-Reads one request per line of standard input and writes one reply per line of standard output, both
-in JSON. Imports no JAX. If the kernel supports it, the process gives up its rights before the first
-request. `verifier_worker` uses the same loop for a user's verifier.
+`pool` starts this module as a script and may kill it at any time. It reads one JSON request per
+line from stdin and writes one JSON reply per line to stdout. It does not import JAX. If the kernel
+supports it, the process sandboxes itself before the first request. `verifier_worker` uses the same
+request loop for a user's verifier.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ from typing import Any, TextIO
 
 
 def main(memory_bytes: int, seconds: int) -> None:
-    """Answers requests until standard input closes.
+    """Answers requests until stdin is closed.
 
     Args:
-      memory_bytes: limit of the address space.
-      seconds: limit of a request, after which the kernel ends the process.
+      memory_bytes: maximum size of the address space in bytes.
+      seconds: time limit of a request, after which the kernel kills the process.
     """
     requests, replies = open_pipes()
     import logging
@@ -28,7 +29,8 @@ def main(memory_bytes: int, seconds: int) -> None:
     from bacr_grading import confinement
 
     logging.disable(logging.CRITICAL)
-    # Imported here, because the import takes a second or two, which must not count for a request.
+    # Import before the first request, because the import takes one to two seconds, which must not
+    # count towards the deadline of a request.
     from bacr_grading import algebra
 
     algebra.warm_up()
@@ -39,11 +41,13 @@ def main(memory_bytes: int, seconds: int) -> None:
 
 
 def open_pipes() -> tuple[TextIO, TextIO]:
-    """Returns streams for requests and replies, and connects standard input and output to null.
+    """Returns streams for requests and replies, and redirects stdin and stdout to /dev/null.
 
-    Other code in this process then cannot read requests or write replies. Signals of a terminal and
-    of a job scheduler are for the parent, which closes the pipe, so that the process handles them
-    without an action. Programs that a verifier starts would inherit signals that are ignored.
+    The redirection prevents other code in this process from reading requests or writing replies.
+
+    This function also installs handlers that do nothing for SIGINT, SIGTERM and SIGHUP. These
+    signals are meant for the parent process, which then closes the pipe. The signals are handled
+    instead of ignored because programs started by a verifier would inherit ignored signals.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _do_nothing)
@@ -56,15 +60,15 @@ def open_pipes() -> tuple[TextIO, TextIO]:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Handles a signal without an action."""
+    """Signal handler that does nothing."""
 
 
 def limit(memory_bytes: int) -> None:
-    """Limits the address space of this process, and forbids files and core dumps."""
+    """Limits the address space of this process, and disables writing files and core dumps."""
     sys.dont_write_bytecode = True
     sizes = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
     for kind, value in sizes.items():
-        # Some platforms lack a limit. The deadline of the parent does not depend on them.
+        # Some platforms do not support all limits. The parent enforces the deadline without them.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (value, value))
 
@@ -75,15 +79,15 @@ def serve(
     answer: Callable[[Any], dict[str, Any]],
     seconds: Callable[[Any], int],
 ) -> None:
-    """Reports that the process is ready, then answers requests until the stream ends.
+    """Sends a ready message, then answers requests until the stream ends.
 
     Args:
       requests: stream with one JSON request per line.
-      replies: stream for one JSON reply per line.
+      replies: stream to which one JSON reply per line is written.
       answer: returns the reply to a request.
-      seconds: returns the limit of a request, in seconds of the processor and of the clock, after
-        which the kernel ends the process. The parent's deadline is shorter. This limit also works
-        when the parent has ended.
+      seconds: returns the time limit of a request in seconds. The limit applies to both CPU time
+        and wall-clock time, and the kernel kills the process when it is reached. It is longer than
+        the deadline enforced by the parent and also works if the parent has exited.
     """
     write_reply(replies, {"ready": True})
     for line in requests:
@@ -100,7 +104,7 @@ def write_reply(replies: TextIO, reply: dict[str, Any]) -> None:
 
 
 def _limit_time(seconds: int) -> None:
-    """Makes the kernel end this process after some seconds of the clock or the processor."""
+    """Makes the kernel kill this process after the given wall-clock time or CPU time in seconds."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -111,7 +115,7 @@ def _limit_time(seconds: int) -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the verdict of math-verify; "incorrect" if it fails."""
+    """Returns the result of math-verify. If math-verify fails, the answer counts as incorrect."""
     from bacr_grading import algebra
 
     try:
@@ -119,7 +123,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"correct": False, "memory": True}
     except Exception as error:
-        # math-verify can raise any exception.
+        # Answers can make math-verify raise any type of exception.
         return {"correct": False, "error": type(error).__name__}
 
 
