@@ -1,9 +1,9 @@
-"""A method of your own in one file: GRPO's rollouts, an own reward, BCAE for the advantage.
+"""Example of a custom method in one file: GRPO's rollouts, a custom reward, and BCAE advantages.
 
     bacr train --config configs/quickstart.yaml method=examples/custom_method.py
 
-A file with `make(config) -> Method` is all the registry asks for. A method is a record of pure
-functions, so a new one can take over what an existing one does well.
+The file of a custom method must define `make(config) -> Method`. A `Method` is a dataclass of pure
+functions, so a new method can reuse the functions of an existing one.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import dataclasses
 from bacr_jax import advantages
 from bacr_jax.methods import Advantages, Method, grpo
 
-# A right answer without any thinking is worth 1.2, one that used its whole budget 1.
+# Maximum bonus for a short response. A correct answer without any thinking has a reward of 1.2, and
+# a correct answer that used its full budget has a reward of 1.
 BREVITY = 0.2
 
 
 def make(config) -> Method:
-    """GRPO at the largest budget with a bonus for what was left of it, against V(q, b)."""
+    """Returns GRPO with a bonus for unused budget, and with V(q, b) as the baseline."""
 
     def rewards(state, batch):
         saved = 1.0 - batch.thinking / batch.budgets

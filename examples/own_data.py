@@ -1,11 +1,11 @@
-"""Data and a verifier of your own: the files behind configs/examples/own-data.yaml, from nothing.
+"""Example of a custom data set and a custom verifier, for configs/examples/own-data.yaml.
 
     python examples/own_data.py own
     bacr train --config configs/examples/own-data.yaml
 
-The first command writes own/train.jsonl and own/test.jsonl, as you would from what you have: sums,
-their results, and two ways to each, one short and one long. `check` is the verifier: a result that
-is near is worth something, which no rule of the built-in grader could know.
+The first command generates own/train.jsonl and own/test.jsonl. Each row has a sum, its result, and
+two worked solutions, a short one and a long one. `check` is the verifier. It gives partial credit
+for a result that is close to the correct one, which the built-in grader does not support.
 """
 
 import json
@@ -14,19 +14,19 @@ import re
 import sys
 from pathlib import Path
 
-# Which an answer may be away from the right one and still be worth something.
+# Results that differ from the correct one by less than this number receive partial credit.
 NEAR = 5
 
 
 def check(question: str, answer: str, gold: str) -> float:
-    """1 for the right number, less the further away the answer is, 0 for anything else."""
+    """Returns 1 for the correct number, less the larger its error is, and 0 for anything else."""
     if not re.fullmatch(r"\d{1,3}", answer.strip()):
         return 0.0
     return max(0.0, 1.0 - abs(int(answer) - int(gold)) / NEAR)
 
 
 def row(rng: random.Random) -> dict[str, str]:
-    """A question, its answer, and two traces: at once, and term by term."""
+    """Returns a question, its answer, and two traces: without steps, and adding term by term."""
     first, *others = [rng.randint(1, 9) for _ in range(4)]
     total, steps = first, []
     for term in others:
@@ -37,7 +37,7 @@ def row(rng: random.Random) -> dict[str, str]:
 
 
 def main() -> None:
-    """Writes both files; no question is in both."""
+    """Writes the training and the test set, which have no question in common."""
     folder, rng = Path(sys.argv[1]), random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     made = {one["question"]: one for one in (row(rng) for _ in range(6000))}

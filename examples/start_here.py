@@ -1,19 +1,20 @@
-"""Start here: one training step of budgeted reasoning, from public functions alone.
+"""Start here: one training step of budgeted reasoning, written with the public functions.
 
-A policy thinks under a budget, is cut there, answers, is graded, and learns. This page does that in
-four functions, `sample`, `grade`, `token_advantages` and `update`, with no method, no trainer and
-no hidden state. As a program it makes ten steps on the quickstart's task, from random weights:
-rewards stay near 0 (the trainer warms a model up first).
+The policy thinks under a budget, its thinking is truncated there, it answers, the answer is graded,
+and the policy is updated. This file implements the step in four functions, `sample`, `grade`,
+`token_advantages` and `update`, without a `Method`, a trainer or hidden state. As a script, it runs
+ten steps on the quickstart's task from random weights. Its rewards stay near 0, because it skips
+the supervised warm-up with which the trainer begins.
 
     python examples/start_here.py [key=value ...]
 
-The library's own iteration is `bacr_jax.training.algorithm.iterate`: the same four, with a
-curriculum of budgets in front, several cuts of every trace, and bookkeeping around them. Read next:
-`advantages` and `rewards` (the paper's maths), `rollout` (budgets held to the token), `learner`
-(the loss).
+The corresponding function of the library is `bacr_jax.training.algorithm.iterate`. It has the same
+four stages, preceded by a curriculum that samples the budgets, and it supports several cuts per
+trace. Read next: `advantages` and `rewards` (the equations of the paper), `rollout` (sampling with
+exact budgets), and `learner` (the loss).
 
-Axis letters, here and everywhere: Q questions, G rollouts of each, B = Q G rows, M cuts of a trace
-(here one, at the budget), T thinking tokens.
+Axis names, here and in the library: Q questions, G rollouts per question, B = Q G rows, M cuts per
+trace (one in this file, at the budget), T thinking tokens.
 """
 
 import sys
@@ -34,7 +35,7 @@ from bacr_jax.training.run import make_run
 from bacr_jax.training.start import open_inputs, untrained_state
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
-VALUE_HEAD = "advantage.baseline=value"  # the quickstart itself has one running number instead
+VALUE_HEAD = "advantage.baseline=value"  # The quickstart uses a running mean as baseline instead.
 STEPS = 10
 
 
@@ -42,34 +43,36 @@ STEPS = 10
 
 
 def sample(state, policy, environment, rows, budgets, key):
-    """Thinking under a budget for every row, and an answer where it was cut or ended.
+    """Samples thinking under a budget for every row, and an answer after the thinking.
 
-    A *trunk* is a prompt and its thinking. A *branch* hangs off it: the closing text, which is
-    forced, and a sampled answer. A budget holds to the token: after `budgets[i]` thinking tokens
-    without a close, the closing text is put there. Forced tokens are inputs, never targets.
+    A *trunk* is a prompt followed by thinking. A *branch* continues a trunk with the closing text,
+    which is forced, and a sampled answer. Budgets are exact: if the policy has not closed its
+    thinking after `budgets[i]` tokens, the closing text is inserted. Forced tokens are inputs of
+    the model and are never trained on.
 
     Args:
-      state: parameters and optimizers (`TrainState`).
-      policy: compiled forms and shapes.
-      environment: questions, decoding rules, grader.
-      rows: [B] place of each row's question in the training set.
-      budgets: [B] thinking tokens.
-      key: all randomness of the step; a token depends on it, its row and its position alone.
+      state: parameters and optimizer states (`TrainState`).
+      policy: compiled functions and shapes of the policy.
+      environment: questions, decoding rules and grader.
+      rows: [B] index of each row's question in the training set.
+      budgets: [B] number of thinking tokens.
+      key: random key of the step. A sampled token only depends on this key, its row, its position
+        and its logits.
 
     Returns:
-      Prompts, and a `Rollout` with `trunks` and `branches`, on the host.
+      The prompts, and a `Rollout` with `trunks` and `branches` as NumPy arrays.
     """
     prompts = environment.train.at(rows, budgets)
     rollout = generate(
-        policy.decode_params(state.policy),  # cast and laid out for decoding
+        policy.decode_params(state.policy),  # Copy in the dtype and sharding for decoding.
         prompts,
-        Rows(budgets, budgets[:, None]),  # cuts [B, M]: where each trace is cut
+        Rows(budgets, budgets[:, None]),  # The cuts [B, M]: here a single one, at the budget.
         key,
         Sampler(
             policy.rollout,
             environment.rules,
             sampling_params(1.0),
-            policy.phi_of(state.policy),  # phi(b), paper Eq. 2: an explicit input of the model
+            policy.phi_of(state.policy),  # Budget embedding phi(b), paper Eq. 2.
         ),
     )
     return prompts, rollout
@@ -79,7 +82,7 @@ def sample(state, policy, environment, rows, budgets, key):
 
 
 def grade(environment, rows, rollout):
-    """[B, M]: 1 where the answer is right. Worker processes do it; no answer can hang them."""
+    """Grades the answers in worker processes with a timeout. Returns [B, M]: 1 if correct."""
     data = environment.train.set
     references = [data.answers[i] for i in rows]
     questions = [data.questions[i] for i in rows]
@@ -87,7 +90,7 @@ def grade(environment, rows, rollout):
 
 
 def brevity(correct, thinking, budget):
-    """A reward of my own: a right answer, worth a little more the less it thought."""
+    """A custom reward: a correct answer has a higher reward if it used fewer thinking tokens."""
     return correct * (1.2 - 0.2 * thinking / budget)
 
 
@@ -95,21 +98,22 @@ def brevity(correct, thinking, budget):
 
 
 def token_advantages(reward, values, budgets, width):
-    """An advantage for every thinking token and every answer.
+    """Computes the advantage of every thinking token and every answer.
 
     Args:
-      reward: [Q, G, M].
-      values: [Q, G, M] V(q, b, b_j) of the value head, from before it learns of this batch.
-      budgets: [B].
-      width: T.
+      reward: [Q, G, M] rewards.
+      values: [Q, G, M] predictions V(q, b, b_j) of the value head before it is trained on this
+        batch.
+      budgets: [B] budgets.
+      width: T, the maximum number of thinking tokens.
 
     Returns:
-      [B, T] of the thinking tokens, [B, M] of the answers.
+      Advantages of the thinking tokens [B, T] and of the answers [B, M].
     """
     residual = advantages.bcae_advantage(reward, values)  # R - V, paper Eq. 10
     scaled = advantages.normalize(residual, mode="batch_rms", floor=0.1)
     answers = scaled.reshape(-1, 1)
-    # One cut: a single segment from the first thinking token to the budget.
+    # With one cut there is a single segment, from the first thinking token to the budget.
     return advantages.scatter_segments(answers, jnp.asarray(budgets[:, None]), width), answers
 
 
@@ -117,7 +121,7 @@ def token_advantages(reward, values, budgets, width):
 
 
 def update(state, policy, environment, prompts, rollout, credit, reward, *, policy_tx, head_tx):
-    """One Adam step of the clipped loss (paper Eq. 15, 16), on trunks and branches in one pass."""
+    """Takes one Adam step on the clipped loss (paper Eq. 15-16) of trunks and branches."""
     thinking, answers = credit
     batch = make_batch(
         prompts,
@@ -126,12 +130,13 @@ def update(state, policy, environment, prompts, rollout, credit, reward, *, poli
         cuts=np.asarray(rollout.trunks.budgets)[:, None],
         thinking_advantages=thinking,
         answer_advantages=answers,
-        returns=reward,  # what the value head learns
+        returns=reward,  # Targets of the value head.
     )
-    # One update a batch: the policy is still the one that sampled, and the ratio is 1. No KL term.
+    # There is one update per batch, so the importance ratio is 1 and the old log-probabilities are
+    # not needed. Without a KL term, no reference policy is needed either.
     minibatch = Minibatch(batch, old=None, reference=None)
     return train_step(
-        state,  # donated: the old one is gone
+        state,  # Its buffers are donated, so the old state can't be used afterwards.
         minibatch,
         environment.rules.allowed_tokens,
         spec=policy.learner,
@@ -144,10 +149,10 @@ def update(state, policy, environment, prompts, rollout, credit, reward, *, poli
 
 
 def step(state, policy, environment, questions, key, *, group_size, policy_tx, head_tx):
-    """Samples a group for each question, grades it, and learns from it.
+    """Runs one training step: samples a group per question, grades it, and updates the policy.
 
     Returns:
-      The new state, and metrics.
+      The new train state and the metrics of the step.
     """
     rows = np.repeat(questions, group_size)
     b_max = policy.learner.b_max
@@ -170,7 +175,7 @@ def step(state, policy, environment, questions, key, *, group_size, policy_tx, h
 
 
 def main(overrides):
-    """Ten steps from an untrained policy; a line each."""
+    """Trains an untrained policy for `STEPS` steps and prints one line per step."""
     config = config_io.load([CONFIG], [VALUE_HEAD, *overrides])
     method, environment = open_inputs(config)
     policy = make_policy(config, method, environment.vocab_size)

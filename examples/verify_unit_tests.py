@@ -1,21 +1,24 @@
-"""A verifier that runs unit tests against generated code: the share of tests that pass.
+"""Example of a verifier that runs unit tests on generated code and returns the pass rate.
 
     bacr train --config mine.yaml grader=examples/verify_unit_tests.py:grade \
         data.answers=verbatim grading.deadline=20
 
-A gold answer is a JSON list of tests, each some lines of Python that raise if the code is wrong
-("assert add(1, 2) == 3"), or one such test as it is. The answer is Python, in a fence or not.
+The gold answer is a JSON list of tests, or the text of a single test. A test is Python code that
+raises an exception if the generated code is wrong, such as "assert add(1, 2) == 3". The answer is
+Python code, with or without a Markdown code fence.
 
-Each test runs in a process of its own, forked from one that holds neither this program's memory nor
-its environment: two seconds of the processor, four of the clock, 512 MiB, no writing into files,
-and no network where the kernel gives unprivileged users a network namespace
-(VERIFY_REQUIRE_NO_NETWORK=1 refuses to run anything where it doesn't).
+Each test runs in a separate process. It is forked from a supervisor process that has neither the
+memory nor the environment variables of this program. The limits are 2 s of CPU time, 4 s of
+wall-clock time, 512 MiB of memory, and no writes to files. There is no network access if the kernel
+allows unprivileged users to create a network namespace. If it does not, tests run with network
+access, or raise an error with VERIFY_REQUIRE_NO_NETWORK=1.
 
-This is no jail. The code runs as you: it can read every file that you can, and delete, rename or
-make empty ones; as root it can fork without end. It shares its process with its test, so that code
-written to cheat can: find the test in memory, or make `==` say yes. Policies that are paid by tests
-do learn such things: look into rollouts/. For code that you don't trust at all, run the whole
-training in a container without secrets, or send the code to one by a verifier like
+This is not a security sandbox. The code runs with your user's permissions. It can read all your
+files, delete or rename them, and create empty ones; as root it can fork without limit. The code
+also shares its process with the test, so a policy can learn to cheat, for example by reading the
+test from memory or by overriding `==`. Policies that are rewarded by tests do learn such things, so
+inspect the samples in rollouts/. If you do not trust the code at all, run the whole training in a
+container without secrets, or send the code to such a container with a verifier like
 examples/verify_with_judge.py.
 """
 
@@ -26,14 +29,14 @@ import subprocess
 import sys
 
 CPU_SECONDS, SECONDS, MEMORY_BYTES = 2, 4.0, 512 << 20
-# For all tests of an answer; grading.deadline should be longer.
+# Timeout for all tests of an answer, in seconds. grading.deadline should be longer.
 ALL_SECONDS = 15.0
 REQUIRE_NO_NETWORK = os.environ.get("VERIFY_REQUIRE_NO_NETWORK") == "1"
 
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
-# The process that forks one for each test. It writes a letter per test: P(assed) or F(ailed), and
-# first whether it is cut off from the network: N or O.
+# Program of the supervisor process, which forks a process for each test. It first writes N if it
+# has no network access, or O if it has. Then it writes P (passed) or F (failed) for each test.
 _SUPERVISOR = r"""
 import ctypes, json, os, resource, select, signal, sys
 
@@ -102,23 +105,24 @@ for test in request["tests"]:
 
 
 def grade(question: str, answer: str, gold: str) -> float:
-    """The share of a question's tests that an answer's code passes.
+    """Returns the fraction of tests that the code of an answer passes.
 
     Args:
-      question: not looked at.
-      answer: Python, in a fence or not.
-      gold: tests.
+      question: not used.
+      answer: Python code, with or without a code fence.
+      gold: a JSON list of tests, or a single test.
 
     Raises:
-      ValueError: there is no test.
-      RuntimeError: the tests could not be run, or not without a network.
+      ValueError: if `gold` contains no test.
+      RuntimeError: if the tests could not be run, or if network access could not be disabled
+        although VERIFY_REQUIRE_NO_NETWORK requires it.
     """
     tests = tests_of(gold)
     request = {"code": code_of(answer), "tests": tests, "require": REQUIRE_NO_NETWORK}
     request |= {"cpu": CPU_SECONDS, "seconds": SECONDS, "memory": MEMORY_BYTES}
     try:
         ran = subprocess.run(
-            # Isolated: no packages and settings of the user's, no environment, an empty namespace.
+            # -I and -S run Python without the user's environment variables and installed packages.
             [sys.executable, "-I", "-S", "-c", _SUPERVISOR],
             input=json.dumps(request).encode() + b"\n",
             stdout=subprocess.PIPE,
@@ -130,7 +134,7 @@ def grade(question: str, answer: str, gold: str) -> float:
         )
         said = ran.stdout
     except subprocess.TimeoutExpired as late:
-        # The tests that were not reached count as failed.
+        # Tests that did not run before the timeout count as failed.
         said = late.stdout or b""
     if not said:
         raise RuntimeError("the process that runs the tests did not start")
@@ -140,7 +144,7 @@ def grade(question: str, answer: str, gold: str) -> float:
 
 
 def tests_of(gold: str) -> list[str]:
-    """The tests of a gold answer."""
+    """Parses the tests of a gold answer. Raises ValueError if there are none."""
     try:
         found = json.loads(gold)
     except ValueError:
@@ -154,6 +158,6 @@ def tests_of(gold: str) -> list[str]:
 
 
 def code_of(answer: str) -> str:
-    """The code in the last fence of an answer, or all of it."""
+    """Returns the code in the last code fence of an answer, or the whole answer without a fence."""
     fenced = _FENCE.findall(answer)
     return fenced[-1] if fenced else answer

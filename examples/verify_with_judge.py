@@ -1,19 +1,21 @@
-"""A verifier that asks a judge over HTTP, at any endpoint that speaks OpenAI's chat completions.
+"""Example of a verifier that calls an LLM judge through an OpenAI-compatible chat completions API.
 
     JUDGE_URL=http://127.0.0.1:8000/v1/chat/completions JUDGE_MODEL=my-judge JUDGE_CALLS=20000 \
     bacr train --config mine.yaml grader=examples/verify_with_judge.py:judge \
         grading.deadline=45 grading.workers=16
 
-The judge is asked for a number from 0 to 1. A call that fails is tried again, after a pause that
-doubles; what can't succeed (a wrong key, say) is not. JUDGE_SECONDS is for one answer with all its
-tries, and should stay under grading.deadline. JUDGE_CALLS is for all calls of all workers and of
-all legs of a run: they are counted in the folder JUDGE_BUDGET, and when they are spent every
-further answer fails and is counted.
+The judge is prompted for a number from 0 to 1. A failed call is retried with exponential backoff,
+unless a retry can't succeed, for example because the API key is wrong. JUDGE_SECONDS is the timeout
+for one answer including all retries, and should be less than grading.deadline. JUDGE_CALLS is the
+maximum number of calls of all workers, including those of earlier runs that were resumed. The calls
+are counted in the folder JUDGE_BUDGET. Once the limit is reached, grading fails for every further
+answer, and the failures are counted.
 
-What the judge says is returned as it is: a NaN, or words instead of a number, are no score, and are
-counted as such (`process/grader_failed_nan`, `process/grader_failed_text`). A judge can be talked
-into a good score by the answer that it reads, and a policy that is paid by it learns to: hold it
-against answers with known scores from time to time (`bacr grade --grader`).
+The judge's reply is returned unchanged. A NaN, or text instead of a number, is not a score. Such
+replies are counted in the metrics `process/grader_failed_nan` and `process/grader_failed_text`. An
+answer can contain text that persuades the judge to give a good score, and a policy that is rewarded
+by the judge learns to write such text. Regularly compare the judge with answers whose scores are
+known (`bacr grade --grader`).
 """
 
 import fcntl
@@ -50,16 +52,16 @@ Reply with one number from 0 (wrong) to 1 (right) and nothing else."""
 
 
 class BudgetSpent(Exception):
-    """No call is left."""
+    """Raised if the maximum number of calls has been reached."""
 
 
 def judge(question: str, answer: str, gold: str) -> float | str:
-    """The judge's score of an answer, or its words where they are no number.
+    """Returns the judge's score of an answer, or its reply if that is not a number.
 
     Raises:
-      BudgetSpent: no call is left.
-      OSError: the judge could not be reached, or refused, as often as was tried.
-      ValueError: it replied something that is no chat completion.
+      BudgetSpent: if the maximum number of calls has been reached.
+      OSError: if the last attempt could not connect, timed out or returned an HTTP error.
+      ValueError: if the last response was not a valid chat completion.
     """
     text = PROMPT.format(question=question, answer=answer, gold=gold)
     ends = time.monotonic() + SECONDS
@@ -69,7 +71,7 @@ def judge(question: str, answer: str, gold: str) -> float | str:
         try:
             return score_in(reply_to(text, max(ends - time.monotonic(), 0.1)))
         except (OSError, ValueError) as error:
-            # A number is the least that the judge asks us to wait.
+            # Waits at least as long as the server's Retry-After header requires.
             wait = max(pause * random.uniform(0.5, 1.0), asked_to_wait(error))
             late = time.monotonic() + wait >= ends
             if attempt == TRIES or late or not worth_another_try(error):
@@ -80,7 +82,16 @@ def judge(question: str, answer: str, gold: str) -> float | str:
 
 
 def reply_to(text: str, seconds: float) -> str:
-    """What the judge says; `seconds` without a sign of it are an OSError."""
+    """Sends a prompt to the judge and returns its reply.
+
+    Args:
+      text: the prompt.
+      seconds: timeout of the connection and of each read.
+
+    Raises:
+      OSError: if the connection fails or times out.
+      ValueError: if the response is not a valid chat completion.
+    """
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if KEY:
@@ -95,7 +106,7 @@ def reply_to(text: str, seconds: float) -> str:
 
 
 def score_in(reply: str) -> float | str:
-    """The number that a reply is, or the reply."""
+    """Parses a reply as a number, or returns it unchanged if it is not a number."""
     try:
         return float(reply.strip())
     except ValueError:
@@ -103,14 +114,14 @@ def score_in(reply: str) -> float | str:
 
 
 def worth_another_try(error: Exception) -> bool:
-    """Whether a call may succeed if it is made again: not after a refusal of the request itself."""
+    """True if a failed call may succeed on retry: not after HTTP 4xx, except 408 and 429."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in (408, 429) or error.code >= 500
     return True
 
 
 def asked_to_wait(error: Exception) -> float:
-    """Seconds that the judge wants us to wait before we call again."""
+    """Returns the value of the Retry-After header in seconds, or 0 if it is missing."""
     if isinstance(error, urllib.error.HTTPError):
         given = error.headers.get("Retry-After", "")
         return float(given) if given.isdigit() else 0.0
@@ -118,12 +129,13 @@ def asked_to_wait(error: Exception) -> float:
 
 
 def spend_call() -> None:
-    """Counts a call, for all workers together.
+    """Increments the number of calls, which all worker processes share.
 
-    Workers may not write into files, so that the count is what a link points to.
+    The number is stored as the target of a symbolic link, because grader workers are not allowed to
+    write to files.
 
     Raises:
-      BudgetSpent: all calls were made.
+      BudgetSpent: if the maximum number of calls has been reached.
     """
     BUDGET.mkdir(parents=True, exist_ok=True)
     count = BUDGET / "calls"

@@ -1,7 +1,7 @@
-"""Asks an exported folder in plain transformers, as somebody would who has no bacr_jax.
+"""Generates a response with an exported model in plain transformers, without bacr_jax.
 
-`python recipes/ask_transformers.py --model HFDIR --budget 8 "question"` prints the response and how
-many tokens it has.
+`python recipes/ask_transformers.py --model HFDIR --budget 8 "question"` prints the response and its
+number of tokens.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import transformers
 
 
 def main() -> None:
-    """Loads the folder and answers."""
+    """Loads the model, generates a response to the question, and prints it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="folder that bacr_jax.export wrote")
     parser.add_argument("--budget", type=int, required=True, help="thinking tokens")

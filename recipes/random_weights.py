@@ -1,7 +1,7 @@
-"""A Hugging Face folder with the shape of Qwen2.5-0.5B-Instruct and random weights.
+"""Creates a Hugging Face folder with the architecture of Qwen2.5-0.5B-Instruct and random weights.
 
-`python recipes/random_weights.py --tokenizer DIR --out HFDIR` writes it with transformers and
-torch: bfloat16, tied embeddings, the tokenizer beside the weights.
+`python recipes/random_weights.py --tokenizer DIR --out HFDIR` writes the model with transformers
+and torch, in bfloat16 and with tied embeddings. The folder also contains the tokenizer.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-# Qwen/Qwen2.5-0.5B-Instruct, config.json.
+# From config.json of Qwen/Qwen2.5-0.5B-Instruct.
 SHAPE = {
     "vocab_size": 151936,
     "hidden_size": 896,
@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def main() -> None:
-    """Writes the folder."""
+    """Writes the model and the tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", required=True, help="folder with Qwen2.5's tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")

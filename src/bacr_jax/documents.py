@@ -1,6 +1,7 @@
-"""Reads files, and writes files atomically, so that a reader never sees a partial file.
+"""Reads JSON and JSONL files, and writes files atomically.
 
-Re-exports the readers and the atomic writer of `bacr_grading.files`.
+An atomic write replaces the file in one step, so that other processes never read a partial file.
+The functions that read and replace files are re-exported from `bacr_grading.files`.
 """
 
 import json
@@ -26,7 +27,15 @@ from bacr_grading.errors import UserError
 
 
 def check_model_folder(path: str | Path, where: str) -> None:
-    """Raises a UserError if `path` is not a folder; `where` is the key or option with the path."""
+    """Checks that the folder of a model exists.
+
+    Args:
+      path: path of the folder.
+      where: the config key or command-line option that contains the path, for the error message.
+
+    Raises:
+      UserError: if `path` is not a folder.
+    """
     if not Path(path).is_dir():
         between = " " if where.startswith("-") else "="
         write = nearest(Path(path), "a Hugging Face folder")
@@ -34,7 +43,7 @@ def check_model_folder(path: str | Path, where: str) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """Returns the error for a file that can't be written."""
+    """Returns the UserError for a file that can't be written."""
     return UserError(
         f"{path}: can't be written ({error.strerror}); make room or rights, and run the same "
         "command again"
@@ -42,7 +51,12 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:
-    """Replaces a file atomically; raises a UserError without space or permission."""
+    """Writes content to a file atomically, replacing an existing file.
+
+    Raises:
+      UserError: if the file can't be written, for example because the disk is full or permission
+        is denied.
+    """
     try:
         replace_file(path, content)
     except OSError as error:
@@ -50,12 +64,12 @@ def write_atomically(path: Path, content: bytes | str | Iterable[str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value atomically as indented JSON."""
+    """Serializes a value as indented JSON and writes it to a file atomically."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Appends a record as a JSON line, and flushes it to the operating system."""
+    """Appends a record to a JSONL file and flushes it to the operating system."""
     line = json.dumps(record, allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -65,7 +79,13 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the lines of a JSONL file with their records, except for an incomplete last line."""
+    """Yields each line of a JSONL file with its parsed record. Skips an incomplete last line.
+
+    The last line is incomplete if the process that wrote it was interrupted.
+
+    Raises:
+      UserError: if another line is malformed, or if the `step` of a record is not an integer.
+    """
     if not path.exists():
         return
     check_regular(path)
@@ -82,7 +102,7 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
             record = parse_json(text)
             if not isinstance(record, dict):
                 raise ValueError
-        # Invalid UTF-8 and invalid JSON both raise ValueError.
+        # Invalid UTF-8 and malformed JSON both raise a ValueError.
         except ValueError:
             if not file.read(1):
                 return
@@ -98,26 +118,32 @@ def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a JSONL file without an incomplete last line; [] if it is missing."""
+    """Returns the records of a JSONL file, or [] if the file is missing.
+
+    An incomplete last line is skipped.
+    """
     return [record for _, record in _complete_lines(path)]
 
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Replaces a JSONL file in one step."""
+    """Writes records to a JSONL file atomically, replacing an existing file."""
     write_atomically(path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in records))
 
 
 def lines_until(path: Path, step: int) -> Iterator[str]:
-    """Returns the unchanged lines of a JSONL file with records up to `step`."""
+    """Yields the lines of a JSONL file, unchanged, whose records have a `step` of at most `step`.
+
+    Records without a `step` are included.
+    """
     return (text for text, record in _complete_lines(path) if record.get("step", 0) <= step)
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Removes records of later steps and an incomplete last line from a JSONL file."""
+    """Removes the records after `step`, and an incomplete last line, from a JSONL file."""
     if not path.exists():
         return
-    # Compares sizes first, because the metrics of a long run have a hundred megabytes and usually
-    # nothing is removed.
+    # Usually nothing has to be removed, so the file is only rewritten if its size would change. The
+    # metrics of a long run can have a hundred megabytes.
     remaining_size = sum(len(text.encode()) + 1 for text in lines_until(path, step))
     if remaining_size != path.stat().st_size:
         write_atomically(path, (f"{text}\n" for text in lines_until(path, step)))

@@ -1,7 +1,7 @@
-"""Formats errors on one line.
+"""Helpers for one-line error messages and warnings.
 
-A `UserError` reports an input that can't be used, and what to write instead. `bacr_grading` defines
-the class because it also runs without this package, so that commands catch one class.
+A `UserError` reports invalid input and what to write instead. The class is defined in
+`bacr_grading`, which can be used without this package, so that both packages raise the same class.
 """
 
 import sys
@@ -14,21 +14,31 @@ __all__ = ["UserError", "attempt", "faults_of", "first_of", "printable", "reason
 
 
 def first_of(names: Sequence[str], most: int = 1) -> str:
-    """Joins the first `most` names and the number of the others, as in `a, b and 3 more`."""
+    """Joins at most `most` names and appends how many were left out, as in `a, b and 3 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type if it has no message."""
+    """Returns the first line of an exception's message, or the name of its type if it is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def attempt(what: str, call: Callable[..., Any], *args: Any) -> bool:
-    """Calls a function; a failure only prints a warning beginning with `what`. True on success."""
+    """Calls a function and turns an exception into a warning on stderr.
+
+    Args:
+      what: start of the warning, such as a description of the failed action.
+      call: the function.
+      *args: its arguments.
+
+    Returns:
+      True if the call succeeded. Its return value is discarded.
+    """
     try:
         call(*args)
-    # Pictures, fonts, disks, networks and libraries can raise any exception.
+    # The calls plot figures, write files or use the network, whose libraries can raise any type of
+    # exception.
     except Exception as error:
         print(f"warning: {what} ({printable(reason_of(error))})", file=sys.stderr)
         return False

@@ -1,4 +1,7 @@
-"""`bacr methods`: lists the presets, and which of their published constants are not verified."""
+"""The command `bacr methods`, which lists the method presets.
+
+For each preset, it also lists the settings whose published values have not been verified.
+"""
 
 import argparse
 import sys
@@ -9,7 +12,7 @@ from bacr_jax.config.shipped import locate, names
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line, which has no options but --help."""
+    """Parses the command line. The only option is --help."""
     parser = Parser(
         prog="bacr methods",
         description="Lists the presets in configs/methods, the method of each, and the settings "
@@ -20,7 +23,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def preset_line(name: str) -> str:
-    """Returns the line of a preset, such as `methods/gfpo`: its name, method and constants."""
+    """Returns the output line of a preset: its name, its method, and the unverified settings.
+
+    Args:
+      name: name of the preset, such as `methods/gfpo`.
+    """
     from bacr_jax.config import io as config_io
     from bacr_jax.methods.published import unverified
     from bacr_jax.methods.registry import make_method
@@ -33,9 +40,9 @@ def preset_line(name: str) -> str:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Prints a line for every preset; returns the exit code."""
+    """Prints one line per preset and returns the exit code."""
     parse(argv)
-    # Imports JAX, which --help does not need.
+    # `preset_line` imports JAX, so it is called after --help has been handled.
     with uninterrupted():
         lines = [preset_line(name) for name in names(("methods",))]
     print(*lines, sep="\n")

@@ -1,16 +1,23 @@
-"""Defines the pytrees that rooms exchange, and the axis letters of all annotations.
+"""Defines the pytrees that the subpackages exchange, and the axis names in shape annotations.
 
-B rows, Q questions, G group (rollouts per question), M cuts, A answer tokens, P prompt tokens,
-T thinking tokens, S positions of a trunk (prompt and thinking), V vocabulary, D model width,
-N query heads, K key/value heads (difficulty groups in the curriculum), H head width, L layers.
+Axis names:
 
-A *trunk* is a prompt followed by sampled thinking tokens. A *branch* hangs off a trunk at a cut:
-the forced suffix, then sampled answer tokens. Lengths, never token values, say what is real.
+* B: rows; Q: questions; G: rollouts per question (the group size); M: cuts per trunk.
+* P: tokens of a prompt; S: tokens of a trunk; A: tokens of a branch; T: tokens of any other
+  sequence, such as the sampled tokens of `logprobs`.
+* V: vocabulary; D: model width; N: query heads; H: head width; L: layers.
+* K: key/value heads; in the curriculum, difficulty groups.
+
+A *trunk* is a prompt followed by sampled thinking tokens. A *branch* starts at a cut of a trunk and
+contains a forced suffix, such as the closing tag, followed by sampled answer tokens. Arrays are
+right-padded. Masks must be computed from the lengths, because padding can't be recognized by the
+token ids.
 """
 
 if __name__ == "types":
-    # A file of this folder was run as a script. Python then looks here first for its own `types`,
-    # which every command needs: this is the first place that can report it.
+    # This module was imported under the name of the standard library's `types`, because a file in
+    # this folder was run as a script or Python was started here. Python imports `types` at startup,
+    # so this is the earliest point at which the mistake can be reported.
     import sys
 
     _script = sys.argv[0]
@@ -35,42 +42,44 @@ from jaxtyping import Array, Bool, Float, Int
 
 _T = typing.TypeVar("_T")
 
-# A number, on the host or on a device.
+# A Python number or a scalar array.
 Scalar = int | float | Array
-# Parameters of a model or of a part of it, by name.
+# Nested dict with the parameters of a model or of one of its layers.
 Params = dict[str, Any]
-# Function that long operations call regularly and that can stop them by raising, or None.
+# Callback that a long operation calls periodically. It can stop the operation by raising an
+# exception. None if nothing has to be called.
 Poll = Callable[[], None] | None
 
 
 @typing.dataclass_transform(frozen_default=True)
 def pytree(cls: type[_T]) -> type[_T]:
-    """Makes a class a frozen dataclass that is a JAX pytree.
+    """Class decorator that makes a class a frozen dataclass and registers it as a JAX pytree.
 
-    Fields are annotated with the shapes of their arrays, but not checked when an instance is made:
-    JAX itself fills pytrees with shapes, shardings and tracers of other ranks.
+    The shape annotations of the fields are documentation and are not checked when an instance is
+    created, because JAX transformations also fill pytrees with shapes, shardings, and tracers of
+    other ranks.
     """
     return typing.no_type_check(struct.dataclass(cls))
 
 
-# How thinking ended (the `close` field of a trunk).
-CLOSED_BY_BUDGET = 0  # forced at the budget
-CLOSED_BY_TAG = 1  # the model wrote the closing tag
-CLOSED_BY_EOS = 2  # the model ended its turn without closing its thinking
+# Reasons why thinking ended (the field `close` of `Trunks`).
+CLOSED_BY_BUDGET = 0  # Truncated at the budget.
+CLOSED_BY_TAG = 1  # The model generated the closing tag.
+CLOSED_BY_EOS = 2  # The model generated an end token without closing its thinking.
 
-# In place of a budget: the model receives no budget and may think until the buffers are full.
+# Used in place of a budget if the model receives no budget and may think until the buffer is full.
 NO_BUDGET = -1
 
 
 @pytree
 class Prompts:
-    """Tokenised questions, right-padded.
+    """A batch of tokenised prompts, right-padded.
 
     Attributes:
-      tokens: ids, zeros after each length.
-      lengths: prompt tokens per row, at least 1.
-      question_start: first token of the question itself (templates come before it).
-      question_end: one past the last token of the question itself.
+      tokens: token ids, padded with zeros.
+      lengths: number of tokens of each prompt, at least 1.
+      question_start: index of the first token of the question, after the chat template's prefix.
+      question_end: index after the last token of the question.
     """
 
     tokens: Int[Array, "B P"]
@@ -79,11 +88,11 @@ class Prompts:
     question_end: Int[Array, "B"]
 
     def take(self, index: Int[np.ndarray, "n"]) -> "Prompts":
-        """Returns the rows at these indices, as arrays on the host."""
+        """Returns the rows at the given indices as NumPy arrays."""
         return jax.tree.map(lambda x: np.asarray(x)[index], self)
 
     def padded(self, width: int) -> "Prompts":
-        """Returns the prompts padded to `width` tokens, as arrays on the host."""
+        """Returns the prompts padded to `width` tokens as NumPy arrays."""
         more = width - self.tokens.shape[1]
         tokens: Any = np.pad(np.asarray(self.tokens), ((0, 0), (0, more)))
         return dataclasses.replace(self, tokens=tokens)
@@ -91,19 +100,23 @@ class Prompts:
 
 @pytree
 class Trunks:
-    """Prompts followed directly by sampled thinking tokens, right-padded: position == index.
+    """A batch of prompts, each followed by its sampled thinking tokens.
+
+    The thinking starts directly after the prompt and rows are right-padded, so the position id of
+    a token equals its index.
 
     Attributes:
-      tokens: prompt then thinking, as one row.
-      prompt_lengths: prompt tokens per row.
-      sampled: sampled tokens per row, those that spell a natural close included.
-      thinking: thinking tokens per row, without the closing tag; when forced the budget, or
-        up to a grace window more.
+      tokens: token ids of prompt and thinking.
+      prompt_lengths: number of prompt tokens per row.
+      sampled: number of sampled tokens per row, including the tokens with which the model itself
+        ended its thinking.
+      thinking: number of thinking tokens per row, without the closing tag. If the thinking was
+        truncated, this is the budget plus up to a grace window.
       close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
-      budgets: tokens after which the row is cut, without the grace window; the budget the model
-        received may differ and is then a separate argument of `make_batch`.
-      logprobs: log-probability of each sampled token under the sampling distribution, 0 elsewhere;
-        entry t belongs to the t-th sampled token.
+      budgets: number of thinking tokens at which the row is truncated, without the grace window. If
+        the model was conditioned on another budget, that is a separate argument of `make_batch`.
+      logprobs: log-probability of the t-th sampled token under the sampling distribution; 0 for
+        padding.
     """
 
     tokens: Int[Array, "B S"]
@@ -116,7 +129,13 @@ class Trunks:
 
     @classmethod
     def empty(cls, rows: int, *, width: int, sampled: int) -> "Trunks":
-        """Returns empty rows on the host for `width` tokens, of which `sampled` are sampled."""
+        """Returns zero-initialized NumPy arrays.
+
+        Args:
+          rows: number of rows.
+          width: maximum number of tokens per row, including the prompt.
+          sampled: maximum number of sampled tokens per row.
+        """
         none: Any = np.zeros(rows, np.int32)
         tokens: Any = np.zeros((rows, width), np.int32)
         logprobs: Any = np.zeros((rows, sampled), np.float32)
@@ -125,16 +144,21 @@ class Trunks:
 
 @pytree
 class Branches:
-    """Answers at M cuts of each trunk, right-padded: forced suffix, then sampled answer tokens.
+    """Answers that were sampled at M cuts of each trunk, right-padded.
+
+    A branch contains the forced suffix that ends the thinking, followed by sampled answer tokens.
 
     Attributes:
-      tokens: suffix then answer.
-      context: trunk positions the branch sees (prompt and thinking up to its cut).
-      forced: forced tokens at the start of each branch, at least 1.
-      sampled: sampled answer tokens after the suffix.
-      finished: the answer was closed by its tag or an end token (false: it ran into the cap).
-      source: index of the branch whose text serves this cut (cuts past the natural end share one).
-      logprobs: log-probability of each sampled answer token, entry t is the t-th sampled one.
+      tokens: token ids of the suffix and the answer.
+      context: number of trunk tokens that the branch attends to (the prompt, and the thinking up to
+        the cut).
+      forced: number of forced tokens at the start of the branch, at least 1.
+      sampled: number of sampled answer tokens after the suffix.
+      finished: True if the answer ended with its closing tag or an end token, False if it was
+        truncated at the maximum length.
+      source: index of the branch that contains the answer of this cut. Cuts after the natural end
+        of the thinking share one branch.
+      logprobs: log-probability of the t-th sampled answer token under the sampling distribution.
     """
 
     tokens: Int[Array, "B M A"]
@@ -147,9 +171,13 @@ class Branches:
 
     @classmethod
     def empty(cls, rows: int, cuts: int, *, width: int, sampled: int) -> "Branches":
-        """Returns empty branches on the host, with room for `width` tokens.
+        """Returns zero-initialized NumPy arrays.
 
-        `sampled` of these tokens are sampled. `cuts` may be 0 for trunks without cuts.
+        Args:
+          rows: number of trunks.
+          cuts: number of cuts per trunk; may be 0.
+          width: maximum number of tokens per branch, including the forced suffix.
+          sampled: maximum number of sampled tokens per branch.
         """
         none: Any = np.zeros((rows, cuts), np.int32)
         tokens: Any = np.zeros((rows, cuts, width), np.int32)

@@ -1,4 +1,8 @@
-"""Every setting of a run: its keys, how they are read and checked, and the command line."""
+"""Configuration of a run: the config dataclasses, YAML parsing, validation and shared CLI options.
+
+This module re-exports the config dataclasses. `bacr_jax.config.io` loads a config from YAML files
+and command-line overrides.
+"""
 
 from bacr_jax.config.method_settings import (
     AdvantageConfig as AdvantageConfig,

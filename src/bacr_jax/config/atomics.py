@@ -1,9 +1,12 @@
-"""Sets a flag of XLA for NVIDIA GPUs under jaxlib 0.10.2 to 0.11.0, before XLA starts.
+"""Works around slow embedding gradients on NVIDIA GPUs with XLA compilers 0.10.2 to 0.11.0.
 
-These versions sum the gradient of the embedding in float32 by compare-and-swap loops instead of the
-GPU's atomic addition: 1 ms becomes 500 ms if many tokens are equal (jax issue 38806, xla issue
-46225). 0.11.1 uses the atomic addition again. The flag allows the atomic addition, which rounds
-sums below 1e-38 to zero. `train` and the doctor call this module, which does not import JAX.
+These versions of XLA accumulate the float32 gradient of the embedding matrix with compare-and-swap
+loops instead of the GPU's atomic add. If many tokens of a batch are equal, the operation takes
+500 ms instead of 1 ms (jax issue 38806, xla issue 46225). Version 0.11.1 uses the atomic add again.
+The flag set here enables the atomic add, which flushes sums below 1e-38 to zero.
+
+The flag must be set before XLA starts, so this module does not import JAX. `bacr train` and
+`bacr doctor` call it.
 """
 
 import importlib.metadata
@@ -17,8 +20,8 @@ from bacr_jax.config.reproducible import VARIABLE, gpus_in_use
 
 OPTIONS = "xla_backend_extra_options"
 FLAG = f"--{OPTIONS}=-nvptx-allow-ftz-atomics"
-# These packages contain XLA's compiler for GPUs. Other versions do not get the option, because LLVM
-# ends the process if the option is unknown.
+# The packages that contain XLA's GPU compiler. The flag is set only for the affected versions, from
+# _FIRST up to but excluding _FIXED, because LLVM aborts the process on an unknown option.
 _COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _FIRST = (0, 10, 2)
 _FIXED = (0, 11, 1)
@@ -26,7 +29,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def slow_compiler() -> str | None:
-    """Returns name and version of an installed GPU compiler with slow additions, or None."""
+    """Returns the name and version of the installed GPU compiler if it is affected, else None."""
     for name in _COMPILERS:
         try:
             version = importlib.metadata.version(name)
@@ -41,14 +44,15 @@ def slow_compiler() -> str | None:
 def allow_fast_additions(
     environment: MutableMapping[str, str] | None = None, driver: Path = _DRIVER
 ) -> None:
-    """Adds the flag to XLA_FLAGS if a GPU compiler with slow additions is installed.
+    """Adds the flag that enables atomic adds to XLA_FLAGS if the installed compiler needs it.
 
-    XLA_FLAGS stays unchanged if it contains the flag or names a file of flags. Call this function
-    before any device is used.
+    Must be called before JAX initializes any device. If JAX has already initialized its GPUs, this
+    only prints a warning. XLA_FLAGS is left unchanged if it already contains the option, or if it
+    is the path of a file with flags.
 
     Args:
-      environment: environment variables, changed in place; os.environ by default.
-      driver: a file that exists if NVIDIA's driver is loaded.
+      environment: environment variables, modified in place. Defaults to `os.environ`.
+      driver: path that exists if the NVIDIA driver is loaded.
     """
     variables = os.environ if environment is None else environment
     compiler = slow_compiler()

@@ -1,4 +1,4 @@
-"""Finds contradictions among budgets, cuts and their schedule, for `checks`."""
+"""Validates the settings of budgets, cuts and the curriculum. Called by `checks`."""
 
 import math
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from bacr_jax.config.values import written
 _QWEN2_5 = [f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")]
 _QWEN3 = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
 _R1 = [f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b")]
-# Presets of `model.preset` (sizes: model/sizes.py), each with the most positions of the released
-# model (max_position_embeddings of its config.json).
+# Maps each value of `model.preset` to the maximum number of positions of the released model
+# (`max_position_embeddings` in its config.json). model/sizes.py defines the layer sizes.
 PRESETS = {
     **dict.fromkeys(_QWEN2_5, 32768),
     **dict.fromkeys(_QWEN3, 40960),
@@ -21,7 +21,7 @@ PRESETS = {
 
 
 def budget_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each contradiction in budgets, cuts, lengths and the schedule."""
+    """Yields an error message for each conflict between budgets, cuts, lengths and curriculum."""
     budget = config.budget
     cuts = config.cuts
     model = config.model
@@ -79,7 +79,10 @@ def budget_problems(config: Config) -> Iterator[str]:
 
 
 def _choices(config: Config) -> Iterator[str]:
-    """Yields an error message if the prior `choices` cannot draw from its list."""
+    """Yields an error message if the list of budgets for `budget.prior=choices` is invalid.
+
+    The budgets must be between `budget.min` and `budget.max`, unique and in increasing order.
+    """
     budget = config.budget
     choices = drawn(config)
     rising = tuple(sorted(set(choices)))

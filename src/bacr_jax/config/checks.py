@@ -1,6 +1,7 @@
-"""Checks the values of a config, each by itself and in combination, before any device work.
+"""Validates a config before any device is used: each value, then combinations of values.
 
-A problem is one line: the dotted keys, the value found, and what to write instead.
+Every problem is reported as a one-line message with the dotted keys, the invalid value, and what to
+write instead.
 """
 
 import datetime
@@ -29,34 +30,36 @@ from bacr_jax.config.schema import Config, WarmupConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
-# Names of sets for arbitrary tables, whose columns data.question_column and similar keys name.
+# Names of data sets that load an arbitrary table. The columns to read are set by
+# data.question_column, data.answer_column and data.trace_column.
 TABLES = ("jsonl", "json", "csv", "parquet")
-# Number of difficulty levels of the ledger and of MATH, which form the difficulty groups.
+# Number of difficulty levels in the ledger task and in MATH. With data.groups=level, the difficulty
+# groups are formed from these levels.
 NUM_LEVELS = 5
 
-# Placeholder of the number in `conditioning.words`.
+# Placeholder for the number of tokens in the sentence `conditioning.words`.
 BUDGET = "{budget}"
 
-# Warm-up settings whose defaults would damage a pretrained model or be out of its reach, and what
-# to write instead.
+# Warm-up settings whose defaults suit a small model trained from scratch. For a pretrained model
+# they would be harmful or unreachable, so the error message suggests these values instead.
 _FROM_SCRATCH = {
     "learning_rate": "1e-5, or what suits the model",
     "hold_accuracy": "0 for a fixed number of steps, or an accuracy within its reach",
     "target_accuracy": "0 for none, or an accuracy within its reach",
 }
 
-# Most cuts of a dense curve, because each cut costs an answer.
+# Maximum number of cuts per trace in a dense evaluation, because an answer is sampled at every cut.
 _MOST_CUTS = 256
 
-# Keys of texts that may be empty.
+# String settings that may be empty.
 _TEXTS = ("data.system_prompt", "data.template_variables")
 
-# Finds problems of a config, one line each.
+# A function that validates a config and yields one error message per problem.
 Finder = Callable[[Config], Iterator[str]]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    """Returns the items of a list or mapping, or a single value as the only item."""
+    """Returns the items of a list or the values of a mapping; wraps any other value in a tuple."""
     if isinstance(value, Mapping):
         return tuple(value.values())
     return value if isinstance(value, tuple) else (value,)
@@ -66,7 +69,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
     for name, key in walk(config):
         if key.bounds is None:
             continue
-        # The key may also allow words or null, which have no range.
+        # Some keys also accept strings or null, which have no range.
         numbers = [item for item in _items(key.value) if isinstance(item, int | float)]
         outside = [number for number in numbers if not inside(number, key.bounds)]
         if outside:
@@ -136,7 +139,7 @@ def _prompt_date(config: Config) -> Iterator[str]:
 
 
 def _arithmetic(config: Config) -> Iterator[str]:
-    """Yields an error message for each number type that a kernel or another type excludes."""
+    """Yields an error message for each dtype that a kernel or another dtype setting excludes."""
     model = config.model
     if model.product_dtype is not None and model.compute_dtype != "float32":
         yield (
@@ -221,7 +224,7 @@ def _sources(config: Config) -> Iterator[str]:
         name, colon, path = spec.partition(":")
         if name == "ledger" and colon:
             yield f"{key}: found {spec!r}; write ledger (it is generated, not read)"
-        # The ledger is generated, and a Python file is itself a path.
+        # The ledger is generated rather than read, and the name of a Python file is already a path.
         needs_no_path = name == "ledger" or name.endswith(".py")
         if spec.strip() and not (needs_no_path or (name.strip() and path.strip())):
             yield f"{key}: found {spec!r}; write ledger, or NAME:PATH such as gsm8k:data/gsm8k"
@@ -353,7 +356,7 @@ def _batches(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens={train.micro_batch_tokens}: train.micro_batch_rows="
             f"{train.micro_batch_rows} splits the update too; write null for one of them"
         )
-    # A prompt has at least one token. The real number needs the questions, which are read later.
+    # Assumes a prompt of one token, because the questions have not been read yet.
     shortest = 1 + config.budget.max + config.budget.grace + rollout.answer_tokens
     if train.micro_batch_tokens is not None and train.micro_batch_tokens < shortest:
         yield (
@@ -435,9 +438,11 @@ def _loss(config: Config) -> Iterator[str]:
 
 
 def dense_problems(config: Config, key: str = "eval.dense=") -> Iterator[str]:
-    """Yields an error message if a dense curve has no cuts or too many.
+    """Yields an error message if `eval.dense` would make no cuts or too many cuts.
 
-    `key` is the start of the message: the key or option that requests the curve, with `=`.
+    Args:
+      config: the config to check.
+      key: the key or option that set the value, with a trailing `=`. The message starts with it.
     """
     every = config.eval.dense
     largest = max(config.eval.budgets, default=0)
@@ -447,7 +452,7 @@ def dense_problems(config: Config, key: str = "eval.dense=") -> Iterator[str]:
         advice = "write fewer" if largest > 1 else "leave it out, or write a larger budget"
         yield f"{key}{every}: there is no multiple below the largest budget {largest}; {advice}"
         return
-    # The multiples of `every` below the budget, and the budget.
+    # There is a cut at every multiple of `every` below the largest budget, and one at the budget.
     cuts = -(-largest // every)
     if cuts > _MOST_CUTS:
         yield (
@@ -479,12 +484,14 @@ _GENERAL: tuple[Finder, ...] = (
 
 
 def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
-    """Yields every problem of a config, one line each.
+    """Yields a one-line error message for every problem of a config.
 
-    If a number is out of range, combinations are not checked, because they divide by such numbers.
+    If any number is out of range, combinations of values are not checked, because those checks may
+    divide by such a number.
 
     Args:
-      also: finds the problems of a method's settings; None if there is no such check.
+      config: the config to check.
+      also: an additional check, usually of the training method's settings.
     """
     out_of_range = list(_out_of_range(config))
     yield from out_of_range
@@ -495,10 +502,13 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 
 
 def check_ranges(config: Config) -> None:
-    """Raises a UserError for the first value with which a saved policy can't be used.
+    """Checks the config of a saved policy before the policy is loaded.
 
-    Checks single values, and number types against kernels. Other combinations were checked when
-    the policy was trained.
+    Only checks value ranges, texts, budget names, and whether dtypes and attention kernels are
+    compatible. All other combinations were checked when the policy was trained.
+
+    Raises:
+      UserError: with the first problem.
     """
     for find in (_out_of_range, _words, _prompt_date, level_problems, _arithmetic):
         for problem in find(config):
@@ -506,7 +516,15 @@ def check_ranges(config: Config) -> None:
 
 
 def check(config: Config, *, also: Finder | None = None) -> None:
-    """Raises one UserError with all `problems` of a config: ranges and combinations."""
+    """Validates a config.
+
+    Args:
+      config: the config to check.
+      also: an additional check, usually of the training method's settings.
+
+    Raises:
+      UserError: with one line for each problem that `problems` finds.
+    """
     lines = list(problems(config, also))
     if lines:
         raise UserError(*lines)

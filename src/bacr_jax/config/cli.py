@@ -1,6 +1,7 @@
-"""Command-line options that several commands share.
+"""Command-line options and helpers that several commands share.
 
-Re-exports `Parser`, `entry_point` and the exit codes of `bacr_grading.command`.
+Re-exports the argument parser, the entry-point decorator and related helpers of
+`bacr_grading.command`.
 """
 
 import argparse
@@ -23,13 +24,18 @@ from bacr_grading.command import (
 )
 from bacr_jax.errors import UserError
 
-# Values of --step: the checkpoint with the best evaluation, and the checkpoint saved last.
+# Values of --step in place of a number: the checkpoint with the best evaluation result, and the
+# most recently saved checkpoint.
 BEST = "best"
 NEWEST = "newest"
 
 
 def checkpoint_step(text: str) -> int | str:
-    """Parses a step number, `best` or `newest`; raises ArgumentTypeError for other text."""
+    """Parses the value of --step, which is a step number, `best` or `newest`.
+
+    Raises:
+      argparse.ArgumentTypeError: for any other text.
+    """
     if text in (BEST, NEWEST):
         return text
     number = whole_number(text, most=2**31 - 1)
@@ -41,7 +47,7 @@ def checkpoint_step(text: str) -> int | str:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --step."""
+    """Adds the option --step to a parser."""
     parser.add_argument(
         "--step",
         type=checkpoint_step,
@@ -52,7 +58,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def add_saved_policy(parser: argparse.ArgumentParser) -> None:
-    """Adds options that name a policy: --run with --step, or --model with --download."""
+    """Adds the options that select a saved policy: --run and --step, or --model and --download."""
     add = parser.add_argument
     add("--run", type=Path, metavar="DIR", help="run folder")
     add("--model", type=Path, metavar="HFDIR", help="Hugging Face folder or name, instead of --run")
@@ -66,7 +72,12 @@ def add_saved_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def check_saved_policy(arguments: argparse.Namespace) -> None:
-    """Raises a UserError if the options of `add_saved_policy` name no policy or two."""
+    """Checks that the options of `add_saved_policy` select exactly one policy.
+
+    Raises:
+      UserError: if neither or both of --run and --model are set, or if an option does not apply to
+        the selected kind of policy.
+    """
     if (arguments.run is None) == (arguments.model is None):
         raise UserError("command line: write --run DIR or --model HFDIR")
     if arguments.model is not None and arguments.step is not None:
@@ -76,19 +87,20 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
 
 
 def whole_number(text: str, *, most: int) -> int | None:
-    """Parses a whole number from 0 to `most` in ASCII digits; returns None for other text."""
+    """Parses an integer between 0 and `most`, written in ASCII digits; None for any other text."""
     text = text.strip()
-    # isdecimal is True for digits of other scripts too. The length is checked before int(), because
-    # Python converts at most 4300 digits.
+    # isascii is needed because isdecimal also accepts the digits of other scripts. The length is
+    # checked before calling int(), which raises ValueError for more than 4300 digits.
     plain = text.isascii() and text.isdecimal() and len(text.lstrip("0")) <= len(str(most))
     return int(text) if plain and int(text) <= most else None
 
 
 def quieten_orbax() -> None:
-    """Hides Orbax's log messages and follow-up warnings; its exceptions still reach the caller.
+    """Suppresses Orbax's log messages and secondary warnings. Exceptions are still raised.
 
-    If one write of a save fails, Orbax closes the event loop of the other writes. Each of them then
-    prints a traceback from its thread, or a warning about a coroutine that was never awaited.
+    If one write of a checkpoint fails, Orbax closes the event loop that the other writes use. Each
+    of these writes would then print a traceback from its thread, or a warning about a coroutine
+    that was never awaited.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     never = r"coroutine '.*write_fragment' was never awaited"
@@ -98,6 +110,6 @@ def quieten_orbax() -> None:
 
 
 def _ignore_closed_loops(hook: Callable[[Any], Any], unraisable: Any) -> None:
-    """Passes an unraisable exception to `hook`, unless it comes from a closed event loop."""
+    """Forwards an unraisable exception to `hook`, unless a closed event loop caused it."""
     if str(unraisable.exc_value) != "Event loop is closed":
         hook(unraisable)

@@ -1,4 +1,8 @@
-"""Computes values that depend on several keys: budgets, the selection set, types of weights."""
+"""Computes values that depend on several config keys.
+
+Examples are the budgets of a prior, the evaluation set that selects the best checkpoint, and the
+dtype of the model's weights.
+"""
 
 import dataclasses
 import re
@@ -10,12 +14,19 @@ from bacr_jax.config.schema import Config, DataConfig, EvalConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
 
-# A set of a mixture with its weight, such as 2*gym:gcd.
+# Matches a data set with a mixture weight, such as 2*gym:gcd.
 _WEIGHED = re.compile(r"(\d+(?:\.\d+)?)\*(.+)")
 
 
 def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
-    """Returns weight and name of each set in a spec such as data.train; the default weight is 1."""
+    """Parses a data set or a mixture of data sets, as in `data.train`.
+
+    Args:
+      spec: one set or a list of sets, each written as SET or WEIGHT*SET.
+
+    Returns:
+      A pair (weight, set) for each entry. The weight defaults to 1.
+    """
     weighted_sets = []
     for name in [spec] if isinstance(spec, str) else spec:
         match = _WEIGHED.fullmatch(name)
@@ -24,30 +35,31 @@ def mixture(spec: str | Sequence[str]) -> list[tuple[float, str]]:
 
 
 def warmup_config(config: Config) -> Config:
-    """Returns the config of a run's warm-up, whose seed is `warmup.seed` if that is set."""
+    """Returns the config for a run's warm-up, in which `seed` is `warmup.seed` if that is set."""
     seed = config.seed if config.warmup.seed is None else config.warmup.seed
     warmup = dataclasses.replace(config.warmup, seed=None)
     return dataclasses.replace(config, seed=seed, warmup=warmup)
 
 
 def own_tokens(data: DataConfig) -> str | None:
-    """Returns the built-in tokenizer that the data use, `ledger` or `characters`, or None.
+    """Returns the name of the built-in tokenizer for the data: `ledger` or `characters`.
 
-    None means that the tokenizer comes from a folder.
+    Returns None if the tokenizer is loaded from a Hugging Face folder instead.
     """
     if data.train == "ledger":
         return "ledger"
     return "characters" if data.prompt_format == "characters" else None
 
 
-# The name of correctness among the rewards of reward.weights.
+# Name of the built-in correctness reward in `reward.weights`.
 CORRECT = "correct"
 
 
 def reward_shares(config: Config) -> dict[str, float]:
-    """Returns the share of each reward in training, by its name in reward.weights.
+    """Returns the normalized weights of the rewards, keyed by their names in `reward.weights`.
 
-    The shares sum to 1. The mapping is empty if correctness is the only reward.
+    The weights sum to 1. The mapping is empty if there are fewer than two rewards, in which case
+    only correctness is rewarded.
     """
     weights = config.reward.weights
     total = sum(weights.values())
@@ -55,22 +67,30 @@ def reward_shares(config: Config) -> dict[str, float]:
 
 
 def function_name(spec: str) -> str:
-    """Returns a reward's name in metrics: the function in FILE.py:function."""
+    """Returns the name of a reward in the metrics, which is `function` for FILE.py:function."""
     return spec.rpartition(":")[2]
 
 
-# Name for no budget: the policy receives none and thinks up to budget.cap tokens.
+# Written in place of a budget: the policy receives no budget and may think for up to budget.cap
+# tokens.
 NONE = "none"
-# Names of budgets.
+# Allowed names of budgets in `budget.levels`.
 _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[int | None]:
-    """Parses a list of budgets such as `low,0,none,1024`; `none` becomes None.
+    """Parses a comma-separated list of budgets, such as `low,0,none,1024`.
 
     Args:
-      option: the option that contains the list, for the error message.
-      levels: `budget.levels`.
+      text: the list. Each item is a number of tokens, a name from `levels`, or `none`.
+      option: the command-line option that contains the list, for the error message.
+      levels: the value of `budget.levels`, which maps names to budgets in tokens.
+
+    Returns:
+      The budgets in tokens, with None for `none`.
+
+    Raises:
+      UserError: if an item is not a budget.
     """
     budgets: list[int | None] = []
     for word in map(str.strip, text.split(",")):
@@ -88,15 +108,15 @@ def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[i
 
 
 def cap(config: Config) -> int:
-    """Returns the most thinking tokens of a row without a budget."""
+    """Returns the maximum number of thinking tokens for a row without a budget."""
     return config.budget.max if config.budget.cap is None else config.budget.cap
 
 
 def drawn(config: Config) -> tuple[int, ...]:
-    """Returns the budgets that budget.prior=choices draws from.
+    """Returns the budgets from which `budget.prior=choices` samples.
 
-    These are budget.choices, which is not checked here, or the eval.budgets between budget.min and
-    budget.max if budget.choices is empty.
+    These are `budget.choices`, without validation. If `budget.choices` is empty, they are the
+    `eval.budgets` between `budget.min` and `budget.max`.
     """
     budget = config.budget
     evaluated = tuple(b for b in config.eval.budgets if budget.min <= b <= budget.max)
@@ -104,7 +124,7 @@ def drawn(config: Config) -> tuple[int, ...]:
 
 
 def prior_range(config: Config) -> tuple[int, int]:
-    """Returns the smallest and the largest budget that budget.prior draws."""
+    """Returns the smallest and the largest budget that `budget.prior` can sample."""
     budget = config.budget
     choices = drawn(config)
     if budget.prior == "choices" and choices:
@@ -113,13 +133,17 @@ def prior_range(config: Config) -> tuple[int, int]:
 
 
 def largest_evaluated(config: Config) -> int:
-    """Returns the most thinking tokens of an evaluation, without the grace window."""
+    """Returns the maximum number of thinking tokens in an evaluation, without the grace window."""
     caps = [cap(config)] if config.eval.no_budget else []
     return max([*config.eval.budgets, *caps], default=config.budget.max)
 
 
 def level_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each name of a budget that could be a number or `none`."""
+    """Yields an error message for each invalid name in `budget.levels`.
+
+    A name must start with a letter and must not be `none`, so that it can't be confused with a
+    number or with the word for no budget.
+    """
     for name in config.budget.levels:
         if not _LEVEL.fullmatch(name) or name == "none":
             yield (
@@ -151,7 +175,7 @@ def selection_set(config: Config) -> str | None:
 
 
 def selection_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each mistake in eval.select and eval.holdout."""
+    """Yields an error message for each problem of `eval.select` and `eval.holdout`."""
     select = config.eval.select
     named = _named(config)
     if select == HOLDOUT:
@@ -169,7 +193,13 @@ def selection_problems(config: Config) -> Iterator[str]:
 
 
 def samples_of(config: EvalConfig, spec: str) -> int:
-    """Returns the sampled answers per problem of a set of data.eval, named as in eval.select."""
+    """Returns the number of answers to sample per problem of an evaluation set.
+
+    Args:
+      config: the settings of the evaluation.
+      spec: the set as written in `data.eval`. `eval.samples` may contain either the full spec or
+        only the part before the colon.
+    """
     samples = config.samples
     if isinstance(samples, int):
         return samples
@@ -177,7 +207,7 @@ def samples_of(config: EvalConfig, spec: str) -> int:
 
 
 def samples_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each set of data.eval without a number in eval.samples."""
+    """Yields an error message for each set in `data.eval` that `eval.samples` does not cover."""
     samples = config.eval.samples
     if isinstance(samples, int):
         return
@@ -191,14 +221,18 @@ def samples_problems(config: Config) -> Iterator[str]:
 
 
 def param_dtype(config: Config) -> str:
-    """Returns the type of the model's weights; parameters next to a frozen base are float32."""
+    """Returns the dtype of the model's weights.
+
+    Trained weights default to float32. The frozen base of adapters defaults to
+    `model.compute_dtype`, while the adapters themselves are always float32.
+    """
     if config.model.param_dtype is not None:
         return config.model.param_dtype
     return "float32" if config.adapter.rank is None else config.model.compute_dtype
 
 
 def adapter_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each mistake in adapter.* and model.param_dtype."""
+    """Yields an error message for each problem of the section `adapter` and `model.param_dtype`."""
     adapter = config.adapter
     model = config.model
     if adapter.rank is None:

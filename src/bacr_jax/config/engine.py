@@ -1,17 +1,17 @@
-"""Options `--engine` and `--url` of `evaluate`, for answers that a server samples."""
+"""The options `--engine` and `--url` of `bacr evaluate`, which select a vLLM server."""
 
 import argparse
 from collections.abc import Iterator
 
 from bacr_client.server import is_address
 
-# Values of --engine: the decoder of this package, and a vLLM server.
+# Values of --engine: the decoder of this package, or a vLLM server.
 OURS = "jax"
 VLLM = "vllm"
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Adds the options --engine and --url."""
+    """Adds the options --engine and --url to a parser."""
     parser.add_argument(
         "--engine",
         choices=(OURS, VLLM),
@@ -22,7 +22,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_faults(a: argparse.Namespace) -> Iterator[str]:
-    """Yields an error message for each mistake in these options."""
+    """Yields an error message for each invalid combination of --engine, --url and --model."""
     if a.engine == OURS:
         if a.url is not None:
             yield f"--url: is only read with --engine {VLLM}; write --engine {VLLM}"

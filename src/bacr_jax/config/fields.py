@@ -1,7 +1,9 @@
-"""Defines a setting as a field of a frozen dataclass, with a default, a meaning and bounds.
+"""Helpers that define settings as fields of frozen dataclasses.
 
-Bounds are an interval in mathematical notation: `[0, 1)` contains 0 but not 1. Each number of a
-list is checked. Infinity is legal only if the interval includes it, as `(0, inf]` does.
+Each setting has a default value, a description for `--help`, and optional bounds. Bounds are
+intervals in mathematical notation: `[0, 1)` includes 0 and excludes 1. For a list, every number
+must be within the bounds. Infinity is only allowed if the interval includes it, as in
+`(0, inf]`.
 """
 
 import dataclasses
@@ -14,18 +16,37 @@ from typing import Any
 
 
 def key(default: Any, meaning: str, bounds: str | None = None) -> Any:
-    """Returns a field with the meaning that `--help` prints and the bounds of its numbers."""
+    """Defines a setting as a dataclass field.
+
+    Args:
+      default: the default value.
+      meaning: the description that `--help` prints.
+      bounds: the interval that numbers must lie in, such as `[0, 1)`. None allows every value.
+    """
     return dataclasses.field(default=default, metadata={"meaning": meaning, "bounds": bounds})
 
 
 def section(cls: type, meaning: str) -> Any:
-    """Returns a dataclass field that is a section of keys, an instance of `cls`."""
+    """Defines a section of settings as a dataclass field.
+
+    Args:
+      cls: the dataclass with the settings of the section. The default is an instance of it.
+      meaning: the description that `--help` prints.
+    """
     return dataclasses.field(default_factory=cls, metadata={"meaning": meaning, "bounds": None})
 
 
 @dataclass(frozen=True)
 class Key:
-    """A setting or a section: the declaration in its field, and its value in a config."""
+    """A setting or a section of a config.
+
+    Attributes:
+      hint: type of the value; for a section, its dataclass.
+      value: the value in the config.
+      meaning: the description that `--help` prints.
+      bounds: the interval that numbers must lie in, or None.
+      is_section: True for a section, False for a single setting.
+    """
 
     hint: Any
     value: Any
@@ -34,12 +55,17 @@ class Key:
     is_section: bool
 
 
-# Cached because each config consists of the same few classes.
+# Cached because every config is built from the same few classes.
 _hints_of = functools.cache(typing.get_type_hints)
 
 
 def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Yields dotted name and `Key` of every setting and section, in the order of the fields."""
+    """Yields the dotted name and the `Key` of every setting and section, in order of definition.
+
+    Args:
+      config: an instance of a config dataclass.
+      prefix: text to put before each name, such as `model.`.
+    """
     cls: Any = type(config)
     hints = _hints_of(cls)
     for field in dataclasses.fields(config):
@@ -57,7 +83,7 @@ def _ends(bounds: str) -> tuple[float, float]:
 
 
 def inside(number: int | float, bounds: str) -> bool:
-    """True if the number lies in the interval `bounds`."""
+    """True if `number` lies in the interval `bounds`, such as `[0, 1)`."""
     low, high = _ends(bounds)
     above = number > low or (number == low and bounds[0] == "[")
     below = number < high or (number == high and bounds[-1] == "]")
@@ -65,7 +91,7 @@ def inside(number: int | float, bounds: str) -> bool:
 
 
 def range_text(bounds: str) -> str:
-    """Describes the numbers of an interval in words, for messages and --help."""
+    """Describes an interval in words, for error messages and `--help`."""
     low, high = _ends(bounds)
     if math.isfinite(high):
         return f"in {bounds}"

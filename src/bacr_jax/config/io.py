@@ -1,8 +1,8 @@
-"""Reads, overrides, prints and fingerprints a config.
+"""Loads, overrides, serializes and fingerprints configs.
 
-This module derives everything from the fields in `schema`: a key added there is read, overridden,
-printed by `--help` and written to config.yaml without a change here. `checks` decides which values
-are allowed.
+Everything is derived from the dataclass fields in `schema`. A key that is added there can be set in
+files and overrides, and appears in `--help` and config.yaml, without a change in this module.
+`checks` validates the values.
 """
 
 import dataclasses
@@ -28,39 +28,44 @@ from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_overr
 from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
-# Keys that are newer than the committed cells of studies. At their defaults they change no sample,
-# and fingerprints leave them out, so that the cells keep their fingerprints.
+# Keys that were added after the study results in the repository had been committed. Their defaults
+# do not change any sample. `fingerprint` ignores these keys at their defaults, so that the
+# fingerprints of the committed results stay valid.
 _ADDED_LATER = frozenset(
     {
         *("eval.during", "optimizer.max_update_kl"),
         *("train.undo_closed_answers", "train.undo_filled_budgets"),
     }
 )
-# Keys of folders, in which ~ means the home folder.
+# Keys whose values are paths, in which a leading ~ is expanded to the home folder.
 _PATHS = frozenset(
     {
         *("model.path", "model.tokenizer", "adapter.path", "data.dir", "warmup.dir"),
         *("output.dir", "rollout.weights_dir"),
     }
 )
-# Keys that only change speed, and the last bits of the sampler's log-probabilities. Samples do not
-# depend on them, so fingerprints leave them out.
+# Keys that only affect speed and the last bits of the sampler's log-probabilities. They do not
+# change which samples are drawn, so fingerprints exclude them.
 _OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.windows", "eval.slots"})
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Returns the keys and values that a run's samples depend on."""
+    """Returns the settings that can affect a run's samples, keyed by dotted name."""
     return {name: value for name, value in flatten(config).items() if name not in _OF_SPEED}
 
 
 @functools.cache
 def schema() -> Mapping[str, Key]:
-    """Returns every key and section by its dotted name, in the order of `Config`."""
+    """Returns every setting and section with its default, keyed by dotted name, in config order."""
     return dict(walk(Config()))
 
 
 def _read(parsed_entries: Iterable[Entry]) -> dict[str, Any]:
-    """Returns the values of entries in the types of their keys."""
+    """Converts entries to the types of their keys.
+
+    Raises:
+      UserError: with one line for each unknown key or invalid value.
+    """
     values: dict[str, Any] = {}
     faults: list[str] = []
     for entry in parsed_entries:
@@ -74,7 +79,7 @@ def _read(parsed_entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _value(entry: Entry) -> Any:
-    """Returns the value of an entry in the type of its key, with ~ expanded in folders."""
+    """Converts an entry to the type of its key, and expands a leading ~ in paths."""
     value = read_entry(entry, entry.key, schema())
     if entry.key not in _PATHS or value is None:
         return value
@@ -85,7 +90,13 @@ def _value(entry: Entry) -> Any:
 
 
 def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
-    """Builds the section `prefix` of a config from values by dotted key, and defaults."""
+    """Builds a config, or a section of one, from values; missing keys get their defaults.
+
+    Args:
+      cls: the dataclass to build.
+      prefix: dotted name of the section with a trailing dot; empty for the whole config.
+      values: values keyed by full dotted name.
+    """
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         name = prefix + field.name
@@ -98,26 +109,35 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
-    """Loads a config from files and overrides, over the defaults; `check` must still check it.
+    """Loads a config from YAML files and overrides. Keys that are not set keep their defaults.
 
-    Later files win over earlier files, overrides over files, and later overrides over earlier ones.
+    If a key is set more than once, the last value wins. Overrides come after all files. The
+    returned config is not validated; call `check` on it.
 
     Args:
-      paths: YAML files, or names of configs that ship with the package (`shipped`).
-      overrides: `a.b=value`, with the value in YAML.
+      paths: YAML files, or names of configs that ship with the package (see `shipped`).
+      overrides: texts of the form `a.b=value`, with the value in YAML.
+
+    Raises:
+      UserError: if a file can't be parsed, a key is unknown, or a value has the wrong type.
     """
     return _over({}, overrides, [parse_file(locate(path)) for path in paths])
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """Returns the config with overrides `a.b=value` (values in YAML); later overrides win."""
+    """Returns a copy of the config with overrides applied.
+
+    Args:
+      config: the config to start from.
+      overrides: texts of the form `a.b=value`, with the value in YAML. Later overrides win.
+    """
     return _over(flatten(config), overrides)
 
 
 def _over(
     values: Mapping[str, Any], overrides: Sequence[str], files: Sequence[Parsed] = ()
 ) -> Config:
-    """Builds a config from values, then files, then overrides; the last value of a key wins."""
+    """Builds a config from values, then files, then overrides. The last value of each key wins."""
     parsed = [*files, *map(parse_override, overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
     parsed_entries = [entry for document in parsed for entry in entries(document, sections)]
@@ -125,7 +145,7 @@ def _over(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes sections as blocks, and lists and mappings of settings on one line."""
+    """YAML dumper that writes sections in block style, and list or mapping settings on one line."""
 
 
 _Dumper.add_representer(
@@ -138,12 +158,12 @@ _Dumper.add_representer(
 
 
 def to_yaml(config: Config) -> str:
-    """Returns every key of a config as YAML, from which `load` restores an equal config."""
+    """Serializes a config with all its keys to YAML. `load` restores an equal config from it."""
     return yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False, width=96)
 
 
 def value_text(value: Any) -> str:
-    """Returns a key's value as YAML on one line."""
+    """Serializes the value of one setting to YAML on a single line."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -154,15 +174,19 @@ def _settings() -> tuple[str, ...]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Returns the values by dotted key, in the order of `Config`."""
+    """Returns all settings of a config as a flat dict keyed by dotted name, in config order."""
     values = operator.attrgetter(*_settings())(config)
     return dict(zip(_settings(), values, strict=True))
 
 
 def fingerprint(config: Config, *sections: str) -> str:
-    """Returns a hash of the sections or keys with these dotted names, by default of all keys.
+    """Returns a hash of the settings that can affect a run's samples.
 
-    The hash has 12 hexadecimal digits and is equal for equal settings on every machine.
+    The hash has 12 hexadecimal digits. Equal settings have the same hash on every machine.
+
+    Args:
+      config: the config to hash.
+      sections: dotted names of the sections or keys to include. Defaults to the whole config.
 
     Raises:
       KeyError: if a name is not a section or key of the config.
@@ -181,17 +205,19 @@ def fingerprint(config: Config, *sections: str) -> str:
 
 
 def help_text(width: int = 100) -> str:
-    """Returns the help text: for every key its default, its meaning and the possible values.
+    """Returns the help text, which lists the default, meaning and possible values of every key.
 
-    `width`: columns of a line, at least 80.
+    Args:
+      width: maximum line width in characters. Values below 80 are raised to 80.
     """
     settings = {name: key for name, key in schema().items() if not key.is_section}
-    # Fixed widths, because one long name or default would push every meaning to the right.
+    # The column widths are fixed, because a single long name or default would otherwise shift the
+    # meanings of all keys to the right.
     name_width, default_width = 30, 14
     margin = 2 + name_width + default_width
     lines = [f"  {'key':{name_width}}{'default':{default_width}}meaning (possible values)"]
     heading = ""
-    # Keys outside any section come first.
+    # Keys that belong to no section come first.
     for name, key in sorted(settings.items(), key=lambda item: "." in item[0]):
         section = name.rpartition(".")[0]
         if section != heading:

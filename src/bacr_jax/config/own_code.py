@@ -1,4 +1,7 @@
-"""Loads and calls the user's Python files that a config names, with one-line errors."""
+"""Imports and calls the user's Python files that a config refers to.
+
+Exceptions in the user's code become a `UserError` with a one-line message.
+"""
 
 import importlib.util
 import sys
@@ -12,7 +15,16 @@ from bacr_jax.errors import UserError
 
 
 def module_of_file(key: str, name: str) -> Any:
-    """Imports the Python file `name`, which the config's `key` names, through `guarded`."""
+    """Imports a Python file of the user as a module.
+
+    Args:
+      key: the config key that contains the path, for error messages.
+      name: path of the file.
+
+    Raises:
+      UserError: if the file is missing, or if its code raises (see `guarded`).
+      ImportError, SyntaxError: from the user's code, unchanged.
+    """
     path = Path(name)
     if not path.is_file():
         write = nearest(path, "the path of a Python file")
@@ -31,14 +43,16 @@ def guarded(key: str, name: str, what: str, call: Callable[[], Any]) -> Any:
     """Calls the user's code and returns its result.
 
     Args:
-      key: the config key that names the file.
+      key: the config key that contains the path of the file, for the error message.
       name: path of the file.
-      what: the action for the error message, such as "the import". ImportError and SyntaxError of
-        "the import" are not converted, because the caller has a better message for them.
-      call: the code to call.
+      what: description of the call for the error message, such as "the import". If it is exactly
+        "the import", ImportError and SyntaxError are re-raised unchanged, because the caller
+        reports them with a better message.
+      call: function that runs the user's code.
 
     Raises:
-      UserError: with the line of the file, if the code raises or tries to end the process.
+      UserError: if the code raises an exception or calls `sys.exit`. The message contains the line
+        number in the user's file.
     """
     try:
         return call()

@@ -1,6 +1,6 @@
-"""Converts parsed values strictly to the types of a dataclass.
+"""Converts parsed YAML values to the types of config keys or dataclass fields, with strict checks.
 
-Every error message contains the place of the value, the value found and what to write instead.
+Every error message contains the location of the value, the value itself, and what to write instead.
 """
 
 import dataclasses
@@ -15,26 +15,32 @@ from bacr_jax.errors import UserError
 
 
 def refusal(where: str, found: str, write: str) -> UserError:
-    """Returns the error with the message `where: found; write ...`."""
+    """Returns a UserError whose message has the form `where: found; write ...`."""
     return UserError(f"{where}: {found}; write {write}")
 
 
 def read_value(
     hint: Any, value: Any, where: str, *, found: str | None = None, text: str | None = None
 ) -> Any:
-    """Converts a value to the type `hint`; raises a UserError if it does not fit.
+    """Converts a value to the type `hint`.
 
     Args:
-      where: place of the value, for the error message.
-      found: the value as text, for the error message.
-      text: the value as typed, if a plain number may be text.
+      hint: type annotation of the setting or field.
+      value: the parsed value.
+      where: location of the value, for the error message.
+      found: description of the value for the error message. Defaults to the value itself.
+      text: the value as the user typed it, if a string setting should accept a value that YAML
+        parses as a number or bool. Otherwise None.
+
+    Raises:
+      UserError: if the value does not have this type.
     """
     try:
         return convert(hint, value, text=text)
     except Misfit:
         maps = [one for one in alternatives(hint) if typing.get_origin(one) is Mapping]
         items = value.items() if maps and isinstance(value, dict) else ()
-        # Reads each item by itself, so that the error names the item that does not fit.
+        # For a mapping, converts the items one by one, so that the error reports the invalid item.
         for name, item in items:
             read_value(str, name, where, found=f"the name {shown(name)}")
             item_type = typing.get_args(maps[0])[1]
@@ -43,7 +49,16 @@ def read_value(
 
 
 def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
-    """Converts the value of an entry to the type of the key `name`."""
+    """Converts the value of an entry to the type of the config key `name`.
+
+    Args:
+      entry: the value with its location.
+      name: dotted name of the key.
+      keys: all settings and sections, keyed by dotted name.
+
+    Raises:
+      UserError: if the key is unknown or a section, or if the value has the wrong type.
+    """
     if name not in keys:
         near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
         raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)
@@ -54,7 +69,7 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
         raise refusal(where, problem, f"one of {', '.join(inside)}")
     typed = entry.raw if entry.lenient else None
     if typed == "" and {str, type(None)} <= {*alternatives(keys[name].hint)}:
-        # A shell removes the quotes of '', so that null and an empty text look the same.
+        # The shell removes quotes, so `key=''` arrives as `key=`, which could also mean null.
         raise refusal(where, "found nothing", f"null, or \"{name}=''\" for an empty text")
     return read_value(keys[name].hint, entry.value, where, found=entry.text, text=typed)
 
@@ -62,12 +77,17 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
 def read_dataclass(
     cls: Any, parsed: Any, where: str, *, given: Mapping[str, Any] | None = None
 ) -> Any:
-    """Builds a dataclass from a parsed mapping.
+    """Builds an instance of a dataclass from a parsed mapping.
 
     Args:
-      cls: the dataclass; fields of type `Mapping` or `Any` accept any mapping or value.
-      where: place of the mapping, for error messages.
-      given: values of fields that the mapping must not contain.
+      cls: the dataclass. Values of fields annotated as `Mapping[...]` or `Any` are not converted.
+      parsed: the parsed mapping.
+      where: location of the mapping, for error messages.
+      given: values of fields that the caller sets. The mapping must not contain these fields.
+
+    Raises:
+      UserError: if `parsed` is not a mapping, a key is unknown, a value has the wrong type, or a
+        field without a default is missing.
     """
     hints = typing.get_type_hints(cls)
     preset_fields = given or {}

@@ -1,11 +1,11 @@
-"""Sets XLA's flags for `reproducible: true`, so that runs on GPUs are bit-identical.
+"""Sets the XLA flags for `reproducible: true`, which makes runs on GPUs bit-identical.
 
-docs/reproducibility.md explains why results on GPUs differ in the last bits, and what each flag
-changes. XLA still chooses some kernels; it writes its choices into the run folder, and a resumed
-run reads them from there.
+docs/reproducibility.md explains why results on GPUs otherwise differ in the last bits, and what
+each flag changes. XLA still autotunes some kernels. It writes the autotuning results to a file in
+the run folder, and a resumed run loads them from this file.
 
-XLA reads the flags when it creates its first client, so they must be set before any device is used.
-This module does not import JAX.
+XLA reads its flags when it creates its first client, so they must be set before any device is used.
+For the same reason this module does not import JAX.
 """
 
 import importlib.metadata
@@ -20,18 +20,20 @@ from bacr_jax.config.schema import Config
 from bacr_jax.errors import UserError
 
 VARIABLE = "XLA_FLAGS"
-# Flags for sums in a fixed order, and for kernels that are chosen without timing.
+# Flags that make reductions run in a fixed order, and that exclude nondeterministic kernels, whose
+# choice would depend on measured times.
 FIXED_ORDER = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 DUMP = "xla_gpu_dump_autotune_results_to"
 LOAD = "xla_gpu_load_autotune_results_from"
-# Values that XLA reads as true, because it parses its flags like TensorFlow.
+# Values of a boolean flag that XLA's flag parser, which it shares with TensorFlow, reads as true.
 _TRUE = ("", "true", "1")
-# XLA's parser accepts "..." or '...' around a value, but no escapes inside.
+# Characters that a path in XLA_FLAGS must not contain. XLA's flag parser accepts quotes around a
+# value, but no escape sequences inside them.
 _UNQUOTABLE = re.compile(r"[\"'\\\n]")
 
 
 def _parse_flags(flags: str) -> dict[str, str]:
-    """Returns the flags' values by name; like XLA, it takes the last value of a repeated flag."""
+    """Parses XLA_FLAGS into a dict from flag name to value. As in XLA, the last value wins."""
     values = {}
     for word in shlex.split(flags):
         name, _, value = word.lstrip("-").partition("=")
@@ -40,16 +42,20 @@ def _parse_flags(flags: str) -> dict[str, str]:
 
 
 def choices_file(folder: Path, process: int = 0) -> Path:
-    """Returns the file in which a run stores the kernels that XLA chose.
+    """Returns the path of the file in which a run stores XLA's autotuning results.
 
-    Its name contains jaxlib's version, because another version has other kernels.
+    The file name contains the jaxlib version, because the results are only valid for this version.
+
+    Args:
+      folder: the run folder.
+      process: index of the process in a multi-process run.
     """
     version = importlib.metadata.version("jaxlib")
     return folder / f"xla_choices-{version}-{process}.textproto"
 
 
 def _is_complete(path: Path) -> bool:
-    """True if a file of kernel choices is complete; XLA fails on a partial file."""
+    """True if a file of autotuning results is complete. XLA fails if it loads a partial file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -60,7 +66,11 @@ def _is_complete(path: Path) -> bool:
 
 
 def _quoted(path: Path) -> str:
-    """Returns an absolute path in the quotes that XLA's parser needs around blanks."""
+    """Returns the absolute path, quoted for XLA's flag parser if it contains whitespace.
+
+    Raises:
+      UserError: if the path contains a quote, a backslash or a line break.
+    """
     text = str(path.absolute())
     if _UNQUOTABLE.search(text):
         raise UserError(
@@ -71,7 +81,7 @@ def _quoted(path: Path) -> str:
 
 
 def _process(environment: MutableMapping[str, str]) -> int:
-    """Returns the index of this process in the run, as `parallel.processes` does."""
+    """Returns the index of this process, from the same variables as `parallel.processes`."""
     for name in ("JAX_PROCESS_ID", "SLURM_PROCID"):
         if environment.get(name, "").isdecimal():
             return int(environment[name])
@@ -79,12 +89,16 @@ def _process(environment: MutableMapping[str, str]) -> int:
 
 
 def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
-    """Returns the value of XLA_FLAGS for a reproducible run in `folder`, which need not exist yet.
+    """Returns the value of XLA_FLAGS for a reproducible run.
 
-    Flags of the environment stay and win.
+    Flags that are already set in the environment are kept and take precedence.
+
+    Args:
+      folder: the run folder, which does not have to exist yet.
+      environment: environment variables; not modified.
 
     Raises:
-      UserError: if a flag of the environment contradicts a reproducible run.
+      UserError: if XLA_FLAGS names a file, can't be parsed, or disables a flag that is required.
     """
     flags = environment.get(VARIABLE, "").strip()
     if flags and not flags.startswith("-"):
@@ -115,10 +129,15 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
 def make_reproducible(config: Config, environment: MutableMapping[str, str] | None = None) -> None:
     """Sets XLA_FLAGS if the config has `reproducible: true`.
 
-    Call this function before any device is used. The flags have no effect on CPUs.
+    Must be called before any device is used. The flags have no effect on CPUs.
 
     Args:
-      environment: environment variables, changed in place; os.environ by default.
+      config: the config of the run.
+      environment: environment variables, modified in place. Defaults to `os.environ`.
+
+    Raises:
+      UserError: if XLA_FLAGS contains conflicting flags, or if JAX has already initialized its GPUs
+        without the required flags.
     """
     if not config.reproducible:
         return
@@ -134,9 +153,9 @@ def make_reproducible(config: Config, environment: MutableMapping[str, str] | No
 
 
 def gpus_in_use() -> bool:
-    """True if this process has started JAX on GPUs, after which XLA reads no flags."""
-    # Looks the module up instead of importing it, because this must neither import JAX nor start a
-    # backend.
+    """True if JAX has already initialized its GPUs. XLA then ignores changes of XLA_FLAGS."""
+    # Uses sys.modules instead of an import, because this function must neither import JAX nor
+    # initialize a backend.
     bridge = sys.modules.get("jax._src.xla_bridge")
     started = getattr(bridge, "backends_are_initialized", lambda: False)
     return bool(started()) and sys.modules["jax"].default_backend() == "gpu"

@@ -1,14 +1,14 @@
-"""Finds configs that ship with the package by name: `quickstart`, `methods/grpo`, `studies/main`.
+"""Resolves the names of configs that ship with the package, such as `quickstart`.
 
-The configs are in `configs/` at the top of the repository, and in `bacr_jax/configs/` of an
-installed package. The value of --config is one of three things:
+The configs are in `configs/` at the root of the repository. An installed package contains them in
+`bacr_jax/configs/`. The value of --config can have one of three forms:
 
-* a *path* (`mine.yaml`, `./mine`): that file;
-* a *name* (`quickstart`, `methods/grpo` or `grpo` for short): the config that ships with the
-  package, from any current folder. A file of the current folder that the name could also mean is
-  an error;
-* the path of a shipped config in a clone (`configs/quickstart.yaml`): that file if it exists, as in
-  a clone, else the config that ships with the package.
+* A *path*, such as `mine.yaml` or `./mine`: the file at this path.
+* A *name*, such as `quickstart`, `methods/grpo` or `grpo` for short: the config with this name that
+  ships with the package. It can be used from any working directory. If the working directory
+  contains a file to which the name could also refer, that is an error.
+* A *path under `configs/`*, such as `configs/quickstart.yaml`: the file at this path if it exists,
+  as in a clone of the repository. Otherwise, the config that ships with the package.
 """
 
 import difflib
@@ -22,17 +22,17 @@ from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
 
 ENDINGS = (".yaml", ".yml")
-# Folders in which a name without a folder is searched, in this order.
+# Folders of the shipped configs that are searched for a name, in this order.
 CONFIGS = ("", "methods", "examples", "studies/tasks")
 STUDIES = ("studies",)
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
-# Unlike Path.is_file, it returns False for a name that is too long.
+# os.path.isfile returns False for a file name that is too long, where Path.is_file raises OSError.
 _is_file = os.path.isfile
 
 
 def root() -> Path:
-    """Returns the folder of the shipped configs, in the installed package or in the clone."""
+    """Returns the folder with the shipped configs, in the installed package or the repository."""
     package = Path(__file__).parents[1]
     inside = package / _FOLDER
     return inside if inside.is_dir() else package.parents[1] / _FOLDER
@@ -45,10 +45,18 @@ def names(folders: Sequence[str] = CONFIGS) -> list[str]:
 
 
 def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
-    """Returns the file that a path, or a name in `folders`, means; the file may be missing.
+    """Resolves a path, or the name of a shipped config, to a path.
+
+    Args:
+      written: the path or name, as in the value of --config.
+      folders: folders of the shipped configs in which to search for a name.
+
+    Returns:
+      The path of the config. The file may not exist.
 
     Raises:
-      UserError: if a name could also mean a file of the current folder.
+      UserError: if the working directory contains a file with the same name as a shipped config, or
+        if `~` can't be expanded.
     """
     text = str(written)
     try:
@@ -75,7 +83,7 @@ def locate(written: str | Path, folders: Sequence[str] = CONFIGS) -> Path:
 
 
 def instead_of(path: Path) -> str:
-    """Suggests what to write instead of a missing path: a shipped config with a similar name."""
+    """Suggests a shipped config with a similar name for a missing path, for error messages."""
     short = {name.rpartition("/")[2]: name for name in reversed(names())}
     written = path.name.removesuffix(".yaml")
     close = difflib.get_close_matches(written, short, n=1, cutoff=0.75)

@@ -1,4 +1,4 @@
-"""Converts values that YAML parsed to the config's types, and formats values for messages."""
+"""Converts parsed YAML values to the types of settings, and formats values for error messages."""
 
 import contextlib
 import difflib
@@ -9,10 +9,11 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-# Larger whole numbers are rejected as typing errors; Python can't print more than 4300 digits.
+# Integers of this absolute value or more are rejected as typos. By default, Python refuses to print
+# integers of more than 4300 digits, so they could not appear in an error message either.
 _LARGEST_INT = 2**63
 
-# Matches numbers such as 1e-6, which YAML 1.1 reads as text because they have no point.
+# Matches numbers such as 1e-6, which YAML 1.1 parses as strings because they have no decimal point.
 _SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 _NAMES = {
@@ -22,21 +23,21 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
-# Words for null in other languages, which YAML reads as text.
+# Words for null in other programming languages, which YAML parses as strings.
 _NOT_NULL = ("None", "none", "nil")
 _PLURALS = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
 
 
 class FrozenMap(dict[str, Any]):
-    """A hashable mapping for settings, which must not be changed."""
+    """A hashable dict for mapping settings. It must not be modified."""
 
     def __hash__(self) -> int:  # type: ignore[override]
-        """Returns equal hashes for equal mappings."""
+        """Returns a hash that does not depend on the order of the items."""
         return hash(frozenset(self.items()))
 
 
 class _Short(reprlib.Repr):
-    """Formats values shortly, including numbers that are too long for Python to print."""
+    """Formats values in abbreviated form, including integers too large for Python to print."""
 
     def repr_date(self, x: Any, level: int) -> str:
         return str(x)
@@ -53,7 +54,12 @@ _short.maxother = 60
 
 
 def shown(value: Any, *, quote: bool = True) -> str:
-    """Formats a value as short printable text on one line, with YAML's words for null and bools."""
+    """Formats a value for an error message: on one line, printable, and abbreviated if it is long.
+
+    Args:
+      value: the value. None and bools are formatted as in YAML (null, true, false).
+      quote: whether to put quotes around strings.
+    """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = value if isinstance(value, str) and not quote else _short.repr(value)
@@ -63,7 +69,7 @@ def shown(value: Any, *, quote: bool = True) -> str:
 
 
 def written(value: Any) -> str:
-    """Formats a value as a config would contain it."""
+    """Formats a value in the notation of a YAML config, such as `[512, 1024]`."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}: {written(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple):
@@ -72,12 +78,12 @@ def written(value: Any) -> str:
 
 
 def any_of(words: Sequence[str]) -> str:
-    """Joins words as in `a, b or c`."""
+    """Joins words into an enumeration such as `a, b or c`."""
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union type; any other type is returned as the only member."""
+    """Returns the members of a union type, or a tuple with only `hint` for any other type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
@@ -92,7 +98,7 @@ def _is_map(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """Describes the values of a type in words, such as `a whole number or null`."""
+    """Describes the values that a type allows, such as `a whole number or null`."""
     words = []
     for member in alternatives(hint):
         if typing.get_origin(member) is Literal:
@@ -110,7 +116,7 @@ def describe(hint: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a number as float, also a whole number or text such as 1e-6; None otherwise."""
+    """Converts an int, a float or a string such as `1e-6` to float. Returns None otherwise."""
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -122,16 +128,21 @@ def _number(value: Any) -> float | None:
 
 
 class Misfit(ValueError):
-    """A value that does not fit a type."""
+    """Raised by `convert` if a value does not match a type."""
 
 
 def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
-    """Converts a YAML value to the type `hint` without changing its meaning.
+    """Converts a parsed YAML value to the type `hint`, only if this preserves its meaning.
 
-    Raises Misfit if the value does not belong to the type.
+    Args:
+      hint: int, float, bool, str, None, a Literal, a tuple of any length, a Mapping with string
+        keys, or a union of these.
+      value: the parsed value.
+      text: the value as the user typed it, if a string setting should accept a value that YAML
+        parses as a number or bool. Otherwise None.
 
-    Types are int, float, bool, str, None, Literal, tuple of any length, Mapping, or a union of
-    these. `text` is the value as typed, if a str may also be something that YAML reads as a number.
+    Raises:
+      Misfit: if the value does not match the type.
     """
     members = alternatives(hint)
     if _means_null(members, value):
@@ -143,7 +154,10 @@ def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
 
 
 def _means_null(members: Sequence[Any], value: Any) -> bool:
-    """True if a text such as `none` means null, and the type allows null but not this text."""
+    """True if the value is a word for null such as `none`, and the type allows null.
+
+    False if the type has a Literal with this word, which then has its normal meaning.
+    """
     choices = [item for member in members for item in typing.get_args(member)]
     return type(None) in members and value in _NOT_NULL and value not in choices
 
@@ -172,7 +186,10 @@ def _convert_one(hint: Any, value: Any, text: str | None) -> Any:
 
 
 def _encodable(text: str) -> bool:
-    """True if UTF-8 can encode the text and it has no NUL; YAML's escapes allow other text."""
+    """True if the text is valid UTF-8 without NUL characters.
+
+    Escape sequences in YAML can produce text that is not, such as half of a surrogate pair.
+    """
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -180,7 +197,10 @@ def _encodable(text: str) -> bool:
 
 
 def expected(hint: Any, value: Any) -> str:
-    """Describes what to write if `value` does not fit the type `hint`: a near value if any."""
+    """Suggests what to write instead of a value that does not match the type `hint`.
+
+    Returns a similar valid value if there is one, otherwise a description of the type.
+    """
     members = alternatives(hint)
     if _means_null(members, value):
         return "null"
@@ -205,7 +225,7 @@ def expected(hint: Any, value: Any) -> str:
 
 
 def _as_list(hint: Any, value: Any) -> str | None:
-    """Returns the list that `8`, or `8, 16`, probably means, or None."""
+    """Formats a value such as `8` or `8, 16` as the list that was probably meant, or None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     items = [item.strip() for item in str(value).split(",")]

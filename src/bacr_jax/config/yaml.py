@@ -1,4 +1,7 @@
-"""Parses YAML files and overrides into values by dotted key, each with its file and line."""
+"""Parses YAML files and command-line overrides into entries.
+
+An entry is a value with its dotted key, and with its file and line for error messages.
+"""
 
 import difflib
 import errno
@@ -15,17 +18,19 @@ from bacr_jax.config import shipped
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
 
-# Bytes. A config has a few kilobytes, so a larger file is something else (weights, a data set).
+# Maximum size of a config file in bytes. Configs have a few kilobytes. A larger file is probably
+# something else, such as model weights or a data set.
 LARGEST_FILE = 1_000_000
-# Two names at least this similar (difflib's ratio) differ by one or two wrong letters.
+# Minimum similarity (the ratio of difflib) at which an unknown key is treated as a typo of an
+# existing key. At this ratio, names differ by one or two letters.
 _SLIP = 0.8
 
 
 class _Repeated(Exception):
-    """A mapping has a key twice.
+    """Raised if a mapping contains the same key twice.
 
     Attributes:
-      node: the key where it is repeated.
+      node: the YAML node of the repeated key.
     """
 
     def __init__(self, node: yaml.Node):
@@ -33,7 +38,10 @@ class _Repeated(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML 1.2: 1:30 and 0100 are text instead of numbers, and repeated keys are errors."""
+    """YAML loader with the number syntax of YAML 1.2, which rejects repeated keys.
+
+    PyYAML implements YAML 1.1, in which `1:30` and `0100` are numbers. Here they are strings.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
@@ -65,15 +73,16 @@ for _kind, (_pattern, _first) in _NUMBERS.items():
 
 @dataclass(frozen=True)
 class Entry:
-    """A value from a file or an override.
+    """A value from a config file or an override.
 
     Attributes:
-      key: dotted key.
-      value: the value as YAML reads it.
-      text: the value as short printable text, for messages.
-      raw: the value as typed, if it is a plain scalar; else None.
+      key: dotted name of the key.
+      value: the value as parsed by YAML.
+      text: the value as short printable text, for error messages.
+      raw: the value as the user typed it, if it is a scalar without quotes. Otherwise None.
       where: file and line, or `command line`.
-      lenient: True if a plain number may be text, because a shell removes quotes.
+      lenient: True if a string setting accepts an unquoted number. This is the case for overrides,
+        because the shell removes quotes.
     """
 
     key: str
@@ -86,12 +95,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A YAML document, and the loader that reads values from it.
+    """A parsed YAML document.
 
     Attributes:
-      node: root of the document; None if it is empty.
+      node: root node of the document, or None if the document is empty.
+      loader: the loader that constructs the values of the nodes.
       source: path of the file, or `command line`.
-      prefix: key of an override followed by a dot; empty for a file.
+      prefix: for an override, its key followed by a dot. Empty for a file.
     """
 
     node: yaml.Node | None
@@ -100,17 +110,21 @@ class Parsed:
     prefix: str = ""
 
     def where(self, node: yaml.Node) -> str:
-        """Returns the source of a node, and its line if the source is a file."""
+        """Returns the location of a node: file and line, or `command line` for an override."""
         return self.source if self.prefix else f"{self.source}, line {node.start_mark.line + 1}"
 
 
 def _document(text: str, source: str, prefix: str = "") -> Parsed:
-    """Parses a YAML text; raises a UserError with the line if it is not valid YAML."""
+    """Parses YAML text.
+
+    Raises:
+      UserError: if the text is not valid YAML. The message contains the line number for a file.
+    """
     try:
         loader = _Loader(text)
         return Parsed(loader.get_single_node(), loader, source, prefix)
-    # The YAML library also raises other errors on odd input: a RecursionError for deep nesting, a
-    # ValueError for an escape that is not a character.
+    # Besides YAMLError, PyYAML raises RecursionError for deeply nested input, and ValueError for an
+    # escape sequence that is not a valid character.
     except Exception as error:
         problem, line = _problem(error, text)
     if prefix:
@@ -122,7 +136,7 @@ def _document(text: str, source: str, prefix: str = "") -> Parsed:
 
 
 def _problem(error: Exception, text: str) -> tuple[str, int | None]:
-    """Returns the problem of a YAML text, and its line from 1 if the error contains it."""
+    """Returns a description of a parse error, and its 1-based line number or None if unknown."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         return error.problem or error.context or "unreadable", mark.line + 1 if mark else None
@@ -134,7 +148,12 @@ def _problem(error: Exception, text: str) -> tuple[str, int | None]:
 
 
 def parse_file(path: Path) -> Parsed:
-    """Parses a YAML file whose root must be a mapping or empty."""
+    """Parses a YAML file.
+
+    Raises:
+      UserError: if the file can't be read, is larger than `LARGEST_FILE`, is not valid UTF-8 or
+        YAML, or if its root is not a mapping. An empty file is allowed.
+    """
     source = str(path)
     try:
         content = documents.read_file(path, most=LARGEST_FILE)
@@ -165,7 +184,10 @@ def parse_file(path: Path) -> Parsed:
 
 
 def _nearest_file(path: Path) -> str:
-    """Suggests a file with a similar name for a missing path, or a shipped config."""
+    """Suggests a replacement for a missing path, for error messages.
+
+    This is a YAML file with a similar name in the same folder, or else a shipped config.
+    """
     try:
         files = sorted(p for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
     except OSError:
@@ -175,7 +197,7 @@ def _nearest_file(path: Path) -> str:
 
 
 def parse_override(override: str) -> Parsed:
-    """Parses an override `a.b=value` of a command line, with the value as YAML."""
+    """Parses a command-line override of the form `a.b=value`, with the value in YAML."""
     key, equals, value = override.partition("=")
     if not (equals and key.strip()):
         raise UserError(f"command line: found {shown(override)}; write key=value, such as seed=1")
@@ -187,12 +209,19 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def constructed(parsed: Parsed) -> Any:
-    """Returns the content of a document as one value; None if it is empty."""
+    """Returns the content of a document as a Python value, or None if the document is empty."""
     return parsed.node and _value(parsed, parsed.node, parsed.source, parsed.prefix[:-1])
 
 
 def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
-    """Constructs the value of a node; errors name `where`, and `key` if it is not empty."""
+    """Constructs the Python value of a node.
+
+    Args:
+      parsed: the document that contains the node.
+      node: the node.
+      where: location for error messages.
+      key: dotted key for error messages; may be empty.
+    """
     name = f": {shown(key, quote=False)}" if key else ""
     try:
         return parsed.loader.construct_object(node, deep=True)
@@ -200,15 +229,15 @@ def _value(parsed: Parsed, node: yaml.Node, where: str, key: str) -> Any:
         where = parsed.where(repeated.node)
         word = shown(str(repeated.node.value))
         raise UserError(f"{where}{name}: found {word} twice; write it once") from None
-    # The YAML library passes on any error of its conversions: for a tag that does not fit its text
-    # (`!!int x`), a date that does not exist, or a number of thousands of digits.
+    # PyYAML does not wrap the exceptions of its conversions. They occur for a tag that does not
+    # match the text (`!!int x`), an invalid date, or a number with thousands of digits.
     except Exception:
         line = f"{where}{name}: not a YAML value; put it in quotes, or write another"
         raise UserError(line) from None
 
 
 def _text(parsed: Parsed, node: yaml.Node) -> str:
-    """Formats a node as short text for error messages."""
+    """Formats the value of a node as short text, for error messages."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
@@ -220,15 +249,20 @@ def _text(parsed: Parsed, node: yaml.Node) -> str:
 
 
 def entries(parsed: Parsed, sections: set[str]) -> Iterator[Entry]:
-    """Yields the values of a document by dotted key, in the order of the document.
+    """Yields an entry for each value of a document, in document order.
 
-    `{a: {b: 1}}` and `{a.b: 1}` are equal. An empty section yields nothing.
+    Nested and dotted keys are equivalent: `{a: {b: 1}}` yields the same entry as `{a.b: 1}`. An
+    empty section yields no entries.
 
     Args:
+      parsed: the document.
       sections: dotted names of all sections.
+
+    Raises:
+      UserError: if a key is repeated or is not a name, or if a value can't be constructed.
     """
     if parsed.prefix:
-        # The document of an override is the value of one key, and null if it is empty.
+        # The document of an override is the value of a single key. An empty value means null.
         node = parsed.node or yaml.ScalarNode("tag:yaml.org,2002:null", "")
         yield from _under(parsed, parsed.prefix[:-1], node, 0, sections, {})
     elif parsed.node is not None:
@@ -243,17 +277,23 @@ def _under(
     sections: set[str],
     first_lines: dict[str, int],
 ) -> Iterator[Entry]:
-    """Yields the values below a key.
+    """Yields the entries of a node and its children. Helper of `entries`.
 
     Args:
-      line: line of the key, from 1; 0 for the root of a file and for an override.
-      first_lines: line of every key so far; new keys are added to it.
+      parsed: the document.
+      key: dotted key of the node; empty for the root of a file.
+      node: the node.
+      line: 1-based line number of the key; 0 for the root of a file and for an override.
+      sections: dotted names of all sections.
+      first_lines: line number of every key seen so far, to report repeated keys. Updated in place.
     """
-    # Only sections are entered, so that a mapping which contains itself ends at an unknown key.
+    # Recurses only into known sections. This guarantees termination for a mapping that contains
+    # itself through an alias.
     inside = not key or key in sections
     if inside and isinstance(node, yaml.MappingNode):
         for name_node, child in node.value:
-            # An alias repeats an earlier mapping, whose keys get the line of the alias.
+            # The nodes of an alias have the line numbers of the mapping that it refers to. For
+            # these keys, the line of the alias is reported instead.
             key_line = max(name_node.start_mark.line + 1, line)
             where = _location(parsed, key_line)
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
@@ -281,19 +321,24 @@ def _under(
 
 
 def _location(parsed: Parsed, line: int) -> str:
-    """Returns the file and the line of a key, or `command line` for an override."""
+    """Returns the location of a key: file and line, or `command line` for an override."""
     return parsed.source if parsed.prefix else f"{parsed.source}, line {line}"
 
 
 def nearest_key(key: str, names: Mapping[str, bool]) -> str:
-    """Suggests what to write instead of an unknown key.
+    """Suggests what to write instead of an unknown key, for error messages.
 
-    The first of these that exists: a key of the same section that differs by a typing error, the
-    keys of other sections with the same last name, a similar key of the same section, all keys of
-    the section, and for an unknown section the most similar of all keys.
+    Returns the first of these suggestions that is available:
+
+    1. A key or subsection of the same section that is probably meant, up to a typo.
+    2. The settings of other sections whose last name is the same.
+    3. A less similar key of the same section.
+    4. The list of all keys of the section.
+    5. If the section does not exist, the most similar setting of any section.
 
     Args:
-      names: every dotted name, with True for a section and False for a key.
+      key: the unknown dotted key.
+      names: maps every dotted name to True for a section and False for a setting.
     """
     parent, _, last = key.rpartition(".")
     siblings = {
