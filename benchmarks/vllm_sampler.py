@@ -2,7 +2,7 @@
 
     python benchmarks/vllm_sampler.py --python serving/bin/python --seeds 1 2 3 4
 
-For a CPU (docs/serving.md). Per seed one warm-up and four runs from it: `own`; `own again`, all
+For a CPU (docs/vllm-training.md). Per seed one warm-up and four runs from it: `own`; `own again`, all
 that is drawn later under another seed, which says how far two equal runs lie apart; `vLLM`; `one
 step ahead`. All weigh tokens alike (`loss.importance_cap`), which changes nothing where the policy
 itself has sampled. Finished runs are kept, not repeated. Prints a table per seed, which accuracies

@@ -1,6 +1,6 @@
 """The variance study: gradient noise of one policy and one pool of rollouts under every baseline.
 
-docs/theory.md says what is measured. Runs and pools stay on disk: the same command goes on.
+docs/variance.md says what is measured. Runs and pools stay on disk: the same command goes on.
 """
 
 import subprocess

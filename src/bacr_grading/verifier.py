@@ -3,7 +3,7 @@
 The config key `grader: FILE.py:function` selects a function(question, answer_text, gold) that
 returns a score in [0, 1]. There are two other signatures. A function whose name ends with `_batch`
 takes three lists and returns a list of scores. A TRL reward function takes `completions` and
-further dataset columns as keyword arguments. docs/grading.md documents the rules for verifiers.
+further dataset columns as keyword arguments. docs/own-grader.md documents the rules for verifiers.
 
 If a verifier fails on an answer, the answer gets no score and the failure is counted. Scorers of
 third-party packages are run by the same code, in sandboxed processes.

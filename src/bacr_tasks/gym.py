@@ -1,7 +1,7 @@
 """Implements the source `gym:NAME?field=value&field=value`, which wraps a reasoning-gym generator.
 
 `bacr_jax.questions.loaders` calls `source`. All splits use the same seed, and a hash of the
-question assigns each item to the training or test split. "Splits" in docs/data.md explains the
+question assigns each item to the training or test split. "Splits" in docs/tasks.md explains the
 reason.
 
 When run as a script, this module prints the items of one split. `_items_by_program` uses this.

@@ -8,7 +8,7 @@ The decoding loop appends the suffix. It is `forced_suffix` if the thinking was 
 budget or the turn ended without closing it, and `natural_suffix` if the model generated
 `think_close`.
 
-docs/data.md explains why instructions are placed in a system message, except in `native`.
+docs/prompts.md explains why instructions are placed in a system message, except in `native`.
 """
 
 import dataclasses

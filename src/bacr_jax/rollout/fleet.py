@@ -324,7 +324,7 @@ class Fleet:
                 f"rollout.urls: {server.url} does not sample with the weights it was sent: its "
                 "log-probabilities of fixed prompts are nearer to the weights before "
                 f"({rms_difference(theirs, before):.2g} off) than to these ({difference:.2g} off); "
-                "start it again (docs/serving.md)"
+                "start it again (docs/vllm-training.md)"
             )
 
     def _draw_contexts(self, version: int, poll: Poll) -> list[Context]:
@@ -378,7 +378,7 @@ class Fleet:
             except ValueError as error:
                 raise UserError(
                     f"rollout.urls: {server.url} answers a fixed prompt with the tokens "
-                    f"{shown(tokens)} ({error}); start it again (docs/serving.md)"
+                    f"{shown(tokens)} ({error}); start it again (docs/vllm-training.md)"
                 ) from None
             return tokens, logprobs
 
