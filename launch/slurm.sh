@@ -11,12 +11,13 @@
 #   --container-mounts  other folders that the run needs, for its data, model and output
 #   --dry-run           print the settings and the command that would run, and do nothing (also
 #                       outside Slurm)
-# All other arguments are passed to `bacr train`. The mesh spans all nodes (mesh.data=NODES
-# keeps the all-gathers of parameters within a node). The run folder must be on a file system that all
-# nodes share. The processes find each other through Slurm's environment variables. Five minutes
-# before its time limit, the job saves a checkpoint and is requeued; the same command then resumes the
-# run. A job that has lost a host is requeued as well. A job that is cancelled with scancel, or that
-# was restarted five times without a new checkpoint, is not requeued. Run from the project folder.
+# All other arguments are passed to `bacr train`. The mesh spans the GPUs of all nodes
+# (mesh.data=NODES keeps the all-gathers of parameters within a node). The run folder must be on a
+# file system that all nodes share. The processes find each other through Slurm's environment
+# variables. Five minutes before its time limit, the job saves a checkpoint and is requeued; the same
+# command then resumes the run. A job that has lost a host is requeued as well. A job that is
+# cancelled with scancel, or that was restarted five times without a new checkpoint, is not requeued.
+# Run from the project folder.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1

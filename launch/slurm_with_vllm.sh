@@ -6,9 +6,9 @@
 #   sbatch --nodes 3 launch/slurm_with_vllm.sh --weights DIR [--gpu NAME] [--python PYTHON]
 #       [--dry-run] --config F [key.sub=value ...]
 #
-#   --weights  folder on a file system that all nodes share, through which the servers get the policies
-#   --gpu      settings of the learner (launch/*.env); by default detected with nvidia-smi on the first
-#              node
+#   --weights  folder on a file system that all nodes share, from which the servers load policies
+#   --gpu      settings of the learner (launch/*.env); by default detected with nvidia-smi on the
+#              first node
 #   --python   interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
 # All other arguments are passed to `bacr train`, such as rollout.ahead=1. As in launch/slurm.sh, the
