@@ -1,19 +1,19 @@
-"""Compares memory allocators: the same training steps on a CPU under each of them, taking turns.
+"""Compares memory allocators by running the same training steps on a CPU with each of them.
 
     python benchmarks/allocators.py --model models/smollm2-135m [--jemalloc FILE] [key=value ...]
 
-A training step on a CPU takes and frees gigabytes. glibc returns large pieces to the kernel at
-once, and the kernel clears their pages when they are taken again. Every run is a process of its own
-with these variables of the environment:
+A training step on a CPU allocates and frees gigabytes. glibc returns large blocks to the kernel
+immediately, and the kernel zeroes their pages when they are allocated again. Each run is a separate
+process with one of these settings of the environment variables:
 
-    glibc       nothing set
-    huge pages  GLIBC_TUNABLES asks for pages of 2 MiB
-    one arena   glibc keeps all that is freed, in one arena
-    jemalloc    LD_PRELOAD loads jemalloc, which keeps all that is freed (only with --jemalloc)
+    glibc       no variables
+    huge pages  GLIBC_TUNABLES requests pages of 2 MiB
+    one arena   glibc keeps all freed memory, in one arena
+    jemalloc    LD_PRELOAD loads jemalloc, which keeps all freed memory (only with --jemalloc)
 
-Prints, for each of them, medians over the steps of all rounds without each run's first, the share
-of processor time that the kernel took, and the largest memory of a process. Fails if a number of
-metrics.jsonl depends on the allocator. The last line is one JSON object.
+For each setting, the script prints medians over the steps of all rounds without the first step of
+each run, the share of CPU time that was spent in the kernel, and the peak memory of a process. It
+fails if any number in metrics.jsonl depends on the allocator. The last line is one JSON object.
 """
 
 import argparse
@@ -30,9 +30,9 @@ KEEP_ALL = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
 }
-# All sizes in one arena, whose free pages are never returned.
+# Allocates all sizes in one arena, and never returns its free pages to the kernel.
 JEMALLOC_OPTIONS = "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always,narenas:1"
-# Without a warm-up or evaluations, so that little but training steps is left.
+# Disables the warm-up and nearly all of the evaluation, so that a run mainly consists of training.
 SETTINGS = (
     *("warmup.steps=0", "eval.size=4", "eval.budgets=[12]", "eval.samples=0", "eval.holdout=4"),
     *("output.report=false", "output.tensorboard=false", "output.rollouts=0"),
@@ -41,12 +41,12 @@ SETTINGS = (
 
 @dataclass
 class Measurements:
-    """Numbers of the runs under one allocator.
+    """Measurements of the runs with one allocator.
 
     Attributes:
       learn, rollout: seconds of each step.
-      kernel_shares: share of a process' processor time that the kernel took.
-      memory: largest memory of a process, in GB.
+      kernel_shares: share of each process's CPU time that was spent in the kernel.
+      memory: peak memory of each process, in GB.
     """
 
     learn: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Measurements:
     memory: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """Returns medians, and the largest memory."""
+        """Returns the medians and the peak memory."""
         return {
             "learn_s": round(statistics.median(self.learn), 2),
             "rollout_s": round(statistics.median(self.rollout), 2),
@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
 
 
 def environments(jemalloc: Path | None) -> dict[str, dict[str, str]]:
-    """Returns the variables of each allocator."""
+    """Returns the environment variables for each allocator."""
     variables = {
         "glibc": {},
         "huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
@@ -95,7 +95,7 @@ def environments(jemalloc: Path | None) -> dict[str, dict[str, str]]:
 
 
 def run(options: argparse.Namespace, variables: dict[str, str], folder: Path) -> os.struct_rusage:
-    """Trains in a new process, and returns the resources that it used."""
+    """Trains in a new process and returns its resource usage."""
     command = [
         *(sys.executable, "-m", "bacr_jax.train", "--config", options.config),
         *(f"model.path={options.model}", f"train.steps={options.steps}", f"output.dir={folder}"),
@@ -115,19 +115,19 @@ def run(options: argparse.Namespace, variables: dict[str, str], folder: Path) ->
 
 
 def without_times(step: dict[str, float]) -> dict[str, float]:
-    """Returns the metrics of a step that the allocator must not change."""
+    """Returns the metrics of a step that must not depend on the allocator."""
     return {
         name: value for name, value in step.items() if not name.startswith(("time/", "process/"))
     }
 
 
 def main() -> None:
-    """Runs every allocator in turns, and prints the table."""
+    """Runs the allocators alternately and prints the results."""
     options = parse()
     allocators = environments(options.jemalloc)
     measurements = {name: Measurements() for name in allocators}
     expected: list[dict[str, float]] | None = None
-    # The first run fills the folder of compiled programs and is not counted.
+    # The first run fills the compilation cache and is not measured.
     run(options, {}, options.folder / "compiling")
     for round_number in range(options.rounds):
         for name, variables in allocators.items():

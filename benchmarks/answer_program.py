@@ -1,6 +1,7 @@
-"""The program of answers on abstract arguments, beside those of training and decoding.
+"""Lowers the program that samples answers, with abstract arguments.
 
-A plan prices answers by arithmetic; `compiled.py` and a test look at the program itself.
+`bacr plan` estimates the cost of answers by formulas and does not need this program. `compiled.py`
+and a test analyse the program itself.
 """
 
 import dataclasses
@@ -18,7 +19,10 @@ from bacr_plan.programs import Programs, laid_out, over
 
 
 def answers_of(programs: Programs) -> Lowered:
-    """One chunk of answers at every cut of every slot, which read the caches in their place."""
+    """Lowers one chunk of answer decoding, for an answer at every cut of every slot.
+
+    The answers read the trunks' KV caches without copying them.
+    """
     spec, state = programs.rollout, programs.slots()
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
     number = laid_out(number, parallel.replicated(programs.decode_mesh))
@@ -35,7 +39,7 @@ def answers_of(programs: Programs) -> Lowered:
 
 
 def branches_of(programs: Programs, state: Any) -> Any:
-    """Answers in flight at every cut of the slots whose state this is."""
+    """Returns the abstract state of the answers at every cut of the slots with this state."""
     spec, mesh = programs.rollout, programs.decode_mesh
     branches = programs.method.num_cuts * programs.method.answers
     cuts = jax.ShapeDtypeStruct((spec.slots, branches), jnp.int32)

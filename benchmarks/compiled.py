@@ -1,35 +1,39 @@
-"""What the programs of a run on 8 GPUs launch, read, send and hold, compiled without a GPU.
+"""Analyses the compiled programs of a run on 8 GPUs: kernels, memory traffic and communication.
+
+No GPU is needed, because XLA compiles for a described device.
 
     pip install -e ".[plan]"
     python benchmarks/compiled.py [--models 1.5b 7b 14b] [--cards a100-80 h100] [--out after.json]
     python benchmarks/compiled.py --show after.json --before benchmarks/compiled_before.json
 
-Of each model's shipped config (`configs/qwen2.5-*-math.yaml`, 8 GPUs of 80 GB; overrides behind
-`--`): XLA's GPU compiler compiles a chunk of decoding, a chunk of answers and a micro-batch's
-gradient, whole and with two layers (`hlo_traffic` reads kernels, bytes, operations and collectives
-off them). The library's own scheduler and micro-batch maker say how often each runs, and on how
-much (`bacr_plan.schedule`, on the prompt lengths and answers of MATH and budgets
-N(1500, 512) all used up, `bacr_plan.lengths`). Nothing is timed.
+For each model, the benchmark loads the shipped config (`configs/qwen2.5-*-math.yaml`, 8 GPUs with
+80 GB; overrides follow `--`). It compiles a chunk of decoding, a chunk of answers, and the gradient
+of a micro-batch, each with all layers and with two layers. `hlo_traffic` extracts the kernels,
+bytes, operations and collectives from the compiled programs. `bacr_plan.schedule` computes how
+often each program runs and on how many rows, for the prompt and answer lengths of MATH and for
+budgets from N(1500, 512) that are fully used (`bacr_plan.lengths`). Nothing is timed.
 
-Bytes of a decoding step are those of all its kernels. The whole program is compiled with the
-longest cache; programs of two layers with the longest cache and with half of it say what a layer
-reads per position of the cache. Where an attention kernel is told every row's own length (cuDNN),
-its keys and values count as the live rows' own keys in tiles of 128, a tile for every other row:
-that the kernel skips the rest is what cuDNN documents, not something this can see. The minimum is
-the weights once (all but the embedding's rows) and every live key and value once.
+The bytes of a decoding step are the sum over its kernels. The program with all layers is compiled
+for the longest cache. Two programs with two layers, for the longest cache and for half of it,
+determine how many bytes a layer reads per position of the cache. If an attention kernel receives
+the length of each row (cuDNN), its keys and values are counted as the keys of the live rows,
+rounded up to tiles of 128, plus one tile for every other row. cuDNN documents that its kernel skips
+all other keys, but this benchmark can't verify it. The minimum number of bytes is one read of the
+weights (without the embedding) and one read of every live key and value.
 
-An iteration's seconds, at 50 % of the data sheet's dense bfloat16 rate (float32 products at half of
-it), 70 % of memory bandwidth and of the links: decoding and answers take the larger of bytes and
-products of the slowest device, step by step, and their collectives besides; prefill, scoring and
-updates take their products with all padding, an update's as compiled; Adam its bytes. Gathers of
-the learner count as hidden behind products. Grading and evaluation are left out.
-`update_by_kernel_s` is stricter: every kernel of the update takes the larger of its bytes and
-products by itself.
+The seconds of an iteration are estimated at 50 % of the data sheet's dense bfloat16 rate (half of
+that for float32 products), and at 70 % of the memory and link bandwidth. A step of decoding or
+answers takes the maximum of the time for its bytes and the time for its products on the slowest
+device, plus the time of its collectives. Prefill, scoring and updates take the time of their
+products including padding; for updates, these are the products of the compiled program. Adam takes
+the time of its bytes. The all-gathers of the learner are assumed to overlap with products. Grading
+and evaluation are not included. `update_by_kernel_s` is a stricter estimate, in which each kernel
+of the update takes the maximum of the time for its bytes and for its products.
 
-The last line is one JSON object: decode_bytes_vs_minimum (7B, A100, 64 rows a device),
-update_positions_real (share of the positions computed, 7B), planned_iteration_s_7b_a100 and _h100,
-plan_iteration_s_* (what `bacr plan` says at the same shares), and with --before all of them of
-that file as before_*.
+The last line is one JSON object: decode_bytes_vs_minimum (7B, A100, 64 rows per device),
+update_positions_real (share of real tokens among the computed positions, 7B),
+planned_iteration_s_7b_a100 and _h100, and plan_iteration_s_* (the estimate of `bacr plan` at the
+same rates). With --before, it also contains the values of that file as before_*.
 """
 
 import argparse
@@ -41,7 +45,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Before JAX is imported: there is no GPU, and its plugin would look for a driver.
+# Set before JAX is imported, because JAX's CUDA plugin would otherwise search for a GPU driver.
 os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
@@ -63,7 +67,7 @@ from bacr_plan.workload import Workload, sizes_of
 SHARES = seconds.Shares(matmul=0.5, bandwidth=0.7, links=0.7)
 DEVICES_OF_A_BOX = 8
 CONFIGS = Path(bacr_jax.__file__).parents[2] / "configs"
-FEW = 2  # layers of the small programs
+FEW = 2  # Number of layers of the small programs.
 
 
 def parse() -> argparse.Namespace:
@@ -81,13 +85,13 @@ def parse() -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One model's run on 8 of one card.
+    """A run of one model on 8 GPUs of one type.
 
     Attributes:
-      config: its settings.
-      work: its sizes.
-      layout: its mesh.
-      device: the card.
+      config: config of the run.
+      work: sizes of the model and the batches.
+      layout: shape of the device mesh.
+      device: the type of GPU.
     """
 
     config: Config
@@ -97,7 +101,7 @@ class Case:
 
     @classmethod
     def of(cls, model: str, card: str, overrides: list[str]) -> "Case":
-        """The shipped config of a model (7b) by the paper's method, with overrides."""
+        """Loads the shipped config of a model (e.g. 7b) with the paper's method and overrides."""
         files = [CONFIGS / f"qwen2.5-{model}-math.yaml", CONFIGS / "methods/bacr-paper.yaml"]
         config = config_io.load(files, overrides)
         work, layout = sizes_of(config, DEVICES_OF_A_BOX)
@@ -108,7 +112,7 @@ class Case:
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Operations, bytes of memory and bytes of links per second."""
+        """Returns the achievable FLOP/s, memory bytes/s and link bytes/s of a device."""
         device = self.device
         return (
             device.matmul_flops * SHARES.matmul,
@@ -117,7 +121,10 @@ class Case:
         )
 
     def programs(self, layers: int, thinking: int | None = None) -> Programs:
-        """The run's programs on described devices, with fewer layers or shorter caches."""
+        """Returns the run's programs on described devices, for a number of layers.
+
+        `thinking` replaces the maximum number of thinking tokens, for a shorter cache.
+        """
         work = self.work
         few = dataclasses.replace(work.model, num_layers=layers)
         config = compiling.described(self.config, few, fused_attention=work.fused_attention)
@@ -131,33 +138,33 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A program for described devices: what its text and its memory analysis say."""
+    """Kernels and memory usage of a program that was compiled for described devices."""
 
     kernels: list[hlo.Kernel]
     memory: compiling.ProgramMemory
 
     @classmethod
     def of(cls, lowered: Any) -> "Compiled":
-        """Compiles, and keeps what is asked of the result."""
+        """Compiles a lowered program and extracts its kernels and memory usage."""
         done = lowered.compile()
         return cls(hlo.Program(done.as_text()).kernels, compiling.measured(done, 0.0))
 
     @property
     def step(self) -> list[hlo.Kernel]:
-        """Kernels of one round of a decoding loop."""
+        """Returns the kernels of one iteration of the decoding loop."""
         inside = [one for one in self.kernels if one.loop]
         return [dataclasses.replace(one, times=one.times // one.loop[0]) for one in inside]
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step of a decoding program on one device.
+    """Cost of one step of a decoding program on one device.
 
     Attributes:
-      fixed: bytes, whatever the length of the cache.
-      per_position: bytes per position of the cache, all rows together.
-      key: bytes per live key, of attention that is told the rows' lengths; else 0.
-      flops: operations, as at the bfloat16 rate.
+      fixed: bytes that do not depend on the length of the cache.
+      per_position: bytes per position of the cache, for all rows together.
+      key: bytes per live key if the attention kernel receives the rows' lengths, otherwise 0.
+      flops: bfloat16 operations; float32 operations count twice.
       sent: bytes of collectives.
     """
 
@@ -169,7 +176,10 @@ class Step:
 
     @classmethod
     def of(cls, case: Case, lower: Callable[[Programs], Lowered]) -> tuple[Compiled, "Step"]:
-        """The whole program (decode or answers), and a step of it as two small ones explain it."""
+        """Compiles a program (decoding or answers) and computes the cost of one of its steps.
+
+        The dependence on the cache length comes from two small programs with `FEW` layers.
+        """
         work, layers = case.work, case.work.model.num_layers
         make = lambda *shape: Compiled.of(lower(case.programs(*shape)))
         whole, few, half = make(layers), make(FEW), make(FEW, work.thinking // 2)
@@ -187,18 +197,25 @@ class Step:
         )
 
     def seconds(self, case: Case, length: int, keys: Any, share: float = 1.0) -> Any:
-        """Of a step with a share of the slots, which read `keys` where they are told lengths."""
+        """Returns the seconds of a step.
+
+        Args:
+          case: the run.
+          length: length of the cache, in positions.
+          keys: number of live keys, for attention that receives the rows' lengths.
+          share: fraction of the slots that the step computes.
+        """
         rate, bandwidth, links = case.rates
         read = self.bytes(length, keys, share) / bandwidth
         return np.maximum(read, self.flops * share / rate) + self.sent * share / links
 
     def bytes(self, length: int, keys: Any, share: float = 1.0) -> Any:
-        """The same in bytes."""
+        """Returns the bytes of a step. The arguments are the same as for `seconds`."""
         return self.fixed + share * self.per_position * length + self.key * keys
 
 
 def rollout(case: Case, trunks: Step, answers: Step) -> dict[str, float]:
-    """Seconds of a rollout's parts, and the bytes of its decoding steps against the minimum."""
+    """Returns the seconds of each part of a rollout, and its decoding bytes over the minimum."""
     work, layout = case.work, case.layout
     made = schedule.rollout(work, layout)
     weights = costs.weight_bytes(work, layout)
@@ -210,7 +227,7 @@ def rollout(case: Case, trunks: Step, answers: Step) -> dict[str, float]:
         decode += trunks.seconds(case, chunk.length, chunk.tiles, share).max(1).sum()
         moved += trunks.bytes(chunk.length, chunk.tiles, share).mean(1).sum()
         least += chunk.steps * weights + chunk.live.mean(1).sum() * key
-    # Attention that is told lengths passes over a row's keys once for each answer.
+    # An attention kernel that receives the rows' lengths reads a row's keys once for each answer.
     keys = costs.answer_positions(work, 0) / work.cuts
     for count, length, steps in made.answers:
         share = count / work.slots
@@ -228,11 +245,12 @@ def rollout(case: Case, trunks: Step, answers: Step) -> dict[str, float]:
 
 
 def learner(case: Case) -> dict[str, Any]:
-    """Seconds of scoring and updates, and what the compiled micro-batch says."""
+    """Returns the seconds of scoring and updates, and figures of the compiled micro-batch."""
     work, layout = case.work, case.layout
     rate, bandwidth, _ = case.rates
     whole = Compiled.of(case.programs(work.model.num_layers).train())
-    # By rows one program holds all micro-batches of an update; by tokens it is the widest one's.
+    # With micro_batch_rows, one program contains all micro-batches of an update. With
+    # micro_batch_tokens, the program is for the widest micro-batch.
     rows = work.micro_rows if work.by_tokens else work.update_rows
     widest = schedule.PlannedMicroBatch(rows, work.trunk, work.cuts * work.branch)
     explained = costs.forward_flops(work, widest)
@@ -259,7 +277,7 @@ def learner(case: Case) -> dict[str, Any]:
 
 
 def figures(model: str, card: str, overrides: list[str]) -> dict[str, Any]:
-    """Everything about one model on one card."""
+    """Returns all figures of one model on one type of GPU."""
     case = Case.of(model, card, overrides)
     decode, trunks = Step.of(case, Programs.decode)
     answer, answers = Step.of(case, answers_of)
@@ -317,7 +335,7 @@ ROWS = {
 
 
 def table(found: dict[str, dict], before: dict[str, dict]) -> str:
-    """One row a figure; before / after where both are known."""
+    """Formats a table with one row per figure, as before / after if both values are available."""
     lines = [f"{'':48}" + "".join(f"{name:>20}" for name in found)]
     for key, title in ROWS.items():
         cells = []
@@ -334,7 +352,7 @@ def table(found: dict[str, dict], before: dict[str, dict]) -> str:
 
 
 def headline(found: dict[str, dict], prefix: str = "") -> dict[str, float]:
-    """The figures of the last line, as far as they are there."""
+    """Returns the available figures for the JSON object on the last line."""
     line = {}
     for card, short in (("a100-80", "a100"), ("h100", "h100")):
         one = found.get(f"7b {card}")

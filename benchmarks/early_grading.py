@@ -1,11 +1,13 @@
-"""What grading costs a step when it begins with the first answers, and when it waits for the last.
+"""Measures the cost of grading in a step, with and without grading during sampling.
 
     python benchmarks/early_grading.py [--seconds 0.002] [--workers 2] [--steps 10]
 
-One run of the quickstart's model, whose verifier takes so many seconds for an answer and uses no
-processor, as a judge elsewhere does; a quarter of a step's traces have slots at a time. Steps take
-turns; prints each one's seconds and, as its last line, a JSON object with the medians of what
-sampling and grading take together, and grading alone.
+With early grading, answers are graded as soon as they have been sampled. Without it, grading starts
+after the last answer. The benchmark runs the quickstart's model with a verifier that waits for
+--seconds per answer without using the CPU, like a remote judge. A quarter of a step's traces are
+sampled at a time. The two kinds of steps alternate. The script prints the seconds of each step. The
+last line is one JSON object with the median seconds of sampling and grading together, and of
+grading alone.
 """
 
 import argparse
@@ -64,7 +66,11 @@ def main() -> int:
 
 
 def measure(trainer: Trainer, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of sampling and grading, and of grading alone, of steps of both kinds, in turn."""
+    """Runs steps of both kinds alternately.
+
+    Returns:
+      For each kind, pairs with the seconds of sampling plus grading, and of grading alone.
+    """
     state, _ = trainer.start()
     kinds = {"early": contextlib.nullcontext, "late": waiting}
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
@@ -82,7 +88,7 @@ def measure(trainer: Trainer, steps: int) -> dict[str, list[tuple[float, float]]
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """No answer is graded before all are there."""
+    """Disables early grading, so that no answer is graded before all have been sampled."""
     with mock.patch.object(Environment, "early_grading", lambda *_: None):
         yield
 

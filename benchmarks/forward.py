@@ -1,11 +1,12 @@
-"""Tokens per second of the forward pass and of a gradient, beside transformers.
+"""Measures tokens per second of the forward pass and the gradient, compared with transformers.
 
     python benchmarks/forward.py [--threads 2] [--rounds 9]
 
-Same fp32 weights, tokens, loss, machine and number of threads, in one process that takes turns. The
-forward pass gives the logits of every token; the gradient is that of the mean next-token loss.
-Needs torch (the `parity` extra). The last line is one JSON object: forward_vs_hf, train_vs_hf:
-our tokens per second divided by theirs (medians over the rounds).
+Both libraries use the same fp32 weights, tokens, loss and number of threads, and alternate in one
+process. The forward pass computes the logits of every token. The gradient is taken of the mean
+next-token loss. Needs torch (the `parity` extra). The last line is one JSON object with
+forward_vs_hf and train_vs_hf, our tokens per second divided by those for transformers (medians over
+the rounds).
 """
 
 import argparse
@@ -33,7 +34,7 @@ def parse() -> argparse.Namespace:
 
 
 def theirs(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], object]]:
-    """A transformers model saved to `folder`, and its two jobs."""
+    """Creates a transformers model, saves it to `folder`, and returns its two jobs."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -67,7 +68,7 @@ def theirs(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[],
 
 
 def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], object]]:
-    """Our model read from `folder`, and its two jobs."""
+    """Loads our model from `folder` and returns its two jobs."""
     import jax
     import jax.numpy as jnp
 
@@ -78,14 +79,14 @@ def ours(arguments: argparse.Namespace, folder: str) -> dict[str, Callable[[], o
 
     config, params = reading.load_policy(folder)
     tokens = jnp.asarray(batch(arguments), jnp.int32)
-    # Layers unrolled, nothing recomputed: what model.scan_layers=false model.remat=none gives.
+    # Equivalent to model.scan_layers=false and model.remat=none: unrolled layers, no recomputation.
     plain = Compute(scan=False, remat="none")
     states = lambda params: qwen2.forward(params, tokens, config=config, compute=plain)
 
     def loss(params: dict) -> jax.Array:
         hidden = states(params)[:, :-1].reshape(-1, config.hidden_size)
         lm_head, targets = qwen2.output_head(params), tokens[:, 1:].reshape(-1)
-        # One chunk, as the other side has it: model.logprob_chunk trades memory for time.
+        # A single chunk, as in transformers. Smaller chunks save memory but take longer.
         return -of_tokens(logprob_and_entropy, hidden, lm_head, targets, chunk=len(targets))[
             0
         ].mean()
@@ -106,7 +107,7 @@ def batch(arguments: argparse.Namespace):
 
 
 def timed(job: Callable[[], object]) -> float:
-    # The other side's threads may still spin for work: let them fall asleep.
+    # Waits until the threads of the other library, which may still be spinning, have gone to sleep.
     time.sleep(0.2)
     started = time.perf_counter()
     job()
@@ -115,7 +116,7 @@ def timed(job: Callable[[], object]) -> float:
 
 def main() -> None:
     arguments = parse()
-    # Both libraries count the cores they may use.
+    # Both libraries choose their number of threads from the cores that the process may use.
     allowed = sorted(os.sched_getaffinity(0))[: arguments.threads]
     os.sched_setaffinity(0, allowed)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

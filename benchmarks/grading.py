@@ -1,13 +1,18 @@
-"""How fast grading is, and whether it agrees with plain math-verify.
+"""Measures the speed of grading, and its agreement with plain math-verify.
 
     python benchmarks/grading.py [--rows 2000]
 
-Two measurements. Numbers: completions that end in a number, eight for each reference, graded in
-this process on one core, with no reference or verdict remembered from before. Mixed: MATH answers,
-a third in the full reference solution, a third rewritten, a third another problem's answer of the
-same form, graded with two workers and by plain math-verify in this process. Where the two disagree
-it prints the pair and the rule of docs/grading.md that explains it. The last line is one JSON
-object. MATH comes from the folder BACR_SHARED_DATA (default ../shared/data beside the project).
+There are two measurements:
+
+* Numbers: completions that end in a number, eight per reference, graded in this process on one core
+  with empty caches.
+* Mixed: answers from MATH, graded with two workers, and by plain math-verify in this process. A
+  third are full reference solutions, a third are rewritten answers, and a third are answers of the
+  same form to another problem. For each disagreement, the script prints the pair and the rule of
+  docs/grading.md that explains it.
+
+The last line is one JSON object. MATH is read from the folder BACR_SHARED_DATA (default
+../shared/data next to the project).
 """
 
 import argparse
@@ -39,7 +44,7 @@ def main() -> int:
     if not path.exists():
         print(f"{path}: not found; set BACR_SHARED_DATA to the folder that holds math/train.jsonl")
         return 2
-    # The best of three different batches: whatever else the machine does can only slow one down.
+    # Reports the fastest of three batches, because other load on the machine only slows them down.
     best = max(numbers_per_second(options.numbers, seed) for seed in range(3))
     result = {"numbers_per_s": round(best)}
     print(f"numbers: {result['numbers_per_s']:,} verdicts/s")
@@ -74,7 +79,8 @@ def numbers_per_second(rows: int, seed: int) -> float:
         verdicts = grader.grade(texts, references)
         seconds = time.perf_counter() - start
         assert not grader.worker_pids, "numbers must not need a worker"
-    # A fraction that is not in lowest terms is refused by its spelling.
+    # Checks that only the fast paths were used. A fraction that is not in lowest terms is rejected
+    # as a string.
     assert {verdict.path for verdict in verdicts} <= {"number", "string"}
     return len(texts) / seconds
 
@@ -82,7 +88,7 @@ def numbers_per_second(rows: int, seed: int) -> float:
 def mixed(path: Path, rows: int) -> tuple[float, int]:
     texts, references = mixed_batch(path, rows)
     with Grader(workers=2) as grader:
-        # The workers start with the first answer that needs one; a run pays for that once.
+        # Starts the workers before the measurement, because a run only starts them once.
         grader.grade(["\\boxed{x+1}", "\\boxed{x+2}"], ["1+x", "2+x"])
         start = time.perf_counter()
         verdicts = grader.grade(texts, references)
@@ -105,7 +111,10 @@ def mixed(path: Path, rows: int) -> tuple[float, int]:
 
 
 def mixed_batch(path: Path, rows: int) -> tuple[list[str], list[str]]:
-    """Rows of MATH: (solution, answer), (rewritten answer, answer), (another's answer, answer)."""
+    """Returns texts and references from MATH, a third of each kind.
+
+    The kinds are a full solution, a rewritten answer, and the answer to another problem.
+    """
     rng = random.Random(1)
     problems = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     parsed = [(row["solution"], parse_reference(row["solution"])) for row in problems]
@@ -127,7 +136,7 @@ def mixed_batch(path: Path, rows: int) -> tuple[list[str], list[str]]:
 
 
 def rewrite(answer: str) -> str:
-    """Another spelling of the same answer."""
+    """Returns another LaTeX spelling of the same answer."""
     answer = answer.replace("\\dfrac", "\\frac").replace("\\left", "").replace("\\right", "")
     answer = re.sub(r"\\sqrt\{(\w)\}", r"\\sqrt \1", answer)
     return re.sub(r"^(-?)\\frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", answer)
@@ -143,7 +152,7 @@ def plain_math_verify(texts: list[str], references: list[str]) -> list[bool]:
 
 
 def explain(pred: str, reference: str, ours: bool) -> str:
-    """Which written rule makes the difference."""
+    """Returns the rule of docs/grading.md that explains a disagreement with math-verify."""
     left, right = read(pred), read(reference)
     if bases_clash(left.key, right.key) or left.based or right.based:
         return "base subscripts are compared"

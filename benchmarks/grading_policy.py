@@ -1,12 +1,14 @@
-r"""Right answers that the strict mode refuses, and wrong answers that it accepts.
+r"""Counts correct answers that the strict mode rejects, and wrong answers that it accepts.
 
     python benchmarks/grading_policy.py [--rows 2000] [--seed 0]
 
-Right: MATH answers, each as its whole reference solution and in the spellings of `SPELLINGS`, each
-graded against the reference. Wrong: as many pairs of different references of equal form (a quarter
-plain numbers, a quarter others) and references with one number, letter or sign changed (half).
-Prints every row that is graded otherwise, in both modes for wrong pairs. The last line is one JSON
-object. MATH comes from the folder BACR_SHARED_DATA (default ../shared/data next to the project).
+The correct answers come from MATH. Each is graded against its reference as the full reference
+solution, and in the spellings of `SPELLINGS`. The wrong answers are the same number of pairs. Half
+are references with one number, letter or sign changed. The other half are pairs of different
+references of the same form, a quarter of all pairs plain numbers and a quarter other forms. The
+script prints every row that is graded incorrectly, for wrong pairs in both modes. The last line is
+one JSON object. MATH is read from the folder BACR_SHARED_DATA (default ../shared/data next to the
+project).
 """
 
 import argparse
@@ -62,7 +64,10 @@ def main() -> int:
 def refused_right(
     grader: Grader, solutions: list[str], rng: random.Random, rows: int
 ) -> dict[str, int]:
-    """Grades whole solutions and respelled references; returns how many are wrong in strict."""
+    """Grades correct answers, and counts those that the strict mode rejects.
+
+    The answers are full solutions and references in other spellings.
+    """
     usable = [solution for solution in solutions if parse_reference(solution)]
     texts, references, names = [], [], []
     for solution in rng.sample(usable, min(rows, len(usable))):
@@ -90,7 +95,7 @@ def refused_right(
 def accepted_wrong(
     grader: Grader, solutions: list[str], rng: random.Random, rows: int
 ) -> dict[str, int]:
-    """Grades pairs that differ; returns how many are right, in each mode."""
+    """Grades pairs with a wrong answer, and counts the accepted ones in each mode."""
     pairs = wrong_pairs(solutions, rng, rows)
     result = {"wrong_pairs": len(pairs)}
     for mode in ("strict", "lenient"):
@@ -104,7 +109,7 @@ def accepted_wrong(
 
 
 def wrong_pairs(solutions: list[str], rng: random.Random, rows: int) -> list[tuple[str, str]]:
-    """Returns pairs of an answer and a reference of the same form that differ."""
+    """Returns pairs of a wrong answer and a reference of the same form."""
     parsed = [parse_reference(solution) for solution in solutions]
     references = sorted({reference.text for reference in parsed if reference})
     by_form: dict[str, list[str]] = collections.defaultdict(list)
@@ -130,7 +135,7 @@ def _form(text: str) -> str:
 
 
 def _changed(text: str, rng: random.Random) -> str:
-    """Changes one number, the case of one letter, or one sign."""
+    """Returns the text with one number, the case of one letter, or one sign changed."""
     place = rng.choice(list(_CHANGEABLE.finditer(text)))
     found = place.group()
     if found.isdigit():

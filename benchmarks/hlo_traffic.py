@@ -1,15 +1,18 @@
-"""What a compiled XLA:GPU program launches, reads, multiplies and sends, read off its text.
+"""Extracts kernels, memory traffic, operations and collectives from a compiled XLA:GPU program.
 
-Every instruction of an entry or loop body that is not mere bookkeeping is one kernel (or library
-call). Its bytes are those of its operands and results, with three exceptions inside fusions:
+The input is the HLO text of the program. Each instruction of the entry computation or of a loop
+body counts as one kernel or library call, except for bookkeeping instructions. The bytes of a
+kernel are the sizes of its operands and results, with three exceptions inside fusions:
 
-* what is only sliced or gathered from counts as what is taken out of it,
-* what is updated in place (dynamic-update-slice, scatter) counts as the update, written once,
-* a parameter that no instruction of the fusion reads counts nothing.
+* An operand that is only sliced or gathered from counts as the size of the slices.
+* An operand that is updated in place (dynamic-update-slice, scatter) counts as the size of the
+  update, written once.
+* A parameter that no instruction of the fusion reads does not count.
 
-An operand that several kernels read counts for each of them; caches of the chip are left out.
-Products count 2 m k n operations, attention of cuDNN 4 per query, key, head and width, halved
-where it is causal, and 2.5 times as many backward. Loops with a known trip count multiply.
+An operand that several kernels read counts for each of them, because on-chip caches are ignored. A
+matrix product counts 2 m k n operations. cuDNN attention counts 4 operations per query, key, head
+and head dimension, half of that if it is causal, and 2.5 times as many in the backward pass. The
+kernels of a loop with a known trip count are multiplied by it.
 """
 
 import dataclasses
@@ -50,7 +53,7 @@ _NO_KERNEL = {
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation; `shape` is the text of its result's."""
+    """One instruction of a computation. `shape` is the text of the result's shape."""
 
     root: bool
     name: str
@@ -63,18 +66,19 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch, or one per round of the loops it is in.
+    """A kernel of a program.
 
     Attributes:
       kind: product, attention, collective or other.
-      opcode: of a collective its name.
-      bytes: operands and results; of a collective the larger of both.
-      flops: operations.
-      half_rate: its operands are float32, which matrix units take at half the bfloat16 rate.
-      times: launches.
-      loop: trip counts of the loops it is in, outermost first.
-      shape: of its result.
-      keys: bytes of keys and values that an attention kernel is given.
+      opcode: HLO opcode; for a collective, its name.
+      bytes: size of operands and results; for a collective, the larger of the two.
+      flops: number of floating-point operations.
+      half_rate: True if the operands are float32, which matrix units process at half the bfloat16
+        rate.
+      times: number of launches per run of the program.
+      loop: trip counts of the enclosing loops, outermost first.
+      shape: text of the result's shape.
+      keys: for an attention kernel, the size of its keys and values in bytes.
     """
 
     kind: str
@@ -89,7 +93,7 @@ class Kernel:
 
 
 def size(shape: str) -> int:
-    """Bytes of all arrays in the text of a shape."""
+    """Returns the total size in bytes of all arrays in the text of a shape."""
     arrays = _ARRAY.findall(shape)
     return sum(_BYTES[kind] * _product(dims) for kind, dims in arrays if kind in _BYTES)
 
@@ -126,7 +130,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 class Program:
-    """A compiled program as its text says it (`compiled.as_text()`)."""
+    """A compiled program, parsed from its HLO text (`compiled.as_text()`)."""
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
@@ -144,7 +148,7 @@ class Program:
 
     @functools.cached_property
     def kernels(self) -> list[Kernel]:
-        """All kernels of a run of the program."""
+        """Returns all kernels that a run of the program launches."""
         return list(self._kernels(self.entry, 1, ()))
 
     def _kernels(self, name: str, times: int, loop: tuple[int, ...]):
@@ -159,7 +163,7 @@ class Program:
             elif one.opcode == "call":
                 yield from self._kernels(called[1], times, loop)
             elif one.opcode == "conditional":
-                # The costliest branch, by bytes.
+                # Of a conditional, counts the branch with the most bytes.
                 names = re.findall(r"%([\w.\-]+)", one.attributes.partition("branch")[2])
                 ways = [
                     list(self._kernels(way, times, loop))
@@ -217,7 +221,7 @@ class Program:
 
     @functools.cache  # noqa: B019
     def _fusion(self, name: str) -> int:
-        """Bytes that a fused computation reads and writes."""
+        """Returns the number of bytes that a fused computation reads and writes."""
         body = self.computations[name]
         by_name = {one.name: one for one in body}
         users: dict[str, list[tuple[Instruction, int]]] = {one.name: [] for one in body}
@@ -261,36 +265,41 @@ def _parts(shape: str) -> list[str]:
 
 
 def _attention(one: Instruction, shapes: dict[str, str], target: str) -> float:
-    """Operations of a call of cuDNN's attention; [B, T, N, H] or [B, N, T, H] queries."""
+    """Returns the operations of a cuDNN attention call; queries: [B, T, N, H] or [B, N, T, H]."""
     query, keys = (_dims(shapes[name])[1] for name in one.operands[:2])
     whole = math.prod(query)
-    # The axis in which keys differ in length; equal lengths: the longer of the two in the middle.
+    # The number of keys is the longer of the two middle axes; the other one is the number of heads.
     over = math.prod(keys) // (keys[0] * min(keys[1], keys[2]) * keys[3])
     causal = 0.5 if re.search(r'"mask_type":"[^"]*CAUSAL', one.attributes) else 1.0
     return 4.0 * whole * over * causal * (2.5 if "ackward" in target else 1.0)
 
 
 def launches(kernels: list[Kernel]) -> int:
-    """Kernels without collectives."""
+    """Returns the number of kernel launches, without collectives."""
     return sum(one.times for one in kernels if one.kind != "collective")
 
 
 def traffic(kernels: list[Kernel]) -> int:
-    """Bytes of all kernels without collectives."""
+    """Returns the bytes that all kernels except collectives read and write."""
     return sum(one.times * one.bytes for one in kernels if one.kind != "collective")
 
 
 def bfloat16_flops(kernels: list[Kernel]) -> float:
-    """Operations, those on float32 operands twice: what they take at the bfloat16 rate."""
+    """Returns the operations in units of the bfloat16 rate: float32 operations count twice."""
     return sum(one.times * one.flops * (1 + one.half_rate) for one in kernels)
 
 
 def collectives(kernels: list[Kernel], least: int = 2**20) -> dict[str, list[dict]]:
-    """Collectives of at least so many bytes by the loop they are in, equal ones together.
+    """Groups the collectives by the loop that contains them. Equal collectives are merged.
+
+    Args:
+      kernels: kernels of the program.
+      least: minimum size of a collective in bytes; smaller ones are omitted.
 
     Returns:
-      Of each loop ("entry", "x 16", "x 16 x 28": trip counts, outermost first) its collectives:
-      what, shape, bytes of one, and how often one run of the program sends it.
+      For each loop, its collectives with name, shape, bytes, and the number of times that a run of
+      the program executes them. A loop is named by its trip counts, outermost first: "entry",
+      "x 16", "x 16 x 28".
     """
     found: dict[str, Counter] = {}
     for one in kernels:

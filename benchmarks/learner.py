@@ -1,20 +1,21 @@
-"""The learner: one pass over trunk and branches against separate sequences; memory; speed.
+"""Measures the learner: speed of the one-pass gradient, memory of log-probabilities, and MFU.
 
     python benchmarks/learner.py [--rounds 5] [--rows 4] [--shape qwen2.5-1.5b]
 
 Three measurements:
 
-* The gradient of a rollout with a trunk of T thinking tokens and answers at cuts b/4, b/2, 3b/4, b:
-  in one pass, and as four sequences, each of its own length without padding. Both explain the same
-  tokens with the same loss, in one process that takes turns; the gradients are compared too.
-* Temporary memory of the log-probabilities' gradient, in chunks and with all logits at once, as XLA
-  plans it.
-* On a GPU, a whole update (forward, backward, AdamW) of a 1.5B model in bfloat16 at 4,096 positions
-  a row, and the share of the device's peak that the model's arithmetic makes (MFU: recomputation is
-  not counted).
+* The gradient for a trunk of T thinking tokens with answers at the cuts b/4, b/2, 3b/4 and b. It is
+  computed in one pass over trunk and branches, and as four separate sequences without padding. Both
+  have the same target tokens and the same loss. They alternate in one process, and their gradients
+  are compared.
+* The temporary memory that XLA allocates for the gradient of the log-probabilities, computed in
+  chunks and with all logits at once.
+* On a GPU, a complete update (forward, backward, AdamW) of a 1.5B model in bfloat16 with 4,096
+  positions per row, and its model FLOPs utilization (MFU, which does not count recomputation).
 
 The last line is one JSON object: one_pass_vs_separate (separate time / one-pass time),
-arithmetic_ratio (separate operations / one-pass operations, which it can't exceed at one rate),
+arithmetic_ratio (separate operations / one-pass operations, the upper bound of the speedup if both
+run at the same FLOP rate),
 logprob_memory_ratio (chunked / full), tokens_per_s (positions of the one-pass gradient, or of the
 update on a GPU), and on a GPU mfu.
 """
@@ -57,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cuts", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    # With 1,024 ids the output head has 7 % of the arithmetic, as in Qwen2.5-7B.
+    # With 1,024 token ids, the output head has 7 % of the operations, as in Qwen2.5-7B.
     parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--shape", default="qwen2.5-1.5b", help="model of the GPU measurement")
     parser.add_argument("--gpu-rows", type=int, default=4, help="rows of 4,096 positions")
@@ -65,7 +66,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vocab: int) -> Batch:
-    """Full rows: every thinking token sampled, an answer at every cut."""
+    """Returns a batch of random rows of full length, with an answer at every cut."""
     rng = np.random.default_rng(0)
     ids = lambda *shape: rng.integers(0, vocab, shape).astype(np.int32)
     full = lambda x, *shape: np.full(shape, x, np.int32)
@@ -93,7 +94,10 @@ def make_batch(rows: int, prompt: int, thinking: int, cuts: int, answer: int, vo
 
 
 def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: Any) -> jax.Array:
-    """The same loss from one sequence per cut: its thinking segment and its answer are targets."""
+    """Computes the same loss with one sequence per cut.
+
+    The targets of a sequence are the thinking tokens since the previous cut, and the answer.
+    """
     prompt = batch.trunk.shape[1] - batch.thinking_advantages.shape[1]
     start, loss = 0, jnp.float32(0.0)
     cuts = np.ceil(
@@ -127,7 +131,7 @@ def separate_loss(params: dict, batch: Batch, spec: LearnerSpec, normalizers: An
 
 
 def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each job, after one unmeasured call."""
+    """Returns the median seconds of each job. The jobs alternate, after one warm-up call each."""
     for job in jobs.values():
         jax.block_until_ready(job())
     times: dict[str, list[float]] = {name: [] for name in jobs}
@@ -140,7 +144,12 @@ def in_turns(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
 
 
 def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Separate time / one-pass time, the same of operations, and one-pass positions per second."""
+    """Compares the one-pass gradient with separate sequences.
+
+    Returns:
+      The ratio of the times (separate / one-pass), the same ratio of the operations, and the
+      positions per second of the one-pass gradient.
+    """
     width, heads = arguments.width, max(arguments.width // 64, 1)
     shape = Qwen2Config(
         arguments.vocab, width, 3 * width, arguments.layers, heads, heads, width // heads
@@ -189,7 +198,7 @@ def one_pass_against_separate(arguments: argparse.Namespace) -> tuple[float, flo
 
 
 def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: int = 256) -> float:
-    """Temporary bytes of the gradient of log-probabilities: in chunks / all at once."""
+    """Returns the temporary memory of the log-probabilities' gradient: chunked / all at once."""
     abstract = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
     arguments = (
         abstract(jnp.float32, rows, width),
@@ -211,13 +220,15 @@ def memory_ratio(rows: int = 4096, width: int = 256, vocab: int = 32768, chunk: 
 
 
 def flops(shape: Qwen2Config, positions: float, targets: float, seen: float) -> float:
-    """Floating-point operations of the model in an update: forward, and twice that backward.
+    """Returns the model's floating-point operations in an update.
+
+    The backward pass has twice as many operations as the forward pass.
 
     Args:
-      shape: of the model.
-      positions: that go through the layers.
-      targets: tokens whose log-probability is needed.
-      seen: pairs of a position and one that it attends to.
+      shape: shape of the model.
+      positions: number of positions that the layers process.
+      targets: number of tokens whose log-probability is computed.
+      seen: number of query-key pairs in the attention.
     """
     embeddings = (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.hidden_size
     layers = 2 * (shape.num_parameters - embeddings) * positions
@@ -232,7 +243,7 @@ def num_targets(batch: Batch) -> int:
 
 
 def model_flops(shape: Qwen2Config, batch: Batch) -> float:
-    """Operations of an update on trunks and branches in one pass."""
+    """Returns the operations of an update on trunks and branches in one pass."""
     rows, trunk = batch.trunk.shape
     _, cuts, answer = batch.branches.shape
     positions = rows * (trunk + cuts * answer)
@@ -242,13 +253,13 @@ def model_flops(shape: Qwen2Config, batch: Batch) -> float:
 
 
 def separate_flops(shape: Qwen2Config, batch: Batch) -> float:
-    """Operations of the same update on a sequence for each cut."""
+    """Returns the operations of the same update with a separate sequence for each cut."""
     lengths = np.asarray(batch.context, float) + batch.branches.shape[-1]
     return flops(shape, lengths.sum(), num_targets(batch), (lengths * (lengths + 1) / 2).sum())
 
 
 def update_on_gpu(arguments: argparse.Namespace) -> tuple[float, float | None]:
-    """Positions per second and MFU of a whole update at 4,096 positions a row."""
+    """Measures positions per second and MFU of a complete update with 4,096 positions per row."""
     shape = preset(arguments.shape)
     batch = make_batch(arguments.gpu_rows, 256, 3584, 4, 64, shape.vocab_size)
     mesh = parallel.make_mesh(parallel.MeshShape(1, 1, 1, 1), jax.devices()[:1])

@@ -1,12 +1,13 @@
-"""Keeps the raw data of runs in one compressed file, for docs/results.
+"""Packs the raw data of runs into one compressed file, for docs/results.
 
     python benchmarks/pack_runs.py runs/quickstart-seeds/*/ --out docs/results/quickstart-cpu
         --about commit=74ba7c52 "machine=two cores of ..." "versions=jax ..." "other work=..."
 
-The file is cells.jsonl.xz, with a JSON line for each run: id (the folder's name), about (the given
-facts), config (the text of config.yaml), summary, eval and metrics; with --rollouts also the traces
-that the run kept. Paths in a config become relative to the folder above the run. Packing twice
-gives the same bytes. Prints the file and its size as one JSON object.
+The output file is cells.jsonl.xz. It contains a JSON line for each run with the keys id (the name
+of the folder), about (the values of --about), config (the text of config.yaml), summary, eval and
+metrics. With --rollouts it also contains the traces that the run has stored. Paths in a config
+become relative to the parent folder of the run. The output is reproducible byte for byte. The
+script prints the path and the size of the file as one JSON object.
 """
 
 import argparse
@@ -17,14 +18,14 @@ from typing import Any
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Reads a file with a JSON object on every line."""
+    """Reads a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def record_of(folder: Path, about: dict[str, str], *, rollouts: bool) -> dict[str, Any]:
-    """Collects what is kept of a run folder."""
+    """Returns the record of a run folder for the packed file."""
     config = (folder / "config.yaml").read_text()
-    # Written by this machine: its header is a digest, and its paths mean nothing elsewhere.
+    # Removes the header comments of config.yaml, which only concern the original run folder.
     settings = "".join(line for line in config.splitlines(True) if not line.startswith("#"))
     record = {
         "id": folder.name,

@@ -1,10 +1,11 @@
-"""Keeps a finished study in a folder that is small enough to commit, for docs/results.
+"""Packs a finished study into a folder that is small enough to commit, for docs/results.
 
     python benchmarks/pack_study.py --config configs/studies/main.yaml --out docs/results/main-cpu
 
-Run the study, or its --report, before. The folder receives cells.jsonl.xz (a JSON line for each
-cell), results.json.xz, figures as PNG in 128 colours, and tables as Markdown. Cells of other
-studies and arms are left out. Packing twice gives the same bytes. Prints the files written.
+Run the study, or its --report, first. The script writes cells.jsonl.xz (a JSON line for each cell),
+results.json.xz, figures as PNG files with 128 colours, and tables in Markdown. Cells of other
+studies and arms are omitted. The output is reproducible byte for byte. The script prints the paths
+of the written files.
 """
 
 import argparse
@@ -28,15 +29,15 @@ from bacr_study.study_file import read_study
 def write_compressed(path: Path, text: str) -> None:
     """Writes text as an .xz file.
 
-    The format is a third smaller than gzip and stores neither time nor name, so equal cells give
-    equal files.
+    The file is a third smaller than with gzip. The format stores neither a timestamp nor a file
+    name, so equal cells are packed into equal files.
     """
     content = lzma.compress(text.encode("utf-8"), preset=9 | lzma.PRESET_EXTREME)
     write_atomically(path, content)
 
 
 def small_picture(path: Path) -> bytes:
-    """Returns a PNG file in 128 colours: a third of the size, with the same lines and tints."""
+    """Returns a PNG file with 128 colours, which looks the same at a third of the size."""
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(colors=128, dither=Image.Dither.NONE)
     content = io.BytesIO()
@@ -48,15 +49,16 @@ def pack(folder: Path, out: Path, ids: Sequence[str]) -> list[Path]:
     """Writes the cells, results, figures and tables of a study to another folder.
 
     Args:
-      folder: the study's folder, such as studies/main-cpu.
-      ids: ids of the study's cells; other cells of the folder are left out.
+      folder: folder of the study, such as studies/main-cpu.
+      out: folder to write to.
+      ids: ids of the study's cells. Other cells in the folder are omitted.
 
     Returns:
-      The files written.
+      Paths of the written files.
 
     Raises:
-      UserError: if the study has no results, if its results are not those of its cells, or if
-        `out` is the study's folder.
+      UserError: if the study has no results, if its results do not match its cells, or if `out` is
+        the study's folder.
     """
     cells = [cell_path(folder, cell_id) for cell_id in sorted(ids)]
     cells = [path for path in cells if path.exists()]

@@ -1,10 +1,11 @@
-"""The quickstart over seeds: BACR and published GRPO from one warm-up at equal generated tokens.
+"""Compares BACR with published GRPO on the quickstart, over several seeds.
 
     python benchmarks/quickstart.py --seeds 0 1 2 --out runs/quickstart-seeds
 
-GRPO is the preset configs/methods/grpo.yaml over the same config. Every run is the command a user
-would type. Finished runs are kept, not repeated. Prints a table per
-seed, the mean change over seeds, and one JSON object on the last line; writes accuracy.png.
+For each seed, both methods start from the same warm-up and generate the same number of tokens. GRPO
+is the preset configs/methods/grpo.yaml on top of the same config. Every run uses the ordinary
+training command. Finished runs are reused. The script prints a table per seed and the mean change
+over seeds. The last line is one JSON object. It also writes accuracy.png.
 """
 
 import argparse
@@ -19,13 +20,13 @@ from rich.console import Console
 from bacr_jax.report import figures, table
 from bacr_jax.runs.folder import RunPaths
 
-# Of an evaluation, in tokens: what the tables and the figure show.
+# Lengths in an evaluation, in tokens, that the tables and the figure show.
 LENGTHS = ("mean_thinking_tokens", "mean_total_tokens")
 GRPO = Path(__file__).parents[1] / "configs" / "methods" / "grpo.yaml"
 
 
 def command(configs: list[str | Path], folder: Path, *overrides: str) -> list[str]:
-    """What a user would type; later configs win."""
+    """Returns the training command. Later configs override earlier ones."""
     named = [word for config in configs for word in ("--config", str(config))]
     return ["bacr_jax.train", *named, f"output.dir={folder}", *overrides]
 
@@ -39,7 +40,7 @@ def run(configs: list[str | Path], folder: Path, *overrides: str) -> dict:
 
 
 def mean_of(summaries: list[dict]) -> dict:
-    """Averages accuracies and lengths over seeds; the interval is the range over seeds."""
+    """Averages accuracies and lengths over seeds. The interval is the range over seeds."""
     first = summaries[0]
     result: dict = {}
     for mode, budgets in first.items():

@@ -1,14 +1,16 @@
-"""Replays the alarms of `bacr_jax.runs.health` over finished runs, and compares with their ends.
+"""Replays the alarms of `bacr_jax.runs.health` on finished runs, and counts false alarms.
 
     python benchmarks/replay_alarms.py runs/*/ docs/results/quickstart-cpu
 
-Each argument is a run folder (metrics.jsonl and eval.jsonl), or a folder whose cells.jsonl.xz was
-packed by pack_runs.py. Cells of studies are skipped, since they do not keep the metrics of steps.
+Each argument is a run folder (with metrics.jsonl and eval.jsonl), or a folder with a cells.jsonl.xz
+that pack_runs.py wrote. Cells of studies are skipped, because they do not contain the metrics of
+single steps.
 
-Prints a JSON line for each run: run, steps, alarms (the step of each by name) and failed: the
-budgets that `evaluation.decline` finds worse than before training, null without both evaluations.
-The last line counts runs, failed runs and, of the alarms for a policy that is being ruined, failed
-runs with one and false alarms by name: those of runs that did not fail.
+The script prints a JSON line for each run with the keys run, steps, alarms (the step of each alarm,
+by name) and failed. The value of failed is the list of budgets at which the accuracy is worse than
+before training according to `evaluation.decline`, or null if an evaluation is missing. The last
+line counts the runs and the failed runs. For the alarms in `OF_RUIN`, it also counts the failed
+runs with such an alarm, and the false alarms by name. An alarm is false if the run did not fail.
 """
 
 import argparse
@@ -22,20 +24,20 @@ from typing import Any
 from bacr_jax.evaluation.decline import declines
 from bacr_jax.runs.health import SYMPTOMS, RunHealth
 
-# Alarms that say that the policy is being ruined; others are about the grader, the machine or the
-# questions.
+# Alarms that indicate that the policy is collapsing. All other alarms concern the grader, the
+# machine or the questions.
 OF_RUIN = {"closed_answers", "repetition", "one_sided", "update_kl", "collapse"}
-# One run: its name, its records of metrics, and its evaluations; None if they are not known.
+# A run: its name, its metrics records, and its evaluation records (None if they are not available).
 Run = tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Reads a file with a JSON object on every line."""
+    """Reads a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def runs_in(folder: Path) -> Iterator[Run]:
-    """Reads the run of a run folder, or all runs and cells of a packed file."""
+    """Reads the run in a run folder, or all runs in a packed file."""
     if (folder / "metrics.jsonl").exists():
         yield folder.name, read_lines(folder / "metrics.jsonl"), read_lines(folder / "eval.jsonl")
         return
@@ -47,7 +49,7 @@ def runs_in(folder: Path) -> Iterator[Run]:
 
 
 def alarms_of(records: list[dict[str, Any]]) -> dict[str, int]:
-    """Returns the step at which each alarm is given, by its name."""
+    """Returns the step at which each alarm is raised, keyed by the alarm's name."""
     health = RunHealth()
     names = {symptom.message: name for name, symptom in SYMPTOMS.items()}
     steps = {}
@@ -59,7 +61,10 @@ def alarms_of(records: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def failures_of(evaluations: list[dict[str, Any]] | None) -> list[str] | None:
-    """Lists the budgets that ended worse than before training; None if that is not known."""
+    """Returns the budgets at which accuracy is worse than before training.
+
+    Returns None if the evaluation before or after training is missing.
+    """
     by_time = {record["when"]: record["sets"] for record in evaluations or ()}
     if "before" not in by_time or "after" not in by_time:
         return None
@@ -71,7 +76,7 @@ def failures_of(evaluations: list[dict[str, Any]] | None) -> list[str] | None:
 
 
 def report_of(run: Run) -> dict[str, Any]:
-    """Returns the line of a run."""
+    """Returns the output record of a run."""
     name, records, evaluations = run
     return {
         "run": name,
@@ -82,7 +87,7 @@ def report_of(run: Run) -> dict[str, Any]:
 
 
 def counts_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts alarms for a policy that is being ruined, in runs that failed and in others."""
+    """Counts the alarms in `OF_RUIN`, separately for failed runs and for the other runs."""
     failed = [report for report in reports if report["failed"]]
     fine = [report for report in reports if report["failed"] == []]
     false_alarms = collections.Counter(
@@ -99,7 +104,7 @@ def counts_of(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Replays all runs of the command line."""
+    """Replays the runs that the command line specifies."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,19 +1,23 @@
-"""Rollouts: tokens per second beside transformers, refilled slots, and branches on a shared cache.
+"""Measures the throughput of rollouts, compared with transformers and with simpler schedulers.
 
     python benchmarks/rollout.py [--rounds 5]                 CPU, one thread on each side
     python benchmarks/rollout.py --model FOLDER               CPU, (a) alone, on these weights
     python benchmarks/rollout.py --preset qwen2.5-1.5b        GPU, bfloat16, random weights
 
-On a CPU three comparisons run on the same weights, each side warmed up, medians over the rounds:
+On a CPU, three comparisons run on the same weights. Both sides are warmed up, and the results are
+medians over the rounds:
 
-(a) sampling of a fixed number of tokens against transformers' `generate`, with its default cache
-    and with its static one (needs torch, the `parity` extra);
-(b) budgets drawn from the paper's truncated normal (scaled to the width): slots refilled as rows
-    end against batches that run until their longest row ends;
-(c) answers at M cuts that read their trunk's cache against prefilling every prefix again.
+(a) Sampling a fixed number of tokens, compared with `generate` of transformers with its default
+    cache and with its static cache (needs torch, the `parity` extra).
+(b) Budgets from the paper's truncated normal distribution (scaled to the width): slots that are
+    refilled as soon as a row ends, compared with static batches that run until their longest row
+    ends.
+(c) Answers at M cuts that share the KV cache of their trunk, compared with prefilling each prefix
+    again.
 
-On a GPU the decode step is timed against the memory traffic it cannot avoid (all weights and the
-filled part of the caches, once a step), at the bandwidth of a measured copy on the same device.
+On a GPU, the time of a decoding step is compared with its minimum memory traffic: all weights and
+the filled part of the KV cache, read once per step, at the measured bandwidth of a copy on the same
+device.
 
 The last line is one JSON object: vs_hf_best, occupancy, refill_vs_static, branches_vs_reprefill,
 tokens_per_s (CPU), or tokens_per_s, step_ms, roofline_share, copy_gb_per_s (GPU).
@@ -51,7 +55,7 @@ def parse() -> argparse.Namespace:
 
 
 def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Jobs take turns, after one warm-up each."""
+    """Returns the median seconds of each job. The jobs are warmed up once and then alternate."""
     for job in jobs.values():
         job()
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
@@ -69,7 +73,7 @@ def median_seconds(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 class World:
-    """A random policy that never closes its thinking, so that budgets alone decide."""
+    """A random policy that never closes its thinking, so that the budgets determine all lengths."""
 
     def __init__(self, shape, params, dtype, products=None):
         import numpy as np
@@ -94,7 +98,7 @@ class World:
         )
 
     def prompts(self, rows, width, seed=0):
-        """Random prompts, all of one width."""
+        """Returns random prompts of equal length."""
         import numpy as np
 
         from bacr_jax.types import Prompts
@@ -104,7 +108,7 @@ class World:
         return Prompts(tokens.astype(np.int32), lengths, np.zeros(rows, int), lengths)
 
     def spec(self, **settings):
-        """Shapes of a rollout of this policy."""
+        """Returns the rollout settings of this policy."""
         from bacr_jax.rollout import RolloutSpec
 
         return RolloutSpec(
@@ -112,7 +116,7 @@ class World:
         )
 
     def engine(self, prompts, spec):
-        """Slots for a rollout that is driven by hand."""
+        """Returns a decoding engine whose steps the benchmark calls itself."""
         import jax
 
         from bacr_jax.rollout import Sampler, sampling_params
@@ -126,7 +130,7 @@ class World:
         )
 
     def generate(self, prompts, budgets, cuts, spec, seed=0):
-        """A sampled rollout."""
+        """Samples a rollout."""
         import jax
 
         from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
@@ -173,7 +177,7 @@ def cpu_world(arguments, folder):
 
 
 def against_transformers(arguments, world, folder):
-    """(a) Fixed lengths, against transformers."""
+    """Comparison (a): rows of a fixed length, against transformers."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -226,7 +230,7 @@ def against_transformers(arguments, world, folder):
 
 
 def against_static_batches(arguments, world):
-    """(b) Budgets of many lengths, against batches without refill."""
+    """Comparison (b): budgets of different lengths, against static batches without refill."""
     import jax
     import numpy as np
 
@@ -242,7 +246,7 @@ def against_static_batches(arguments, world):
         max_thinking=arguments.new,
         answer_tokens=1,
         slots=slots,
-        # A sixteenth of the paper's lengths: chunks of 4 for their 64.
+        # Lengths are a sixteenth of the paper's, so a chunk of 64 tokens becomes a chunk of 4.
         chunk=4,
         windows=arguments.windows,
         refill=1 / 32,
@@ -275,7 +279,7 @@ def against_static_batches(arguments, world):
 
 
 def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
-    """(c) Answers at M cuts, against prefilling every prefix again."""
+    """Comparison (c): answers at M cuts on a shared cache, against prefilling each prefix again."""
     import jax
     import numpy as np
 
@@ -320,7 +324,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
 
 
 def on_gpu(arguments):
-    """Share of the memory roofline that a decoding step reaches."""
+    """Measures the fraction of the memory roofline that a decoding step reaches."""
     import jax
     import jax.numpy as jnp
 
@@ -360,7 +364,7 @@ def on_gpu(arguments):
 
 
 def copy_bandwidth():
-    """Bytes per second that a copy reads and writes."""
+    """Measures the memory bandwidth of a copy, in bytes read and written per second."""
     import jax
     import jax.numpy as jnp
 
@@ -368,7 +372,7 @@ def copy_bandwidth():
     copy = jax.jit(lambda x: x + 1)
 
     def copies():
-        # Many in a row, since one takes about as long as its start.
+        # Runs 64 copies in one program, because a single copy takes about as long as its launch.
         found = block
         for _ in range(64):
             found = copy(found)
@@ -378,9 +382,10 @@ def copy_bandwidth():
 
 
 def decode_seconds(arguments, world):
-    """Seconds of a decoding step with all slots in use.
+    """Measures the seconds of a decoding step with all slots in use.
 
-    Also the keys that a row has halfway through what is timed, and whether any row's logits broke.
+    Also returns the number of keys per row halfway through the timed steps, and whether any row had
+    non-finite logits.
     """
     import numpy as np
 

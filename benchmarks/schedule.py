@@ -1,10 +1,11 @@
-"""The keys that a rollout reads, counted by its scheduler alone: no model, no device.
+"""Counts the attention keys that a rollout reads, by simulating only its scheduler.
 
     python benchmarks/schedule.py
 
-A decoding step has to read the keys of its live rows. XLA's attention reads more: the caches' whole
-length for every slot. Attention by rows (`cudnn_decoding`) reads the live keys alone, but devices
-wait for the one that has most of them.
+A decoding step must read the keys of its live rows. XLA's attention reads more, because it reads
+the full length of the KV cache for every slot. Attention with a length per row (`cudnn_decoding`)
+only reads the live keys, but all devices wait for the device with the most live keys. The
+simulation needs neither a model nor a device.
 """
 
 from dataclasses import dataclass, replace
@@ -21,15 +22,15 @@ from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_hol
 
 @dataclass(frozen=True)
 class KeysRead:
-    """Keys of a rollout's thinking, summed over its decoding steps; answers are left out.
+    """Number of keys, summed over the decoding steps of a rollout's thinking, without answers.
 
     Attributes:
-      steps: decoding steps.
-      live: keys that the live rows see.
-      by_window: keys that are read when every slot reads the whole cache.
-      by_row: keys that are read while the devices wait for the one with most live keys, all devices
-        together.
-      device_tokens: tokens sampled on each device.
+      steps: number of decoding steps.
+      live: keys that the live rows attend to.
+      by_window: keys that are read if every slot reads the full cache.
+      by_row: keys that all devices together could read while they wait for the device with the most
+        live keys.
+      device_tokens: number of tokens sampled on each device.
     """
 
     steps: int
@@ -40,19 +41,22 @@ class KeysRead:
 
     @property
     def wasted_by_window(self) -> float:
-        """Share of the keys read for nothing, by windows."""
+        """Share of the reads that are wasted if every slot reads the full cache."""
         return 1.0 - self.live / self.by_window if self.by_window else 0.0
 
     @property
     def wasted_by_row(self) -> float:
-        """Share of the keys that could have been read while devices wait, by rows."""
+        """Share of the possible reads that is lost to waiting, with a length per row."""
         return 1.0 - self.live / self.by_row if self.by_row else 0.0
 
 
 def _live_keys(
     lengths: Int[np.ndarray, "n"], left: Int[np.ndarray, "n"], chunk: int
 ) -> Int[np.ndarray, "chunk n"]:
-    """Keys that rows see at each step of a chunk: its token and those before it; 0 once ended."""
+    """Returns the number of keys that each row attends to at each step of a chunk.
+
+    These are the current token and all tokens before it. The number is 0 after the row has ended.
+    """
     step = np.arange(chunk)[:, None]
     return np.where(step < left, lengths + step + 1, 0)
 
@@ -65,10 +69,14 @@ def simulate(
     spec: RolloutSpec,
     width: int,
 ) -> KeysRead:
-    """Runs a rollout's schedule.
+    """Simulates the schedule of a rollout and counts the keys that are read.
 
     Args:
-      limits: most tokens each may sample; what the scheduler knows.
+      prompts: number of prompt tokens of each row.
+      limits: maximum number of thinking tokens of each row, which the scheduler receives.
+      thinking: number of thinking tokens that each row actually samples.
+      spec: settings of the rollout.
+      width: width to which prompts are padded in the cache.
     """
     shards, lengths = spec.row_shards, spec.cache_lengths(width)
     scheduler = Scheduler(limits, spec.slots, spec.batch_sizes(), shards)
@@ -101,7 +109,7 @@ def simulate(
 
 
 def math_like() -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
-    """Prompts as long as MATH's with their instruction, 8 rows each; budgets N(1500, 512)."""
+    """Returns prompt lengths similar to MATH, with 8 rows per prompt, and N(1500, 512) budgets."""
     rng = np.random.default_rng(0)
     prompts = np.clip(np.exp(rng.normal(4.75, 0.55, 64)), 40, 1024).astype(int)
     budgets = rng.normal(1500, 512, 4096)
@@ -110,7 +118,7 @@ def math_like() -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
 
 
 def on_devices(count: int, *, windows: int = 4) -> RolloutSpec:
-    """Rollouts of budgets up to 4,096 over some devices."""
+    """Returns the rollout settings for budgets up to 4,096 tokens on a number of devices."""
     mesh = AbstractMesh((1, count, 1), AXES)
     return RolloutSpec(
         preset("qwen2.5-7b"),
@@ -132,7 +140,7 @@ def main() -> None:
         read = simulate(prompts, budgets, budgets, spec=finer, width=1024)
         print(f"{windows} windows: {read.wasted_by_window:.0%} of the keys read for nothing")
     print(f"by rows: {read.wasted_by_row:.0%} of the time waited")
-    # What it would be if each device had the next rows of the order.
+    # For comparison: consecutive rows of the sorted order on each device.
     order = np.argsort(-budgets, kind="stable").reshape(8, -1)
     lengths = np.arange(budgets.max())
     keys = [

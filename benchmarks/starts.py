@@ -1,12 +1,17 @@
-"""How long commands take until they do their work, with compiled programs at hand.
+"""Measures the startup time of commands with a filled compilation cache.
 
     bacr train --config configs/quickstart.yaml output.dir=runs/quickstart
     python benchmarks/starts.py --run runs/quickstart
 
-Three measurements, each repeated, medians: `--help` of every command (processor time, and whether
-it imports JAX); one question asked of the run; the quickstart begun anew with the run's warm-up,
-until its first step is in metrics.jsonl, in parts. The first repetition compiles and is left out.
-The last line is one JSON object. Seconds by the clock mean something on an idle machine only.
+There are three measurements. Each is the median over several repetitions; the first repetition
+compiles and is not counted.
+
+* `--help` of every command: its CPU time, and whether it imports JAX.
+* Generating the answer to one question with the run.
+* A new run of the quickstart with the warm-up of the run, until its first step is in metrics.jsonl.
+  The time is split into parts.
+
+The last line is one JSON object. Wall-clock times are only meaningful on an idle machine.
 """
 
 import argparse
@@ -29,7 +34,7 @@ def command(*words: str) -> list[str]:
 
 
 def help_of(name: str) -> float:
-    """Processor seconds."""
+    """Returns the CPU seconds of `--help` of a command."""
     process = subprocess.Popen(command(f"bacr_jax.{name}", "--help"), stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0, name
@@ -50,7 +55,11 @@ def question(run: Path) -> float:
 
 
 def first_step(run: Path) -> dict[str, float]:
-    """Seconds by the clock until a new run's parts begin, and until its first step is written."""
+    """Trains a new run until its first step is written.
+
+    Returns:
+      Wall-clock seconds from the start of the run to the start of each part.
+    """
     begins = {
         "reading the warm-up": "warm-up  ",
         "evaluation": "evaluation before",
@@ -82,10 +91,10 @@ def first_step(run: Path) -> dict[str, float]:
 
 
 def parts(found: dict[str, float]) -> dict[str, float]:
-    """Lengths, from when each part begins."""
+    """Converts the start times of the parts to durations."""
     names = ["imports and data", *found]
     times = [0.0, *found.values()]
-    # A part lasts until the next one begins; the last entry is the end.
+    # Each part lasts until the next one starts. The last entry is the end of the measurement.
     lengths = {name: end - begin for name, begin, end in zip(names, times, times[1:])}
     return {
         **lengths,

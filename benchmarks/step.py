@@ -1,13 +1,14 @@
-"""Seconds of a whole GRPO step, and of a BACR step with answers at four cuts, on one machine.
+"""Measures the seconds of a complete GRPO step, and of a BACR step with answers at four cuts.
 
     python benchmarks/step.py --model HFDIR --prompts FILE.jsonl [--threads 1]
 
-FILE.jsonl holds lines with a `prompt`, of which the first 32 tokens are used (shorter ones are
-repeated). A step samples G answers of exactly 128 tokens (`--new`; the end token is never drawn) to
-each of 8 prompts in float32, credits them by their group, and makes one AdamW update with gradients
-clipped at 1. The reward is the share of even token ids: what it is does not matter for the time,
-only that rows differ. The BACR step also samples and learns answers of 8 tokens at a quarter, a
-half, three quarters and all of the thinking, on the trunks' cache and in the same pass.
+Each line of FILE.jsonl has a `prompt`, of which the first 32 tokens are used (shorter prompts are
+repeated). A step samples G responses of exactly 128 tokens (`--new`; the end token is never
+sampled) for each of 8 prompts in float32. It computes advantages within each group and takes one
+AdamW step with gradients clipped at 1. The reward is the fraction of even token ids. Its meaning
+does not matter for the time, but rewards must differ between rows. The BACR step also samples and
+trains on answers of 8 tokens at one, two, three and four quarters of the thinking. These share the
+trunks' KV cache in sampling, and the trunks' forward pass in the update.
 
 The last line is one JSON object of medians: step_s, generate_s, update_s, bacr_step_s.
 """
@@ -21,12 +22,15 @@ import time
 from pathlib import Path
 
 PROMPTS, PROMPT, NEW, CUTS, ANSWER = 8, 32, 128, 4, 8
-# Layers that compile one by one; more are scanned, and made again in the backward pass.
+# Maximum number of layers for which the layers are unrolled. Larger models use a scan over layers,
+# and recompute them in the backward pass.
 MOST_UNROLLED = 8
-# Parts of an update: what a few rows need stays in a core's cache, what 64 rows need does not.
+# Number of micro-batches per update. The activations of a few rows fit into a core's cache, while
+# the activations of 64 rows do not.
 MICRO_BATCHES = 16
-# A large model's weights leave no room there, and are read and summed once a part. Its parts hold
-# real tokens alone, and a group's prompt once (train.padding_free).
+# Tokens per micro-batch of a large model, whose weights do not fit into the cache and are read once
+# per micro-batch. Its micro-batches have no padding, and contain the prompt of a group only once
+# (train.padding_free).
 TOKENS_OF_LARGE = 640
 
 
@@ -51,7 +55,7 @@ def parse() -> argparse.Namespace:
 
 
 class Step:
-    """A policy, its prompts, and one step of either kind."""
+    """A policy with its prompts, which can be called to run a GRPO step or a BACR step."""
 
     def __init__(self, arguments: argparse.Namespace):
         import jax
@@ -140,7 +144,7 @@ class Step:
         self.steps = 0
 
     def __call__(self, num_cuts: int) -> tuple[float, float]:
-        """One step; seconds of sampling and of learning."""
+        """Runs one step and returns the seconds of sampling and of the update."""
         import jax
         import jax.numpy as jnp
         import numpy as np

@@ -1,12 +1,12 @@
-"""A GRPO step here and in TRL, side by side: the same model, shapes and core, taking turns.
+"""Compares the seconds of a GRPO step with TRL, for the same model and shapes on the same core.
 
     python benchmarks/step_beside_trl.py --folder runs/beside-trl [--rounds 9] [--model MODEL]
 
-Makes two environments below the folder, unless they are there: `ours` (this clone) and `trl` (TRL
-1.16, transformers 5.23, PyTorch), from where pip's own settings say; `--ours` and `--trl` name
-interpreters that have them already. `step.py` and `step_trl.py` say what a step is. One process
-each, both on the first core and with one thread; while one takes a step the other waits. Prints
-medians and quartiles.
+The script creates two virtual environments in the folder unless they exist: `ours` (this clone) and
+`trl` (TRL 1.16, transformers 5.23, PyTorch), installed with pip. `--ours` and `--trl` select
+existing interpreters with these packages instead. `step.py` and `step_trl.py` define a step. Each
+of them runs in one process with one thread on the first core. They alternate, so that only one of
+them runs at any time. The script prints medians and quartiles.
 
 The last line is one JSON object: step_s, bacr_step_s, trl_step_s, and the ratios trl_over_step and
 bacr_over_step.
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
 
 
 def interpreter(folder: Path, packages: list[str]) -> Path:
-    """The interpreter of an environment that holds some packages; made if it is not there."""
+    """Returns the interpreter of a virtual environment, which is created if it does not exist."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         print(f"making {folder}: {' '.join(packages)}", flush=True)
@@ -60,7 +60,7 @@ def interpreter(folder: Path, packages: list[str]) -> Path:
 
 
 class Steps:
-    """A process that takes a step whenever it is told to."""
+    """A process that runs one training step per call."""
 
     def __init__(self, python: Path, script: str, *options: str):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -72,7 +72,7 @@ class Steps:
         os.sched_setaffinity(self.process.pid, {core})
 
     def __call__(self) -> dict[str, float]:
-        """Seconds of a step, by its kind."""
+        """Runs a step and returns its seconds, keyed by the kind of step."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("step\n")
         self.process.stdin.flush()
@@ -82,7 +82,7 @@ class Steps:
         return json.loads(line)
 
     def close(self) -> None:
-        """Lets the process end."""
+        """Closes stdin of the process and waits until it has exited."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()

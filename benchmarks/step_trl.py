@@ -1,12 +1,13 @@
-"""GRPO steps of TRL, for `step_beside_trl.py`: its other half, which runs where TRL is installed.
+"""Runs GRPO steps with TRL. `step_beside_trl.py` starts it in an environment with TRL.
 
     python benchmarks/step_trl.py --make FOLDER        a small model and prompts
     python benchmarks/step_trl.py --make FOLDER --model MODEL    prompts for a model that is there
     python benchmarks/step_trl.py --model FOLDER/model --prompts FOLDER/prompts.jsonl
 
-Takes a step for each line on the standard input and answers each with its seconds. The settings
-are those of `step.py`: float32, 8 prompts of 32 tokens, 8 answers of exactly 128 to each, one AdamW
-update with gradients clipped at 1, no KL term, rewards that only have to differ.
+The script runs one step for each line on stdin, and prints the seconds of the step. The settings
+are the same as in `step.py`: float32, 8 prompts of 32 tokens, 8 responses of exactly 128 tokens per
+prompt, one AdamW update with gradients clipped at 1, and no KL term. The reward has no meaning, but
+it differs between responses.
 """
 
 import argparse
@@ -34,7 +35,10 @@ def parse() -> argparse.Namespace:
 
 
 def make(folder: Path) -> None:
-    """A Qwen2 of 4 layers of 128 with random weights, words as tokens, and prompts of 32 words."""
+    """Writes a Qwen2 model with random weights, a word-level tokenizer, and prompts of 32 words.
+
+    The model has 4 layers of width 128.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -66,11 +70,11 @@ def make(folder: Path) -> None:
 
 
 def make_prompts(folder: Path, model: Path) -> None:
-    """Prompts of 32 words that are a token each."""
+    """Writes prompts of 32 words, each of which is a single token of the model's tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
-    # Byte-level tokenizers write a space so.
+    # Byte-level tokenizers represent a space by this character.
     words = [word[1:] for word in sorted(tokenizer.get_vocab()) if word.startswith("\u0120")]
     plain = [f" {word}" for word in words if word.isascii() and word.isalpha()]
     for prompt in write_prompts(folder, plain):
@@ -111,11 +115,11 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     prompts = [json.loads(line) for line in arguments.prompts.read_text().splitlines()][:PROMPTS]
     answer = sys.stdout
-    # TRL prints metrics of its own.
+    # Redirects TRL's own metrics to stderr, so that stdout only contains the seconds.
     sys.stdout = sys.stderr
 
     class OnDemand(TrainerCallback):
-        """Waits for a line before each step, and says how long the step took."""
+        """Waits for a line on stdin before each step, and prints the seconds of the step."""
 
         def on_step_begin(self, args, state, control, **_):
             if not sys.stdin.readline():

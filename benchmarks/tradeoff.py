@@ -1,19 +1,20 @@
-"""Does it pay to know the budget? BACR and AnytimeReasoner where short thinking errs more.
+"""Compares BACR with AnytimeReasoner on a task where short thinking is less accurate.
 
     python benchmarks/tradeoff.py --seeds 0 1 2 --out runs/tradeoff
 
-On the `tradeoff` ledger a trace is written in steps (right, up to 30 tokens) or at once (8 tokens
-at most, often wrong on long problems); its first token says which. For each seed one warm-up, and
-from it every arm with equal steps, questions and rollouts:
+It measures whether it helps that the policy receives its budget. In the `tradeoff` ledger, a trace
+is written either in steps (correct, up to 30 tokens) or at once (at most 8 tokens, often wrong on
+long problems). The first token of a trace selects the style. For each seed, all arms start from the
+same warm-up and have the same number of steps, questions and rollouts:
 
-    own      BACR told one of the budgets evaluated, and paid for its answer there (Eq. 1)
-    final    the same with four cuts, weights .12 .12 .16 .6 and the dense reward
+    own      BACR with one of the evaluated budgets, rewarded for its answer there (Eq. 1)
+    final    the same with four cuts of weights .12 .12 .16 .6, and the dense reward
     uniform  the same with the paper's four cuts of equal weight (Eq. 9)
-    anytime  AnytimeReasoner: not told a budget, scored at all four, one answer at each
+    anytime  AnytimeReasoner: without a budget as input, rewarded at all four, one answer at each
 
-Finished runs are kept, not repeated. Prints a line per run and one JSON object at the end: the
-share of sampled traces in steps by budget, sampled and greedy accuracy, and what an arm is ahead of
-AnytimeReasoner; writes tradeoff.png.
+Finished runs are reused. The script prints a line per run, and finally one JSON object: for each
+budget, the share of sampled traces that are written in steps, the sampled and greedy accuracy, and
+the difference of each arm from AnytimeReasoner. It also writes tradeoff.png.
 """
 
 import argparse
@@ -30,21 +31,21 @@ from scipy import stats
 from bacr_jax.report import charts
 from bacr_jax.runs.folder import RunPaths
 
-# The arms differ in what is paid for; V is their baseline.
+# The arms differ in their rewards. All except AnytimeReasoner use V as the baseline.
 VALUE = ["advantage.baseline=value", "advantage.score_weighted=false"]
 ARMS = {
     "own": VALUE,
     "final": [*VALUE, "cuts.count=4", "cuts.weights=[.12, .12, .16, .6]"],
     "uniform": [*VALUE, "cuts.count=4", "cuts.weights=uniform"],
-    # The entropy bonus of the other arms, and one answer a cut: equal rollouts.
+    # Uses the entropy bonus of the other arms, and one answer per cut so that rollouts are equal.
     "anytime": ["anytime.answers=1", "loss.entropy_coef=0.02"],
 }
-# Traces per budget behind a style's share: an error of about 1.5 points.
+# Number of traces per budget for measuring a style's share, with an error of about 1.5 points.
 PROBLEMS = 1000
 
 
 def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
-    """The summary of a run, made now if it is not there yet."""
+    """Returns the summary of a run, and first trains the run if it is not finished."""
     summary = RunPaths(folder).summary
     if not summary.exists():
         command = [sys.executable, "-m", "bacr_jax.train", "--config", config]
@@ -56,7 +57,7 @@ def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
 
 
 def style_shares(folder: Path) -> dict[str, float]:
-    """Share of sampled traces written in steps, by told (or imposed) budget."""
+    """Returns the share of sampled traces that are written in steps, for each budget."""
     from bacr_jax.questions.ledger import ID
     from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
     from bacr_jax.runs.folder import open_run
@@ -96,7 +97,7 @@ def style_shares(folder: Path) -> dict[str, float]:
 
 
 def over_seeds(values: list[float]) -> dict[str, float | list[float]]:
-    """Mean, and its 95 % interval by Student's t over seeds."""
+    """Returns the mean over seeds and its 95 % confidence interval (Student's t)."""
     mean = float(np.mean(values))
     found: dict[str, float | list[float]] = {"mean": round(mean, 4)}
     if len(values) > 1:
@@ -106,12 +107,15 @@ def over_seeds(values: list[float]) -> dict[str, float | list[float]]:
 
 
 def picture(path: Path, results: dict) -> None:
-    """Share of steps and sampled accuracy against the budget: a line per arm, a dot per seed."""
+    """Plots the share of traces in steps and the sampled accuracy against the budget.
+
+    Each arm has a line, and each seed a dot.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.8), layout="constrained", dpi=150)
     labels = {"steps_share": "traces in steps (%)", "sampled": "sampled accuracy (%)"}
-    # AnytimeReasoner, which the others are compared with, is grey.
+    # AnytimeReasoner comes first and is grey, because the other arms are compared with it.
     order = sorted(results, key=lambda arm: arm != "anytime")
     looks = dict(zip(order, zip(charts.COLOURS, charts.MARKERS)))
     for axis, (what, label) in zip(figure.subplots(1, 2), labels.items()):

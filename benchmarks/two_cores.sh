@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The first table of docs/performance.md for this machine: its rows' scripts in turn, on cores 0 and 1.
+# Measures the first table of docs/performance.md on this machine. Runs the scripts of its rows one
+# after the other on cores 0 and 1.
 #
 #   benchmarks/two_cores.sh [--dry-run] [--out DIR]
 #
 #   --dry-run  print the commands that would run, and do nothing
-#   --out      a folder, runs/two-cores by default; quickstarts that are finished there are kept
-# Takes 40 minutes, in which nothing else may run. Needs the extras parity and gym, and MATH in the
-# folder BACR_SHARED_DATA. Commands and their last lines are collected in DIR/results.txt.
+#   --out      output folder, runs/two-cores by default; finished quickstart runs in it are reused
+# Takes 40 minutes, during which nothing else should run on the machine. Needs the extras parity and
+# gym, and MATH in the folder BACR_SHARED_DATA. The commands and the last line of their output are
+# written to DIR/results.txt.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
@@ -16,7 +18,7 @@ out=runs/two-cores
 read_options "$@"
 [ ${#keys[@]} = 0 ] || die "command line: found '${keys[0]}'; see --help"
 
-# A script and its options; what it prints last is kept.
+# Runs a benchmark script with its options, and appends the last line of its output to the results.
 row() {
   step taskset -c 0,1 env JAX_PLATFORMS=cpu "$python" "$here/$1" "${@:2}" | tee "$kept"
   [ "$dry_run" = 1 ] || { echo "$*" && tail -n 1 "$kept"; } >>"$out/results.txt"

@@ -1,13 +1,20 @@
-"""The quickstart sampled by vLLM, in turn and one step ahead, against this package's own decoder.
+"""Compares quickstart runs sampled by vLLM with runs sampled by this package's decoder.
 
     python benchmarks/vllm_sampler.py --python serving/bin/python --seeds 1 2 3 4
 
-For a CPU (docs/vllm-training.md). Per seed one warm-up and four runs from it: `own`; `own again`, all
-that is drawn later under another seed, which says how far two equal runs lie apart; `vLLM`; `one
-step ahead`. All weigh tokens alike (`loss.importance_cap`), which changes nothing where the policy
-itself has sampled. Finished runs are kept, not repeated. Prints a table per seed, which accuracies
-lie outside the span of the 95 % intervals of the runs before, and one JSON object on the last line;
-writes accuracy.png.
+The benchmark is for a CPU (docs/vllm-training.md). For each seed, four runs start from the same
+warm-up:
+
+* `own`: sampled by this package's decoder.
+* `own again`: the same with another seed after the warm-up, which shows the difference between two
+  equivalent runs.
+* `vLLM`: sampled by a vLLM server.
+* `one step ahead`: sampled by a vLLM server with rollout.ahead=1.
+
+All runs use truncated importance weights (`loss.importance_cap`), which are 1 if the policy itself
+has sampled. Finished runs are reused. For each seed, the script prints a table, and the accuracies
+of the last two runs that are outside the range of the 95 % intervals of the runs above them. The
+last line is one JSON object. It also writes accuracy.png.
 """
 
 import argparse
@@ -43,7 +50,7 @@ def run(folder: Path, *keys: str) -> None:
 
 
 def reseeded(source: Path, target: Path, seed: int) -> Path:
-    """A finished warm-up, as one of a run with another seed."""
+    """Copies a finished warm-up so that a run with another seed can start from it."""
     if not target.exists():
         shutil.copytree(source, target)
         paths, config = WarmupPaths(target), load(["quickstart"], [f"seed={seed}"])
@@ -54,7 +61,7 @@ def reseeded(source: Path, target: Path, seed: int) -> Path:
 
 
 def run_served(python: Path, folder: Path, *keys: str) -> None:
-    """The run, and a server beside it as soon as the first policy lies there."""
+    """Trains a run, and starts a server for it as soon as the run has written its first policy."""
     if RunPaths(folder).summary.exists():
         return
     with socket.socket() as free:
@@ -85,7 +92,7 @@ def run_served(python: Path, folder: Path, *keys: str) -> None:
 
 
 def outside(arm: dict, spans: list[dict]) -> list[str]:
-    """Budgets at which an accuracy lies outside the span of others' 95 % intervals."""
+    """Returns the budgets at which the accuracy is outside the range of other runs' intervals."""
     found = []
     for budget, entry in arm["greedy"].items():
         intervals = [span["greedy"][budget]["ci95"] for span in spans]
@@ -96,7 +103,7 @@ def outside(arm: dict, spans: list[dict]) -> list[str]:
 
 
 def arms(python: Path, out: Path, seed: int) -> dict[str, dict]:
-    """Summaries of a seed's four runs, which share its warm-up."""
+    """Returns the summaries of the four runs of a seed, which share its warm-up."""
     folder = lambda name: out / f"{name.replace(' ', '-').lower()}-{seed}"
     run(folder(OWN), f"seed={seed}")
     warmup = RunPaths(folder(OWN)).warmup

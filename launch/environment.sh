@@ -1,5 +1,5 @@
-# Sourced by the launch scripts: which GPUs are here, their settings, and how a command is shown. Recipes
-# read their options by it.
+# Functions that the launch scripts source: detect the GPUs, load their settings, and run or print a
+# command. The recipes also use its functions for parsing options.
 
 launch_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -8,10 +8,10 @@ die() {
   exit 2
 }
 
-# What --gpu may say, for messages.
+# Possible values of --gpu, for error messages.
 gpu_names="a100, hopper, blackwell, pcie, geforce or a card of plan --device"
 
-# The settings' name (launch/*.env) for the first GPU of this machine.
+# Prints the name of the settings (launch/*.env) for the first GPU of this machine.
 detect_gpu() {
   local name
   name="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)"
@@ -26,7 +26,8 @@ detect_gpu() {
   esac
 }
 
-# The settings' name for what --gpu says: that name itself, or a card as `plan --device` calls it.
+# Prints the name of the settings for a value of --gpu. The value is either such a name, or a GPU as
+# named by `bacr plan --device`.
 settings_of() {
   case "$1" in
     a100 | hopper | blackwell | pcie | geforce) echo "$1" ;;
@@ -39,25 +40,25 @@ settings_of() {
   esac
 }
 
-# Reads the settings of $1 and exports them with those of every card; a variable that is already set
-# is left alone. XLA takes the last of two equal flags, so flags that were set before stand behind
-# ours and win.
+# Loads the settings for GPU $1 and the settings for all GPUs, and exports them. A variable that is
+# already set keeps its value. Flags that are already in XLA_FLAGS are appended after ours, because
+# XLA uses the last value of a repeated flag.
 load_environment() {
   local settings
   settings="$(settings_of "$1")"
-  # JAX takes this share of each GPU's memory at the start; the rest is for the CUDA context, NCCL's
-  # buffers and the workspaces of cuBLAS and cuDNN. `bacr plan` counts with the same share.
+  # JAX preallocates this fraction of each GPU's memory. The rest is for the CUDA context, NCCL's
+  # buffers, and the workspaces of cuBLAS and cuDNN. `bacr plan` assumes the same fraction.
   : "${XLA_PYTHON_CLIENT_MEM_FRACTION:=0.92}"
-  # Compiled programs are kept, so that a restarted run doesn't compile again.
+  # Caches compiled programs, so that a restarted run does not compile them again.
   : "${JAX_COMPILATION_CACHE_DIR:=${HOME:-.}/.cache/bacr_jax/xla}"
-  # NCCL says why it could not connect.
+  # NCCL prints the reason if it can't connect.
   : "${NCCL_DEBUG:=WARN}"
   launch_exports=(XLA_PYTHON_CLIENT_MEM_FRACTION JAX_COMPILATION_CACHE_DIR NCCL_DEBUG)
   # shellcheck source=/dev/null
   . "$launch_dir/$settings.env"
   if [ "${BACR_DETERMINISTIC:-0}" = 1 ]; then
-    # Sums in a fixed order and no timing of kernels at the start: two runs agree bit for bit, at
-    # the price of slower scatters (the embedding's gradient) and attention.
+    # Uses deterministic reductions and selects kernels without timing, so that runs are
+    # bit-identical. Scatters (in the gradient of the embedding) and attention become slower.
     launch_xla_flags+=(--xla_gpu_deterministic_ops=true)
   fi
   XLA_FLAGS="${launch_xla_flags[*]}${XLA_FLAGS:+ $XLA_FLAGS}"
@@ -65,8 +66,8 @@ load_environment() {
   export "${launch_exports[@]}"
 }
 
-# GPUs of this process from number $1 on, as many as $2 says: of those in CUDA_VISIBLE_DEVICES where
-# that is set, as in an allocation or on a box that others use too.
+# Prints the ids of $2 GPUs, starting with GPU number $1. If CUDA_VISIBLE_DEVICES is set, for example
+# in an allocation or on a shared machine, only its GPUs are counted.
 some_gpus() {
   local there
   IFS=, read -r -a there <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 + $2 - 1)))}"
@@ -75,10 +76,10 @@ some_gpus() {
   (IFS=, && echo "${there[*]:$1:$2}")
 }
 
-# Puts this Slurm job back into the queue if its training, which ended with $1, can go on from a
-# checkpoint (75): near the time limit, or after a host or all servers were lost. A job that is being
-# cancelled stays cancelled. Training itself gives a job up that is restarted again and again without
-# a new checkpoint (bacr_jax.runs.restarts); it then ends with another code.
+# Requeues this Slurm job if the exit code $1 of training is 75. Training exits with 75 if it can be
+# resumed from a checkpoint: near the time limit, or after losing a host or all servers. A job that is
+# being cancelled is not requeued. If a job was restarted several times without a new checkpoint,
+# training exits with another code (bacr_jax.runs.restarts).
 requeue_if_due() {
   [ "$1" = 75 ] || return 0
   local state
@@ -90,7 +91,7 @@ requeue_if_due() {
     die "scontrol requeue failed: job $SLURM_JOB_ID is not put back into the queue; submit it again"
 }
 
-# With $dry_run = 1 prints the settings and the command, else becomes the command.
+# Replaces this process by the command. If $dry_run is 1, only prints the settings and the command.
 run_or_show() {
   if [ "$dry_run" != 1 ]; then
     exec "$@"
@@ -103,12 +104,12 @@ run_or_show() {
   echo
 }
 
-# The header of script $1: its comment lines up to the first blank one.
+# Prints the header of script $1: its comment lines up to the first empty line.
 show_help() {
   sed -n '2,/^$/s/^# \{0,1\}//p' "$1"
 }
 
-# The value that option $1 needs ($# of the rest in $2).
+# Checks that option $1 has a value. $2 is the number of remaining arguments, including the option.
 needs_value() {
   [ "$2" -ge 2 ] || die "$1: a value is missing; see --help"
 }

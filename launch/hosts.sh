@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Several machines without Slurm: run this on every one of them, one process each.
+# Trains on several machines without Slurm. Run this script once on each machine.
 #
 #   launch/hosts.sh --coordinator HOST:PORT --processes N --process-id I [--gpu NAME]
 #       [--dry-run] --config F [key.sub=value ...]
 #
-#   --coordinator  machine 0 and a free port on it, the same everywhere
+#   --coordinator  machine 0 and a free port on it; the same value on all machines
 #   --processes    number of machines
-#   --process-id   number of this machine, 0 to N - 1
-#   --gpu          settings to use (launch/*.env); found out by nvidia-smi if not given
+#   --process-id   index of this machine, 0 to N - 1
+#   --gpu          settings to use (launch/*.env); by default detected with nvidia-smi
 #   --dry-run      print the settings and the command that would run, and do nothing
-# All else goes to `bacr train` and must be the same on all machines. The run folder
-# must be on a file system that all of them see.
+# All other arguments are passed to `bacr train` and must be the same on all machines. The run folder
+# must be on a file system that all machines share.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# One machine, one process, all its GPUs.
+# Trains on one machine, in one process that uses all its GPUs.
 #
 #   launch/one_box.sh [--gpu NAME] [--gpus N] [--dry-run] --config F [key.sub=value ...]
 #
-#   --gpu      settings to use: a100, hopper, blackwell, pcie, geforce (launch/*.env), or a card as
-#              `plan --device` calls it; found out by nvidia-smi if not given
-#   --gpus     use the first N GPUs only, of CUDA_VISIBLE_DEVICES where that is set
+#   --gpu      settings to use: a100, hopper, blackwell, pcie, geforce (launch/*.env), or a GPU as
+#              named by `bacr plan --device`; by default detected with nvidia-smi
+#   --gpus     use only the first N GPUs (of CUDA_VISIBLE_DEVICES, if it is set)
 #   --dry-run  print the settings and the command that would run, and do nothing
-# All else goes to `bacr train`. PYTHON chooses another interpreter,
-# BACR_DETERMINISTIC=1 makes runs agree bit for bit, slower.
+# All other arguments are passed to `bacr train`. The variable PYTHON selects the interpreter.
+# BACR_DETERMINISTIC=1 makes runs bit-identical, but slower.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# A server of vLLM that samples for a training run (rollout.engine=vllm): waits for the run's first
-# policy, serves the newest one, and is started again if it ends. The run hands over all later ones.
-# Not run on GPUs yet.
+# Runs a vLLM server that samples for a training run (rollout.engine=vllm). Waits for the first policy
+# of the run, then serves the newest one. The run sends all later policies to the server itself. If
+# the server exits, it is restarted. Not tested on GPUs yet.
 #
 #   launch/sampler.sh --weights DIR [--port P] [--python PYTHON] [--dry-run] [--option ...]
 #
-#   --weights  rollout.weights_dir of the run, or the run's own folder in it
-#   --port     where it listens (8000)
-#   --python   of the environment with vLLM and the plugin (integrations/vllm); SERVING_PYTHON, or
-#              python, if not given
+#   --weights  rollout.weights_dir of the run, or the folder of the run in it
+#   --port     port of the server, 8000 by default
+#   --python   interpreter of the environment with vLLM and the plugin (integrations/vllm); by default
+#              SERVING_PYTHON, or python
 #   --dry-run  print the command that would run on the newest policy, and do nothing
-# All else goes to vLLM, such as --dtype float32 or --tensor-parallel-size 2. Whoever reaches the
-# port can replace the policy: set VLLM_API_KEY, and keep it inside a network of your own.
+# All other arguments are passed to vLLM, such as --dtype float32 or --tensor-parallel-size 2. Anyone
+# who can connect to the port can replace the policy, so set VLLM_API_KEY and use a private network.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -29,15 +29,16 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$weights" ] || die "--weights: not given; write the run's rollout.weights_dir"
 
-# The policy that was written last.
+# Prints the folder of the most recently written policy.
 newest() {
   (ls -dt "$weights"/version-* "$weights"/*/version-* 2>/dev/null || true) | head -n 1
 }
 
 server=""
-# It goes when its server has gone.
+# On a signal, stops the server, waits until it has exited, and exits.
 trap '[ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null; exit 143' TERM INT
-# Slurm's warning is for the learner, which may still wait for a batch.
+# Ignores the signal that Slurm sends before the time limit. It is meant for the learner, which may
+# still be waiting for a batch from this server.
 trap '' USR1
 export VLLM_SERVER_DEV_MODE=1
 while :; do

@@ -1,34 +1,37 @@
 #!/usr/bin/env bash
-# Several nodes under Slurm: one process per node, which drives all GPUs of its node.
+# Trains on several nodes with Slurm. Each node runs one process that uses all GPUs of the node.
 #
 #   sbatch --nodes 2 --gpus-per-node 8 launch/slurm.sh [--gpu NAME] [--dry-run] \
 #       [--container-image IMAGE [--container-mounts A:B,...]] --config F [key.sub=value ...]
 #
-#   --gpu               settings to use (launch/*.env); by nvidia-smi on the first node if not given
-#   --container-image   run in this image (launch/Dockerfile makes one), where pyxis and enroot are
-#                       installed; the project's folder is mounted and is where the command runs
-#   --container-mounts  further folders that the run needs, for its data, model and output
+#   --gpu               settings to use (launch/*.env); by default detected with nvidia-smi on the
+#                       first node
+#   --container-image   run in this image (launch/Dockerfile builds one); needs pyxis and enroot. The
+#                       project folder is mounted and is the working directory
+#   --container-mounts  other folders that the run needs, for its data, model and output
 #   --dry-run           print the settings and the command that would run, and do nothing (also
 #                       outside Slurm)
-# All else goes to `bacr train`, with the mesh over the GPUs of all nodes
-# (mesh.data=NODES keeps the gathering of parameters inside a node). The run folder must be on a file
-# system that all nodes see. Processes find each other by Slurm's variables; nothing is to be set.
-# Five minutes before its time limit the job saves a checkpoint and goes back into the queue, where
-# the same command goes on with it; so does a job that has lost a host. scancel ends it for good. A job
-# that was restarted five times without a new checkpoint is given up. Run from the project's folder.
+# All other arguments are passed to `bacr train`. The mesh spans the GPUs of all nodes
+# (mesh.data=NODES keeps the all-gathers of parameters within a node). The run folder must be on a
+# file system that all nodes share. The processes find each other through Slurm's environment
+# variables. Five minutes before its time limit, the job saves a checkpoint and is requeued; the same
+# command then resumes the run. A job that has lost a host is requeued as well. A job that is
+# cancelled with scancel, or that was restarted five times without a new checkpoint, is not requeued.
+# Run from the project folder.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --requeue
-# SIGUSR1 five minutes before the end of the time limit.
+# Sends SIGUSR1 five minutes before the time limit.
 #SBATCH --signal=USR1@300
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
 
 set -euo pipefail
-# Slurm runs a copy of this file, kept elsewhere; SLURM_SUBMIT_DIR is where sbatch was called.
+# Slurm runs a copy of this file in another folder. SLURM_SUBMIT_DIR is the folder in which sbatch was
+# called.
 here="$(dirname "${BASH_SOURCE[0]}")"
 [ -f "$here/environment.sh" ] || here="${SLURM_SUBMIT_DIR:-.}/launch"
 if [ ! -f "$here/environment.sh" ]; then
@@ -62,8 +65,8 @@ if [ -n "$image" ]; then
   container=(--container-image="$image" --container-mounts="$PWD:$PWD${mounts:+,$mounts}")
   container+=(--container-workdir="$PWD")
 fi
-# Processes end by themselves, with code 75, where one of them is lost. The first to end must not
-# have the others killed: its signal would take the place of the code by which a job goes on.
+# If one process is lost, the other processes exit with code 75. srun must not kill them when the
+# first one exits, because the signal would replace the exit code 75 that requeues the job.
 code=0
 (run_or_show srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 ${container[@]+"${container[@]}"} \
   "${PYTHON:-python}" -m bacr_jax.train "${rest[@]}") || code=$?

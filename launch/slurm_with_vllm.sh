@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Several nodes under Slurm: the first one learns, on all its GPUs, and each of the others has a
-# server of vLLM that samples (rollout.engine=vllm), over all GPUs of its node. Not run on GPUs yet.
+# Trains on several nodes with Slurm and vLLM (rollout.engine=vllm). The first node is the learner and
+# uses all its GPUs. Each other node runs a vLLM server that samples on all GPUs of the node. Not
+# tested on GPUs yet.
 #
 #   sbatch --nodes 3 launch/slurm_with_vllm.sh --weights DIR [--gpu NAME] [--python PYTHON]
 #       [--dry-run] --config F [key.sub=value ...]
 #
-#   --weights  folder on a file system that all nodes see, where policies are handed over
-#   --gpu      settings of the learner (launch/*.env); by nvidia-smi on the first node if not given
-#   --python   of the environment with vLLM and the plugin, as of launch/sampler.sh
+#   --weights  folder on a file system that all nodes share, from which the servers load policies
+#   --gpu      settings of the learner (launch/*.env); by default detected with nvidia-smi on the
+#              first node
+#   --python   interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
-# All else goes to `bacr train`, such as rollout.ahead=1. Time limit and queue are as of
-# launch/slurm.sh: five minutes before the end, or once all servers are lost, a checkpoint is saved, and
-# the job goes back into the queue.
+# All other arguments are passed to `bacr train`, such as rollout.ahead=1. As in launch/slurm.sh, the
+# job saves a checkpoint and is requeued five minutes before its time limit, or after all servers are
+# lost.
 
 #SBATCH --job-name=bacr_jax
 #SBATCH --ntasks-per-node=1
@@ -23,7 +25,7 @@
 #SBATCH --output=slurm-%x-%j.log
 
 set -euo pipefail
-# As in slurm.sh.
+# Slurm runs a copy of this file in another folder, as in slurm.sh.
 here="$(dirname "${BASH_SOURCE[0]}")"
 [ -f "$here/environment.sh" ] || here="${SLURM_SUBMIT_DIR:-.}/launch"
 if [ ! -f "$here/environment.sh" ]; then
@@ -72,7 +74,7 @@ if [ "$dry_run" = 1 ]; then
 fi
 
 "${servers[@]}" &
-# A lost server does not end the training; the end of training ends them.
+# Training continues without a server that fails. When training ends, the servers are stopped.
 trap 'kill %1 2>/dev/null || true' EXIT
 code=0
 "${train[@]}" || code=$?

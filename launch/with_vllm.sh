@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# One machine whose GPUs are split: the first ones learn, and each of the others has a server of vLLM
-# that samples (rollout.engine=vllm). Not run on GPUs yet.
+# Trains on one machine with vLLM (rollout.engine=vllm). The first GPUs are for the learner, and each
+# of the other GPUs runs a vLLM server that samples. Not tested on GPUs yet.
 #
 #   launch/with_vllm.sh --learner N --samplers M [--gpu NAME] [--python PYTHON] [--dry-run]
 #       --config F [key.sub=value ...]
 #
-#   --learner   GPUs that learn, the first ones (of CUDA_VISIBLE_DEVICES where that is set)
-#   --samplers  GPUs that sample
-#   --gpu       settings of the learner, as of launch/one_box.sh
-#   --python    of the environment with vLLM and the plugin, as of launch/sampler.sh
+#   --learner   number of GPUs for the learner, the first ones (of CUDA_VISIBLE_DEVICES, if it is set)
+#   --samplers  number of GPUs for sampling
+#   --gpu       settings of the learner, as in launch/one_box.sh
+#   --python    interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
 #   --dry-run   print the commands that would run, and do nothing
-# All else goes to `bacr train`, such as rollout.ahead=1. Policies are handed over in
-# memory (/dev/shm). When training ends, however it does, so do the servers; what they say is in
-# sampler-PORT.log in the folder for policies until then.
+# All other arguments are passed to `bacr train`, such as rollout.ahead=1. The servers load policies
+# from memory (/dev/shm). They are stopped when training ends for any reason. Until then, their logs
+# are in sampler-PORT.log in the folder of the policies.
 
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -60,7 +60,7 @@ finish() {
   rm -rf "$weights"
 }
 trap finish EXIT
-# Training saves a checkpoint first.
+# Forwards signals to training, which saves a checkpoint before it exits.
 trap '[ -z "$training" ] || kill -TERM "$training"' TERM INT
 trap '[ -z "$training" ] || kill -USR1 "$training"' USR1
 mkdir -p "$weights"
@@ -73,7 +73,7 @@ done
 training=$!
 code=0
 wait "$training" || code=$?
-# A signal ends the wait, and not the training.
+# A signal interrupts `wait` while training is still running, so wait again until it has exited.
 while kill -0 "$training" 2>/dev/null; do
   code=0
   wait "$training" || code=$?

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The quickstart, bacr-robust, from nothing to the table and an exported folder; no download, no GPU.
+# Trains the quickstart with bacr-robust, prints the evaluation table, and exports the model. Needs
+# no download and no GPU.
 #
 #   recipes/quickstart.sh [--dry-run] [--out DIR] [key.sub=value ...]
 #
 #   --dry-run  print the commands that would run, and do nothing
 #   --out      a new folder, runs/recipe-quickstart by default
-# All else is a key of the training's config. A recipe that was stopped goes on where it was.
+# All other arguments are overrides of the training config. An interrupted recipe continues where it
+# stopped.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"

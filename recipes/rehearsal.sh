@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Every step of a real run, rehearsed on a CPU: GSM8K, Qwen2.5's tokenizer and the shape of
-# Qwen2.5-0.5B with random weights. Prepares the data, checks, plans, trains two steps, is killed
-# after the first and goes on, evaluates, exports, asks in transformers and here. Nothing is learned.
+# Tests all steps of a real run on a CPU, with GSM8K, the tokenizer of Qwen2.5, and a model with the
+# architecture of Qwen2.5-0.5B and random weights. Prepares the data, checks the config, plans the
+# memory, and trains for two steps. The training is killed after the first step and resumed. Then
+# evaluates, exports, and generates an answer in transformers and with bacr. The model learns nothing.
 #
 #   recipes/rehearsal.sh [--dry-run] [--out DIR] [--data PATH] [--tokenizer DIR]
 #
 #   --dry-run    print the commands that would run, and do nothing
-#   --out        a new folder, runs/recipe-rehearsal by default; some GB
-#   --data       a folder or an archive with a copy of GSM8K; from the hub if not given
+#   --out        a new folder, runs/recipe-rehearsal by default; needs a few GB
+#   --data       a folder or an archive with a copy of GSM8K; by default it is downloaded from the hub
 #   --tokenizer  a folder with Qwen2.5's tokenizer, models/Qwen2.5-0.5B-Instruct by default
-# Needs torch (extra parity) and 16 GiB of memory. Twenty minutes of two cores are its limit.
+# Needs torch (extra parity) and 16 GiB of memory. Takes at most 20 minutes on two cores.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
@@ -31,12 +32,14 @@ if [ "$dry_run" = 0 ]; then
   [ -d "$tokenizer" ] || die "--tokenizer $tokenizer: no such folder; run hf download \
 Qwen/Qwen2.5-0.5B-Instruct --local-dir $tokenizer --exclude '*.safetensors', or write another"
 fi
-# The run that goes on compiles nothing again; transformers copies the folder's code to a cache.
+# The resumed run reuses the compiled programs in this cache. transformers copies the model code of
+# the exported folder to a cache of modules.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$out/xla}"
 export HF_MODULES_CACHE="${HF_MODULES_CACHE:-$out/modules}"
 question="A baker fills 12 trays with 15 rolls each. How many rolls are that?"
 
-# Trains until the first checkpoint is whole, and is then killed as a machine that goes off would.
+# Runs training until the first checkpoint is complete, then kills it with SIGKILL, to simulate a
+# machine that fails.
 killed() {
   printf '%q ' "$@"
   echo "# killed after the first checkpoint"

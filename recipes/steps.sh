@@ -1,14 +1,14 @@
-# Sourced by the recipes: how a step is shown and run.
+# Functions that the recipes source, to parse options and to print and run commands.
 #
-# Every recipe takes --dry-run (print the commands and do nothing), --out DIR (where everything goes)
-# and --help. PYTHON chooses another interpreter.
+# Every recipe has the options --dry-run (only print the commands), --out DIR (the output folder) and
+# --help. The variable PYTHON selects the Python interpreter.
 
-# For die, show_help and needs_value.
+# Defines die, show_help and needs_value.
 . "$(dirname "${BASH_SOURCE[0]}")/../launch/environment.sh"
 
 python="${PYTHON:-python}" dry_run=0 keys=()
 
-# The options of a recipe that has no others: sets out, dry_run and the keys of a config.
+# Parses the options that all recipes share. Sets out, dry_run, and keys (the config overrides).
 read_options() {
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -21,10 +21,10 @@ read_options() {
   done
 }
 
-# Runs the project's commands by the chosen interpreter, because `bacr` may not be on the path.
+# Runs bacr with the selected interpreter, because the command `bacr` may not be on the PATH.
 bacr() { "$python" -m bacr_jax "$@"; }
 
-# Shows a command, and runs it unless --dry-run was given.
+# Prints a command, and runs it unless --dry-run is set.
 step() {
   printf '%q ' "$@" | sed 's/ $//'
   echo

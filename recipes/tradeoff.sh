@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# A task where short thinking costs accuracy: bacr-robust, and GRPO as published from the same warm-up, from
-# nothing to two tables and one page that compares them; no download, no GPU.
+# Compares bacr-robust with published GRPO on a task in which short thinking is less accurate. Both
+# start from the same warm-up. Produces two evaluation tables and a page that compares the runs. Needs
+# no download and no GPU.
 #
 #   recipes/tradeoff.sh [--dry-run] [--out DIR] [key.sub=value ...]
 #
 #   --dry-run  print the commands that would run, and do nothing
 #   --out      a new folder, runs/recipe-tradeoff by default
-# All else is a key of both trainings' configs. A recipe that was stopped goes on where it was. For
-# several seeds and equal generated tokens see benchmarks/tradeoff.py.
+# All other arguments are overrides of both training configs. An interrupted recipe continues where it
+# stopped. For several seeds and equal generated tokens see benchmarks/tradeoff.py.
 
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/steps.sh"

@@ -1,1 +1,1 @@
-"""Measures how noisy policy gradients are under every baseline, on the same rollouts."""
+"""Measures the noise of policy gradients with different baselines on the same rollouts."""

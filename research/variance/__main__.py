@@ -1,4 +1,4 @@
-"""Command line of the variance laboratory: `python -m research.variance --config FILE`."""
+"""Command line of the variance study: `python -m research.variance --config FILE`."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ EPILOG = (
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = Parser(
         prog="python -m research.variance",
         description="Measures gradient noise under every baseline; writes tables and figures.",
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> int:
-    """Runs the measurement of a file; returns the exit code."""
+    """Runs the study that the config file describes, and returns the exit code."""
     arguments = parse(argv)
     _, size = merged(arguments.config, arguments.size)
     output = arguments.out / f"{arguments.config.stem}-{size}"

@@ -1,8 +1,9 @@
-"""The arms of the variance study: ways to make advantages of the same rollouts.
+"""The arms of the variance study: different ways to compute advantages from the same rollouts.
 
-They call the functions that methods train with (`methods.anytime`, `methods.bacr`, `advantages`).
-All of them estimate the gradient of one objective, sum_j w_j R_j with the dense rewards R of Eq. 7,
-which is sum_j u_j r_j (`rewards.outcome_coefficients`): BRPO is given u as its prior.
+The arms call the same functions as training (`methods.anytime`, `methods.bacr`, `advantages`). All
+of them estimate the gradient of the same objective, sum_j w_j R_j with the dense rewards R of
+Eq. 7. In terms of the outcomes r, the objective is sum_j u_j r_j (`rewards.outcome_coefficients`).
+BRPO uses u as its prior.
 """
 
 import abc
@@ -24,29 +25,33 @@ from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 from research.variance import control_variates as variates
 from research.variance.gradient_pool import Drawn, Rollouts
 
-# one: an answer at each cut, shared by cuts past the natural end, as bacr draws them.
-# several: the mean over A answers at each cut, as AnytimeReasoner draws them.
-# pooled: these, and cuts past the natural end share all of theirs.
+# How the outcome at a cut is computed from the sampled answers ("reading"):
+# one: from one answer per cut, which cuts after the natural end of the thinking share, as in bacr.
+# several: the mean over A answers per cut, as in AnytimeReasoner.
+# pooled: as several, but cuts after the natural end of the thinking share all their answers.
 Reading = Literal["one", "several", "pooled"]
-# Steps after which running moments are those of the batch, and their decay at each of them.
+# Number of updates of the running moments, after which they have converged to the moments of the
+# batch, and the decay per update.
 _SETTLED, _DECAY = 60, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups(Rollouts):
-    """Groups of traces, with what was known of them before; R groups of G.
+    """R groups of G traces, with predictions that do not depend on these traces.
 
     Attributes:
-      values: predicted outcomes by the name of a value; none has seen these traces.
-      weighted: error of the oracle's return, weighted by score norms over the question's traces
-        outside the group, for each segment.
+      values: predicted outcomes, keyed by the name of the predictor. No predictor has been fitted
+      to
+        these traces.
+      weighted: error of the oracle's return for each segment. It is the mean over the question's
+        traces outside the group, weighted by the squared norms of their scores.
     """
 
     values: Mapping[str, Float[np.ndarray, "R G M"]]
     weighted: Float[np.ndarray, "R M"] | None = None
 
     def outcomes(self, reading: Reading) -> Float[np.ndarray, "R G M"]:
-        """Outcome at every cut under a reading of its answers."""
+        """Returns the outcome at every cut. `reading` defines how it depends on the answers."""
         if reading == "several":
             return self.by_answer.mean(-1)
         source = rewards.distinct_cuts(self.cuts, self.thinking)
@@ -57,7 +62,7 @@ class Groups(Rollouts):
         return np.asarray((same * mean[..., None, :]).sum(-1) / same.sum(-1), np.float32)
 
     def batch(self, reading: Reading) -> GroupBatch:
-        """The groups as a method sees them."""
+        """Returns the groups in the form that the methods receive in training."""
         outcomes, closed = self.outcomes(reading), self.thinking < self.budgets
         fields: dict[str, Any] = {
             "questions": np.zeros(len(outcomes), np.int32),
@@ -78,11 +83,12 @@ class Groups(Rollouts):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all arms share.
+    """Inputs that all arms share.
 
     Attributes:
-      config: of the run; its cuts' weights and its dense reward are the objective.
-      earlier: by arm and reading: what batches before these have left (`Arm.learned`).
+      config: config of the run, which defines the objective by the cuts' weights and dense reward.
+      earlier: state that each arm has learned from earlier batches (`Arm.learned`), keyed by
+        `Arm.reads`.
     """
 
     config: Config
@@ -90,14 +96,14 @@ class Setting:
 
     @property
     def weights(self) -> Float[np.ndarray, "M"]:
-        """Total weight u_j of each outcome."""
+        """Returns the total weight u_j of each outcome in the objective."""
         shares = rewards.cut_shares(self.config.cuts.weights, self.config.cuts.count)
         coefficient = progress_coefficient(self.config)
         return np.asarray(rewards.outcome_coefficients(shares, coefficient=coefficient))
 
 
 class Credit(NamedTuple):
-    """What an arm gives: the advantage of each segment, the baseline of each cut's answers."""
+    """Result of an arm: the advantages of the segments, and the baselines of the answers."""
 
     thinking: Float[Array, "R G M"]
     answers: Float[Array, "R G M"]
@@ -108,39 +114,47 @@ class Credit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arm(abc.ABC):
-    """A way to make advantages; as it stands here one that leaves every gradient whole."""
+    """Base class for a way to compute advantages.
+
+    The defaults are for an unbiased arm that does not learn from earlier batches.
+    """
 
     name: str
     label: str
 
     def reads(self, reading: Reading) -> str:
-        """What it is called with a reading of the answers."""
+        """Returns the name of the arm combined with a reading of the answers."""
         return f"{self.name}/{reading}"
 
     @abc.abstractmethod
     def credit(self, setting: Setting, groups: Groups, reading: Reading) -> Credit:
-        """Advantages of the groups."""
+        """Computes the advantages of the groups."""
 
     def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
-        """What it takes from earlier batches; None: nothing."""
+        """Returns the state that the arm learns from earlier batches, or None if it needs none."""
         return None
 
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
-        """E estimate = sum_s factors_s g_s: what is left of each segment's gradient.
+        """Returns the factor by which the baseline scales the expected gradient of each segment.
 
-        Less than 1 where the trace's own reward is part of what is subtracted from it; not a number
-        where that has no exact factor, and the pool measures what is left.
+            E estimate = sum_s factors_s g_s
+
+        A factor is less than 1 if the baseline contains the trace's reward itself. It is NaN if the
+        scaling has no exact value, in which case it is measured on the pool.
         """
         return np.ones(cuts)
 
     def answer_factor(self, group: int, answers: int) -> float:
-        """The same for the gradient of the answers; as of thinking, if an arm says nothing else."""
+        """Returns the factor for the answers' gradient. Defaults to the factor for thinking."""
         return float(self.factors(group, 1)[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupArm(Arm):
-    """`anytime.brpo_advantage`; answers are compared with the others at their cut."""
+    """Advantages of `anytime.brpo_advantage`.
+
+    The baseline of an answer is the mean of the answers at the same cut.
+    """
 
     mode: Literal["brpo", "v1", "v2", "none"]
     loo: bool = False
@@ -155,14 +169,14 @@ class GroupArm(Arm):
         return Credit(thinking, (batch.by_answer - credit).mean(-1))
 
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "M"]:
-        """See `Arm`: V2 holds the trace, and is all that is subtracted, or a share of it."""
+        """See `Arm`. V2 contains the trace itself, and is the whole baseline or a share of it."""
         if self.loo or self.mode not in ("brpo", "v2"):
             return super().factors(group, cuts)
         share = (cuts - np.arange(cuts)) / cuts if self.mode == "brpo" else np.ones(cuts)
         return 1.0 - share / group
 
     def answer_factor(self, group: int, answers: int) -> float:
-        """See `Arm`: the mean of all answers at a cut, or of a group's single ones, holds it."""
+        """See `Arm`. The baseline of an answer is a mean that contains the answer itself."""
         return 1.0 if self.mode == "none" else 1.0 - 1.0 / (answers if answers > 1 else group)
 
 
@@ -171,10 +185,11 @@ class ValueArm(Arm):
     """Budget-conditioned advantages of Eq. 10 with any baseline (`methods.bacr`).
 
     Attributes:
-      value: the predicted outcomes that it reads.
-      options: keys of `advantage` besides those of Eq. 10 under reward-to-go.
-      previous: the value has also seen the trace's previous outcome.
-      by_norms: it is moved to where score norms want it: b_s = E|g_s|^2 G_s / E|g_s|^2.
+      value: name of the predicted outcomes to use.
+      options: settings of `advantage` that differ from Eq. 10 with reward-to-go.
+      previous: True if the baseline also depends on the trace's previous outcome.
+      by_norms: True if the baseline is shifted to the optimum for the true score norms,
+        b_s = E|g_s|^2 G_s / E|g_s|^2.
     """
 
     value: str = "trace_and_cut"
@@ -183,7 +198,7 @@ class ValueArm(Arm):
     by_norms: bool = False
 
     def _config(self, config: Config) -> Config:
-        """The run's config with the arm's advantages, not divided by anything."""
+        """Returns the run's config with the arm's `advantage` settings, without normalization."""
         keys = {"baseline": "value", "credit": "to_go", "score_weighted": False, **self.options}
         advantage = dataclasses.replace(config.advantage, **keys, normalise="none")
         return dataclasses.replace(config, advantage=advantage, method="bacr")
@@ -191,7 +206,7 @@ class ValueArm(Arm):
     def _inputs(
         self, setting: Setting, groups: Groups, reading: Reading
     ) -> tuple[GroupBatch, Array, Array]:
-        """Batch, rewards and values of Eq. 7's R as the method is given them."""
+        """Returns the batch, the dense rewards R of Eq. 7, and the predicted values of R."""
         batch = groups.batch(reading)
         reward = bacr.dense_rewards(setting.config, None, batch)
         predicted = jnp.asarray(groups.values[self.value], jnp.float32)
@@ -217,9 +232,10 @@ class ValueArm(Arm):
         return Credit(thinking, expected)
 
     def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
-        """The method's state after many batches like these, and the slope of the previous outcome.
+        """Returns the state of the method after many such batches, and the slope of `previous`.
 
-        None where neither is needed; the slope is None for arms that don't look at that outcome.
+        The slope is the regression coefficient of the previous outcome, or None for arms that do
+        not use it. Returns None if neither is needed.
         """
         config = self._config(setting.config)
         baseline = baseline_of(config)
@@ -245,7 +261,10 @@ class ValueArm(Arm):
 
 @dataclasses.dataclass(frozen=True)
 class WeightedArm(Arm):
-    """The group's mean weighted by lengths (OPO), or by paths of scores."""
+    """Baseline that is a weighted mean of the group.
+
+    The weights are the lengths of the traces (OPO), or cumulative score norms (`path_weights`).
+    """
 
     weights: Literal["length", "path"]
     loo: bool = False
@@ -256,7 +275,8 @@ class WeightedArm(Arm):
             weights = reached = variates.length_weights(groups.tokens)
         else:
             weights = variates.path_weights(groups.energy, groups.tokens)
-            # A trace that ended before a cut still has an answer there: its path as far as it goes.
+            # A trace that ended before a cut still has an answer there. The weight of this answer
+            # is the norm accumulated over the whole trace.
             reached = np.cumsum(groups.energy, -1)
         outcomes = groups.outcomes(reading)
         returns = returns_to_go(outcomes, setting.weights)
@@ -271,12 +291,14 @@ class WeightedArm(Arm):
 
 @dataclasses.dataclass(frozen=True)
 class SearchedArm(Arm):
-    """A value corrected by what a regression on earlier batches makes of the rest.
+    """A value plus a correction, which a regression on earlier batches predicts from features.
 
     Attributes:
-      features: what explains the rest (`control_variates.regressors`).
-      by_norm: entries count by their surprise, and not by their tokens.
-      loo: the rest is compared with that of the others first.
+      features: names of the regression's features (`control_variates.regressors`).
+      value: name of the predicted outcomes to use.
+      by_norm: True to weight the entries of the regression by their surprise instead of their
+        number of tokens.
+      loo: True to subtract the mean residual of the other traces of the group first.
     """
 
     features: tuple[str, ...]
@@ -287,7 +309,7 @@ class SearchedArm(Arm):
     def _to_explain(
         self, setting: Setting, groups: Groups, reading: Reading
     ) -> tuple[Float[np.ndarray, "R G M"], Float[np.ndarray, "R G M F"]]:
-        """What the regression explains, and by what."""
+        """Returns the target and the features of the regression."""
         outcomes, predicted = groups.outcomes(reading), groups.values[self.value]
         residual, given = variates.regressors(outcomes, predicted, setting.weights, self.features)
         return (residual - variates.others_mean(residual) if self.loo else residual), given
@@ -302,7 +324,7 @@ class SearchedArm(Arm):
         return Credit(jnp.asarray(residual - explained), jnp.asarray(answers))
 
     def learned(self, setting: Setting, groups: Groups, reading: Reading) -> Any:
-        """Slopes of the regression."""
+        """Returns the slopes of the regression."""
         residual, given = self._to_explain(setting, groups, reading)
         weights = groups.surprise if self.by_norm else groups.tokens
         return variates.fitted_slopes(given, residual, weights)
@@ -364,15 +386,17 @@ ARMS: tuple[Arm, ...] = (
                 by_norm=True),
 )  # fmt: skip
 BY_NAME = {arm.name: arm for arm in ARMS}
-# The published method that reductions are measured against, and the arm that g is measured with.
+# The published method with which the other arms are compared, and the arm whose expectation defines
+# the gradient g.
 PUBLISHED, REFERENCE = "brpo", "residual_loo"
 
 
 @dataclasses.dataclass(frozen=True)
 class Variants:
-    """Arms and readings, in the order of every axis of variants.
+    """All combinations of arms and readings, in the order of every `variants` axis.
 
-    The others are measured against the published method with the `full` reading, of all answers.
+    The combinations are compared with the published method under the reading `full`, which uses all
+    answers.
     """
 
     pairs: tuple[tuple[Arm, Reading], ...]
@@ -380,30 +404,36 @@ class Variants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As "arm/reading"."""
+        """Names of the combinations, in the form "arm/reading"."""
         return tuple(arm.reads(reading) for arm, reading in self.pairs)
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Those with the gradient of the answers too: where all answers of a cut are trained on."""
+        """Indices of the combinations for which the gradient of the answers is measured too.
+
+        These are the combinations with the reading `full`, which trains on all answers of a cut.
+        """
         return tuple(i for i, (_, reading) in enumerate(self.pairs) if reading == self.full)
 
     def factors(self, group: int, cuts: int) -> Float[np.ndarray, "_ M"]:
-        """`Arm.factors` of each."""
+        """Returns `Arm.factors` of each combination."""
         return np.stack([arm.factors(group, cuts) for arm, _ in self.pairs])
 
     def place(self, arm: str) -> int:
-        """Where an arm stands that reads all answers."""
+        """Returns the index of an arm with the reading `full`."""
         return self.names.index(self.name(arm))
 
     def name(self, arm: str) -> str:
-        """Its name with that reading."""
+        """Returns the name of an arm with the reading `full`."""
         return BY_NAME[arm].reads(self.full)
 
 
 @functools.cache
 def variants(answers: int) -> Variants:
-    """All that is measured on a pool with so many answers at a cut; of one there is one reading."""
+    """Returns the variants that are measured on a pool with `answers` answers per cut.
+
+    With one answer per cut, there is only one reading.
+    """
     if answers == 1:
         return Variants(tuple((arm, "one") for arm in ARMS), "one")
     readings: tuple[Reading, ...] = ("one", "several", "pooled")
@@ -411,8 +441,8 @@ def variants(answers: int) -> Variants:
 
 
 def drawn_answers(drawn: Drawn, reading: Reading) -> Int[np.ndarray, "*rows"]:
-    """Answer tokens that a trace costs under a reading; branches are counted, trunks are not."""
-    # "pooled" reads what "several" draws.
+    """Returns the number of sampled answer tokens per trace that a reading needs."""
+    # "pooled" needs the same answers as "several".
     if reading != "one":
         return drawn.sampled.sum((-1, -2))
     own = rewards.distinct_cuts(drawn.cuts, drawn.thinking) == np.arange(drawn.cuts.shape[-1])
@@ -422,5 +452,5 @@ def drawn_answers(drawn: Drawn, reading: Reading) -> Int[np.ndarray, "*rows"]:
 def returns_to_go(
     outcomes: Float[np.ndarray, "*batch M"], weights: Float[np.ndarray, "M"]
 ) -> Float[np.ndarray, "*batch M"]:
-    """sum_{k >= s} u_k r_k on the host."""
+    """Returns sum_{k >= s} u_k r_k as a NumPy array."""
     return np.asarray(advantages.to_go(jnp.asarray(outcomes), jnp.asarray(weights, jnp.float32)))

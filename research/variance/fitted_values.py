@@ -1,4 +1,4 @@
-"""Values for the variance study, none of which has seen the traces that it is subtracted from."""
+"""Predicted values for the variance study. None is fitted to the traces for which it is used."""
 
 import dataclasses
 
@@ -21,16 +21,20 @@ from bacr_jax.runs import initial
 from bacr_jax.types import Params
 from research.variance.gradient_pool import Drawn, Frozen
 
-# Of the regression: rate of Adam, most steps, and steps between looks at the questions held out.
+# Settings of the regression: learning rate of Adam, maximum number of steps, and number of steps
+# between evaluations on the held-out questions.
 _RATE, _STEPS, _LOOK = 3e-3, 600, 25
-# Rows whose question states are computed in one call.
+# Number of rows for which the question states are computed per call.
 _ROWS = 512
 
 
 def _features(
     frozen: Frozen, questions: Questions, drawn: Drawn, head: Params, spec: LearnerSpec
 ) -> Float[np.ndarray, "B M F"]:
-    """What the head reads for each row; rows of one question and budget read the same."""
+    """Returns the input features of the head for each row.
+
+    They are computed once per pair of question and budget.
+    """
     pairs = np.stack([drawn.questions, drawn.budgets], 1)
     _, first, place = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
 
@@ -51,7 +55,7 @@ def _features(
 def predicted_outcomes(
     frozen: Frozen, head: Params, spec: LearnerSpec, questions: Questions, drawn: Drawn
 ) -> Float[np.ndarray, "B M"]:
-    """Probabilities of a right answer at every cut that a head's V implies."""
+    """Returns the probability of a correct answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)
     values = value.values(head, jnp.asarray(features))
     coefficient = progress_coefficient(frozen.config)
@@ -61,9 +65,17 @@ def predicted_outcomes(
 def fit_value(
     frozen: Frozen, drawn: Drawn, kind: ValueInput, *, held_out: np.ndarray, seed: int
 ) -> tuple[Params, LearnerSpec]:
-    """Regresses dense rewards on what a head of this kind reads (Eq. 12); it, and how it reads.
+    """Fits a value head to the dense rewards (Eq. 12).
 
-    Rows that are `held_out` of the fit choose when it stops.
+    Args:
+      frozen: the frozen policy.
+      drawn: rollouts to fit to.
+      kind: the budgets that are inputs of the head (`value.input`).
+      held_out: rows that are excluded from the fit and used for early stopping.
+      seed: seed of the initialization.
+
+    Returns:
+      The parameters of the head, and the learner settings with this kind of head.
     """
     settings = frozen.policy.learner.value
     assert settings is not None
@@ -96,11 +108,15 @@ def fit_value(
 def smoothed_means(
     extra: Drawn, questions: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], bandwidth: float
 ) -> Float[np.ndarray, "B M"]:
-    """Mean outcomes of further rollouts of a question near a budget: an oracle's V(q, b, b_j).
+    """Estimates an oracle's V(q, b, b_j) as the mean outcome of additional rollouts.
+
+    The rollouts have the same question, and are weighted by the distance of their budget from b.
 
     Args:
-      extra: rollouts of the same questions, none of them in the pool.
-      bandwidth: standard deviation, in tokens, of the Gaussian that weighs other budgets.
+      extra: additional rollouts of the same questions, which are not in the pool.
+      questions: question of each row.
+      budgets: budget of each row.
+      bandwidth: standard deviation of the Gaussian weights of other budgets, in tokens.
     """
     pairs, place = np.unique(np.stack([questions, budgets], 1), axis=0, return_inverse=True)
     means = np.zeros((len(pairs), extra.cuts.shape[1]))

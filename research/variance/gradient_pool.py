@@ -1,4 +1,4 @@
-"""Pools of rollouts of a frozen policy: outcomes at every cut, and inner products of scores."""
+"""Samples pools of rollouts from a frozen policy, with outcomes and inner products of scores."""
 
 import dataclasses
 import hashlib
@@ -30,15 +30,16 @@ from bacr_jax.types import Params
 from research.variance import sketches
 from research.variance.settings import Regime, VarianceSettings
 
-# Rows decoded together and in one call, and rows whose scores are taken in one call.
+# Number of rows that are decoded at the same time, that are sampled per call, and whose scores are
+# computed per call.
 _SLOTS, _DRAWN_AT_ONCE, _ROWS = 512, 2048, 64
-# Thinking buffers of scores come in multiples of this.
+# The lengths of the thinking buffers for scores are multiples of this number of tokens.
 _BUCKET = 16
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A policy and its value head as they were at a checkpoint, and all that it needs to answer."""
+    """The policy and the value head of a checkpoint, with everything needed to sample from it."""
 
     config: Config
     step: int
@@ -49,12 +50,12 @@ class Frozen:
 
     @property
     def pool_questions(self) -> Questions:
-        """Held-out questions."""
+        """Returns the held-out questions, from the first evaluation set."""
         return next(iter(self.environment.eval.values()))
 
 
 def open_frozen(config: Config, folder: Path, step: int, environment: Environment) -> Frozen:
-    """Reads a checkpoint of a run whose method has a value head."""
+    """Loads a checkpoint of a run whose method has a value head."""
     policy = setup.make_policy(config, load_method(config), environment.vocab_size)
     state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
     params, head = (
@@ -68,14 +69,15 @@ def open_frozen(config: Config, folder: Path, step: int, environment: Environmen
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What traces did under their budgets.
+    """Rollouts with their budgets, cuts and outcomes.
 
     Attributes:
-      tokens: sampled, of each segment.
-      surprise: sum over them of (1 - p)^2, p the probability that each was drawn with. It goes
-        with the squared norm of the segment's score, and comes with the rollout.
-      energy: sum over them of 1 - 2 p + sum_v p(v)^2, the squared norm of a token's score in the
-        logits.
+      tokens: number of sampled tokens in each segment.
+      surprise: sum of (1 - p)^2 over the tokens of a segment, where p is the probability with which
+        a token was sampled. It is a proxy for the squared norm of the segment's score, and needs no
+        additional computation.
+      energy: sum of 1 - 2 p + sum_v p(v)^2 over the tokens of a segment. A term is the squared norm
+        of the token's score with respect to the logits.
       by_answer: outcome of every answer.
     """
 
@@ -90,32 +92,37 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Drawn(Rollouts):
-    """Rollouts of rows that each have a question; `sampled`: tokens of every answer."""
+    """Rollouts with the question of each row. `sampled` is the number of tokens of each answer."""
 
     questions: Int[np.ndarray, "B"]
     sampled: Int[np.ndarray, "B M A"]
 
     @staticmethod
     def joined(parts: "Sequence[Drawn]") -> "Drawn":
-        """Rows of all parts."""
+        """Concatenates the rows of several parts."""
         columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
         return Drawn(**{name: np.concatenate(column) for name, column in columns.items()})
 
     def only(self, rows: Bool[np.ndarray, "B"]) -> "Drawn":
-        """Some of the rows."""
+        """Returns the selected rows."""
         return Drawn(**{name: x[rows] for name, x in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class Pool(Drawn):
-    """Rollouts of Q questions, cell by cell, and Gram matrices of their scores.
+    """Rollouts of Q questions in cells, and the Gram matrices of their scores.
 
-    A cell is what groups are taken from: N traces of a question, under one budget ("common") or
-    under their own (the other regimes).
+    A cell contains N traces of one question, from which groups are formed. In the regime common,
+    all traces of a cell have the same budget. In the other regimes, each trace has a different
+    budget.
 
     Attributes:
-      with_answers: cells of which the answers' scores are known too.
-      answer_gram: of these, products of segments, x and y of every cut (`answer_weights`).
+      cell_questions: question of each cell.
+      gram: inner products of the scores of all segments in each cell.
+      with_answers: indices of the cells for which the scores of the answers are available too.
+      answer_gram: for these cells, inner products of the scores of the segments and of the vectors
+      x
+        and y of every cut (`answer_weights`).
     """
 
     cell_questions: Int[np.ndarray, " C"]
@@ -133,7 +140,10 @@ def draw(
     *,
     answers: int,
 ) -> tuple[Drawn, Rollout]:
-    """Traces under budgets, `answers` answers at each of `cuts.count` cuts, and their outcomes."""
+    """Samples and grades rollouts with the given budgets.
+
+    Each trace has `cuts.count` cuts, with `answers` answers per cut.
+    """
     policy, environment = frozen.policy, frozen.environment
     cuts = np.asarray(rewards.cut_points(jnp.asarray(budgets), num_cuts=frozen.config.cuts.count))
     spec = dataclasses.replace(policy.rollout, answers=answers, slots=min(_SLOTS, len(rows)))
@@ -171,7 +181,14 @@ def draw(
 
 
 def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.ndarray, " count"]:
-    """Places of questions, as many of each level as can be; UserError: there are fewer."""
+    """Samples questions that are distributed as evenly as possible over the levels.
+
+    Returns:
+      Indices of the questions.
+
+    Raises:
+      UserError: if there are fewer than `count` questions.
+    """
     if count > len(levels):
         raise UserError(f"questions={count}: the set has {len(levels)}; write at most that many")
     order = np.random.default_rng([seed, 11]).permutation(len(levels))
@@ -185,7 +202,7 @@ def stratified(levels: Int[np.ndarray, "n"], count: int, seed: int) -> Int[np.nd
 def draw_budgets(
     config: Config, regime: Regime, grid: tuple[int, ...], questions: int, traces: int, seed: int
 ) -> Int[np.ndarray, "Q B"]:
-    """Budgets of every question's traces: each of the grid, or a draw for each trace (`Regime`)."""
+    """Returns the budgets for the traces of each question, as the regime defines them."""
     if regime == "common":
         return np.tile(np.repeat(np.array(grid, np.int32), traces), (questions, 1))
     key = jax.random.fold_in(jax.random.key(seed), 17)
@@ -210,7 +227,10 @@ def draw_budgets(
 def _score_rows(
     frozen: Frozen, drawn: Drawn, rollout: Rollout, answered: int, sketch: sketches.CountSketch
 ) -> tuple[Float[np.ndarray, "B M k"], Float[np.ndarray, "H V k"]]:
-    """Sketches of the segments' scores of all rows, and those of answers of the first rows."""
+    """Computes sketches of scores: of the segments for all rows, and of answers for the first rows.
+
+    `answered` is the number of rows for which the answers' scores are computed.
+    """
     spec = dataclasses.replace(frozen.policy.learner, remat="none")
     batch = _batch(frozen, drawn, rollout)
     allowed = frozen.environment.rules.allowed_tokens
@@ -219,7 +239,7 @@ def _score_rows(
     most = np.maximum(np.asarray(batch.sampled), 1)
 
     def scores(given: Batch, index: np.ndarray, thinking: Any, answers: Any) -> jax.Array:
-        """Sketches of rows, in buffers as long as the longest of them needs."""
+        """Computes sketches of some rows, with buffers as long as the longest of these rows."""
         length = min(-(-int(most[index].max()) // _BUCKET) * _BUCKET, width)
         part = jax.tree.map(lambda x: np.asarray(x)[index], given)
         trunk = part.trunk.shape[1] - width + length
@@ -239,7 +259,7 @@ def _score_rows(
 
 
 def _batch(frozen: Frozen, drawn: Drawn, rollout: Rollout) -> Batch:
-    """A rollout of the pool's questions as the learner sees it; advantages are zero."""
+    """Converts a rollout of the pool's questions to a learner batch with zero advantages."""
     rows, width = rollout.trunks.logprobs.shape
     answers = drawn.by_answer.shape[-1]
     zeros = np.zeros((rows, drawn.cuts.shape[1] * answers), np.float32)
@@ -261,7 +281,8 @@ def _products(vectors: Float[np.ndarray, "N V k"]) -> Float[np.ndarray, "N V N V
 
 # --- what a study draws ---------------------------------------------------------------------------
 
-# Settings that each file depends on, and those that all of them do.
+# Settings on which the content of each file depends. `_ALL_DEPEND` lists the settings on which all
+# files depend.
 _DEPENDS = {
     "pool": ("traces", "answers", "answer_questions", "sketch"),
     "calibration": ("calibration", "calibration_traces", "answers"),
@@ -271,7 +292,7 @@ _ALL_DEPEND = ("config", "overrides", "questions", "budgets")
 
 
 class _Asked(NamedTuple):
-    """Questions of a set, each under every one of its budgets."""
+    """Questions to sample from, each with its list of budgets."""
 
     questions: Questions
     chosen: Int[np.ndarray, "Q"]
@@ -281,7 +302,7 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Draws:
-    """All that is drawn of a frozen policy under one regime of budgets; files keep it."""
+    """Samples rollouts from a frozen policy in one regime of budgets, and caches them in files."""
 
     settings: VarianceSettings
     frozen: Frozen
@@ -291,11 +312,14 @@ class Draws:
     progress: Progress
 
     def pool(self) -> Pool:
-        """Rollouts of the pool's questions, with inner products of their scores."""
+        """Returns rollouts of the pool's questions, with the inner products of their scores."""
         return Pool(**self._kept("pool", self._make_pool))
 
     def calibration(self) -> Drawn:
-        """Rollouts of training questions; under common budgets, one budget for each question."""
+        """Returns rollouts of training questions.
+
+        In the regime common, all traces of a question have the same budget.
+        """
         settings, train = self.settings, self.frozen.environment.train
         count, traces = settings.calibration, settings.calibration_traces
         order = np.random.default_rng([self.seed, 13]).permutation(len(train))[:count]
@@ -309,19 +333,22 @@ class Draws:
 
     @property
     def second(self) -> Bool[np.ndarray, "B"]:
-        """Rows of the calibration's second half: they choose when fits stop, and give moments."""
+        """Mask of the second half of the calibration rows.
+
+        This half is used for early stopping of fits, and for computing moments.
+        """
         period = len(self.settings.budgets) if self.regime == "common" else 4
         half = np.arange(self.settings.calibration) // period % 2 == 1
         return np.repeat(half, self.settings.calibration_traces)
 
     def oracle(self) -> Drawn:
-        """Further rollouts of the pool's questions."""
+        """Returns additional rollouts of the pool's questions."""
         budgets = self._budgets(self.settings.questions, self.settings.oracle, self.seed + 2)
         return self._drawn("oracle", _Asked(self.frozen.pool_questions, self._chosen, budgets, 1))
 
     @property
     def _chosen(self) -> Int[np.ndarray, "Q"]:
-        """Places of the pool's questions."""
+        """Indices of the pool's questions."""
         levels = np.asarray(self.frozen.pool_questions.set.levels)
         return stratified(levels, self.settings.questions, self.seed)
 
@@ -330,7 +357,7 @@ class Draws:
         return draw_budgets(config, self.regime, grid, questions, traces, seed)
 
     def _kept(self, name: str, make: Callable[[], Drawn]) -> dict[str, np.ndarray]:
-        """What a file holds; it is made, and written in one step, if the file is not there."""
+        """Loads the arrays of a file. If the file is missing, computes them and writes it."""
         known = (*_ALL_DEPEND, *_DEPENDS[name])
         chosen = {"format": 5, **{key: getattr(self.settings, key) for key in known}}
         digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
@@ -346,14 +373,17 @@ class Draws:
     def _drawn(self, name: str, asked: _Asked) -> Drawn:
         of_step = jax.random.fold_in(jax.random.key(self.seed), 1000 + self.frozen.step)
         key = jax.random.fold_in(of_step, 2 * (name == "oracle") + (self.regime == "common"))
-        # A generator: nothing is drawn yet.
+        # `_portions` is a generator, so nothing is sampled yet.
         portions = self._portions(name, asked, key, unit=_DRAWN_AT_ONCE)
         return Drawn(**self._kept(name, lambda: Drawn.joined([drawn for drawn, _ in portions])))
 
     def _portions(
         self, name: str, asked: _Asked, key: jax.Array, *, unit: int
     ) -> Iterator[tuple[Drawn, Rollout]]:
-        """`draw`, whole units of rows at a time; their keys count the units before them."""
+        """Calls `draw` for portions of the rows, which contain a multiple of `unit` rows.
+
+        The random key of a portion depends on the number of units before it.
+        """
         rows, flat = np.repeat(asked.chosen, asked.budgets.shape[1]), asked.budgets.reshape(-1)
         size = max(_DRAWN_AT_ONCE // unit, 1) * unit
         title = f"{name}, step {self.frozen.step}, {self.regime} budgets"

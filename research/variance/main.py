@@ -1,6 +1,7 @@
-"""The variance study: gradient noise of one policy and one pool of rollouts under every baseline.
+"""Runs the variance study, which measures the gradient noise of each baseline on the same rollouts.
 
-docs/variance.md says what is measured. Runs and pools stay on disk: the same command goes on.
+docs/variance.md defines the measured quantities. Runs and pools of rollouts are stored on disk. If
+the study is interrupted, the same command resumes it.
 """
 
 import subprocess
@@ -32,7 +33,7 @@ from research.variance.settings import VarianceSettings, read_settings
 
 
 def run_config(settings: VarianceSettings, seed: int, folder: Path) -> Config:
-    """Settings of the run that a seed's policies come from."""
+    """Returns the config of the training run that provides the policies of a seed."""
     config = config_io.load(settings.config, _own_keys(settings, seed, folder))
     for problem in _problems(settings, config):
         raise UserError(problem)
@@ -45,7 +46,7 @@ def _own_keys(settings: VarianceSettings, seed: int, folder: Path) -> list[str]:
 
 
 def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
-    """Why a run can't be measured."""
+    """Yields an error message for each reason why a run can't be measured."""
     if not make_method(config).uses_value:
         yield (
             f"overrides: the run needs a value head, found method={config.method} with "
@@ -77,7 +78,7 @@ def _problems(settings: VarianceSettings, config: Config) -> Iterator[str]:
 
 
 def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progress) -> None:
-    """Trains a seed's run by the ordinary command if it is not finished."""
+    """Trains the run of a seed with the ordinary training command, unless it is finished."""
     run_config(settings, seed, folder)
     if not RunPaths(folder).summary.exists():
         progress.say(f"training seed {seed} into {folder}")
@@ -95,7 +96,10 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
 
 
 def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tuple[Values, Values]:
-    """Predicted outcomes of the pool's rows, and of the calibration's second half, by value."""
+    """Returns the predicted outcomes of the pool, and of the second half of the calibration set.
+
+    Both are keyed by the name of the predictor.
+    """
     frozen, train, second = draws.frozen, draws.frozen.environment.train, draws.second
     heads = {"saved": (frozen.head, frozen.policy.learner)}
     kinds: tuple[ValueInput, ...] = ("cut", "trace_and_cut")
@@ -105,10 +109,11 @@ def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tupl
     for name, read in heads.items():
         of_pool[name] = predicted_outcomes(frozen, *read, frozen.pool_questions, pool)
         earlier[name] = predicted_outcomes(frozen, *read, train, calibration)[second]
-    # Budgets of a list come again and again: an oracle needs no neighbours of theirs.
+    # Budgets from a list occur many times, so the oracle does not have to average over similar
+    # budgets.
     bandwidth = draws.settings.bandwidth if draws.regime == "independent" else 1e-3
     of_pool["oracle"] = smoothed_means(oracle, pool.questions, pool.budgets, bandwidth)
-    # One number for each cut, of earlier batches: what there is without a value head.
+    # The mean outcome at each cut in earlier batches, as a baseline without a value head.
     mean = calibration.by_answer[second].mean((0, -1), dtype=np.float32)
     of_pool["constant"] = np.broadcast_to(mean, pool.cuts.shape)
     earlier["constant"] = np.broadcast_to(mean, earlier["saved"].shape)
@@ -116,7 +121,7 @@ def _values(draws: Draws, pool: Pool, calibration: Drawn, oracle: Drawn) -> tupl
 
 
 def _measured(draws: Draws) -> Result:
-    """Draws a pool, or takes the one that is there, and measures every arm on it."""
+    """Samples a pool of rollouts, or loads it if it exists, and measures every arm on it."""
     settings, frozen, regime, seed = draws.settings, draws.frozen, draws.regime, draws.seed
     calibration, oracle, pool = draws.calibration(), draws.oracle(), draws.pool()
     of_pool, earlier = _values(draws, pool, calibration, oracle)
@@ -145,7 +150,13 @@ def _measured(draws: Draws) -> Result:
 
 
 def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
-    """Runs the study of a file at one of its sizes."""
+    """Runs the study of a file.
+
+    Args:
+      path: YAML file of the study.
+      size: name of one of the sizes in the file.
+      overrides: overrides of the settings, as `key=value`.
+    """
     settings = read_settings(path, size, overrides)
     started = time.time()
     output = Path(settings.output)

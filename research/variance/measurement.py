@@ -1,4 +1,4 @@
-"""From a pool to numbers: noise of every arm, errors of values, what scores say of returns."""
+"""Computes the results for a pool: gradient noise of each arm, value errors, score statistics."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,18 +18,25 @@ from research.variance.gradient_pool import Drawn, Pool, Rollouts
 from research.variance.noise import Noise, Partition
 from research.variance.settings import Regime
 
-# Predicted outcomes of the pool's rows, by the name of a value.
+# Predicted outcomes of the pool's rows, keyed by the name of the predictor.
 Values = Mapping[str, Float[np.ndarray, "_ _"]]
 OfRows = Bool[np.ndarray, "B"]
 OfVariants = Float[np.ndarray, "variants C P n G M"]
-# Of a pool's rows that are looked at alone: so many ranges of budgets that are mixed, and of V,
-# with about as many rows each.
+# Number of ranges of budgets (in regime independent) and of V, for which the noise is also measured
+# separately. The ranges have about the same number of rows.
 _RANGES = 3
 _statistics = jax.jit(jax.vmap(score_statistics))
 
 
 def grouped(drawn: Drawn, values: Values, traces: int, partition: Partition) -> Groups:
-    """Rows of cells of so many traces, as groups: cell, partition and group are one axis."""
+    """Arranges the rows as groups. Cell, partition and group are combined into one axis.
+
+    Args:
+      drawn: rollouts, cell by cell.
+      values: predicted outcomes of the rows.
+      traces: number of traces per cell.
+      partition: random partitions of the traces of a cell into groups.
+    """
 
     def split(x: np.ndarray) -> np.ndarray:
         of_cells = x.reshape(-1, traces, *x.shape[1:])[:, partition]
@@ -45,8 +52,9 @@ def grouped(drawn: Drawn, values: Values, traces: int, partition: Partition) -> 
 def calibrated(
     config: Config, drawn: Drawn, values: Values, traces: int, group: int, seed: int
 ) -> Setting:
-    """Moments and slopes that earlier batches, of other questions, would have left behind."""
-    # An oracle is known for the pool's questions alone; it borrows the value's moments.
+    """Returns the moments and slopes that the arms learn from batches of other questions."""
+    # The oracle is only available for the questions of the pool, so its moments are computed with
+    # the value `trace_and_cut` instead.
     values = {**values, "oracle": values["trace_and_cut"]}
     groups = grouped(drawn, values, traces, noise.partitions([seed, group, 3], traces, group, 4))
     plain, pairs = Setting(config), variants(drawn.by_answer.shape[-1]).pairs
@@ -57,15 +65,18 @@ def calibrated(
 
 @dataclass(frozen=True)
 class Measured:
-    """A pool's noise at one group size.
+    """The gradient noise on a pool for one group size.
 
     Attributes:
-      noise: of the thinking's gradient, an entry per question and budget.
-      by_budget: the same for the traces of a budget or a range of them alone, by its name.
-      by_value: the same for the traces of a range of V, from the lowest to the highest.
-      with_answers: noise with the gradient of answers, of `Variants.trained`.
-      spread: variance of advantages over that of returns, on segments with tokens, by variant.
-      cost: mean sampled tokens of a trace with its branches, by variant.
+      noise: noise of the gradient of the thinking, with one entry per cell.
+      by_budget: the same for only the traces of a budget, or of a range of budgets, keyed by its
+        name.
+      by_value: the same for only the traces in a range of V, from the lowest to the highest range.
+      with_answers: noise including the gradient of the answers, for the variants in
+        `Variants.trained`.
+      spread: for each variant, the variance of the advantages divided by the variance of the
+        returns, over segments with tokens.
+      cost: for each variant, the mean number of sampled tokens of a trace with its branches.
     """
 
     noise: Noise
@@ -78,7 +89,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on one pool; `right`: share of right answers at the budget."""
+    """Results on one pool. `right` is the share of correct answers at the budget."""
 
     seed: int
     step: int
@@ -89,7 +100,10 @@ class Result:
 
 
 def budget_ranges(budgets: Int[np.ndarray, "B"], regime: Regime) -> dict[str, OfRows]:
-    """Rows of each budget of a list, or of ranges of budgets with about as many rows each."""
+    """Selects the rows of each budget, or of ranges of budgets in the regime independent.
+
+    The ranges have about the same number of rows.
+    """
     if regime != "independent":
         return {str(budget): budgets == budget for budget in np.unique(budgets)}
     edges = np.quantile(budgets, np.linspace(0, 1, _RANGES + 1)).astype(int)
@@ -103,9 +117,12 @@ def budget_ranges(budgets: Int[np.ndarray, "B"], regime: Regime) -> dict[str, Of
 def value_ranges(
     predicted: Float[np.ndarray, "B M"], weights: Float[np.ndarray, " M"]
 ) -> tuple[Float[np.ndarray, " edges"], list[OfRows]]:
-    """Ends of ranges of V with about as many rows each, from the lowest V, and the rows of each.
+    """Divides the rows into ranges of V with about the same number of rows.
 
-    V is the predicted return of a whole trace as a share of the most there is to get.
+    V is the predicted return of the whole trace divided by the maximum return.
+
+    Returns:
+      The edges of the ranges in ascending order, and a mask of the rows in each range.
     """
     whole = baselines.returns_to_go(predicted, weights)[..., 0]
     share = np.clip(whole / np.sum(weights), 0.0, 1.0)
@@ -117,7 +134,10 @@ def value_ranges(
 def measure(
     pool: Pool, values: Values, setting: Setting, partition: Partition, regime: Regime | None
 ) -> Measured:
-    """Noise of every variant on the pool's groups; also by budget and by V if given a regime."""
+    """Measures the noise of every variant on the groups of a pool.
+
+    If `regime` is not None, also measures it separately by budget and by V.
+    """
     measured, traces = variants(pool.by_answer.shape[-1]), pool.gram.shape[1]
     groups = grouped(pool, values, traces, partition)
     norms = np.einsum("cnmnm->cnm", pool.gram)[:, partition]
@@ -153,7 +173,7 @@ def measure(
 def credited(
     setting: Setting, groups: Groups, norms: Float[np.ndarray, "C P n G M"], measured: Variants
 ) -> tuple[OfVariants, OfVariants]:
-    """Advantages of the thinking, and baselines of the answers, of every variant."""
+    """Returns the advantages of the thinking and the baselines of the answers for each variant."""
     readings = {reading for _, reading in measured.pairs}
     given = {
         reading: dataclasses.replace(groups, weighted=_weighted(setting, groups, reading, norms))
@@ -168,7 +188,7 @@ def credited(
 def _weighted(
     setting: Setting, groups: Groups, reading: Reading, norms: Float[np.ndarray, "C P n G M"]
 ) -> Float[np.ndarray, "R M"]:
-    """Error of the oracle's return weighted by norms, over a cell's traces outside each group."""
+    """Computes `Groups.weighted`: the weighted error of the oracle's return outside each group."""
     returns = baselines.returns_to_go(
         groups.outcomes(reading) - groups.values["oracle"], setting.weights
     ).reshape(norms.shape)
@@ -181,7 +201,7 @@ def _weighted(
 def _answer_noise(
     pool: Pool, setting: Setting, thinking: OfVariants, answers: OfVariants, partition: Partition
 ) -> Noise | None:
-    """Noise of thinking and answers together."""
+    """Measures the noise of the gradient of thinking and answers together."""
     if not len(pool.with_answers):
         return None
     count, u, group = pool.by_answer.shape[-1], setting.weights, partition.shape[-1]
@@ -200,9 +220,13 @@ def _answer_noise(
 def diagnostics(
     pool: Pool, values: Values, weights: Float[np.ndarray, " M"], partition: Partition
 ) -> dict[str, Any]:
-    """How good the values are, and what scores say of the best constant.
+    """Computes the errors of the values, and statistics of the scores for the best constant.
 
-    The partition is of the pool into groups: one group of every cell is a batch.
+    Args:
+      pool: the pool of rollouts.
+      values: predicted outcomes of its rows.
+      weights: u, the total weight of each outcome in the objective.
+      partition: partitions of each cell into groups. One group of every cell forms a batch.
     """
     traces, cuts = pool.gram.shape[1:3]
     to_go = lambda x: baselines.returns_to_go(x, weights).reshape(-1, traces, cuts)
@@ -221,11 +245,12 @@ def diagnostics(
 def _scores(
     pool: Pool, returns: Float[np.ndarray, "C N M"], partition: Partition
 ) -> dict[str, dict[str, Any]]:
-    """Of each stand-in for a score's squared norm: how it goes with the norm and with returns.
+    """Evaluates each proxy for the squared norm of a score.
 
-    By stand-in: `with_norm`, its correlation with the norm over the traces with tokens in a
-    segment, a number per segment; and `score_statistics` of single batches, their mean, and of the
-    predicted saving also the deviation from batch to batch.
+    Returns:
+      For each proxy: `with_norm`, its correlation with the squared norm for each segment, over the
+      traces with tokens in the segment; the mean of `score_statistics` over single batches; and the
+      standard deviation of the predicted saving between batches.
     """
     shape, norms = returns.shape, np.einsum("cnmnm->cnm", pool.gram)
     stand_ins = {
@@ -234,7 +259,7 @@ def _scores(
     there = stand_ins["tokens"] > 0
 
     def batches(x: Float[np.ndarray, "C N M"]) -> Float[Array, "B C G M"]:
-        """One group of every cell: P n batches."""
+        """Returns P n batches, each with one group of every cell."""
         batch = (shape[0], partition.shape[-1], shape[-1])
         return jnp.asarray(np.moveaxis(x[:, partition], 0, 2).reshape(-1, *batch), jnp.float32)
 
@@ -253,7 +278,7 @@ def _scores(
 
 
 def _correlation(x: Float[np.ndarray, " rows"], y: Float[np.ndarray, " rows"]) -> float:
-    """Pearson's; 0 where one of them does not vary."""
+    """Returns Pearson's correlation coefficient, or 0 if x or y is constant."""
     x, y = (np.asarray(z, np.float64) - np.mean(z) for z in (x, y))
     spread = np.sqrt((x @ x) * (y @ y))
     return float(x @ y / spread) if spread > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What the variance study found: variance.json, its tables and its pictures."""
+"""Writes the results of the variance study: variance.json, tables and figures."""
 
 import dataclasses
 import functools
@@ -25,10 +25,10 @@ from research.variance.measurement import Measured, Result
 from research.variance.noise import Noise, by_question
 from research.variance.settings import VarianceSettings
 
-# Significant digits, so that the file is small.
+# Number of significant digits in variance.json, which limits its size.
 _DIGITS = 5
 _READ = {"one": "1 answer", "several": "{answers} answers", "pooled": "{answers} answers, pooled"}
-# Drawn and tabulated by group size and budget, in the reading of all answers; the others stand in
+# Arms in the figures and tables, with the reading that uses all answers. All other arms are only in
 # variance.json.
 _SHOWN = (
     *("none", "group_mean", "loo", "brpo", "brpo_loo", "v1", "opo", "opo_loo", "token"),
@@ -37,12 +37,12 @@ _SHOWN = (
     *("rescaled_group", "score_weighted", "score_weighted_saved", "score_weighted_shrink"),
     *("oracle", "oracle_history", "oracle_weighted"),
 )
-# The same, where there are several answers at a cut.
+# Additional arms in the figures and tables if there are several answers per cut.
 _OF_SEVERAL = (
     *("everything/pooled", "rescaled_everything/pooled"),
     *("brpo/one", "value/one", "shrink/one", "shrink_history/one"),
 )
-# An arm and what it is compared with, besides published BRPO.
+# Pairs of arms that are compared with each other, in addition to the comparison with BRPO.
 _PAIRS = (
     *(("score_weighted_shrink", "group_mean"), ("score_weighted_shrink", "shrink")),
     *(("score_weighted", "value"), ("rescaled_interior", "rescaled")),
@@ -50,32 +50,32 @@ _PAIRS = (
     *(("rescaled_group", "score_weighted_shrink"), ("opo_loo", "loo"), ("token_loo", "loo")),
     *(("opo_loo", "score_weighted_shrink"), ("token_loo", "score_weighted_shrink")),
 )
-# Left end of the picture's saved noise, in percent.
+# Lower limit of the figure's axis of noise reduction, in percent.
 _LEAST = -120.0
-# Of a pool's traces by V, from the lowest; as many as `measurement` makes.
+# Names of the ranges of V, from the lowest. Their number must match `measurement._RANGES`.
 _THIRDS = ("lowest third of V", "middle third", "highest third")
 
 
 def shown(measured: Variants) -> tuple[str, ...]:
-    """Variants in pictures and tables."""
+    """Returns the names of the variants that the figures and tables show."""
     of_all = tuple(measured.name(arm) for arm in _SHOWN)
     return of_all + (_OF_SEVERAL if measured.full == "several" else ())
 
 
 def middle_group(groups: Sequence[int]) -> int:
-    """The group size of whatever is shown of one: that nearest to 8."""
+    """Returns the group size for results that are only shown for one size: the nearest to 8."""
     return min(groups, key=lambda group: abs(group - 8))
 
 
 def label(name: str, answers: int) -> str:
-    """An arm and how it reads the answers, for people."""
+    """Returns the label of a variant, which describes the arm and its reading of the answers."""
     arm, reading = name.split("/")
     return f"{BY_NAME[arm].label}; {_READ[reading].format(answers=answers)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cell:
-    """What every seed measured at a checkpoint in a regime, with groups of one size."""
+    """Measurements of all seeds at one checkpoint, in one regime, and for one group size."""
 
     measured: Sequence[Measured]
     variants: Variants
@@ -83,29 +83,29 @@ class _Cell:
 
     @property
     def whole(self) -> Noise:
-        """Noise of all traces."""
+        """The noise over all traces."""
         return by_question([one.noise for one in self.measured])
 
     def reduction(
         self, whole: Noise, against: str = PUBLISHED, **how: Any
     ) -> Float[np.ndarray, "arms 3"]:
-        """Noise that each arm has less than another."""
+        """Returns the noise reduction of each variant relative to the arm `against`."""
         return whole.reduction(self.variants.place(against), resamples=self.resamples, **how)
 
     def only_shown(self, whole: Noise) -> dict[str, Any]:
-        """`reduction` of the arms in tables."""
+        """Returns `reduction` for the variants in the tables."""
         reduction, kept = self.reduction(whole), shown(self.variants)
         return {arm: reduction[i] for i, arm in enumerate(self.variants.names) if arm in kept}
 
     def compared(self, whole: Noise) -> dict[str, Any]:
-        """Noise that one arm has less than another, from the same resamples of questions."""
+        """Returns the noise reduction for the pairs of arms in `_PAIRS`."""
         return {
             f"{one} against {other}": self.reduction(whole, other)[self.variants.place(one)]
             for one, other in _PAIRS
         }
 
     def arms(self) -> dict[str, dict[str, Any]]:
-        """Every number of every arm."""
+        """Returns all results of every variant."""
         against, whole = self.variants.place(PUBLISHED), self.whole
         cost = np.mean([one.cost for one in self.measured], axis=0)
         alone = [one.noise.reduction(against, resamples=1)[:, 0] for one in self.measured]
@@ -122,19 +122,19 @@ class _Cell:
         return {arm: dict(zip(columns, row)) for arm, row in zip(self.variants.names, rows)}
 
     def by_budget(self) -> dict[str, dict[str, Any]]:
-        """Reductions of the traces under a budget, or in a range of them."""
-        # Ranges are called as they are in the first seed.
+        """Returns the noise reductions for each budget or range of budgets."""
+        # The names of the ranges come from the first seed.
         names = self.measured[0].by_budget
         parts = zip(*(one.by_budget.values() for one in self.measured))
         return {name: self.only_shown(by_question(part)) for name, part in zip(names, parts)}
 
     def by_value(self) -> list[dict[str, Any]]:
-        """Reductions, and arm against arm, by ranges of V from the lowest to the highest."""
+        """Returns the noise reductions and comparisons for each range of V, from the lowest."""
         parts = [by_question(seeds) for seeds in zip(*(one.by_value for one in self.measured))]
         return [{"arms": self.only_shown(x), "compared": self.compared(x)} for x in parts]
 
     def with_answers(self) -> dict[str, Any]:
-        """Reductions of the gradient of thinking and answers together."""
+        """Returns the noise reductions of the gradient of thinking and answers together."""
         found = [one.with_answers for one in self.measured if one.with_answers is not None]
         if not found:
             return {}
@@ -145,8 +145,8 @@ class _Cell:
         return {self.variants.names[i]: reduction[place] for place, i in enumerate(trained)}
 
     def pool(self, result: Result, measured: Measured) -> dict[str, Any]:
-        """What is said of one pool by itself."""
-        # What a batch predicts is how much one number, moved by scores, saves against the mean.
+        """Returns the results of a single pool."""
+        # A batch predicts the noise reduction of a score-weighted constant relative to the mean.
         place = self.variants.place
         against_mean = measured.noise.reduction(place("loo"), resamples=1)
         return {
@@ -160,7 +160,7 @@ class _Cell:
 def summary(
     size: str, settings: VarianceSettings, results: Sequence[Result], seconds: float
 ) -> dict[str, Any]:
-    """What variance.json holds."""
+    """Returns the content of variance.json."""
     middle = middle_group(settings.groups)
     measured = variants(settings.answers)
     cells = []
@@ -209,7 +209,7 @@ def _percent(reduction: Sequence[float | None]) -> str:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The tables of a summary."""
+    """Formats the tables of a summary as Markdown."""
     settings = found["settings"]
     return _markdown.get_template("report.md").render(
         found=found,
@@ -229,7 +229,7 @@ _markdown.filters |= {
 
 
 def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
-    """Less noise than published BRPO, and beside it the advantage variance that isn't it."""
+    """Plots the noise reduction relative to published BRPO, next to the variance of advantages."""
     settings = found["settings"]
     middle = str(middle_group(settings["groups"]))
     known = found["cells"][0]["groups"][middle]
@@ -264,11 +264,11 @@ def draw(folder: Path, found: Mapping[str, Any], regime: str) -> list[Path]:
 
 
 def predicted_chart(found: Mapping[str, Any]) -> Chart:
-    """What a batch says that one score-weighted number saves, and what it saves on its pool.
+    """Plots the predicted noise reduction of a score-weighted constant against the measured one.
 
-    A point a pool, with the deviation from batch to batch; a trace's own surprises stand for its
-    score's squared norm, as in training (`score/predicted_saving`). Pools on which nothing could be
-    measured, such as those without a gradient, are left out.
+    Each pool is a point, with the standard deviation between batches. As in training
+    (`score/predicted_saving`), the surprise of a trace is the proxy for the squared norm of its
+    score. Pools without a measurement, for example because they have no gradient, are omitted.
     """
     series = list[Series]()
     for number, cell in enumerate(found["cells"], 1):
@@ -296,8 +296,8 @@ def predicted_chart(found: Mapping[str, Any]) -> Chart:
 def write(
     folder: Path, size: str, settings: VarianceSettings, results: Sequence[Result], seconds: float
 ) -> list[Path]:
-    """Writes variance.json, variance.md and the pictures; returns their paths."""
-    # As a reader of the file will see it: keys are text.
+    """Writes variance.json, variance.md and the figures, and returns their paths."""
+    # Converts the summary to JSON and back, so that all keys are strings as in the file.
     found = json.loads(json.dumps(summary(size, settings, results, seconds)))
     paths = [folder / "variance.json", folder / "variance.md"]
     write_json(paths[0], found)

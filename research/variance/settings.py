@@ -1,4 +1,4 @@
-"""Settings of the variance study: `sizes` of a file, and overrides."""
+"""Settings of the variance study, which are read from the `sizes` of a file and from overrides."""
 
 import typing
 from collections.abc import Sequence
@@ -10,14 +10,16 @@ from bacr_jax.config.reader import read_dataclass
 from bacr_jax.errors import UserError
 from bacr_study.study_file import merged, overridden
 
-# common: all traces of a group under one budget of a grid. independent: each under its own, from
-# the TruncNorm of Eq. 4. training: each under its own, from the list that the run trains at.
+# How the budgets of the traces in a group are chosen:
+# common: all traces have the same budget from a grid.
+# independent: each trace has a budget from the truncated normal distribution of Eq. 4.
+# training: each trace has a budget from the list with which the run trains.
 Regime = typing.Literal["common", "independent", "training"]
 
 
 @dataclass(frozen=True)
 class VarianceSettings:
-    """What is measured, on which policies, with how many rollouts."""
+    """Settings of the study: policies, numbers of rollouts, and measurements."""
 
     config: tuple[str, ...] = key(
         ("configs/quickstart.yaml",), "configs of the run, later ones win"
@@ -75,7 +77,7 @@ def _problems(settings: VarianceSettings) -> typing.Iterator[str]:
 
 
 def read_settings(path: Path, size: str | None, overrides: Sequence[str] = ()) -> VarianceSettings:
-    """One size of a study's file, with some values replaced."""
+    """Reads the settings of one size from a study's file, and applies overrides."""
     keys, chosen = merged(path, size)
     where = f"{path}, {chosen}"
     found = {**keys, **dict(map(overridden, overrides))}

@@ -1,4 +1,4 @@
-"""Score gradients of single traces, exact, and sketched to a few thousand numbers."""
+"""Computes score gradients of single traces, and compresses them to sketches."""
 
 import dataclasses
 import functools
@@ -14,23 +14,24 @@ from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec, score_tokens
 from bacr_jax.types import Params, pytree
 
-# Parameters from which on one gradient is held at a time.
+# Number of parameters from which only one gradient is kept in memory at a time.
 _LARGE = 10_000_000
 
 
 @pytree
 class CountSketch:
-    """A fixed random linear map from gradients to `width` numbers, which keeps inner products.
+    """A random linear map from gradients to `width` numbers that preserves inner products.
 
         y_j = sum_i sign_i x_i  over the parameters i in bucket j
 
-    Signs are independent, and each run of `width` parameters is spread over all buckets from a
-    random one on. A squared norm comes out right on average, with a relative error of about
-    sqrt(2 / width): 2 % at 4096, and the same for all that is added up from the same sketches.
+    The signs are independent. The parameters are divided into blocks of `width`, and a block is
+    distributed over all buckets, starting with a random bucket. The squared norm of a sketch is an
+    unbiased estimate, with a relative error of about sqrt(2 / width), which is 2 % for 4096. The
+    same holds for sums that are computed from sketches with the same map.
 
     Attributes:
-      signs: +1 or -1 for each parameter of a leaf, padded to whole runs, leaf by leaf.
-      start: bucket of the first parameter of each run.
+      signs: for each leaf of the parameters, +1 or -1 per parameter, padded to full blocks.
+      start: for each leaf, the bucket of the first parameter of each block.
     """
 
     signs: tuple[Int[Array, "runs width"], ...]
@@ -38,11 +39,11 @@ class CountSketch:
 
     @property
     def width(self) -> int:
-        """Numbers kept."""
+        """Length of a sketch."""
         return int(self.signs[0].shape[1])
 
     def __call__(self, gradient: Any) -> Float[Array, " width"]:
-        """The sketch of a pytree of gradients."""
+        """Computes the sketch of a pytree of gradients."""
         leaves = jax.tree.leaves(gradient)
         return sum(
             (_sketched(*leaf) for leaf in zip(leaves, self.signs, self.start, strict=True)),
@@ -51,17 +52,17 @@ class CountSketch:
 
 
 def _sketched(leaf: Array, signs: Array, start: Array) -> Array:
-    """Part of a sketch that one leaf makes."""
+    """Returns the contribution of one leaf to the sketch."""
     runs, width = signs.shape
     flat = leaf.astype(jnp.float32).reshape(-1)
     signed = jnp.pad(flat, (0, runs * width - flat.size)).reshape(runs, width) * signs
-    # A run turned by its start is a slice of it written twice.
+    # Rotating a block is the same as slicing the block concatenated with itself.
     turn = lambda run, at: jax.lax.dynamic_slice(run, (width - at,), (width,))
     return jax.vmap(turn)(jnp.concatenate([signed, signed], 1), start).sum(0)
 
 
 def count_sketch(seed: int, params: Params, width: int) -> CountSketch:
-    """A sketch for gradients of these parameters; the seed is of signs and buckets."""
+    """Creates a sketch for the gradients of `params`, with random signs and buckets from `seed`."""
     rng = np.random.default_rng([seed, 7])
     runs = [-(-leaf.size // width) for leaf in jax.tree.leaves(params)]
     signs = [
@@ -72,7 +73,10 @@ def count_sketch(seed: int, params: Params, width: int) -> CountSketch:
 
 
 def segment_weights(batch: Batch, cuts: Int[np.ndarray, "B M"]) -> Float[np.ndarray, "B M T"]:
-    """1 for the sampled tokens of each segment: the weights of its summed log-probability."""
+    """Returns, for each segment, weights that sum the log-probabilities of its sampled tokens.
+
+    A weight is 1 for the tokens of the segment and 0 elsewhere.
+    """
     width = batch.thinking_advantages.shape[1]
     positions = jnp.broadcast_to(jnp.arange(1, width + 1), (len(cuts), width))
     segment = np.asarray(segment_index(positions, jnp.asarray(cuts)))
@@ -83,13 +87,13 @@ def segment_weights(batch: Batch, cuts: Int[np.ndarray, "B M"]) -> Float[np.ndar
 def answer_weights(
     batch: Batch, by_answer: Float[np.ndarray, "B M A"]
 ) -> Float[np.ndarray, "B V N T"]:
-    """Weights of two vectors for each cut, from which every baseline's answer gradient is made.
+    """Returns weights for two vectors per cut that determine the answer gradient of any baseline.
 
-    With the baseline c of a cut, its A answers give
+    For the baseline c of a cut, the gradient of its A answers is
 
         mean_a (r_a - c) g_a = x - c y,   x = mean_a r_a g_a,   y = mean_a g_a
 
-    These are x of every cut, then y of every cut; N = M A branches.
+    The V vectors are x of every cut, then y of every cut. There are N = M A branches.
     """
     rows, cuts, answers = by_answer.shape
     of_cut = np.repeat(np.eye(cuts, dtype=np.float32), answers, axis=1) / answers
@@ -109,13 +113,18 @@ def score_sketches(
     *,
     spec: LearnerSpec,
 ) -> Float[Array, "B V width"]:
-    """Sketches of d/d theta of weighted sums of log-probabilities, for every row by itself.
+    """Computes sketches of the gradients of weighted sums of log-probabilities, for each row.
 
-    One forward pass of the learner for a row, and a backward pass for each of its V sums.
+    Each row needs one forward pass of the learner, and one backward pass for each of its V sums.
 
     Args:
+      policy: parameters of the policy.
+      batch: the rows.
       thinking: weights of the sampled thinking tokens in each sum.
-      answers: weights of the sampled answer tokens.
+      answers: weights of the sampled answer tokens in each sum.
+      allowed_tokens: mask of the tokens that can be sampled.
+      sketch: the sketch of the gradients.
+      spec: settings of the learner.
     """
 
     def of_row(inputs: tuple[Batch, Array, Array]) -> Array:
@@ -136,7 +145,7 @@ def score_sketches(
 
 
 def without_answers(batch: Batch) -> Batch:
-    """The same trunks with one empty branch each, which costs next to nothing."""
+    """Returns the same trunks with one empty branch each, which adds almost no cost."""
     first = lambda x: np.asarray(x)[:, :1]
     fields: dict[str, Any] = {
         "cuts": first(batch.cuts),

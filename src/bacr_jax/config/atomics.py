@@ -1,6 +1,6 @@
-"""Works around slow embedding gradients on NVIDIA GPUs with XLA compilers 0.10.2 to 0.11.0.
+"""Works around slow embedding gradients on NVIDIA GPUs with jaxlib 0.10.2 to 0.11.0.
 
-These versions of XLA accumulate the float32 gradient of the embedding matrix with compare-and-swap
+XLA in these versions accumulates the float32 gradient of the embedding matrix with compare-and-swap
 loops instead of the GPU's atomic add. If many tokens of a batch are equal, the operation takes
 500 ms instead of 1 ms (jax issue 38806, xla issue 46225). Version 0.11.1 uses the atomic add again.
 The flag set here enables the atomic add, which flushes sums below 1e-38 to zero.

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-# Integers of this absolute value or more are rejected as typos. By default, Python refuses to print
-# integers of more than 4300 digits, so they could not appear in an error message either.
+# Integers of this absolute value or more are rejected as typos. This also avoids integers of more
+# than 4300 digits, which Python refuses to print.
 _LARGEST_INT = 2**63
 
 # Matches numbers such as 1e-6, which YAML 1.1 parses as strings because they have no decimal point.
