@@ -58,7 +58,7 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
             "mine: evaluations of step 3 hold content that a run does not write",
         ),
         ("results.json", {"sets": {"ledger": {}}}, "results.json: is damaged"),
-        ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold something"),
+        ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),
         ("results.json", {"ledger": {}}, "results.json: is damaged"),
     ],
 )
