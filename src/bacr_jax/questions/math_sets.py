@@ -19,7 +19,7 @@ from bacr_jax.questions import source
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.questions.source import Source, Split
 from bacr_jax.questions.subsets import check_subsets
-from bacr_jax.questions.tables import NotThere, Record, columns, read_files
+from bacr_jax.questions.tables import Record, SetNotFound, columns, read_files
 
 # Columns that hold a worked solution: only a box or a "####" line in them is an answer.
 SOLUTIONS = ("solution", "Solution")
@@ -107,7 +107,7 @@ def _rows_of(
         files = read_files(
             path, base=config.dir, split=split, any_split=layout.any_split, where=where
         )
-    except NotThere as error:
+    except SetNotFound as error:
         command = how_to_get(where, config.dir)
         raise UserError(f"{error}; {command} gets it" if command else str(error)) from None
     rows = [row for found in files.values() for row in found]

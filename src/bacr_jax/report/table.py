@@ -414,14 +414,13 @@ def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[s
     """
     summaries = list(policies.values())
     modes = dict.fromkeys(mode for summary in summaries for mode in summary)
-    table_rows = []
+    table_rows = list[tuple[str, str, list[Mapping[str, Any] | None]]]()
     for mode in modes:
         results = [summary.get(mode, {}) for summary in summaries]
         budgets = set[str]()
         budgets.update(*results)
         for budget in by_size(budgets):
-            entries = [result.get(budget) for result in results]
-            table_rows.append((mode, budget, entries))
+            table_rows.append((mode, budget, [result.get(budget) for result in results]))
     return table_rows
 
 
@@ -460,7 +459,7 @@ def comparison(
         tokens = f"{entry['mean_thinking_tokens']:,.1f} tok"
         return Text.assemble(accuracy, between, tokens)
 
-    table_rows = []
+    table_rows = list[list[Item]]()
     for mode, budget, entries in rows(policies):
         cells = [cell(entry, entries[0]) for entry in entries]
         table_rows.append([mode, budget_name(budget), *cells])
