@@ -51,14 +51,14 @@ def test_a_checkpoint_without_an_evaluation_says_so(about):
     [
         ("eval.jsonl", {"x": 1}, "line 1: its field 'step' is missing"),
         ("eval.jsonl", {"step": 3, "when": "after"}, "line 1: its field 'sets' is missing"),
-        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "are no accuracies"),
+        ("eval.jsonl", {"step": 3, "when": "after", "sets": {"ledger": {}}}, "lack accuracies"),
         (
             "eval.jsonl",
             {"step": 3, "when": "x", "sets": {"a": {"greedy": {"8": ENTRY | {"samples": "n"}}}}},
-            "mine: evaluations of step 3 hold something else than a run writes",
+            "mine: evaluations of step 3 hold content that a run does not write",
         ),
         ("results.json", {"sets": {"ledger": {}}}, "results.json: is damaged"),
-        ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold something"),
+        ("results.json", {"sets": {"a": {"by_budget": 3}}}, "evaluations of step 3 hold content"),
         ("results.json", {"ledger": {}}, "results.json: is damaged"),
     ],
 )

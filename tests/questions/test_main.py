@@ -129,7 +129,7 @@ class TestShowPrompts:
             ([], "no set; write --inspect NAME:PATH, or --config FILE"),
             (
                 ["--inspect", "ledger", "--show-prompts", "1", "--against", "x"],
-                "--against: is not read",
+                "--against: is not used",
             ),
             (["--inspect", "ledger", "--show-prompts", "0"], "--show-prompts 0: write 1 to 1000"),
         ],

@@ -52,7 +52,7 @@ def test_by_default_it_is_refused_with_the_command_too(tmp_path):
 
 
 def test_a_run_without_any_set_is_refused(tmp_path):
-    line = rf"none of its sets is there .*--prepare {tmp_path} gsm8k aime24 gets it$"
+    line = rf"all of its sets are missing .*--prepare {tmp_path} gsm8k aime24 gets it$"
     with pytest.raises(UserError, match=line):
         without_missing(config(tmp_path, GSM8K, OWN, AIME))
 
@@ -60,7 +60,7 @@ def test_a_run_without_any_set_is_refused(tmp_path):
 def test_the_set_that_chooses_a_checkpoint_must_be_there(tmp_path):
     put(tmp_path, GSM8K)
     asked = config_io.override(config(tmp_path, GSM8K, AIME), ["eval.select=aime24"])
-    with pytest.raises(UserError, match=r"names none of data.eval.*not there: aime24:aime24"):
+    with pytest.raises(UserError, match=r"names none of data.eval.*because missing: aime24:aime24"):
         without_missing(asked)
 
 
@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_the_sets_that_it_began_with(tmp_path):
     put(tmp_path, AIME)
     again, (line,) = without_missing(wanted, begun, tmp_path / "run")
     assert again == begun
-    assert f"{AIME} has come since the run in {tmp_path}/run began" in line
+    assert f"{AIME} was missing when the run in {tmp_path}/run began" in line
     # A set that the run evaluated and that is gone now.
     (tmp_path / "gsm8k" / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"gsm8k.* was evaluated when the run in .*; put it back;"):
@@ -100,7 +100,7 @@ def test_training_says_what_it_does_without_and_goes_on_so(tmp_path, capsys):
     open_run(run, begun).__exit__(None, None, None)
     put(tmp_path, AIME)
     again = train.with_sets_that_are_there(asked)
-    assert again == begun and f"--run {run} --data {AIME} asks it" in capsys.readouterr().out
+    assert again == begun and f"--run {run} --data {AIME} to evaluate it" in capsys.readouterr().out
     check_run_folder(run, again)
 
 

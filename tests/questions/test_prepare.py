@@ -142,7 +142,7 @@ def test_a_set_that_is_there_is_not_written_over(tmp_path):
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     (said,) = [line for line in prepare(tmp_path / "data", [], copies(tmp_path)) if "gsm8k" in line]
-    assert "is there already and holds something else" in said
+    assert "already exists with other content" in said
     assert mine.read_text() == "mine"
 
 
@@ -161,8 +161,8 @@ def test_half_of_a_surrogate_pair_is_refused_and_leaves_no_folder(tmp_path, caps
     assert main(["--prepare", str(tmp_path / "data"), "gsm8k", "--from", str(folder)]) == 2
     said = capsys.readouterr()
     assert said.out == (
-        "gsm8k: left out: gsm8k: train row 3 holds half of a surrogate pair; write a place that "
-        "holds a whole copy\n"
+        "gsm8k: left out: gsm8k: train row 3 contains half of a surrogate pair; write the "
+        "path of an undamaged copy\n"
     )
     assert said.err.count("\n") == 1 and "could not get gsm8k" in said.err
     assert not (tmp_path / "data").exists()
@@ -173,7 +173,7 @@ def test_a_record_that_is_none_is_not_written_over(tmp_path):
     record.parent.mkdir()
     record.write_text("[1]")
     said = next(prepare(tmp_path / "data", [], copies(tmp_path)))
-    assert "sources.json: is damaged (found a list, not an object); take it away" in said
+    assert "sources.json: is damaged (found a list, not an object); remove it" in said
     assert record.read_text() == "[1]"
 
 
@@ -183,7 +183,7 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("gsm8k: 3 train rows, of the known texts")
     for option in (["--inspect", "x"], ["--show-prompts", "-5"], ["--config", "x"]):
         assert main([*line, *option]) == 2
-        assert f"--prepare: reads no {option[0]}; leave it out" in capsys.readouterr().err
+        assert f"--prepare: does not use {option[0]}; leave it out" in capsys.readouterr().err
     assert main(["--inspect", "ledger", "--from", "x"]) == 2
     assert "write --prepare DIR" in capsys.readouterr().err
 

@@ -99,13 +99,16 @@ def test_its_score_is_asked_in_workers_that_can_be_killed(own):
             "import json\ndef questions(split):\n    return json.loads('{')",
             "double quotes: line 1 column 2 (char 1) (doubles.py, line 3); fix",
         ),
-        ("def questions(split):\n    pass", "questions of 'doubles' gives None; return a list"),
+        ("def questions(split):\n    pass", "questions of 'doubles' returned None; return a list"),
         (ROW % "'level': 'hard'", "row 0 of 'doubles' is"),
         (ROW % "'level': 77", "level (1-5)"),
         (ROW % "'level': 2.9", "level (1-5)"),
         (ROW % "'metadata': [1]", "metadata (a mapping)"),
         (ROW % "'id': 'same'", "row 1 of 'doubles' is"),
-        (ROW % "" + "def render(row):\n    return 5", "render of 'doubles' gives 5; return a text"),
+        (
+            ROW % "" + "def render(row):\n    return 5",
+            "render of 'doubles' returned 5; return a text",
+        ),
         (OWN.replace('("at_once", "steps")', '"abc"'), "' is 'abc'; write texts, short to long"),
     ],
 )

@@ -249,8 +249,8 @@ class TestComparison:
         ("folders", "labels", "said"),
         [
             ("ab", ["x"], "1 names for 2 runs"),
-            ("ab", ["x", "x"], "--label x: stands there twice"),
-            ("aa", [], "stands there twice"),
+            ("ab", ["x", "x"], "--label x: is used twice"),
+            ("aa", [], "is used twice"),
         ],
     )
     def test_what_can_not_be_told_apart_is_refused(self, tmp_path, folders, labels, said):

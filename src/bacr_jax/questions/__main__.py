@@ -1,8 +1,8 @@
-"""`bacr data`: what a set holds, and what a model will read of it.
+"""Implements `bacr data`, which inspects and prepares sets of questions.
 
-`--inspect NAME[:PATH]` describes a set before a run relies on it; `--show-prompts N` shows the
-prompts of its first questions, or of those that a config trains on; `--prepare DIR` makes the
-folder that the shipped configs read.
+`--inspect NAME[:PATH]` describes a set. `--show-prompts N` shows the prompts of the first questions
+of this set or of a config's training set. `--prepare DIR` writes the folder that the shipped
+configs read.
 """
 
 import argparse
@@ -28,41 +28,54 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Shows rows, answers, levels, groups, prompt lengths and duplicates of a set of questions, and "
-    "lists the rows that can't be used. Shows what a model will read of the first questions. Or "
-    "makes the folder that the configs read, from the public sources."
+    "lists the rows that can't be used. With --show-prompts, shows the prompts of the first "
+    "questions instead. With --prepare, writes the folder that the configs read, from the public "
+    "sources."
 )
+# Quantiles of prompt lengths to print, in percent.
 QUANTILES = (0, 10, 50, 90, 99, 100)
+# Maximum number of prompts that --show-prompts prints.
 MOST_SHOWN = 1000
+# Number of example answers per kind of answer, and maximum number of characters of an example.
 _EXAMPLES = 3
-_SHOWN_CHARS = 60
+_EXAMPLE_CHARS = 60
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line and checks that its options can be combined."""
     parser = Parser(prog="bacr data", description=DESCRIPTION)
     add = parser.add_argument
-    add("--inspect", metavar="NAME[:PATH]", help="the set, as in data.train; a config's by default")
+    add(
+        "--inspect",
+        metavar="NAME[:PATH]",
+        help="the set, as in data.train; default: data.train of the config",
+    )
     add(
         "--show-prompts",
         type=int,
         metavar="N",
-        help="instead: what the model will read of the first N questions, special tokens included",
+        help="show only the prompts of the first N questions, with special tokens",
     )
     add(
         "--config",
         action="append",
         default=[],
         metavar="FILE",
-        help="a run's config, for its set, format and tokenizer; repeatable; later files win",
+        help="config of a run, for its set, format and tokenizer; repeatable, later files override "
+        "earlier ones",
     )
     add("--against", metavar="NAME[:PATH]", help="training set to look for near-duplicates in")
-    add("--split", choices=("train", "test"), help="which part (default: test with --against)")
+    add(
+        "--split",
+        choices=("train", "test"),
+        help="which part of the set (default: test with --against, else train)",
+    )
     add("--tokenizer", metavar="DIR", help="tokenizer folder, for prompt lengths")
     add(
         "--prepare",
         type=Path,
         metavar="DIR",
-        help=f"write the sets named after it, all by default, to DIR: {' '.join(PUBLISHED_SETS)}",
+        help=f"write the sets named after DIR, by default all, to DIR: {' '.join(PUBLISHED_SETS)}",
     )
     add(
         "--from",
@@ -75,31 +88,39 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "overrides",
         nargs="*",
         metavar="data.key=value",
-        help="columns, groups, prompt format ...; with --prepare the names of sets",
+        help="config keys such as columns, groups and prompt format; with --prepare, names of sets",
     )
     options = parser.parse_intermixed_args(argv)
+    _check_options(options)
+    return options
+
+
+def _check_options(options: argparse.Namespace) -> None:
     if options.prepare is not None:
         for name in ("inspect", "show_prompts", "config", "against", "split", "tokenizer"):
             if getattr(options, name) not in (None, []):
-                raise UserError(f"--prepare: reads no --{name.replace('_', '-')}; leave it out")
-        return options
+                option = name.replace("_", "-")
+                raise UserError(f"--prepare: does not use --{option}; leave it out")
+        return
     if options.show_prompts is not None and options.against is not None:
-        raise UserError("--against: is not read with --show-prompts; leave it out")
+        raise UserError("--against: is not used with --show-prompts; leave it out")
     if options.origin is not None:
-        raise UserError("--from: says where --prepare finds the sets; write --prepare DIR")
+        raise UserError("--from: is only used with --prepare; write --prepare DIR")
     if options.inspect is None and not options.config:
         raise UserError("command line: no set; write --inspect NAME:PATH, or --config FILE")
     if options.show_prompts is not None and not 1 <= options.show_prompts <= MOST_SHOWN:
         raise UserError(f"--show-prompts {options.show_prompts}: write 1 to {MOST_SHOWN}")
-    return options
 
 
 def report(
     questions: "QuestionSet", config: Config, *, against: "QuestionSet | None", tokenizer: Any
 ) -> Iterator[str]:
-    """Lines that describe a set; `against`: training set to look for near-duplicates in.
+    """Yields lines that describe a set.
 
-    Without a tokenizer the prompts' lengths are left out.
+    Args:
+      config: config of a run on this set, for its groups and prompts.
+      against: training set to search for near-duplicates of the questions, or None.
+      tokenizer: tokenizer for the lengths of prompts; None to leave the lengths out.
     """
     import numpy as np
 
@@ -110,17 +131,20 @@ def report(
     yield from questions.summary()
     for row in questions.left_out:
         yield f"    {row.id}: {row.reason}"
-    yield f"answers: {_kinds(questions.answers)}"
-    levels = Counter(questions.levels.tolist())
-    yield "levels: " + ", ".join(
-        f"{level or 'none'}: {levels[level]:,}" for level in sorted(levels, key=lambda x: x or 9)
-    )
-    sizes = np.bincount(questions.groups, minlength=config.data.num_groups)
-    yield f"groups (data.groups={config.data.groups}): " + ", ".join(
-        f"{group}: {size:,}" for group, size in enumerate(sizes)
-    )
-    subjects = Counter(subject or "none" for subject in questions.subjects)
-    yield "subjects: " + ", ".join(f"{name}: {n:,}" for name, n in subjects.most_common())
+    yield f"answers: {_answer_kinds(questions.answers)}"
+    level_counts = Counter(questions.levels.tolist())
+    # Level 0 is an unknown level, which is listed last.
+    levels = sorted(level for level in level_counts if level) + [0]
+    level_texts = [
+        f"{level or 'none'}: {level_counts[level]:,}" for level in levels if level in level_counts
+    ]
+    yield f"levels: {', '.join(level_texts)}"
+    group_sizes = np.bincount(questions.groups, minlength=config.data.num_groups)
+    group_texts = [f"{group}: {size:,}" for group, size in enumerate(group_sizes)]
+    yield f"groups (data.groups={config.data.groups}): {', '.join(group_texts)}"
+    subject_counts = Counter(subject or "none" for subject in questions.subjects)
+    subject_texts = [f"{subject}: {count:,}" for subject, count in subject_counts.most_common()]
+    yield f"subjects: {', '.join(subject_texts)}"
     if tokenizer is None:
         yield "prompt tokens: not measured; give --tokenizer DIR"
     else:
@@ -129,33 +153,41 @@ def report(
     if against is None:
         yield "near-duplicates of training questions: not looked for; give --against NAME:PATH"
     else:
-        near = int(questions.duplicates.sum())
+        num_near = int(questions.duplicates.sum())
+        num_others = len(questions) - num_near
         yield (
-            f"near-duplicates of {against.name} (resemblance {THRESHOLD} or more): {near:,} of "
-            f"{len(questions):,}, {len(questions) - near:,} without them"
+            f"near-duplicates of {against.name} (resemblance {THRESHOLD} or more): {num_near:,} of "
+            f"{len(questions):,}, {num_others:,} without them"
         )
 
 
-def _kinds(answers: Sequence[str]) -> str:
-    """Forms of the gold answers, with examples."""
+def _answer_kinds(answers: Sequence[str]) -> str:
+    """Returns the kinds of the gold answers, the most frequent first, with examples."""
     from bacr_grading import parse_reference
 
-    forms: dict[str, list[str]] = {}
+    answers_by_kind: dict[str, list[str]] = {}
     for answer in answers:
         gold = parse_reference(answer)
-        forms.setdefault("other" if gold is None else gold.kind, []).append(answer)
+        kind = "other" if gold is None else gold.kind
+        answers_by_kind.setdefault(kind, []).append(answer)
+    kinds = sorted(answers_by_kind, key=lambda kind: len(answers_by_kind[kind]), reverse=True)
     parts = []
-    for kind, found in sorted(forms.items(), key=lambda item: -len(item[1])):
-        shown = [
-            " ".join(text.split())[:_SHOWN_CHARS] for text in dict.fromkeys(found[: 4 * _EXAMPLES])
-        ]
-        parts.append(f"{kind} {len(found):,} ({'; '.join(shown[:_EXAMPLES])})")
+    for kind in kinds:
+        kind_answers = answers_by_kind[kind]
+        # A few more than needed, because some can be equal.
+        distinct = list(dict.fromkeys(kind_answers[: 4 * _EXAMPLES]))
+        examples = [" ".join(text.split())[:_EXAMPLE_CHARS] for text in distinct[:_EXAMPLES]]
+        parts.append(f"{kind} {len(kind_answers):,} ({'; '.join(examples)})")
     return ", ".join(parts)
 
 
 def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
-    """Quantiles of the prompts' lengths; UserError if every prompt is over the limit."""
-    # Most of these import JAX, which nothing else here needs.
+    """Returns the quantiles of the lengths of prompts in tokens.
+
+    Raises:
+      UserError: every prompt is longer than data.max_prompt_tokens.
+    """
+    # Imported here because most of these import JAX, which other parts of this command don't need.
     import numpy as np
 
     from bacr_jax.methods.registry import declares_budget
@@ -165,41 +197,60 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     from bacr_jax.prompts.told import budget_words, largest_told
 
     style = format_for(config, declares_budget=declares_budget(config))
-    texts, words, name = questions.questions, budget_words(config, style), style.name
+    texts = questions.questions
+    words = budget_words(config, style)
+    name = style.name
     if words:
         name += f", {words.replace(BUDGET, str(largest_told(config)))!r}"
-    lengths = np.array([len(ids) for ids in prompt_ids(config, style, words, texts, tokenizer)])
-    quantiles = np.percentile(lengths, QUANTILES, method="higher")
+    prompts = prompt_ids(config, style, words, texts, tokenizer)
+    lengths = np.array([len(ids) for ids in prompts])
     limit = config.data.max_prompt_tokens
     if lengths.min() > limit:
-        encode_prompts(tokenizer, texts, style, max_tokens=limit)  # refuses them
-    shown = ", ".join(f"{q} %: {int(n):,}" for q, n in zip(QUANTILES, quantiles, strict=True))
-    over = int((lengths > limit).sum())
-    return f"prompt tokens ({name}): {shown}; over data.max_prompt_tokens={limit}: {over:,}"
+        # Raises the same error as a run on this set.
+        encode_prompts(tokenizer, texts, style, max_tokens=limit)
+    quantiles = np.percentile(lengths, QUANTILES, method="higher")
+    quantile_texts = [
+        f"{percent} %: {int(length):,}"
+        for percent, length in zip(QUANTILES, quantiles, strict=True)
+    ]
+    num_over = int((lengths > limit).sum())
+    return (
+        f"prompt tokens ({name}): {', '.join(quantile_texts)}; over "
+        f"data.max_prompt_tokens={limit}: {num_over:,}"
+    )
 
 
 def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
-    """The set's own, or that of --tokenizer, or of the folder that --config names; None: none."""
+    """Returns the tokenizer of the prompts.
+
+    It is the tokenizer of the set if the set defines its tokens, else the tokenizer of --tokenizer,
+    else the tokenizer of the model in --config. None if none of them exists.
+    """
     from bacr_jax.model.hf.hub import local_folder
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
-    own, folder = own_tokenizer(config.data), options.tokenizer
-    if own is not None and folder:
-        raise UserError(
-            f"--tokenizer {folder}: these questions have tokens of their own; leave it out"
-        )
-    named = config.model.tokenizer or config.model.path
-    if folder is None and options.config and named:
-        here = Path(named).is_dir()
-        # A model that is not there yet: prompts are shown without its tokenizer.
-        with contextlib.suppress(UserError):
-            folder = named if here else local_folder(named, download=False, where="model.path")
-    return load_tokenizer(folder, where="--tokenizer") if own is None and folder else own
+    set_tokenizer = own_tokenizer(config.data)
+    folder = options.tokenizer
+    if set_tokenizer is not None:
+        if folder:
+            raise UserError(
+                f"--tokenizer {folder}: these questions have tokens of their own; leave it out"
+            )
+        return set_tokenizer
+    model_folder = config.model.tokenizer or config.model.path
+    if folder is None and options.config and model_folder:
+        if Path(model_folder).is_dir():
+            folder = model_folder
+        else:
+            # Prompts can be shown without a tokenizer if the model is not downloaded yet.
+            with contextlib.suppress(UserError):
+                folder = local_folder(model_folder, download=False, where="model.path")
+    return load_tokenizer(folder, where="--tokenizer") if folder else None
 
 
 def _config(options: argparse.Namespace) -> Config:
-    """The config of a run on this set, checked, so that its format and groups follow from it."""
+    """Returns the checked config of a run on this set, for its prompt format and groups."""
     config = config_io.load(options.config, options.overrides)
     spec = options.inspect
     if spec is not None:
@@ -214,7 +265,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def inspect(options: argparse.Namespace) -> Iterator[str]:
-    """The lines of the command."""
+    """Yields the lines of the command without --prepare."""
     from bacr_jax.questions.groups import check_levels
     from bacr_jax.questions.loaders import load_questions
     from bacr_jax.questions.missing import lines_about_missing
@@ -244,7 +295,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0, or 2 with one line on stderr when the input can't be used."""
+    """Runs the command; the exit code is 2, with one line on stderr, for unusable input."""
     options = parse(argv)
     lines = inspect(options)
     if options.prepare is not None:

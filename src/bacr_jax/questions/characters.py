@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 TAGS = ("<pad>", "<bos>", "<think>", "</think>", "<answer>", "</answer>")
 # Printable ASCII, and the letters of Latin-1.
 VOCABULARY = (*TAGS, *map(chr, range(0x20, 0x7F)), *map(chr, range(0xC0, 0x100)))
+# Default maximum length of a text in tokens.
 LONGEST = 4096
 
 
@@ -21,19 +22,24 @@ class CharacterTokenizer:
     attribute comes from the tokenizer of transformers, which is built on first use.
     """
 
-    bos_token, eos_token, pad_token = "<bos>", "</answer>", "<pad>"
-    bos_token_id, eos_token_id, pad_token_id = map(TAGS.index, (bos_token, eos_token, pad_token))
+    bos_token = "<bos>"
+    eos_token = "</answer>"
+    pad_token = "<pad>"
+    bos_token_id = TAGS.index(bos_token)
+    eos_token_id = TAGS.index(eos_token)
+    pad_token_id = TAGS.index(pad_token)
     # None because runs check whether the tokenizer has a chat template.
     chat_template = None
 
     def __init__(self, vocabulary: Sequence[str], *, longest: int) -> None:
-        self._vocabulary, self._longest = vocabulary, longest
+        self._vocabulary = vocabulary
+        self._longest = longest
         self.backend_tokenizer = _rust_tokenizer(vocabulary)
         # eos_token is one of the tags, so it is in the vocabulary.
         self.backend_tokenizer.add_special_tokens([self.bos_token, self.pad_token])
 
     @functools.cached_property
-    def whole(self) -> "PreTrainedTokenizerFast":
+    def hf_tokenizer(self) -> "PreTrainedTokenizerFast":
         """Returns this tokenizer as a tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
@@ -56,18 +62,20 @@ class CharacterTokenizer:
     def __call__(self, text: str | list[str], **options: Any) -> Any:
         """Returns the ids of one or several texts, like a Hugging Face tokenizer."""
         if not options.keys() <= _PLAIN:
-            return self.whole(text, **options)
+            return self.hf_tokenizer(text, **options)
         texts = [text] if isinstance(text, str) else text
         encoded = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         rows: dict[str, list[Any]] = {"input_ids": [row.ids for row in encoded]}
         if options.get("return_offsets_mapping"):
             rows["offset_mapping"] = [row.offsets for row in encoded]
-        return {name: row[0] for name, row in rows.items()} if isinstance(text, str) else rows
+        if isinstance(text, str):
+            return {name: values[0] for name, values in rows.items()}
+        return rows
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.whole, name)
+        return getattr(self.hf_tokenizer, name)
 
 
 # Options with which only ids and offsets are returned.

@@ -1,4 +1,4 @@
-"""Difficulty groups, 0 (easy) to K - 1, from levels or from measured solve rates."""
+"""Computes difficulty groups, 0 (easiest) to K - 1, from levels or from measured solve rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,21 +14,36 @@ from bacr_jax.questions import tables
 
 
 def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[np.ndarray, "n"]:
-    """Difficulty groups 0..K-1 (int32) from levels 1..5 (paper appendix: levels 1-2, 3, 4, 5).
+    """Computes difficulty groups from levels.
 
         group = floor((level - 1) K / 5)
 
-    which for K = 4 is the paper's grouping. Any other level counts as unknown and goes to the
-    hardest group. K is 1..5.
+    For K = 4 this is the grouping of the paper's appendix: levels 1 and 2, 3, 4, and 5.
+
+    Args:
+      levels: level of each question, 1 to 5. Any other level is unknown, and its question belongs
+        to the hardest group.
+      num_groups: number of groups K, 1 to 5.
+
+    Returns:
+      Group of each question in [0, K), int32.
     """
     levels = np.asarray(levels)
-    known = (levels >= 1) & (levels <= NUM_LEVELS)
-    groups = np.where(known, (levels - 1) * num_groups // NUM_LEVELS, num_groups - 1)
+    is_known = (levels >= 1) & (levels <= NUM_LEVELS)
+    known_groups = (levels - 1) * num_groups // NUM_LEVELS
+    groups = np.where(is_known, known_groups, num_groups - 1)
     return groups.astype(np.int32)
 
 
 def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
-    """UserError: groups by level are asked for, and no level of the training set is known (0)."""
+    """Checks that a training set has levels if its groups depend on them.
+
+    Args:
+      levels: level of each question, 0 if unknown.
+
+    Raises:
+      UserError: the config requires several groups by level, but all levels are unknown.
+    """
     if data.groups == "level" and data.num_groups > 1 and not np.any(levels):
         raise UserError(
             f"data.groups=level: {written(data.train)} has no levels; write data.num_groups=1, or "
@@ -39,23 +54,41 @@ def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
 def groups_from_solve_rate(
     rate: Float[np.ndarray, "n"], *, num_groups: int
 ) -> Int[np.ndarray, "n"]:
-    """Difficulty groups 0..K-1 (int32) from measured solve rates, the easiest first.
+    """Computes difficulty groups from measured solve rates.
 
-    Thresholds are the multiples of 1/K. With K = 4 they are .25, .5 and .75 (paper appendix), a
-    rate above .75 being group 0.
+    The thresholds are the multiples of 1/K. For K = 4 they are .25, .5 and .75 (paper appendix),
+    and rates above .75 are in group 0.
+
+    Args:
+      rate: share of correct samples of each question, in [0, 1].
+      num_groups: number of groups K.
+
+    Returns:
+      Group of each question in [0, K), int32.
     """
     thresholds = np.arange(1, num_groups) / num_groups
-    below = np.searchsorted(thresholds, rate, side="left")
-    return (num_groups - 1 - below).astype(np.int32)
+    num_below = np.searchsorted(thresholds, rate, side="left")
+    return (num_groups - 1 - num_below).astype(np.int32)
 
 
 def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, "n"]:
-    """Measured solve rates in the order of `ids`, from a table of labels (docs/data.md)."""
+    """Reads measured solve rates from a table of labels (docs/data.md).
+
+    Args:
+      path: file of the table.
+      ids: ids of the questions.
+
+    Returns:
+      Solve rate of each question, in the order of `ids`.
+
+    Raises:
+      UserError: the table is malformed, or a question has no label or several labels.
+    """
     where = f"data.labels={path}"
     rows = tables.read_rows(str(path), base="", split="train", any_split=True, where=where)
     rates: dict[str, float] = {}
     for number, row in enumerate(rows, start=1):
-        name, rate = _label(f"{where} row {number}", row)
+        name, rate = _parse_label(f"{where} row {number}", row)
         if name in rates:
             raise UserError(f"{where} row {number}: labels {name!r} again; write every id once")
         rates[name] = rate
@@ -68,20 +101,22 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
     return np.array([rates[name] for name in ids])
 
 
-def _label(where: str, label: tables.Record) -> tuple[str, float]:
+def _parse_label(where: str, label: tables.Record) -> tuple[str, float]:
+    """Returns the id and the solve rate of a row of labels."""
     if not {"id", "avg", "samples"} <= label.keys():
         raise UserError(
             f"{where}: found {', '.join(label) or 'no field'}; write "
             '{"id": "...", "avg": 0.25, "samples": 8}'
         )
-    rate, samples = label["avg"], label["samples"]
-    number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not 0 <= rate <= 1:
+    rate = label["avg"]
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not is_number or not 0 <= rate <= 1:
         raise UserError(
             f"{where}: found avg={shown(rate)}; write the share of correct samples, 0 to 1"
         )
+    samples = label["samples"]
     if type(samples) is not int or samples < 1:
         raise UserError(
-            f"{where}: found samples={shown(samples)}; write how many were drawn, 1 or more"
+            f"{where}: found samples={shown(samples)}; write the number of samples, 1 or more"
         )
     return str(label["id"]), float(rate)

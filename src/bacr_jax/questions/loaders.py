@@ -35,18 +35,19 @@ def _ledger(path: str, config: DataConfig, seed: int) -> Source:
 
     def questions(split: Split) -> list[Row]:
         size = settings.train_size if split == "train" else LEDGER_TEST_SIZE
-        every = tuple(range(1, ledger.MAX_LEVEL + 1))
+        all_levels = tuple(range(1, ledger.MAX_LEVEL + 1))
         problems = ledger.make_problems(
             seed,
             size,
             max_operand=settings.max_operand,
-            levels=settings.train_levels if split == "train" else every,
+            levels=settings.train_levels if split == "train" else all_levels,
             split=split,
         )
-        return [
-            Row(f"ledger-{split}-{index}", problem.question, problem.answer, {}, problem.level)
-            for index, problem in enumerate(problems)
-        ]
+        rows = []
+        for index, problem in enumerate(problems):
+            row_id = f"ledger-{split}-{index}"
+            rows.append(Row(row_id, problem.question, problem.answer, {}, problem.level))
+        return rows
 
     def trace(row: Row, style: Any) -> str:
         assert row.answer is not None
@@ -76,16 +77,18 @@ def _others(package: str, path: str, config: DataConfig) -> Source:
             f"{package}:{path}: its scorers were not checked, and this machine can't confine them "
             "(that needs Linux with seccomp on x86_64 or aarch64); write another set"
         )
-    made = _refused(lambda: tasks.source(path, **options))
-    questions = made.questions
+    module = _refused(lambda: tasks.source(path, **options))
+    questions = module.questions
 
     def checked_questions(split: Split) -> list[Mapping[str, Any]]:
         rows = _refused(lambda: questions(split))
-        return list(rows) if made.SCORE == REPEATING else _without_ambiguous(rows)
+        if module.SCORE == REPEATING:
+            return list(rows)
+        return _without_ambiguous(rows)
 
-    made.questions = checked_questions
-    name = f"{package}:{path.partition('?')[0]}"
-    source = _source_of(made, name, made.SCORE, whole=package == "gym")
+    module.questions = checked_questions
+    base_path, _, _ = path.partition("?")
+    source = _source_of(module, f"{package}:{base_path}", module.SCORE, whole=package == "gym")
     return dataclasses.replace(source, third_party=True)
 
 
@@ -115,8 +118,8 @@ def own_source(spec: str, key: str = "data") -> Source:
     if not callable(getattr(module, "questions", None)):
         raise UserError(f"data: {spec!r} has no function questions(split); write one")
     styles = getattr(module, "STYLES", ())
-    texts = isinstance(styles, tuple | list) and all(isinstance(style, str) for style in styles)
-    if not texts or (hasattr(module, "trace") and not styles):
+    are_texts = isinstance(styles, tuple | list) and all(isinstance(one, str) for one in styles)
+    if not are_texts or (hasattr(module, "trace") and not styles):
         raise UserError(f"data: STYLES of {spec!r} is {styles!r:.60}; write texts, short to long")
     name = module.__name__.removeprefix("bacr_data_")
     return _source_of(module, name, spec if hasattr(module, "score") else RULES)
@@ -125,48 +128,75 @@ def own_source(spec: str, key: str = "data") -> Source:
 def _source_of(module: Any, name: str, score: str, *, whole: bool = False) -> Source:
     """Returns the source whose functions are attributes of `module`."""
 
-    def rows(split: Split) -> list[Row]:
+    def read_rows(split: Split) -> list[Row]:
         return _as_rows(module.questions(split), f"{name}-{split}", name)
 
-    def text(function: str, *given: Any) -> str:
-        found = guarded("data", name, function, lambda: getattr(module, function)(*given))
-        if not isinstance(found, str):
-            raise UserError(f"data: {function} of {name!r} gives {found!r:.60}; return a text")
-        return found
+    def questions(split: Split) -> list[Row]:
+        return guarded("data", name, "questions", lambda: read_rows(split))
 
+    def call_for_text(function: str, *args: Any) -> str:
+        text = guarded("data", name, function, lambda: getattr(module, function)(*args))
+        if not isinstance(text, str):
+            raise UserError(f"data: {function} of {name!r} returned {text!r:.60}; return a text")
+        return text
+
+    render: Callable[[Row], str] = question_of
+    if hasattr(module, "render"):
+        render = functools.partial(call_for_text, "render")
+    trace = None
+    if hasattr(module, "trace"):
+        trace = functools.partial(call_for_text, "trace")
     return Source(
         name,
-        lambda split: guarded("data", name, "questions", lambda: rows(split)),
-        render=functools.partial(text, "render") if hasattr(module, "render") else question_of,
+        questions,
+        render=render,
         score=score,
         whole=whole,
-        trace=functools.partial(text, "trace") if hasattr(module, "trace") else None,
+        trace=trace,
         styles=tuple(getattr(module, "STYLES", ())),
     )
 
 
-def _as_rows(found: Iterable[Any], prefix: str, spec: str) -> list[Row]:
-    """Converts mappings with question, and optionally id, answer, metadata and level, to rows."""
-    if not isinstance(found, Iterable):
-        raise UserError(f"data: questions of {spec!r} gives {found!r:.60}; return a list of rows")
+def _as_rows(values: Iterable[Any], prefix: str, spec: str) -> list[Row]:
+    """Converts mappings with question, and optionally id, answer, metadata and level, to rows.
+
+    Args:
+      values: the mappings.
+      prefix: beginning of the ids of rows without an id; the index of the row follows.
+      spec: name of the set in error messages.
+    """
+    if not isinstance(values, Iterable):
+        raise UserError(
+            f"data: questions of {spec!r} returned {values!r:.60}; return a list of rows"
+        )
     rows: dict[str, Row] = {}
-    for index, row in enumerate(found):
-        fields: dict[str, Any] = {"id": f"{prefix}-{index}", "answer": None}
-        fields |= row if isinstance(row, Mapping) else {"question": None}
-        try:
-            made = Row(**fields)
-            texts = (made.question, made.id, made.answer or "")
-            fits = isinstance(made.metadata, Mapping) and made.level in range(NUM_LEVELS + 1)
-            fits &= all(isinstance(text, str) for text in texts) and made.id not in rows
-        except TypeError:
-            fits = False
-        if not fits:
+    for index, value in enumerate(values):
+        row = _as_row(value, f"{prefix}-{index}")
+        if row is None or row.id in rows:
             raise UserError(
-                f"data: row {index} of {spec!r} is {row!r:.60}; write a mapping with the text "
-                "question, and perhaps an id of its own, answer, metadata (a mapping), level (1-5)"
+                f"data: row {index} of {spec!r} is {value!r:.60}; write a mapping with the text "
+                "question, and optionally a unique id, answer, metadata (a mapping), level (1-5)"
             )
-        rows[made.id] = made
+        rows[row.id] = row
     return list(rows.values())
+
+
+def _as_row(value: Any, default_id: str) -> Row | None:
+    """Converts a mapping to a row; returns None if it has wrong fields or values."""
+    if not isinstance(value, Mapping):
+        return None
+    fields: dict[str, Any] = {"id": default_id, "answer": None}
+    fields.update(value)
+    try:
+        row = Row(**fields)
+    except TypeError:
+        return None
+    texts = (row.question, row.id, row.answer or "")
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    if not isinstance(row.metadata, Mapping) or row.level not in range(NUM_LEVELS + 1):
+        return None
+    return row
 
 
 def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> Source:
@@ -192,9 +222,9 @@ def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> 
 def load_questions(
     spec: str | Sequence[str], config: DataConfig, seed: int, split: Split
 ) -> QuestionSet:
-    """Reads or makes a set, or several with weights (`2*gym:gcd`) as one."""
+    """Reads or generates a set, or a mixture of sets with weights such as `2*gym:gcd`."""
     key = "data.train" if split == "train" else "data.eval"
-    parts = [(w, open_source(name, config, seed, key)) for w, name in mixture(spec)]
+    parts = [(weight, open_source(name, config, seed, key)) for weight, name in mixture(spec)]
     return question_set(parts, config, split)
 
 
@@ -210,4 +240,6 @@ def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
     tokens = own_tokens(data)
     if tokens == "ledger":
         return ledger.ledger_tokenizer()
-    return CharacterTokenizer(VOCABULARY, longest=LONGEST) if tokens else None
+    if tokens:
+        return CharacterTokenizer(VOCABULARY, longest=LONGEST)
+    return None

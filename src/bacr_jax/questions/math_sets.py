@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bacr_grading import parse_reference
@@ -19,23 +20,27 @@ from bacr_jax.questions import source
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 from bacr_jax.questions.source import Source, Split
 from bacr_jax.questions.subsets import check_subsets
-from bacr_jax.questions.tables import NotThere, Record, columns, read_files
+from bacr_jax.questions.tables import Record, SetNotFound, columns, read_files
 
-# Columns that hold a worked solution: only a box or a "####" line in them is an answer.
+# Columns of worked solutions, in which only a box or a "####" line is an answer.
 SOLUTIONS = ("solution", "Solution")
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])(?:\.0+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Column names of a set; of several names, the first that exists is used.
+    """Column names of a set.
+
+    If a field has several names, the first column that exists is used.
 
     Attributes:
-      answer: columns of the gold answer; the first that can be graded in a row is its answer.
+      answer: columns of the gold answer. The answer of a row is the first that can be graded.
       level: columns of the level, 1 to 5.
-      traces: columns of ways to the answer, by the style they are taught as, from short to long.
-      any_split: published as one piece, so a folder with only "train" files is that piece.
-      relative_tolerance, note: those of the set's `Source`.
+      traces: columns of thinking texts, by the style of the warm-up, from short to long.
+      any_split: True if the set is published as a single split, so that a folder with only "train"
+        files contains all of it.
+      relative_tolerance: `Source.relative_tolerance` of the set.
+      note: `Source.note` of the set.
     """
 
     question: tuple[str, ...] = ("problem", "question", "Problem", "Question")
@@ -71,8 +76,8 @@ LAYOUTS = {
     # (question, answer).
     "minerva_math": Layout(
         any_split=True,
-        # Answers are measured quantities, rounded to a few digits by whoever wrote the solution;
-        # public evaluation code for this set (Llemma's, arXiv 2310.10631) names 0.01.
+        # Answers are measured quantities, rounded to a few digits by the authors of the solutions.
+        # Public evaluation code for this set (Llemma's, arXiv 2310.10631) uses 0.01.
         relative_tolerance=0.01,
         note="Minerva Math: all 272 problems of MIT OpenCourseWare (arXiv 2206.14858, OCWCourses); "
         "the 500 of the BACR paper are no public set",
@@ -81,9 +86,14 @@ LAYOUTS = {
 
 
 def table_source(name: str, path: str, config: DataConfig) -> Source:
-    """The set of a file, a folder or the hub; `name` is a key of `LAYOUTS`, or one of `TABLES`.
+    """Returns the source of a set in a file, a folder or a dataset of the hub.
 
-    `questions` raises UserError for nothing readable there, a missing column, or no usable row.
+    Its function `questions` raises a UserError if the set can't be read, lacks a column, or has no
+    usable row.
+
+    Args:
+      name: a key of `LAYOUTS`, or an entry of `TABLES`.
+      path: path of the set, as in `read_files`.
     """
     if not path:
         raise UserError(f"{name}: found no path; write {name}:PATH")
@@ -101,52 +111,70 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
 def _rows_of(
     name: str, path: str, layout: Layout, config: DataConfig, split: Split
 ) -> list[source.Row]:
-    """Returns every row of a table, with an empty question or answer if it has no usable one."""
+    """Returns every row of a table; questions and answers that can't be used are empty."""
     where = f"{name}:{path}"
-    try:
-        files = read_files(
-            path, base=config.dir, split=split, any_split=layout.any_split, where=where
-        )
-    except NotThere as error:
-        command = how_to_get(where, config.dir)
-        raise UserError(f"{error}; {command} gets it" if command else str(error)) from None
-    rows = [row for found in files.values() for row in found]
-    present = columns(rows)
+    files = _read_files(path, layout, config, split, where)
+    records = [record for records_of_file in files.values() for record in records_of_file]
+    present = columns(records)
     question = _column(present, layout.question, where, "question", name)
     check_subsets(files, question, where)
     answers = [column for column in layout.answer if column in present]
     if not answers:
+        # Raises the error about the missing column.
         _column(present, layout.answer, where, "answer", name)
     if name in TABLES and split == "train":
         for columns_of_style in layout.traces.values():
             _column(present, columns_of_style, where, "trace", name)
-    ids = _ids(rows, [column for column in layout.id if column in present], f"{name}-{split}")
-    read = _verbatim if config.answers == "verbatim" else _gold
-    found = [
-        source.Row(
-            ids[i],
-            _text(row.get(question)),
-            read(row, answers),
-            {
-                "subject": printable(str(_first(row, layout.subject) or "")),
-                "traces": {s: _text(_first(row, names)) for s, names in layout.traces.items()},
-            },
-            _level(_first(row, layout.level)),
+    id_columns = [column for column in layout.id if column in present]
+    ids = _ids(records, id_columns, f"{name}-{split}")
+    read_answer = _verbatim if config.answers == "verbatim" else _gold
+    rows = []
+    for row_id, record in zip(ids, records):
+        subject = _first(record, layout.subject) or ""
+        traces = {
+            style: _text(_first(record, style_columns))
+            for style, style_columns in layout.traces.items()
+        }
+        row = source.Row(
+            row_id,
+            _text(record.get(question)),
+            read_answer(record, answers),
+            {"subject": printable(str(subject)), "traces": traces},
+            _level(_first(record, layout.level)),
         )
-        for i, row in enumerate(rows)
-    ]
-    said = [level for row in rows if (level := _first(row, layout.level)) is not None]
-    grouped = split == "train" and config.groups == "level" and config.num_groups > 1
-    if grouped and said and not any(row.level for row in found):
-        raise UserError(f"{where}: found level {said[0]!r:.40}; write 1-5, or data.num_groups=1")
-    if not any(row.question and row.answer for row in found):
-        bad = Counter(source.NO_GOLD if row.question else source.NO_QUESTION for row in found)
-        reasons = ", ".join(f"{count:,} with {reason}" for reason, count in bad.items())
+        rows.append(row)
+    needs_levels = split == "train" and config.groups == "level" and config.num_groups > 1
+    if needs_levels and not any(row.level for row in rows):
+        _check_levels_readable(records, layout, where)
+    if not any(row.question and row.answer for row in rows):
+        reasons = Counter(source.NO_GOLD if row.question else source.NO_QUESTION for row in rows)
+        counts = ", ".join(f"{count:,} with {reason}" for reason, count in reasons.items())
         raise UserError(
-            f"{where}: none of its {len(rows):,} rows can be used ({reasons}, columns {question!r} "
+            f"{where}: none of its {len(rows):,} rows can be used ({counts}, columns {question!r} "
             f"and {' or '.join(map(repr, answers))}); write a set with answers"
         )
-    return found
+    return rows
+
+
+def _read_files(
+    path: str, layout: Layout, config: DataConfig, split: Split, where: str
+) -> dict[Path, list[Record]]:
+    """Reads the files of a set; the error for a missing set names the command that gets it."""
+    any_split = layout.any_split
+    try:
+        return read_files(path, base=config.dir, split=split, any_split=any_split, where=where)
+    except SetNotFound as error:
+        command = how_to_get(where, config.dir)
+        advice = f"; {command} gets it" if command else ""
+        raise UserError(f"{error}{advice}") from None
+
+
+def _check_levels_readable(records: Sequence[Record], layout: Layout, where: str) -> None:
+    """Raises an error if a set without usable levels has a column of levels."""
+    for record in records:
+        level = _first(record, layout.level)
+        if level is not None:
+            raise UserError(f"{where}: found level {level!r:.40}; write 1-5, or data.num_groups=1")
 
 
 def how_to_get(spec: str, folder: str) -> str:
@@ -167,40 +195,59 @@ def _layout(name: str, config: DataConfig) -> Layout:
     if config.answer_column is not None:
         answer = (config.answer_column,)
     styles = config.trace_column or ()
-    traces = {style: (style,) for style in ([styles] if isinstance(styles, str) else styles)}
+    if isinstance(styles, str):
+        styles = (styles,)
+    traces = {style: (style,) for style in styles}
     return Layout(question=question, answer=answer, traces=traces)
 
 
 def _trace(row: source.Row, style: str) -> str:
-    """A way to the answer as its column holds it; of one with a "####" line what is before that."""
+    """Returns the thinking text of a row, without the final answer in a "####" line."""
     return row.metadata["traces"][style].partition("####")[0].strip()
 
 
-def _column(found: list[str], wanted: Sequence[str], where: str, kind: str, name: str) -> str:
-    for column in wanted:
-        if column in found:
+def _column(present: list[str], names: Sequence[str], where: str, kind: str, name: str) -> str:
+    """Returns the first of these names that is a column of the set.
+
+    Args:
+      present: columns of the set.
+      names: possible names of the column.
+      where: the set, for the error message.
+      kind: `question`, `answer` or `trace`.
+      name: name of the set's layout.
+
+    Raises:
+      UserError: the set has no such column.
+    """
+    for column in names:
+        if column in present:
             return column
-    near = difflib.get_close_matches(wanted[0], found, n=1)
-    advice = f"data.{kind}_column={shlex.quote(near[0]) if near else 'NAME'}"
-    advice = f"write {advice}" if name in TABLES else f"write jsonl:PATH with {advice}"
+    near = difflib.get_close_matches(names[0], present, n=1)
+    suggestion = shlex.quote(near[0]) if near else "NAME"
+    # Only tables without a fixed layout have config keys for columns.
+    write = "write" if name in TABLES else "write jsonl:PATH with"
     raise UserError(
-        f"{where}: no {kind} column {' or '.join(map(repr, wanted))}, found the columns "
-        f"{', '.join(found) or '(none)'}; {advice}"
+        f"{where}: no {kind} column {' or '.join(map(repr, names))}, found the columns "
+        f"{', '.join(present) or '(none)'}; {write} data.{kind}_column={suggestion}"
     )
 
 
 def _first(row: Record, names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
+    """Returns the first value of a row that is not None, or None."""
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    return None
 
 
 def _text(value: Any) -> str:
-    """A text that can be shown to a model, "" for anything else."""
+    """Returns a text without surrounding blanks; empty if a model can't read the value."""
     if not isinstance(value, str):
         return ""
     try:
         value.encode()
     except UnicodeEncodeError:
-        # A lone surrogate, which JSON can write and no tokenizer can read.
+        # JSON can contain a lone surrogate, which tokenizers can't encode.
         return ""
     return value.strip()
 
@@ -211,7 +258,7 @@ def _gold(row: Record, names: Sequence[str]) -> str:
         value = row.get(name)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        # Tables write a missing number as NaN.
+        # Tables contain NaN for a missing number.
         if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
             value = str(value)
         text = _text(value)
@@ -241,9 +288,14 @@ def _level(value: Any) -> int:
 
 
 def _ids(rows: Sequence[Record], names: Sequence[str], prefix: str) -> list[str]:
-    """Returns the source's identifiers if complete and unique, else numbers of rows."""
+    """Returns an id for each row.
+
+    Args:
+      names: columns of ids. The first column with a unique id in every row is used.
+      prefix: beginning of the ids if the set has no such column; the index of the row follows.
+    """
     for name in names:
-        own = [printable(str(row[name])) for row in rows if row.get(name) is not None]
-        if len(own) == len(rows) == len(set(own)):
-            return own
+        ids = [printable(str(row[name])) for row in rows if row.get(name) is not None]
+        if len(ids) == len(rows) == len(set(ids)):
+            return ids
     return [f"{prefix}-{index}" for index in range(len(rows))]

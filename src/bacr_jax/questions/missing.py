@@ -8,20 +8,28 @@ from bacr_jax.config import Config, DataConfig
 from bacr_jax.config.derived import selection_problems
 from bacr_jax.errors import UserError
 from bacr_jax.questions.math_sets import LAYOUTS, TABLES, how_to_get
-from bacr_jax.questions.tables import NotThere, find
+from bacr_jax.questions.tables import SetNotFound, find
 
 
-def why_missing(spec: str, data: DataConfig) -> NotThere | None:
-    """Why a set NAME[:PATH] can't be had; None: it is there, whatever it holds, or is no table.
+def why_missing(spec: str, data: DataConfig) -> SetNotFound | None:
+    """Returns the error of a missing set.
 
-    UserError: a path that no set can have.
+    Args:
+      spec: the set, NAME[:PATH].
+
+    Returns:
+      The error. None if the files of the set exist, even if they are malformed, or if the set is
+      not read from files.
+
+    Raises:
+      UserError: the path can't be the path of a set.
     """
     name, _, path = spec.partition(":")
-    if name not in (*LAYOUTS, *TABLES) or not path:
+    if not path or name not in (*LAYOUTS, *TABLES):
         return None
     try:
         find(path, base=data.dir, where=spec)
-    except NotThere as error:
+    except SetNotFound as error:
         return error
     return None
 
@@ -29,40 +37,63 @@ def why_missing(spec: str, data: DataConfig) -> NotThere | None:
 def without_missing(
     config: Config, begun: Config | None = None, run: Path | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """The config with the sets of data.eval that are there, if data.eval_missing=skip, and lines.
+    """Removes missing sets from data.eval if data.eval_missing=skip.
 
-    `begun`: the config of the run to go on with, which evaluates what it did then; None: a new one.
+    A resumed run evaluates the sets with which it began. Sets that were missing then are left out,
+    even if they exist by now.
+
+    Args:
+      config: config of the run.
+      begun: config with which a resumed run began; None for a new run.
+      run: folder of a resumed run, for messages.
+
+    Returns:
+      The config, and a line about every set that is left out.
+
+    Raises:
+      UserError: no set is left, a resumed run lacks a set with which it began, or the set that
+        chooses the best checkpoint is missing.
     """
     if config.data.eval_missing == "refuse":
         return config, ()
-    wanted = config.data.eval
-    gone = {spec: why for spec in wanted if (why := why_missing(spec, config.data)) is not None}
-    late: list[str] = []
-    if begun is not None and {*begun.data.eval} <= {*wanted}:
-        for spec in gone:
+    requested = config.data.eval
+    missing = {}
+    for spec in requested:
+        error = why_missing(spec, config.data)
+        if error is not None:
+            missing[spec] = error
+    # Sets that were missing when the resumed run began, and exist now.
+    late = list[str]()
+    if begun is not None and set(begun.data.eval) <= set(requested):
+        for spec, error in missing.items():
             if spec in begun.data.eval:
                 raise UserError(
                     f"data.eval: {spec} was evaluated when the run in {run} began and is gone "
-                    f"({gone[spec].what}); put it back{_get(spec, config)}"
+                    f"({error.what}); put it back{_advice(spec, config)}"
                 )
-        late = [spec for spec in wanted if spec not in gone and spec not in begun.data.eval]
-    kept = tuple(spec for spec in wanted if spec not in gone and spec not in late)
-    if not kept:
+        late = [spec for spec in requested if spec not in missing and spec not in begun.data.eval]
+    left_out = [*missing, *late]
+    remaining = tuple(spec for spec in requested if spec not in left_out)
+    if not remaining:
+        first, *others = requested
+        more = ", ..." if others else ""
         raise UserError(
-            f"data.eval: none of its sets is there ({gone[wanted[0]].what}"
-            f"{', ...' if len(wanted) > 1 else ''}); write another data.dir"
-            f"{_get(wanted[0], config, others=wanted[1:])}"
+            f"data.eval: all of its sets are missing ({missing[first].what}{more}); write another "
+            f"data.dir{_advice(first, config, others=others)}"
         )
-    left = dataclasses.replace(config, data=dataclasses.replace(config.data, eval=kept))
-    for fault in selection_problems(left):
-        raise UserError(f"{fault}; left out, since not there: {', '.join([*gone, *late])}")
-    lines = [f"data.eval: {s} is left out ({why.what}){_get(s, config)}" for s, why in gone.items()]
-    lines += [
-        f"data.eval: {spec} has come since the run in {run} began, which goes on without it; "
-        f"evaluate --run {run} --data {spec} asks it"
-        for spec in late
-    ]
-    return left, tuple(lines)
+    data = dataclasses.replace(config.data, eval=remaining)
+    remaining_config = dataclasses.replace(config, data=data)
+    for problem in selection_problems(remaining_config):
+        raise UserError(f"{problem}; left out, because missing: {', '.join(left_out)}")
+    lines = []
+    for spec, error in missing.items():
+        lines.append(f"data.eval: {spec} is left out ({error.what}){_advice(spec, config)}")
+    for spec in late:
+        lines.append(
+            f"data.eval: {spec} was missing when the run in {run} began, so the run does not "
+            f"evaluate it; write bacr evaluate --run {run} --data {spec} to evaluate it"
+        )
+    return remaining_config, tuple(lines)
 
 
 def lines_about_missing(config: Config) -> tuple[str, ...]:
@@ -71,12 +102,25 @@ def lines_about_missing(config: Config) -> tuple[str, ...]:
         for spec in config.data.eval:
             missing = why_missing(spec, config.data)
             if missing is not None:
-                raise UserError(f"{missing}{_get(spec, config)}")
-    return without_missing(config)[1]
+                raise UserError(f"{missing}{_advice(spec, config)}")
+    _, lines = without_missing(config)
+    return lines
 
 
-def _get(spec: str, config: Config, others: Sequence[str] = ()) -> str:
-    """The command that gets a set, and others that the same command can get; empty: none does."""
+def _advice(spec: str, config: Config, others: Sequence[str] = ()) -> str:
+    """Returns the end of a message with the command that gets a set.
+
+    Args:
+      others: other sets, which the command includes if it can get them.
+
+    Returns:
+      The advice, after a semicolon. Empty if the command can't get the set.
+    """
     command = how_to_get(spec, config.data.dir)
-    more = [o.partition(":")[0] for o in others if how_to_get(o, config.data.dir)]
-    return f"; {' '.join([command, *more])} gets it" if command else ""
+    if not command:
+        return ""
+    words = [command]
+    for other in others:
+        if how_to_get(other, config.data.dir):
+            words.append(other.partition(":")[0])
+    return f"; {' '.join(words)} gets it"

@@ -1,4 +1,4 @@
-"""The folder that the configs read, made from the public sources or from a copy of them."""
+"""Writes the folder of question sets that the configs read, from the public sources or a copy."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from bacr_jax import documents
 from bacr_jax.config import DataConfig
@@ -19,85 +19,133 @@ from bacr_jax.questions.published_sets import PUBLISHED_SETS, PublishedSet, fing
 from bacr_jax.questions.source import Split
 from bacr_jax.questions.tables import HUB, SUFFIXES, Record, read_rows
 
-# Where each file came from, beside the sets.
+# File next to the sets that records the source of each file.
 RECORD = "sources.json"
-# An archive that unpacks to more is none of these sets.
+# Maximum size of an unpacked archive in bytes, more than all of these sets together have.
 MOST_UNPACKED = 4 << 30
 
 
 def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -> Iterator[str]:
-    """Writes DIRECTORY/NAME/{train,test}.jsonl, and where they came from in sources.json.
+    """Writes DIRECTORY/NAME/{train,test}.jsonl of each set, and their sources to sources.json.
 
     Args:
-      directory: made if it is not there; sets that are there already are not written over.
-      names: keys of `PUBLISHED_SETS`; none: all, and those that can't be had are left out with a
-        line.
-      origin: a folder or an archive that holds copies of the sets; None: the hub.
+      directory: folder to write to, created if missing. Existing sets are not overwritten.
+      names: keys of `PUBLISHED_SETS`; all of them if empty.
+      origin: a folder or an archive with copies of the sets; the hub if None.
+
+    Yields:
+      A line about each set. A set that can't be read is left out with a line.
+
+    Raises:
+      UserError: a set in `names` was left out, or all sets were.
     """
     unknown = [name for name in names if name not in PUBLISHED_SETS]
     if unknown:
         raise UserError(
             f"--prepare: no set {unknown[0]!r}; write some of {', '.join(PUBLISHED_SETS)}"
         )
-    chosen = list(names or PUBLISHED_SETS)
-    missing = []
+    requested = list(names or PUBLISHED_SETS)
+    left_out = []
     with _folder_of(origin) as folder:
-        for name in chosen:
+        for name in requested:
             try:
-                yield _prepare_set(directory, name, folder, alone=len(chosen) == 1)
+                yield _prepare_set(directory, name, folder, alone=len(requested) == 1)
             except UserError as error:
-                missing.append(name)
+                left_out.append(name)
                 yield f"{name}: left out: {error}"
-    if missing and (names or len(missing) == len(chosen)):
+    if left_out and (names or left_out == requested):
         raise UserError(
-            f"--prepare: could not get {', '.join(missing)}; write --from with a folder or an "
-            "archive that holds them, or leave them out"
+            f"--prepare: could not get {', '.join(left_out)}; write --from with a folder or an "
+            "archive that contains them, or leave them out"
         )
+
+
+class _SplitFile(NamedTuple):
+    """A file to write.
+
+    Attributes:
+      split: split of the set.
+      source: path or hub address of the rows.
+      num_rows: number of rows.
+      path: path of the file.
+      text: content of the file.
+    """
+
+    split: Split
+    source: str
+    num_rows: int
+    path: Path
+    text: str
 
 
 def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool) -> str:
-    """Writes one set; the line that says so."""
-    source = PUBLISHED_SETS[name]
+    """Writes the files of a set and records their sources.
+
+    Args:
+      directory: folder of all sets.
+      name: key of `PUBLISHED_SETS`.
+      folder: folder with copies of sets; the hub if None.
+      alone: True if no other set is prepared, so `folder` itself can be the copy of the set.
+
+    Returns:
+      A line about the set.
+    """
+    published = PUBLISHED_SETS[name]
     record = _read_record(directory)
-    found, said = {}, []
+    # All splits are checked before any file is written.
+    files = list[_SplitFile]()
     for split in get_args(Split):
-        if split in source.rows:
-            place = source.hub if folder is None else _place(folder, source, split, alone=alone)
-            rows = _rows(name, source, place, split)
-            if rows is not None:
-                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                path = directory / name / f"{split}.jsonl"
-                _check_unlike(path, text)
-                found[split] = (place, rows, path, text)
-    for split, (place, rows, path, text) in found.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        documents.replace_file(path, text)
-        entry, known = _described(path, name, source, split, len(rows))
-        said.append(f"{len(rows):,} {split} rows{known}")
-        came_from = place if place.startswith(HUB) else f"a copy of {source.hub}"
-        record[f"{name}/{split}.jsonl"] = {"from": came_from, "licence": source.licence} | entry
+        if split not in published.rows:
+            continue
+        source = published.hub
+        if folder is not None:
+            source = _find_split(folder, published, split, alone=alone)
+        rows = _read_split(name, published, source, split)
+        if rows is not None:
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            path = directory / name / f"{split}.jsonl"
+            _check_writable(path, text)
+            files.append(_SplitFile(split, source, len(rows), path, text))
+    counts = []
+    for file in files:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        documents.replace_file(file.path, file.text)
+        entry, remark = _described(file.path, name, published, file.split, file.num_rows)
+        counts.append(f"{file.num_rows:,} {file.split} rows{remark}")
+        is_from_hub = file.source.startswith(HUB)
+        record[f"{name}/{file.split}.jsonl"] = {
+            "from": file.source if is_from_hub else f"a copy of {published.hub}",
+            "licence": published.licence,
+            **entry,
+        }
     directory.mkdir(parents=True, exist_ok=True)
-    documents.replace_file(
-        directory / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    )
-    return f"{name}: {' and '.join(said)}; {source.licence}"
+    record_text = json.dumps(record, indent=2, ensure_ascii=False)
+    documents.replace_file(directory / RECORD, f"{record_text}\n")
+    return f"{name}: {' and '.join(counts)}; {published.licence}"
 
 
-def _rows(name: str, source: PublishedSet, place: str, split: str) -> list[Record] | None:
-    """Rows of a split, as many as it has; None where a part that no config reads is not there."""
+def _read_split(name: str, published: PublishedSet, source: str, split: str) -> list[Record] | None:
+    """Reads the rows of a split and checks their number.
+
+    Returns:
+      The rows. None if an optional split is missing: the configs evaluate MATH-500 instead of
+      MATH's other test problems.
+
+    Raises:
+      UserError: the split is missing, or has another number of rows than the published one.
+    """
+    any_split = LAYOUTS[name].any_split
     try:
-        rows = read_rows(
-            place, base=".", split=split, any_split=LAYOUTS[name].any_split, where=name
-        )
+        rows = read_rows(source, base=".", split=split, any_split=any_split, where=name)
     except UserError:
-        # MATH's own test problems, of which the configs read MATH-500.
         if name == "math" and split == "test":
             return None
         raise
-    if len(rows) != source.rows[split]:
+    expected = published.rows[split]
+    if len(rows) != expected:
         raise UserError(
-            f"{name}: found {len(rows):,} {split} rows in {place}, and the set has "
-            f"{source.rows[split]:,}; write a place that holds the whole set and nothing else"
+            f"{name}: found {len(rows):,} {split} rows in {source}, and the set has "
+            f"{expected:,}; write a path that contains the complete set and nothing else"
         )
     return rows
 
@@ -109,9 +157,14 @@ def _described(
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
     digest = fingerprint(questions.questions, questions.answers)
     expected = source.fingerprints.get(split)
-    known = "" if expected is None else ", of the known texts"
-    if expected not in (None, digest):
-        known = f", whose texts differ from those known here (fingerprint {digest}, not {expected})"
+    if expected is None:
+        remark = ""
+    elif expected == digest:
+        remark = ", of the known texts"
+    else:
+        remark = (
+            f", whose texts differ from those known here (fingerprint {digest}, not {expected})"
+        )
     entry = {
         "rows": rows,
         "usable": len(questions),
@@ -119,34 +172,44 @@ def _described(
         "as_known": None if expected is None else digest == expected,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-    return entry, known
+    return entry, remark
 
 
-def _place(folder: Path, source: PublishedSet, split: str, *, alone: bool) -> str:
-    """Finds a split in a folder: NAME/SPLIT.jsonl (or another suffix), else the folder NAME."""
-    named = sorted(
-        path
-        for depth in ("*", "*/*", "*/*/*")
-        for path in folder.glob(depth)
-        if path.is_dir() and path.name in source.folders
-    )
-    if folder.name in source.folders or (alone and not named):
-        named.insert(0, folder)
-    for place in named:
-        for path in (place / f"{split}{suffix}" for suffix in SUFFIXES):
-            if path.is_file():
-                return str(path.resolve())
-    if not named:
+def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: bool) -> str:
+    """Finds a split of a set in a folder with copies.
+
+    Args:
+      folder: folder with copies; up to three levels below it are searched for the set's folder.
+      split: split to find.
+      alone: True if `folder` itself can be the copy if the set's folder is not in it.
+
+    Returns:
+      Path of the file NAME/SPLIT.jsonl (or another suffix) if it exists, else of the folder NAME.
+    """
+    candidates = list[Path]()
+    for pattern in ("*", "*/*", "*/*/*"):
+        for path in folder.glob(pattern):
+            if path.is_dir() and path.name in published.folders:
+                candidates.append(path)
+    candidates.sort()
+    if folder.name in published.folders or (alone and not candidates):
+        candidates.insert(0, folder)
+    if not candidates:
         raise UserError(
-            f"{folder} holds no folder {' or '.join(source.folders)}; write --from with the "
+            f"{folder} holds no folder {' or '.join(published.folders)}; write --from with the "
             "folder above it"
         )
-    return str(named[0].resolve())
+    for candidate in candidates:
+        for suffix in SUFFIXES:
+            path = candidate / f"{split}{suffix}"
+            if path.is_file():
+                return str(path.resolve())
+    return str(candidates[0].resolve())
 
 
 @contextlib.contextmanager
 def _folder_of(origin: Path | None) -> Iterator[Path | None]:
-    """The folder of `--from`; an archive is unpacked for as long as it is read."""
+    """Yields the folder of `--from`; an archive is unpacked into a temporary folder."""
     if origin is None or origin.is_dir():
         yield origin
         return
@@ -162,7 +225,7 @@ def _unpack(archive: Path, into: Path) -> None:
         if tarfile.is_tarfile(archive):
             with tarfile.open(archive) as tar:
                 _check_size(archive, sum(member.size for member in tar.getmembers()))
-                # Refuses links and places outside the folder.
+                # The filter refuses links and paths outside the folder.
                 tar.extractall(into, filter="data")
         elif zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
@@ -180,7 +243,7 @@ def _check_size(archive: Path, size: int) -> None:
     if size > MOST_UNPACKED:
         raise UserError(
             f"--from {archive}: unpacks to {size:,} bytes, more than all sets together have; write "
-            "an archive of the sets alone"
+            "an archive that contains only the sets"
         )
 
 
@@ -192,21 +255,20 @@ def _read_record(directory: Path) -> dict[str, Any]:
     try:
         return documents.read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is damaged ({error}); take it away") from None
+        raise UserError(f"{path}: is damaged ({error}); remove it") from None
 
 
-def _check_unlike(path: Path, text: str) -> None:
-    """Refuses a text that no file can hold, and a file that is there with another text."""
+def _check_writable(path: Path, text: str) -> None:
+    """Checks that a text can be encoded, and that no file with another text exists."""
     try:
         content = text.encode()
     except UnicodeEncodeError as error:
         row = text.count("\n", 0, error.start) + 1
         raise UserError(
-            f"{path.parent.name}: {path.stem} row {row} holds half of a surrogate pair; write a "
-            "place that holds a whole copy"
+            f"{path.parent.name}: {path.stem} row {row} contains half of a surrogate pair; write "
+            "the path of an undamaged copy"
         ) from None
     if path.exists() and path.read_bytes() != content:
         raise UserError(
-            f"{path}: is there already and holds something else; take it away, or write another "
-            "folder"
+            f"{path}: already exists with other content; remove it, or write another folder"
         )

@@ -1,4 +1,4 @@
-"""The type of every set of questions: texts, gold answers, levels, groups, and what is missing."""
+"""Defines the type of a question set: texts, gold answers, levels, groups and omitted rows."""
 
 import dataclasses
 from collections import Counter
@@ -11,15 +11,29 @@ from jaxtyping import Bool, Int
 
 from bacr_jax.errors import first_of
 
-Places = Sequence[int] | np.ndarray
-_PER_QUESTION = "questions answers levels groups ids subjects rows duplicates".split()  # noqa: SIM905
-# Identifiers named in a summary; the set itself keeps all.
+Indices = Sequence[int] | np.ndarray
+# Fields with an entry for each question.
+_PER_QUESTION = (
+    "questions",
+    "answers",
+    "levels",
+    "groups",
+    "ids",
+    "subjects",
+    "rows",
+    "duplicates",
+)
+# Maximum number of identifiers of omitted rows in a summary.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row of the source that is not in the set; its reason is worded alike for all such rows."""
+    """A row of a source that is not in the set.
+
+    Attributes:
+      reason: why the row was left out. Rows with the same reason have the same text.
+    """
 
     id: str
     reason: str
@@ -27,18 +41,24 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions with verifiable answers; entry i of every field up to `duplicates` is question i.
+    """Questions with verifiable answers.
+
+    Entry i of every field up to `duplicates` belongs to question i.
 
     Attributes:
-      levels: 1 (easy) .. 5, or 0 where the source gives none.
-      groups: difficulty group, 0 (easy) .. K - 1.
+      answers: gold answers; empty if only a scoring function can grade answers.
+      levels: difficulty levels from 1 (easy) to 5, or 0 if unknown.
+      groups: difficulty groups from 0 (easiest) to K - 1.
       ids: identifiers, unique in the set.
-      subjects: field or course, "" where the source gives none.
-      rows: (source, row) of each question, as `questions.source` has them; None where a set is
-        made without.
-      duplicates: true for a near-duplicate of a question of `compared_with`.
-      compared_with: training set in which near-duplicates were looked for; empty: in none.
-      relative_tolerance, score, note: those of its sources (`questions.source.Source`).
+      subjects: field or course of each question; empty if unknown.
+      rows: (source, row) of each question (`questions.source`); None for a set that was built
+        without sources.
+      duplicates: True for a near-duplicate of a question of the set `compared_with`.
+      compared_with: name of the training set that was searched for near-duplicates; empty if none.
+      left_out: rows of the sources that are not in the set.
+      relative_tolerance: maximum relative error of a correct numeric answer.
+      score: `Source.score` of the sources.
+      note: `Source.note` of the sources.
     """
 
     name: str
@@ -70,46 +90,55 @@ class QuestionSet:
 
     @property
     def graded_by(self) -> tuple[str, float]:
-        """Returns what the grader depends on; sets with equal values share a grader."""
+        """Returns the values on which the grader depends; sets with equal values share a grader."""
         return self.score, self.relative_tolerance
 
     def __len__(self) -> int:
         return len(self.questions)
 
-    def take(self, index: Places) -> "QuestionSet":
-        """The questions at these places, in this order."""
+    def take(self, index: Indices) -> "QuestionSet":
+        """Returns the questions with these indices, in this order."""
         index = np.asarray(index, np.int64)
-
-        def pick(values: Any) -> Any:
-            return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index]
-
-        taken = {name: pick(getattr(self, name)) for name in _PER_QUESTION}
+        taken: dict[str, Any] = {}
+        for name in _PER_QUESTION:
+            values = getattr(self, name)
+            if isinstance(values, np.ndarray):
+                taken[name] = values[index]
+            else:
+                taken[name] = [values[i] for i in index]
         return dataclasses.replace(self, **taken)
 
-    def without(self, index: Places, reason: str | None = None) -> "QuestionSet":
-        """All but the questions at these places; with a reason they are noted in `left_out`."""
+    def without(self, index: Indices, reason: str | None = None) -> "QuestionSet":
+        """Returns all questions except those with these indices.
+
+        Args:
+          reason: reason with which the removed questions are added to `left_out`. If None, they are
+            not added.
+        """
         index = np.asarray(index, np.int64)
         rest = self.take(np.delete(np.arange(len(self)), index))
         if reason is None:
             return rest
-        gone = tuple(LeftOut(self.ids[i], reason) for i in index)
-        return dataclasses.replace(rest, left_out=self.left_out + gone)
+        removed = tuple(LeftOut(self.ids[i], reason) for i in index)
+        return dataclasses.replace(rest, left_out=self.left_out + removed)
 
     def unique(self) -> "QuestionSet":
-        """The questions that are no near-duplicates of training questions."""
+        """Returns the questions that are not near-duplicates of training questions."""
         return self.without(np.flatnonzero(self.duplicates))
 
     def summary(self) -> list[str]:
         """Describes the set and the rows left out, in a few lines for a log."""
-        lines = [f"{self.name}: {len(self):,} questions"]
+        headline = f"{self.name}: {len(self):,} questions"
         if self.relative_tolerance:
-            lines[0] += f", numbers within {self.relative_tolerance:.0%} are right"
-        if self.duplicates.any():
-            near = int(self.duplicates.sum())
-            lines[0] += (
-                f", {near} of them near-duplicates of training questions ({len(self) - near:,} "
+            headline += f", numbers within {self.relative_tolerance:.0%} are right"
+        num_near = int(self.duplicates.sum())
+        if num_near:
+            num_others = len(self) - num_near
+            headline += (
+                f", {num_near} of them near-duplicates of training questions ({num_others:,} "
                 "without)"
             )
+        lines = [headline]
         if self.note:
             lines.append(f"  {self.note}")
         for reason, count in Counter(row.reason for row in self.left_out).items():

@@ -1,7 +1,9 @@
-"""One protocol for all questions: tables, procedural tasks, generators, files of one's own.
+"""Defines the protocol of all question sources, and builds question sets from sources.
 
-A source says `questions(split)`, rows; `render(row)`, what the model reads; `score(answer, row)`,
-a number in [0, 1]; and for a warm-up perhaps `trace(row, style)`, a way to the answer.
+Tables, procedural tasks, generators and user modules are sources. A source returns the rows of a
+split from `questions(split)` and the text that the model reads from `render(row)`. An answer is
+scored by rules or by `score(answer, row)`, which returns a number in [0, 1]. `trace(row, style)` is
+optional and returns a thinking text for a supervised warm-up.
 """
 
 import dataclasses
@@ -19,10 +21,11 @@ from bacr_jax.questions.groups import groups_from_levels, groups_from_solve_rate
 from bacr_jax.questions.question_set import LeftOut, QuestionSet
 
 Split = Literal["train", "test"]
-# How answers are scored where no file says it: by the grader's rules, or letter for letter.
+# Values of `Source.score` for a source without a scoring file: answers are graded by the grader's
+# rules, or must equal the reference answer exactly.
 RULES = "rules"
 EXACT = "exact"
-# Reasons to leave a row out.
+# Reasons to leave a row out of a set.
 NO_QUESTION = "no question"
 NO_GOLD = "no answer that could be graded"
 BEYOND = "beyond its set's share of the mixture"
@@ -33,10 +36,10 @@ class Row:
     """A question.
 
     Attributes:
-      id: unique in its split.
-      answer: a right one; None: none is known, and only a score can tell.
-      metadata: what render, score and trace need besides; values of Python's own types.
-      level: 1 (easy) .. 5, or 0 if unknown.
+      id: identifier, unique in the split.
+      answer: a correct answer. None if none is known, so that only `score` can grade answers.
+      metadata: other values that render, score and trace need, of Python's built-in types.
+      level: difficulty level from 1 (easy) to 5, or 0 if unknown.
     """
 
     id: str
@@ -53,18 +56,20 @@ def question_of(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A source of questions, made of pure functions.
+    """A source of questions, which consists of pure functions.
 
     Attributes:
-      score: RULES, EXACT, or the file whose `score(answer, row)` is asked, in processes that can be
-        killed.
-      whole: an answer is right at a score of 1.0, and else wrong.
-      third_party: `score` is a package's, and runs confined.
-      trace: (row, style) -> text between the thinking's tags, for a supervised warm-up; "": the
-        row has none.
-      styles: those that `trace` knows, from short to long.
-      relative_tolerance: largest relative error of a numeric answer.
-      note: what a reader of its results should know.
+      questions: returns the rows of a split.
+      render: returns the question that the model reads.
+      score: RULES, EXACT, or the path of a file with a function `score(answer, row)`, which is
+        called in worker processes that can be killed.
+      whole: True if only a score of 1.0 is correct, and every other score is wrong.
+      third_party: True if `score` belongs to a third-party package and must run in a sandbox.
+      trace: returns the text between the thinking tags for a row and a style, for a supervised
+        warm-up. The text is empty if the row has no trace.
+      styles: styles that `trace` accepts, from short to long.
+      relative_tolerance: maximum relative error of a correct numeric answer.
+      note: a remark for readers of the set's results.
     """
 
     name: str
@@ -82,42 +87,56 @@ class Source:
 def question_set(
     parts: Sequence[tuple[float, Source]], config: DataConfig, split: Split
 ) -> QuestionSet:
-    """The questions of a source, or of several mixed by weight, that can be asked and scored.
+    """Builds the question set of a source, or of a weighted mixture of sources.
 
-    A mixture holds as many rows of each source as its weight allows, evenly spaced among them; of
-    the one that is scarcest for its weight all.
+    The numbers of rows in a mixture are proportional to the weights. All rows of the source with
+    the fewest rows for its weight are included, and evenly spaced rows of the other sources.
+
+    Args:
+      parts: weight and source of each part of the mixture.
+
+    Returns:
+      The rows that can be used. The other rows are in `left_out` with their reasons.
+
+    Raises:
+      UserError: a source has no usable row, or the sources are scored in different ways.
     """
     sources = [source for _, source in parts]
-    if len({(s.score, s.whole, s.relative_tolerance) for s in sources}) > 1:
-        raise UserError(
-            f"data: {sources[0].name} and {sources[1].name} are scored in different ways and can't "
-            "be mixed; write sets of one kind"
-        )
-    prefixes = [f"{place}-" if len(parts) > 1 else "" for place in range(len(parts))]
-    asked: list[tuple[Source, Row]] = []
-    left_out: list[LeftOut] = []
-    usable = [_usable(*both, split, left_out) for both in zip(sources, prefixes)]
-    share = min(len(rows) / weight for (weight, _), rows in zip(parts, usable))
-    for (weight, source), rows in zip(parts, usable):
-        count = min(int(share * weight + 1e-9), len(rows))
-        chosen = {*np.linspace(0, len(rows), count, endpoint=False).astype(int).tolist()}
-        asked += [(source, row) for i, row in enumerate(rows) if i in chosen]
-        left_out += [LeftOut(row.id, BEYOND) for i, row in enumerate(rows) if i not in chosen]
+    is_mixture = len(parts) > 1
+    _check_same_scoring(sources)
+    usable_rows = list[list[Row]]()
+    left_out = list[LeftOut]()
+    for index, source in enumerate(sources):
+        # The prefix keeps ids unique if sources have equal ids.
+        prefix = f"{index}-" if is_mixture else ""
+        usable_rows.append(_usable(source, prefix, split, left_out))
+    # Number of rows for a weight of 1.
+    rows_per_weight = min(len(rows) / weight for (weight, _), rows in zip(parts, usable_rows))
+    selected_rows = list[tuple[Source, Row]]()
+    for (weight, source), rows in zip(parts, usable_rows):
+        # Rounding errors must not remove a row.
+        count = min(int(rows_per_weight * weight + 1e-9), len(rows))
+        selected = set(np.linspace(0, len(rows), count, endpoint=False).astype(int).tolist())
+        for index, row in enumerate(rows):
+            if index in selected:
+                selected_rows.append((source, row))
+            else:
+                left_out.append(LeftOut(row.id, BEYOND))
     first = sources[0]
-    ids = [row.id for _, row in asked]
-    levels = np.array([row.level for _, row in asked], np.int32)
+    ids = [row.id for _, row in selected_rows]
+    levels = np.array([row.level for _, row in selected_rows], np.int32)
     return QuestionSet(
         name=" + ".join(source.name for source in sources),
-        questions=[source.render(row) for source, row in asked],
-        answers=[row.answer or "" for _, row in asked],
+        questions=[source.render(row) for source, row in selected_rows],
+        answers=[row.answer or "" for _, row in selected_rows],
         levels=levels,
         groups=_groups(levels, ids, config, split),
         ids=ids,
         subjects=[
-            source.name if len(parts) > 1 else str(row.metadata.get("subject", ""))
-            for source, row in asked
+            source.name if is_mixture else str(row.metadata.get("subject", ""))
+            for source, row in selected_rows
         ],
-        rows=asked,
+        rows=selected_rows,
         left_out=tuple(left_out),
         relative_tolerance=first.relative_tolerance,
         score=first.score,
@@ -125,25 +144,50 @@ def question_set(
     )
 
 
+def _check_same_scoring(sources: Sequence[Source]) -> None:
+    first = sources[0]
+    for source in sources[1:]:
+        if (
+            source.score != first.score
+            or source.whole != first.whole
+            or source.relative_tolerance != first.relative_tolerance
+        ):
+            raise UserError(
+                f"data: {first.name} and {source.name} are scored in different ways and can't be "
+                "mixed; write sets of one kind"
+            )
+
+
 def _usable(source: Source, prefix: str, split: Split, left_out: list[LeftOut]) -> list[Row]:
-    """The rows that can be asked and scored, with ids after the prefix; notes the others."""
-    rows = [dataclasses.replace(row, id=prefix + row.id) for row in source.questions(split)]
-    any_answer = source.score not in (RULES, EXACT)
-    reasons = [
-        NO_QUESTION if not row.question else "" if row.answer or any_answer else NO_GOLD
-        for row in rows
-    ]
-    left_out += [LeftOut(row.id, reason) for row, reason in zip(rows, reasons) if reason]
-    kept = [row for row, reason in zip(rows, reasons) if not reason]
-    if not kept:
+    """Returns the rows that have a question and can be scored.
+
+    Args:
+      prefix: text to insert before the ids.
+      left_out: list to which the other rows are appended with their reasons.
+    """
+    needs_answer = source.score in (RULES, EXACT)
+    usable = []
+    for source_row in source.questions(split):
+        row = dataclasses.replace(source_row, id=prefix + source_row.id)
+        if not row.question:
+            left_out.append(LeftOut(row.id, NO_QUESTION))
+        elif needs_answer and not row.answer:
+            left_out.append(LeftOut(row.id, NO_GOLD))
+        else:
+            usable.append(row)
+    if not usable:
         raise UserError(f"{source.name}: found no question that can be asked; write another set")
-    return kept
+    return usable
 
 
 def _groups(
     levels: Int[np.ndarray, "n"], ids: list[str], config: DataConfig, split: Split
 ) -> Int[np.ndarray, "n"]:
-    """Groups of the training questions; of test questions, only their levels are known."""
+    """Computes the difficulty groups of questions.
+
+    Solve rates are only measured for training questions, so test questions are always grouped by
+    level.
+    """
     if config.groups == "solve_rate" and split == "train":
         assert config.labels is not None
         rates = read_solve_rates(config.labels, ids)

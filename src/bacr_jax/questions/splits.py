@@ -13,7 +13,8 @@ from jaxtyping import Bool, Int
 from bacr_jax.questions.question_set import QuestionSet
 
 SHINGLE = 3
-# Chosen by reading pairs of MATH train and MATH-500: above it, both ask for the same thing.
+# Minimum resemblance of near-duplicates, chosen by reading pairs of questions from MATH train and
+# MATH-500: both questions of a pair above the threshold ask for the same thing.
 THRESHOLD = 0.6
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[^\w\s$\\{}(),.;:!?~]")
@@ -29,7 +30,8 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
     tokens = normalise(text)
     if len(tokens) < SHINGLE:
         return frozenset([tuple(tokens)])
-    return frozenset(zip(*(tokens[i:] for i in range(SHINGLE)), strict=False))
+    starts = range(len(tokens) - SHINGLE + 1)
+    return frozenset(tuple(tokens[start : start + SHINGLE]) for start in starts)
 
 
 def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.ndarray, "n"]:
@@ -39,25 +41,38 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
     least t, they share t |A| shingles, so B has one of the |A| - ceil(t |A|) + 1 rarest shingles
     of A.
     """
-    sets = [shingles(text) for text in known]
-    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for place, members in enumerate(sets):
-        for shingle in members:
-            holders[shingle].append(place)
-    found = np.zeros(len(questions), bool)
-    for row, text in enumerate(questions):
-        mine = shingles(text)
-        rarest = sorted(mine, key=lambda shingle: len(holders.get(shingle, ())))
-        prefix = rarest[: len(mine) - math.ceil(THRESHOLD * len(mine) - 1e-9) + 1]
-        near = {place for shingle in prefix for place in holders.get(shingle, ())}
-        found[row] = any(_resemblance(mine, sets[place]) >= THRESHOLD for place in near)
-    return found
+    known_shingles = [shingles(text) for text in known]
+    # Indices of the known texts that contain a shingle.
+    texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, text_shingles in enumerate(known_shingles):
+        for shingle in text_shingles:
+            texts_with[shingle].append(index)
+
+    def num_texts(shingle: tuple[str, ...]) -> int:
+        return len(texts_with.get(shingle, ()))
+
+    is_duplicate = np.zeros(len(questions), bool)
+    for row, question in enumerate(questions):
+        question_shingles = shingles(question)
+        size = len(question_shingles)
+        # Rounding errors must not raise the number of shared shingles.
+        min_shared = math.ceil(THRESHOLD * size - 1e-9)
+        rarest = sorted(question_shingles, key=num_texts)[: size - min_shared + 1]
+        candidates = set[int]()
+        for shingle in rarest:
+            candidates.update(texts_with.get(shingle, ()))
+        for index in candidates:
+            if _resemblance(question_shingles, known_shingles[index]) >= THRESHOLD:
+                is_duplicate[row] = True
+                break
+    return is_duplicate
 
 
-def _resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+def _resemblance(first: frozenset[tuple[str, ...]], second: frozenset[tuple[str, ...]]) -> float:
     """Returns the Jaccard index: shared shingles divided by all shingles of both texts."""
-    shared = len(one & other)
-    return shared / (len(one) + len(other) - shared)
+    num_shared = len(first & second)
+    num_all = len(first) + len(second) - num_shared
+    return num_shared / num_all
 
 
 def repeated(questions: Sequence[str]) -> int:
@@ -71,7 +86,7 @@ def mark_duplicates(test: QuestionSet, train: QuestionSet) -> QuestionSet:
     return dataclasses.replace(test, duplicates=marked, compared_with=train.name)
 
 
-# At most one in this many distinct questions is held out, so that nine tenths are trained on.
+# At most one of this number of distinct questions is held out, so nine tenths remain for training.
 LARGEST_SHARE = 10
 REASON = "held out for validation"
 
@@ -93,13 +108,14 @@ def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
     """
     texts = [identity(question) for question in questions]
     distinct = sorted(set(texts), key=_hash)
-    chosen = set(distinct[: min(size, len(distinct) // LARGEST_SHARE)])
-    return np.array([text in chosen for text in texts], bool)
+    num_held_out = min(size, len(distinct) // LARGEST_SHARE)
+    held_out_texts = set(distinct[:num_held_out])
+    return np.array([text in held_out_texts for text in texts], bool)
 
 
 def first_copies(questions: Sequence[str]) -> Int[np.ndarray, "n"]:
     """Returns the index (int64) of the first copy of each distinct question."""
     first: dict[str, int] = {}
-    for place, question in enumerate(questions):
-        first.setdefault(identity(question), place)
+    for index, question in enumerate(questions):
+        first.setdefault(identity(question), index)
     return np.array(list(first.values()), np.int64)

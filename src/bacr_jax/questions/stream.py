@@ -1,9 +1,9 @@
-"""The order in which training meets its questions: shuffled within each group, resumable.
+"""Orders the training questions: shuffled within each difficulty group, and resumable.
 
-The scheduler says from which difficulty group each question of a batch comes (paper Eq. 6); the
-stream says which one. Every group is a Grain dataset in a shuffled order of its own, shuffled again
-in every pass, so that each question of a group comes once before any comes again. A place in the
-stream is one number per group, questions drawn so far; that is all a checkpoint needs.
+The scheduler chooses the difficulty group of each question of a batch (paper Eq. 6), and the stream
+chooses the question. Each group is a Grain dataset that is shuffled anew in every pass, so each
+question of a group is drawn once before any is drawn again. The state of the stream is one cursor
+per group, the number of questions drawn so far, and checkpoints store nothing else.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,20 @@ from jaxtyping import Int
 
 
 class QuestionStream:
-    """Shuffled passes over the questions of each group; `draw` is pure, of cursors and groups."""
+    """Draws questions of difficulty groups in a shuffled order.
+
+    `draw` is a pure function of the cursors and the groups, so the object has no mutable state.
+    """
 
     def __init__(self, groups: Sequence[int] | np.ndarray, *, num_groups: int, seed: int):
-        """Prepares a dataset for each of groups 0..K-1; the seed fixes the order of every pass."""
-        # Not at the top: only where data is read, since not every machine has Grain.
+        """Creates a shuffled dataset for each group.
+
+        Args:
+          groups: difficulty group of each question, in [0, num_groups).
+          num_groups: number of groups K.
+          seed: fixes the order of every pass.
+        """
+        # Imported here because Grain is not installed on every machine.
         import grain
 
         groups = np.asarray(groups)
@@ -31,13 +40,19 @@ class QuestionStream:
     def draw(
         self, cursors: Int[np.ndarray, "K"], groups: Sequence[int] | np.ndarray
     ) -> tuple[Int[np.ndarray, "Q"], Int[np.ndarray, "K"]]:
-        """Places in the set (int32) of the next question of each group asked for, and new cursors.
+        """Draws the next question of each of these groups.
 
-        No group asked for may be empty.
+        Args:
+          cursors: number of questions drawn so far from each group.
+          groups: group of each question to draw. A group without questions is an error.
+
+        Returns:
+          Index of each question in the set (int32), and the new cursors.
         """
         cursors = np.array(cursors, np.int32)
-        found = np.empty(len(groups), np.int32)
+        questions = np.empty(len(groups), np.int32)
         for row, group in enumerate(np.asarray(groups)):
-            found[row] = self._orders[group][int(cursors[group])]
+            order = self._orders[group]
+            questions[row] = order[int(cursors[group])]
             cursors[group] += 1
-        return found, cursors
+        return questions, cursors

@@ -1,6 +1,6 @@
-"""Subsets of one folder that hold the same questions, such as GSM8K's `main` and `socratic`.
+"""Refuses folders whose subsets have the same questions, such as GSM8K's `main` and `socratic`.
 
-Read together, every question would count as often as there are subsets.
+If such subsets were read together, every question would be in the set several times.
 """
 
 import re
@@ -12,71 +12,93 @@ from pathlib import Path
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.questions.tables import Record
 
-# At the end of the name of one of several files of a table: train-00000-of-00002, test_3.
+# Number of a shard at the end of a file's name, as in train-00000-of-00002 or test_3.
 _SHARD = re.compile(r"[-_.]?\d+(?:-of-\d+)?$")
-# Share of the smaller subset's questions that the other one holds, from which on both are one set
-# told twice. Two subjects of MATH share less than a hundredth.
+# Two subsets are versions of the same set if at least this share of the smaller subset's questions
+# is in the other subset. Two subjects of MATH share less than a hundredth.
 _SAME = 0.5
-# Questions that two subsets may share by chance, whatever their size.
+# Maximum number of questions that two subsets of any size may share by chance.
 _BY_CHANCE = 1
 
 
-# Folder, name without a shard's number, and suffix of the files of a subset.
+# Key of a subset: folder, file name without a shard's number, and suffix of its files.
 Subset = tuple[Path, str, str]
 
 
 def check_subsets(files: Mapping[Path, list[Record]], question: str, where: str) -> None:
-    """Refuses files of different subsets that hold the same questions.
+    """Checks that the files of different subsets have different questions.
 
     Args:
-      files: rows by their files, whose paths are relative to the folder.
+      files: rows by file. The paths are relative to the folder of the set.
       question: column of the question.
-      where: the set as it is written, for the refusal.
+      where: the set as the user wrote it, for the error message.
+
+    Raises:
+      UserError: two subsets have the same questions.
     """
     texts: dict[Subset, set[str]] = {}
     members: dict[Subset, list[Path]] = {}
     for path, rows in files.items():
         subset = _subset_of(path, len(rows))
-        values = [row.get(question) for row in rows]
-        questions = {value.strip() for value in values if isinstance(value, str)}
-        texts.setdefault(subset, set()).update(questions - {""})
         members.setdefault(subset, []).append(path)
-    for (one, other), count in _shared_questions(texts).items():
-        smaller = min(len(texts[one]), len(texts[other]))
-        if count > _BY_CHANCE and count >= _SAME * smaller:
-            choices = [_path_of(subset[0], members[subset], files) for subset in (one, other)]
-            raise UserError(
-                f"{where}: {choices[0]} and {choices[1]} hold the same questions ({count:,} of "
-                f"{smaller:,}), which would count twice; choose one, for instance "
-                f"{where.rstrip('/')}/{choices[0]}"
-            )
+        subset_texts = texts.setdefault(subset, set())
+        for row in rows:
+            value = row.get(question)
+            if isinstance(value, str) and value.strip():
+                subset_texts.add(value.strip())
+    for (first, second), count in _shared_questions(texts).items():
+        smaller = min(len(texts[first]), len(texts[second]))
+        if count <= _BY_CHANCE or count < _SAME * smaller:
+            continue
+        first_path = _path_of(first[0], members[first], files)
+        second_path = _path_of(second[0], members[second], files)
+        raise UserError(
+            f"{where}: {first_path} and {second_path} hold the same questions ({count:,} of "
+            f"{smaller:,}), which would count twice; choose one, for instance "
+            f"{where.rstrip('/')}/{first_path}"
+        )
 
 
 def _shared_questions(texts: Mapping[Subset, set[str]]) -> Counter[tuple[Subset, Subset]]:
-    """Counts the questions that two subsets share, by pairs that share any."""
-    holders: dict[str, list[Subset]] = {}
+    """Counts the questions that two subsets share, for each pair of subsets that shares any."""
+    subsets_by_question: dict[str, list[Subset]] = {}
     for subset, questions in texts.items():
         for question in questions:
-            holders.setdefault(question, []).append(subset)
-    return Counter(pair for subsets in holders.values() for pair in combinations(subsets, 2))
+            subsets_by_question.setdefault(question, []).append(subset)
+    counts = Counter[tuple[Subset, Subset]]()
+    for subsets in subsets_by_question.values():
+        counts.update(combinations(subsets, 2))
+    return counts
 
 
-def _subset_of(path: Path, rows: int) -> Subset:
-    """Returns the key of a file's subset; shards of one table have the same.
+def _subset_of(path: Path, num_rows: int) -> Subset:
+    """Returns the key of a file's subset, which is the same for all shards of a table.
 
-    A file with a single row, as the original MATH has them, is no table but belongs to its folder.
+    All files with a single row in a folder are one subset, because the original MATH has a file for
+    each question.
     """
-    stem = _SHARD.sub("", path.stem) if rows > 1 else ""
-    return path.parent, stem, path.suffix.lower()
+    name = _SHARD.sub("", path.stem) if num_rows > 1 else ""
+    return path.parent, name, path.suffix.lower()
 
 
 def _path_of(folder: Path, members: Sequence[Path], files: Iterable[Path]) -> str:
-    """Returns the path to write for a subset: its folder, or a file if the folder has others.
+    """Returns the path to write for a subset.
 
-    `members`: the subset's files, in `folder`. `files`: those of all subsets.
+    Args:
+      folder: folder of the subset.
+      members: files of the subset.
+      files: files of all subsets.
+
+    Returns:
+      The outermost folder that contains this subset and no other, or else the subset's files.
     """
     others = [path for path in files if path not in members]
-    parents = [one for one in (folder, *folder.parents) if one != Path()]
-    # The outermost folder that holds this subset and no other.
-    own = [one for one in parents if not any(path.is_relative_to(one) for path in others)]
-    return own[-1].as_posix() if own else first_of([path.as_posix() for path in members])
+    outermost = None
+    for candidate in (folder, *folder.parents):
+        if candidate == Path():
+            continue
+        if not any(path.is_relative_to(candidate) for path in others):
+            outermost = candidate
+    if outermost is not None:
+        return outermost.as_posix()
+    return first_of([path.as_posix() for path in members])

@@ -1,13 +1,14 @@
-"""Rows of JSONL, JSON, CSV and Parquet files: one file, a folder, or a dataset of the hub.
+"""Reads the rows of question sets from JSONL, JSON, CSV and Parquet.
 
-Needs nothing but NumPy, except that Parquet and the hub need the extra `hub`.
+A set is a file, a folder, or a dataset of the Hugging Face hub. Only NumPy is needed, except that
+Parquet files and the hub need the extra `hub`.
 """
 
 import csv
 import importlib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ Record = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 HUB = "hf://"
-# Words in a file's path that name a split; the hub writes data/train-00000-of-00001.parquet.
+# Words in the path of a file that name its split, for example data/train-00000-of-00001.parquet on
+# the hub.
 SPLITS = {
     "train": ("train", "training"),
     "test": ("test", "testing"),
@@ -32,14 +34,19 @@ _HUB_NAME = re.compile(
 )
 
 
-# Arrow's names of floats that a double would write with more digits than they have.
-_SHORT: dict[str, Any] = {"halffloat": np.float16, "float": np.float32}
+# NumPy types of Arrow's short floats, by Arrow's name. As doubles, their values would be written
+# with more digits than they have.
+_SHORT_FLOATS: dict[str, Any] = {
+    "halffloat": np.float16,
+    "float": np.float32,
+}
 
 
-class NotThere(UserError):
-    """A set that can't be had: no file is there, or the hub does not give it.
+class SetNotFound(UserError):
+    """The file or folder of a set does not exist, or the hub does not provide it.
 
-    `what` was found instead, without the set's name and without advice.
+    Attributes:
+      what: the reason, without the set's name and without advice.
     """
 
     def __init__(self, where: str, what: str, advice: str):
@@ -48,9 +55,9 @@ class NotThere(UserError):
 
 
 def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) -> list[Record]:
-    """Rows of a set, in the order of its files (by name) and of the lines in them.
+    """Reads the rows of a set, ordered by file name, then by line.
 
-    Arguments and errors are those of `read_files`.
+    The arguments and the errors are the same as for `read_files`.
     """
     files = read_files(path, base=base, split=split, any_split=any_split, where=where)
     return [row for rows in files.values() for row in rows]
@@ -59,57 +66,69 @@ def read_rows(path: str, *, base: str, split: str, any_split: bool, where: str) 
 def read_files(
     path: str, *, base: str, split: str, any_split: bool, where: str
 ) -> dict[Path, list[Record]]:
-    """Rows of a set by their files, in the order of the names and of the lines.
-
-    A file's path is relative to the folder, if the set is one.
+    """Reads the rows of a set, grouped by file.
 
     Args:
-      path: a file, a folder (both from `base` if relative), or hf://OWNER/NAME[@REVISION][/PLACE].
-      split: "train" or "test": which files of a folder are meant. A file is taken as it is.
-      any_split: the set is published as one piece, whatever its files call that piece.
+      path: a file or a folder, relative to `base` unless absolute, or
+        hf://OWNER/NAME[@REVISION][/PATH].
+      base: folder of relative paths.
+      split: "train" or "test", which selects the files of a folder. It is ignored for a file.
+      any_split: True if the set is published as a single split, so that all files are read even if
+        their names name another split.
+      where: name of the set in error messages.
+
+    Returns:
+      Rows by file, ordered by file name. The paths are relative to `path` if it is a folder.
+
+    Raises:
+      SetNotFound: the set does not exist.
+      UserError: a file is malformed, or the set has no rows.
     """
     local = find(path, base=base, where=where)
-    files = _files_of(local, split, any_split, where) if local.is_dir() else [local]
+    is_folder = local.is_dir()
+    files = _files_of_split(local, split, any_split, where) if is_folder else [local]
     rows = {file: _read(file, where) for file in files}
     if not any(rows.values()):
-        raise UserError(f"{where}: found no row in {_names(files, local)}; write a set with rows")
-    if not local.is_dir():
+        names = [str(file.relative_to(local)) if is_folder else file.name for file in files]
+        raise UserError(f"{where}: found no row in {first_of(names, 3)}; write a set with rows")
+    if not is_folder:
         return rows
-    return {file.relative_to(local): found for file, found in rows.items()}
+    return {file.relative_to(local): file_rows for file, file_rows in rows.items()}
 
 
 def find(path: str, *, base: str, where: str) -> Path:
-    """The file or folder of a set, from the hub where it lies there; NotThere: there is none."""
-    local = _download(path, where) if path.startswith(HUB) else _local(path, base, where)
-    if not local.is_dir() and not local.is_file():
-        if local.exists() or local.is_symlink():
-            raise UserError(f"{where}: {str(local)!r} is no regular file; write another path")
-        write = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
-        raise NotThere(where, f"no file or folder {str(local)!r}", f"write {write}")
-    return local
+    """Returns the file or folder of a set; a dataset of the hub is downloaded if needed.
+
+    Raises:
+      SetNotFound: the file or folder does not exist.
+      UserError: the path can't be a set, for example because it is a socket.
+    """
+    local = _download(path, where) if path.startswith(HUB) else _local_path(path, base, where)
+    if local.is_dir() or local.is_file():
+        return local
+    if local.exists() or local.is_symlink():
+        raise UserError(f"{where}: {str(local)!r} is no regular file; write another path")
+    suggestion = nearest(local, "a path, or hf://OWNER/NAME for a dataset of the hub")
+    raise SetNotFound(where, f"no file or folder {str(local)!r}", f"write {suggestion}")
 
 
-def _local(path: str, base: str, where: str) -> Path:
+def _local_path(path: str, base: str, where: str) -> Path:
     try:
         return Path(base) / Path(path).expanduser()
-    # It is raised for ~NAME where nobody is called so.
+    # expanduser raises this for ~NAME if the user NAME does not exist.
     except RuntimeError:
-        raise UserError(f"{where}: found no such home folder; write the path in full") from None
+        raise UserError(
+            f"{where}: the home folder in {path!r} does not exist; write the path in full"
+        ) from None
 
 
-def _names(files: list[Path], root: Path) -> str:
-    inside = root.is_dir()
-    return first_of([str(file.relative_to(root)) if inside else file.name for file in files], 3)
+def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
+    """Returns the files of a split: those whose path contains a word for the split.
 
-
-def _files_of(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
-    """The files of a split: those whose path says so, all where no path says anything."""
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
+    All files are returned if no path contains a word for any split, or if all of them name the same
+    split and `any_split` is True.
+    """
+    files = sorted(_table_files(folder))
     if not files:
         raise UserError(
             f"{where}: found no file in {str(folder)!r} that ends in {', '.join(SUFFIXES)}; write "
@@ -117,20 +136,37 @@ def _files_of(folder: Path, split: str, any_split: bool, where: str) -> list[Pat
         )
     by_split: dict[str, list[Path]] = {}
     for file in files:
-        words = set(re.split(r"[^a-z]+", str(file.relative_to(folder)).lower()))
-        kind = next((name for name, spellings in SPLITS.items() if words & {*spellings}), "")
-        by_split.setdefault(kind, []).append(file)
+        by_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
     if split in by_split:
         return by_split[split]
     if len(by_split) == 1 and (any_split or "" in by_split):
         return files
-    found = ", ".join(name or "files without a split" for name in by_split)
+    names = ", ".join(name or "files without a split" for name in by_split)
     raise UserError(
-        f"{where}: found {found} in {str(folder)!r}, but no {split} files; write the path of a file"
+        f"{where}: found {names} in {str(folder)!r}, but no {split} files; write the path of a file"
     )
 
 
+def _table_files(folder: Path) -> Iterator[Path]:
+    """Yields the files with a known suffix in a folder; hidden files and folders are skipped."""
+    for file in folder.rglob("*"):
+        parts = file.relative_to(folder).parts
+        is_hidden = any(part.startswith(".") for part in parts)
+        if file.suffix.lower() in SUFFIXES and not is_hidden:
+            yield file
+
+
+def _split_of(path: Path) -> str:
+    """Returns the split that a path names; empty if it does not name any."""
+    words = set(re.split(r"[^a-z]+", str(path).lower()))
+    for name, spellings in SPLITS.items():
+        if not words.isdisjoint(spellings):
+            return name
+    return ""
+
+
 def _module(name: str, where: str, what: str) -> Any:
+    """Imports an optional module; `what` needs it, as the error message states."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -141,7 +177,7 @@ def _module(name: str, where: str, what: str) -> Any:
 
 
 def _download(path: str, where: str) -> Path:
-    """A dataset of the hub, from the local cache where it is complete."""
+    """Downloads a dataset of the hub unless the local cache contains all of its files."""
     match = _HUB_NAME.fullmatch(path)
     if match is None:
         raise UserError(f"{where}: found {path!r}; write hf://OWNER/NAME or hf://OWNER/NAME/FOLDER")
@@ -150,14 +186,19 @@ def _download(path: str, where: str) -> Path:
     if Path(inside).suffix.lower() in SUFFIXES:
         patterns = [inside]
     else:
-        patterns = [f"{inside}/*{suffix}" if inside else f"*{suffix}" for suffix in SUFFIXES]
+        prefix = f"{inside}/" if inside else ""
+        patterns = [f"{prefix}*{suffix}" for suffix in SUFFIXES]
     try:
         root = hub.snapshot_download(
-            match["repo"], repo_type="dataset", revision=match["revision"], allow_patterns=patterns
+            match["repo"],
+            repo_type="dataset",
+            revision=match["revision"],
+            allow_patterns=patterns,
         )
-    # Its errors come from several libraries: no network, no such name, no permission, a full disk.
+    # The hub's client raises errors of several libraries: no network, unknown name, missing
+    # permission, full disk.
     except Exception as error:
-        raise NotThere(
+        raise SetNotFound(
             where,
             f"can't get {match['repo']!r} from the hub ({reason_of(error)})",
             "check the name and the network, or write the path of a downloaded copy",
@@ -166,6 +207,7 @@ def _download(path: str, where: str) -> Path:
 
 
 def _read(file: Path, where: str) -> list[Record]:
+    """Reads the rows of a file in the format that its suffix names."""
     suffix = file.suffix.lower()
     try:
         if suffix == ".parquet":
@@ -191,14 +233,17 @@ def _read(file: Path, where: str) -> list[Record]:
 
 
 def _read_json(text: str, file: Path, where: str) -> list[Record]:
-    """A list of objects, one object (a row), or, under the wrong name, one object a line."""
+    """Parses a list of objects, or a single object, which is one row.
+
+    JSONL is accepted too, because some sets have it in files named .json.
+    """
     try:
-        found = parse_json(text, table=True)
+        content = parse_json(text, table=True)
     except DuplicateName:
         raise
     except NotJson:
         return [row for _, row in parse_lines(text)]
-    rows = found if isinstance(found, list) else [found]
+    rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise UserError(
@@ -209,9 +254,10 @@ def _read_json(text: str, file: Path, where: str) -> list[Record]:
 
 
 def _read_csv(text: str, file: Path, where: str) -> list[Record]:
+    """Parses a table with a header line, separated by commas or, in a .tsv file, by tabs."""
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     csv.field_size_limit(LARGEST_TABLE)
-    # Not splitlines: a field may hold the other characters that it takes for line ends.
+    # Not splitlines, because it also splits at characters that do not end a line in CSV.
     lines = io.StringIO(text, newline="")
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
@@ -223,7 +269,7 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
         ) from None
     check_once(reader.fieldnames or ())
     for number, row in enumerate(rows, start=1):
-        # The reader files what a row has too much under None, and what it lacks as None.
+        # DictReader stores surplus fields under the key None, and None for missing fields.
         if None in row or None in row.values():
             raise UserError(
                 f"{where}: {file.name} row {number}: has not as many fields as the header; put "
@@ -236,55 +282,69 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
     pyarrow = _module("pyarrow", where, "a Parquet file")
     parquet = importlib.import_module("pyarrow.parquet")
     try:
-        # Not read_table, which would take words of the path (level=1/) for columns.
+        # Not read_table, which would add columns for parts of the path such as level=1/.
         table = parquet.ParquetFile(file).read()
-    # Damaged files raise its own classes and plain OSError, depending on where the damage is.
+    # Depending on the damage, pyarrow raises its own errors or OSError.
     except Exception as error:
         raise UserError(
             f"{where}: {file.name} is no Parquet file that can be read ({reason_of(error)}); "
             "write another path"
         ) from None
     check_once(table.column_names)
-    cells = [_cells(column, pyarrow) for column in table.columns]
+    cells = [_column_cells(column, pyarrow) for column in table.columns]
     return [dict(zip(table.column_names, row)) for row in zip(*cells)]
 
 
-def _cells(column: Any, pyarrow: Any) -> list[Any]:
-    """Cells of an Arrow column, as text where Python can't hold them, or else as None."""
-    for kind in (column.type, pyarrow.string(), pyarrow.binary()):
+def _column_cells(column: Any, pyarrow: Any) -> list[Any]:
+    """Returns the cells of an Arrow column as values that JSON can represent.
+
+    A column that Python's types can't represent is converted to text. Its cells are None if that is
+    impossible too.
+    """
+    for arrow_type in (column.type, pyarrow.string(), pyarrow.binary()):
         try:
-            cells = column.cast(kind).to_pylist()
+            cells = column.cast(arrow_type).to_pylist()
         except MemoryError:
             raise
-        # Nanoseconds, years past 9999, texts that are not UTF-8: each raises what it likes.
+        # Nanoseconds, years after 9999 and texts that are not UTF-8 raise different errors.
         except Exception:
             continue
-        return [_plain(cell, kind) for cell in cells]
+        return [_to_json_value(cell, arrow_type) for cell in cells]
     return [None] * len(column)
 
 
-def _plain(cell: Any, kind: Any) -> Any:
-    """A cell of an Arrow type as JSON has it: decimals, dates and bytes as text, None for no text.
+def _to_json_value(cell: Any, arrow_type: Any) -> Any:
+    """Converts a cell to a value that JSON can represent.
 
-    Short floats are as they are written, not with a double's digits.
+    Decimals, dates and bytes become text; bytes that are not UTF-8 become None. A short float
+    becomes the double with the fewest digits that rounds to it: 0.1 instead of 0.10000000149.
+
+    Args:
+      cell: value of the cell in Python's types.
+      arrow_type: Arrow type of the cell.
     """
-    kind = getattr(kind, "storage_type", kind)
+    arrow_type = getattr(arrow_type, "storage_type", arrow_type)
     if isinstance(cell, dict):
-        return {name: _plain(one, kind.field(name).type) for name, one in cell.items()}
-    # The type of what is in a list, or behind the numbers of a dictionary.
-    kind = getattr(kind, "value_type", kind)
+        return {
+            name: _to_json_value(value, arrow_type.field(name).type) for name, value in cell.items()
+        }
+    # Lists and dictionary-encoded columns have the type of their values.
+    arrow_type = getattr(arrow_type, "value_type", arrow_type)
     if isinstance(cell, list | tuple):
-        return [_plain(one, kind) for one in cell]
+        return [_to_json_value(value, arrow_type) for value in cell]
     if isinstance(cell, bytes):
         try:
             return cell.decode()
         except UnicodeDecodeError:
             return None
     if isinstance(cell, float):
-        return float(str(_SHORT.get(str(kind), float)(cell)))
-    return cell if cell is None or isinstance(cell, str | int) else str(cell)
+        float_type = _SHORT_FLOATS.get(str(arrow_type), float)
+        return float(str(float_type(cell)))
+    if cell is None or isinstance(cell, str | int):
+        return cell
+    return str(cell)
 
 
 def columns(rows: Iterable[Record]) -> list[str]:
-    """Names of the columns, in the order of their first appearance."""
+    """Returns the names of the columns, in the order of their first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""`bacr report --run DIR`: report.html; with several, one page that compares them."""
+"""Implements `bacr report`, which writes the report of a run or a comparison of several runs."""
 
 import sys
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from bacr_jax.errors import UserError
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Entry point: 0 when written, 2 with one line on stderr when the input can't be used."""
+    """Runs the command; the exit code is 2, with one line on stderr, for unusable input."""
     parser = Parser(
         prog="bacr report",
-        description="Writes the report of a run, finished or under way, or one page that compares "
-        "several; prints where it is.",
+        description="Writes the report of a run, finished or in progress, or one page that "
+        "compares several runs, and prints its path.",
         advice="write bacr report --run DIR",
     )
     parser.add_argument(
@@ -23,20 +23,21 @@ def main(argv: Sequence[str] | None) -> None:
         required=True,
         action="append",
         metavar="DIR",
-        help="run folder; repeatable: several runs are compared",
+        help="run folder; repeatable, several runs are compared",
     )
     parser.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="NAME",
-        help="what to call a run of a comparison, one for each --run; default: its folder's name",
+        help="label of a run in a comparison, one for each --run; default: name of its folder",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="DIR/report.html by default, comparison.html in the first DIR for several",
+        help="file to write; default: DIR/report.html, or comparison.html in the first DIR for "
+        "several runs",
     )
     arguments = parser.parse_args(argv)
     # Imports JAX, which --help does not need.
@@ -46,7 +47,9 @@ def main(argv: Sequence[str] | None) -> None:
     if len(arguments.run) > 1:
         print(write_comparison(arguments.run, arguments.label, arguments.out))
     elif arguments.label:
-        raise UserError("--label: names runs of a comparison; write a second --run, or no --label")
+        raise UserError(
+            "--label: is only used with several runs; write a second --run, or no --label"
+        )
     else:
         print(write_report(arguments.run[0], arguments.out))
 

@@ -22,10 +22,12 @@ MISSING = "not recorded"
 SMOOTH_FROM = 30
 # Number of colours that pages use in rotation.
 _IN_TURN = 7
-# Most points of a curve, about the resolution of a screen.
+# Maximum number of points of a curve, about the resolution of a screen.
 _MOST_POINTS = 400
+# Maximum number of ticks on a logarithmic axis.
 _MOST_TICKS = 8
-# Most steps between ticks on a linear axis of a page, partial steps at the ends included.
+# Maximum number of steps between ticks on a linear axis of a page, including partial steps at the
+# ends.
 _MOST_STEPS = 5.5
 
 
@@ -34,15 +36,15 @@ class Series:
     """A curve.
 
     Attributes:
-      label: name in the legend; empty if the legend leaves the curve out.
-      y: values; a value that is not finite leaves a gap.
+      label: name in the legend. A curve with an empty label is not in the legend.
+      y: values. A value that is not finite leaves a gap.
       colour: class of the style sheet, such as `s0`; or a number in [0, 1] for ordered curves.
       ends: lower and upper end of the interval at each point.
       across: True if the intervals are horizontal.
-      kind: band: draw intervals as an area instead of bars; faint: pale, behind the other curves;
-        broad: a broad and pale line.
+      kind: `band` draws the intervals as an area instead of bars, `faint` draws a pale curve behind
+        the other curves, and `broad` draws a broad and pale line.
       line: Matplotlib's line style `-`, `--` or `:`; empty for no line.
-      marker: Matplotlib's marker at every point; pages draw circles.
+      marker: Matplotlib's marker at every point. Pages draw circles instead.
       hollow: True if the marker is not filled.
     """
 
@@ -109,26 +111,37 @@ class Chart:
     @property
     def drawn(self) -> list[Series]:
         """Returns the curves with points; no curves if no value is finite."""
-        curves = [one for one in self.series if len(one.x)]
-        has_values = any(math.isfinite(value) for one in curves for value in one.y)
-        return curves if has_values else []
+        curves = [series for series in self.series if len(series.x)]
+        for series in curves:
+            if any(math.isfinite(value) for value in series.y):
+                return curves
+        return []
 
     def scales(self) -> tuple["Scale", "Scale"]:
         """Returns the scales of the horizontal and the vertical axis."""
-        x = [value for one in self.drawn for value in one.x]
-        y = [value for one in self.drawn for value in one.y]
-        for one in self.drawn:
-            values = x if one.across else y
-            for ends in one.ends or ():
+        x = list[float]()
+        y = list[float]()
+        for series in self.drawn:
+            x.extend(series.x)
+            y.extend(series.y)
+            values = x if series.across else y
+            for ends in series.ends or ():
                 values.extend(ends)
-        x += [mark.at for mark in self.marks if mark.axis == "x"]
-        y += [mark.at for mark in self.marks if mark.axis == "y"]
+        for mark in self.marks:
+            values = x if mark.axis == "x" else y
+            values.append(mark.at)
         return Scale.of(self.x, x), Scale.of(self.y, y)
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars: each row has a name, and named parts with their values."""
+    """A chart of stacked bars.
+
+    Attributes:
+      rows: name of each bar, and the names and values of its parts.
+      unit: unit of the values.
+      note: text below the chart.
+    """
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
@@ -136,19 +149,19 @@ class Bars:
     note: str = ""
 
 
-def colour(place: int) -> str:
+def colour(index: int) -> str:
     """Returns the colour class of a curve by its index, for curves without an order."""
-    return f"s{place % _IN_TURN}"
+    return f"s{index % _IN_TURN}"
 
 
-def marker(place: int) -> str:
+def marker(index: int) -> str:
     """Returns Matplotlib's marker of a curve by its index."""
-    return MARKERS[place % len(MARKERS)]
+    return MARKERS[index % len(MARKERS)]
 
 
-def shade(place: int, count: int) -> float:
+def shade(index: int, count: int) -> float:
     """Returns the colour in [0, 1] of a curve by its index among `count` ordered curves."""
-    return place / max(count - 1, 1)
+    return index / max(count - 1, 1)
 
 
 def number(value: float) -> str:
@@ -163,32 +176,47 @@ def number(value: float) -> str:
 
 
 def linear_ticks(low: float, high: float, *, most: float = _MOST_STEPS) -> list[float]:
-    """Returns ticks from low to high, at most `most` steps of 1, 2 or 5 times a power of ten."""
+    """Returns ticks from low to high, whose distance is 1, 2 or 5 times a power of ten.
+
+    Args:
+      most: maximum number of steps between ticks, including partial steps at the ends.
+    """
     span = high - low
-    # A smaller span would give a step of 0.
+    # The step would be 0 for a smaller span.
     if not span > 1e-300:
         return [low]
-    step = 10.0 ** math.floor(math.log10(span / most))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (factor * step) <= most)
+    power = 10.0 ** math.floor(math.log10(span / most))
+    factor = next(factor for factor in (1, 2, 5, 10) if span / (factor * power) <= most)
+    step = power * factor
+    # Rounding errors must not remove the ticks at the ends.
     first = math.ceil(low / step - 1e-9)
-    return [step * k for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    last = math.floor(high / step + 1e-9)
+    return [step * k for k in range(first, last + 1)]
 
 
 def doublings(low: float, high: float) -> list[float]:
     """Returns powers of two from low to high as ticks.
 
-    With few powers, multiples of halves or quarters between them are added; of many powers, only
-    some are returned.
+    If fewer than three powers lie between low and high, 1.5 times the powers are added, and if that
+    is not enough, 1.25 and 1.75 times the powers. Of many powers, only every n-th is returned.
     """
-    powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
-    for parts in ((4,), (4, 6), (4, 5, 6, 7)):
-        candidates = [2.0**k * part / 4 for k in powers for part in parts]
-        ticks = [value for value in candidates if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    first = math.floor(math.log2(low))
+    last = math.ceil(math.log2(high))
+    # Rounding errors must not remove the ticks at the ends.
+    lower_bound = low * (1 - 1e-9)
+    upper_bound = high * (1 + 1e-9)
+    ticks = list[float]()
+    for quarters in ((4,), (4, 6), (4, 5, 6, 7)):
+        ticks = []
+        for exponent in range(first, last + 1):
+            ticks += [2.0**exponent * quarter / 4 for quarter in quarters]
+        ticks = [value for value in ticks if lower_bound <= value <= upper_bound]
         if len(ticks) > 2:
             break
     if not ticks:
         return [low]
-    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
+    every = math.ceil(len(ticks) / _MOST_TICKS)
+    return ticks[::every]
 
 
 @dataclass(frozen=True)
@@ -201,8 +229,14 @@ class Scale:
 
     @classmethod
     def of(cls, axis: Axis, values: Iterable[float]) -> "Scale":
-        """Returns the scale of an axis, with ends from the axis or else from the values."""
-        usable = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log2)]
+        """Returns the scale of an axis. Ends that the axis does not specify follow from the values.
+
+        Values without a position on the axis, such as infinity or negative values on a logarithmic
+        axis, are ignored.
+        """
+        usable = [value for value in values if math.isfinite(value)]
+        if axis.log2:
+            usable = [value for value in usable if value > 0]
         low = min(usable, default=1.0) if axis.low is None else axis.low
         high = max(usable, default=2.0) if axis.high is None else axis.high
         if low < high:
@@ -213,38 +247,59 @@ class Scale:
         return cls(axis, low - margin, low + margin)
 
     def share(self, value: float) -> float:
-        """Returns a value's position on the axis in [0, 1]; values outside are at the edge."""
+        """Returns a value's position on the axis, in [0, 1].
+
+        Values below or above the scale are at its ends.
+        """
         value = min(max(value, self.low), self.high)
         if self.axis.log2:
-            return math.log2(value / self.low) / math.log2(self.high / self.low)
+            num_doublings = math.log2(self.high / self.low)
+            return math.log2(value / self.low) / num_doublings
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, *, most: float = _MOST_STEPS) -> list[tuple[float, str]]:
-        """Returns the ticks: values with their names; at most `most` steps on a linear axis."""
+        """Returns the values of the ticks with their names.
+
+        Args:
+          most: maximum number of steps between the ticks of a linear axis.
+        """
         if self.axis.ticks is not None:
-            return [(v, name) for v, name in self.axis.ticks if self.low <= v <= self.high]
+            ticks = self.axis.ticks
+            return [(value, name) for value, name in ticks if self.low <= value <= self.high]
         if self.axis.log2:
             values = doublings(self.low, self.high)
         else:
             values = linear_ticks(self.low, self.high, most=most)
         if self.axis.whole:
-            values = [v for v in values if abs(v - round(v)) < 1e-9] or values
-        return [(value, number(self._rounded(value))) for value in values]
+            whole_values = [value for value in values if abs(value - round(value)) < 1e-9]
+            values = whole_values or values
+        return [(value, self._tick_name(value)) for value in values]
 
-    def _rounded(self, value: float) -> float:
-        return round(value) if self.axis.log2 and value >= 10 else value
+    def _tick_name(self, value: float) -> str:
+        # Ticks between powers of two can be fractions, whose names would be long.
+        if self.axis.log2 and value >= 10:
+            value = round(value)
+        return number(value)
 
 
 def thinned(series: Series) -> Series:
-    """Returns a curve with at most about as many points as a screen shows."""
-    step = math.ceil(len(series.x) / _MOST_POINTS)
+    """Returns a curve with every n-th point and the last one, so that it has few points."""
+    num_points = len(series.x)
+    step = math.ceil(num_points / _MOST_POINTS)
     if step <= 1:
         return series
-    chosen = sorted({*range(0, len(series.x), step), len(series.x) - 1})
-    x = [series.x[i] for i in chosen]
-    y = [series.y[i] for i in chosen]
-    ends = None if series.ends is None else [series.ends[i] for i in chosen]
-    return dataclasses.replace(series, x=x, y=y, ends=ends)
+    indices = list(range(0, num_points, step))
+    if indices[-1] != num_points - 1:
+        indices.append(num_points - 1)
+    ends = None
+    if series.ends is not None:
+        ends = [series.ends[index] for index in indices]
+    return dataclasses.replace(
+        series,
+        x=[series.x[index] for index in indices],
+        y=[series.y[index] for index in indices],
+        ends=ends,
+    )
 
 
 def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -255,8 +310,9 @@ def stepped(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Returns the centred mean over about a fifteenth of the values, narrower at the ends."""
     half = max(len(values) // 30, 1)
-    is_finite = np.isfinite(values)
     window = np.ones(2 * half + 1)
-    total = np.convolve(np.where(is_finite, values, 0.0), window, mode="same")
+    is_finite = np.isfinite(values)
+    finite_values = np.where(is_finite, values, 0.0)
+    total = np.convolve(finite_values, window, mode="same")
     count = np.convolve(is_finite.astype(float), window, mode="same")
     return np.where(count > 0, total / np.maximum(count, 1.0), math.nan)

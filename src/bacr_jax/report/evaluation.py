@@ -1,6 +1,6 @@
-"""Builds the tables and pictures of an evaluation's results."""
+"""Builds the tables and figures of an evaluation's results."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,19 @@ from bacr_jax.report import figures
 from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size, set_titles
 
 
-def _cells(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _results(summary: Summary) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yields decoding mode, formatted budget and result, ordered by mode, then budget."""
     for mode, budgets in summary.items():
         for budget in by_size(budgets):
             yield mode, budget_name(budget), budgets[budget]
 
 
 def _think_and_total(entry: Mapping[str, Any]) -> list[str]:
-    return [f"{entry[f'mean_{kind}_tokens']:,.1f}" for kind in ("thinking", "total")]
+    """Returns the mean thinking tokens and the mean total tokens of a result."""
+    return [
+        f"{entry['mean_thinking_tokens']:,.1f}",
+        f"{entry['mean_total_tokens']:,.1f}",
+    ]
 
 
 def completion(name: str, summary: Summary) -> Table:
@@ -31,13 +36,14 @@ def completion(name: str, summary: Summary) -> Table:
         "right if complete": ("accuracy_if_complete", "if_complete_ci95"),
         "right if cut": ("accuracy_if_cut", "if_cut_ci95"),
     }
+    rows = []
+    for mode, budget, entry in _results(summary):
+        rates = [accuracy_text(entry, rate, interval) for rate, interval in columns.values()]
+        rows.append([mode, budget, *rates])
     return Table(
         f"{name}: completion, and accuracy given completion",
         ["decoding", "budget", *columns],
-        [
-            [mode, budget, *(accuracy_text(entry, *names) for names in columns.values())]
-            for mode, budget, entry in _cells(summary)
-        ],
+        rows,
         caption="in % [95 % interval]; complete: the thinking ended by itself within the budget; "
         "wrong answers after complete thinking are mistakes, the others may be due to the cut",
     )
@@ -46,23 +52,35 @@ def completion(name: str, summary: Summary) -> Table:
 def adherence(name: str, summary: Summary) -> Table:
     """Builds the table of thinking tokens requested and used, and of tokens by kind."""
     rows = []
-    for mode, budget, entry in _cells(summary):
-        used = entry["adherence"]
+    for mode, budget, entry in _results(summary):
+        adherence_entry = entry["adherence"]
         ratio = NONE
-        if used["ratio"] is not None:
-            low, high = used["ratio_ci95"]
-            ratio = f"{used['ratio']:.3f} [{low:.3f}, {high:.3f}]"
-        quantiles = [f"{used['quantiles'][q]:,.0f}" for q in ("p10", "p50", "p90", "max")]
-        tokens = [entry[f"mean_{kind}_tokens"] for kind in ("forced", "answer", "total")]
-        over = "0" if not used["over_share"] else f"{used['mean_excess']:,.1f}"
-        rows.append(
-            [mode, budget, f"{used['used']:,.1f}", ratio, *quantiles, over]
-            + [f"{count:,.1f}" for count in tokens]
-        )
+        if adherence_entry["ratio"] is not None:
+            low, high = adherence_entry["ratio_ci95"]
+            ratio = f"{adherence_entry['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+        quantiles = adherence_entry["quantiles"]
+        excess = "0"
+        if adherence_entry["over_share"]:
+            excess = f"{adherence_entry['mean_excess']:,.1f}"
+        row = [
+            mode,
+            budget,
+            f"{adherence_entry['used']:,.1f}",
+            ratio,
+            f"{quantiles['p10']:,.0f}",
+            f"{quantiles['p50']:,.0f}",
+            f"{quantiles['p90']:,.0f}",
+            f"{quantiles['max']:,.0f}",
+            excess,
+            f"{entry['mean_forced_tokens']:,.1f}",
+            f"{entry['mean_answer_tokens']:,.1f}",
+            f"{entry['mean_total_tokens']:,.1f}",
+        ]
+        rows.append(row)
+    header = ["decoding", "requested", "used", "used/requested", "10 %", "median", "90 %", "max"]
     return Table(
         f"{name}: thinking tokens requested and used",
-        ["decoding", "requested", "used", "used/requested", "10 %", "median", "90 %", "max"]
-        + ["excess", "forced", "answer", "total"],
+        [*header, "excess", "forced", "answer", "total"],
         rows,
         caption="mean thinking tokens, their share of the budget [95 % interval] and quantiles; "
         "excess: mean tokens above the budget (a grace window); then mean forced and answer "
@@ -71,26 +89,34 @@ def adherence(name: str, summary: Summary) -> Table:
 
 
 def _cut_early(dense: Dense) -> str:
-    """Returns the label of a dense curve."""
+    """Returns the label of a dense curve, which contains the budget in its prompts."""
     budget = max(curve["told"] for curve in dense.values())
     return f"one trace told {budget:,} tokens, cut early"
 
 
-def dense_table(name: str, dense: Dense, told: Summary) -> Table:
-    """Builds the table of a dense curve, with a row per decoding and cut.
+def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
+    """Builds the table of a dense curve, with a row for each decoding mode and cut.
 
-    `told`: summary of the policy at its evaluated budgets, whose accuracy a second column shows.
+    Args:
+      name: title of the set.
+      dense: accuracy of traces with the largest budget that are cut at each position.
+      by_budget: results of the same policy with each budget in its prompt, for a second column.
     """
     rows = []
     for mode, dense_mode in dense.items():
         for cut, entry in dense_mode["curve"].items():
-            with_budget = told.get(mode, {}).get(cut)
-            budget_accuracy = NONE if with_budget is None else accuracy_text(with_budget)
-            accuracies = [accuracy_text(entry), budget_accuracy]
-            complete = _percent(entry["completion_rate"])
-            rows.append([mode, f"{int(cut):,}", *accuracies, complete, *_think_and_total(entry)])
+            budget_entry = by_budget.get(mode, {}).get(cut)
+            row = [
+                mode,
+                f"{int(cut):,}",
+                accuracy_text(entry),
+                NONE if budget_entry is None else accuracy_text(budget_entry),
+                _percent(entry["completion_rate"]),
+                *_think_and_total(entry),
+            ]
+            rows.append(row)
         area = accuracy_text(dense_mode, "area", "area_ci95")
-        rows.append([mode, "area", area, *[NONE] * 4])
+        rows.append([mode, "area", area, NONE, NONE, NONE, NONE])
     return Table(
         f"{name}: dense curve, {_cut_early(dense)}",
         ["decoding", "cut", "accuracy when cut", "told that budget", "complete", "think", "total"],
@@ -105,16 +131,20 @@ def _percent(rate: float | int) -> str:
     return f"{100 * rate:.1f}"
 
 
-def _points(value: float, low: float, high: float) -> str:
+def _points(value: float, interval: Sequence[float]) -> str:
+    """Formats a difference of rates in percentage points with its interval."""
+    low, high = interval
     return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
-def _of_k(entry: Mapping[str, Any], family: str, k: int) -> str:
-    rate = entry.get(family, {}).get(str(k))
+def _at_k(entry: Mapping[str, Any], metric: str, k: int) -> str:
+    """Formats pass@k or maj@k; `metric` is `pass_at` or `maj_at`."""
+    rate = entry.get(metric, {}).get(str(k))
     return NONE if rate is None else accuracy_text(rate, "value", "ci95")
 
 
 def _budgets(name: str, result: Mapping[str, Any]) -> Table:
+    """Builds the main table of a set: accuracy and tokens by decoding mode and budget."""
     modes = result["by_budget"]
     near = result["near_duplicates"]
     caption = (
@@ -125,18 +155,30 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
         caption += f"; near-duplicates of training questions ({near['of']}): {near['count']:,}"
     if result["note"]:
         caption += f"; {result['note']}"
-    most = max(entry["samples"] for budgets in modes.values() for entry in budgets.values())
-    voting = [f"pass@{most}", f"maj@{most}"] if most > 1 else []
+    k = max(entry["samples"] for _, _, entry in _results(modes))
+    header = ["decoding", "budget", "accuracy", "strict", "differ"]
+    if k > 1:
+        header += [f"pass@{k}", f"maj@{k}"]
     rows = []
-    for mode, budget, entry in _cells(modes):
-        label = mode if entry["samples"] == 1 else f"{mode}, avg@{entry['samples']}"
-        strict = [_percent(entry[name]) for name in ("strict_accuracy", "disagreement")]
-        votes = [_of_k(entry, "pass_at", most), _of_k(entry, "maj_at", most)] if voting else []
-        tokens = [*_think_and_total(entry), _percent(entry["forced_share"])]
-        rows.append([label, budget, accuracy_text(entry), *strict, *votes, *tokens])
+    for mode, budget, entry in _results(modes):
+        label = mode
+        if entry["samples"] > 1:
+            label += f", avg@{entry['samples']}"
+        row = [
+            label,
+            budget,
+            accuracy_text(entry),
+            _percent(entry["strict_accuracy"]),
+            _percent(entry["disagreement"]),
+        ]
+        if k > 1:
+            row += [_at_k(entry, "pass_at", k), _at_k(entry, "maj_at", k)]
+        row += _think_and_total(entry)
+        row.append(_percent(entry["forced_share"]))
+        rows.append(row)
     return Table(
         f"{name}: {result['problems']:,} problems",
-        ["decoding", "budget", "accuracy", "strict", "differ", *voting, "think", "total", "forced"],
+        [*header, "think", "total", "forced"],
         rows,
         caption=caption,
     )
@@ -144,41 +186,54 @@ def _budgets(name: str, result: Mapping[str, Any]) -> Table:
 
 def _without_duplicates(name: str, result: Mapping[str, Any]) -> Table:
     """Builds the table of accuracy on all problems, and without near-duplicates."""
-    count = result["near_duplicates"]["count"]
-    left = 0
+    near_duplicates = result["near_duplicates"]
+    num_others = 0
     rows = []
-    for mode, budget, entry in _cells(result["by_budget"]):
+    for mode, budget, entry in _results(result["by_budget"]):
         others = entry["without_near_duplicates"]
-        left = others["problems"]
+        num_others = others["problems"]
         accuracies = [accuracy_text(entry), accuracy_text(others)]
         rows.append([mode, budget, *accuracies, *_think_and_total(others)])
+    header = [
+        "decoding",
+        "budget",
+        f"all {result['problems']:,}",
+        f"the other {num_others:,}",
+        "think",
+        "total",
+    ]
     return Table(
-        f"{name}: without {count:,} near-duplicates of training questions",
-        ["decoding", "budget", f"all {result['problems']:,}", f"the other {left:,}"]
-        + ["think", "total"],
+        f"{name}: without {near_duplicates['count']:,} near-duplicates of training questions",
+        header,
         rows,
         caption="accuracy in % [95 % interval]; tokens are those of the other problems; training "
-        f"set: {result['near_duplicates']['of']}",
+        f"set: {near_duplicates['of']}",
     )
 
 
 def _anytime(name: str, result: Mapping[str, Any]) -> Table:
-    rows = [
-        [mode, accuracy_text(rates, "mean", "mean_ci95"), accuracy_text(rates, "area", "area_ci95")]
-        for mode, rates in result["anytime"].items()
-    ]
+    rows = []
+    for mode, rates in result["anytime"].items():
+        mean = accuracy_text(rates, "mean", "mean_ci95")
+        area = accuracy_text(rates, "area", "area_ci95")
+        rows.append([mode, mean, area])
     return Table(f"{name}: anytime accuracy", ["decoding", "mean over budgets", "area"], rows)
 
 
 def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
     rows = []
-    for k, ways in result["self_consistency"].items():
-        for way, budgets in ways.items():
+    for k, accountings in result["self_consistency"].items():
+        for accounting, budgets in accountings.items():
             for budget, entry in budgets.items():
-                vote = [f"maj@{k}", way.replace("_", " "), f"{int(budget):,}"]
-                right = accuracy_text(entry, "value", "ci95")
-                each = f"{k} x {entry['budget_each']:,}"
-                rows.append([*vote, each, right, *_think_and_total(entry)])
+                row = [
+                    f"maj@{k}",
+                    accounting.replace("_", " "),
+                    f"{int(budget):,}",
+                    f"{k} x {entry['budget_each']:,}",
+                    accuracy_text(entry, "value", "ci95"),
+                    *_think_and_total(entry),
+                ]
+                rows.append(row)
     return Table(
         f"{name}: Self-Consistency",
         ["vote", "accounting", "budget", "samples x tokens", "accuracy", "think", "total"],
@@ -190,29 +245,41 @@ def _self_consistency(name: str, result: Mapping[str, Any]) -> Table:
 
 
 def _parts(name: str, result: Mapping[str, Any], part: str) -> Table:
-    modes = result["by_budget"]
-    mode = next(reversed(modes))
-    budgets = by_size(modes[mode])
-    names = list(modes[mode][budgets[0]][f"{part}s"])
+    """Builds the table of accuracy by part of a set, for the last decoding mode.
+
+    Args:
+      part: `level` or `subject`.
+    """
+    mode, entries = list(result["by_budget"].items())[-1]
+    budgets = by_size(entries)
+    parts_by_budget = [entries[budget][f"{part}s"] for budget in budgets]
     rows = []
-    for label in names:
-        entries = [modes[mode][budget][f"{part}s"][label] for budget in budgets]
-        rows.append([label, f"{entries[0]['problems']:,}", *map(accuracy_text, entries)])
+    for label, first_entry in parts_by_budget[0].items():
+        accuracies = [accuracy_text(parts[label]) for parts in parts_by_budget]
+        rows.append([label, f"{first_entry['problems']:,}", *accuracies])
     return Table(
-        f"{name}: accuracy by {part}, {mode}", [part, "problems", *map(budget_name, budgets)], rows
+        f"{name}: accuracy by {part}, {mode}",
+        [part, "problems", *map(budget_name, budgets)],
+        rows,
     )
 
 
 def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
+    """Builds the table of differences to the policy named `other`."""
     rows = []
-    for mode, budget, entry in _cells(comparison["by_budget"]):
-        both = [_percent(entry[name]) for name in ("accuracy", "other_accuracy")]
-        points = _points(entry["difference"], *entry["ci95"])
-        first, last = entry["thinking_ci95"]
-        tokens = f"{entry['thinking_tokens_difference']:+,.1f} [{first:+,.1f}, {last:+,.1f}]"
-        rows.append([mode, budget, *both, points, tokens])
-    for mode, over in comparison["anytime"].items():
-        points = _points(over["mean_difference"], *over["mean_ci95"])
+    for mode, budget, entry in _results(comparison["by_budget"]):
+        low, high = entry["thinking_ci95"]
+        row = [
+            mode,
+            budget,
+            _percent(entry["accuracy"]),
+            _percent(entry["other_accuracy"]),
+            _points(entry["difference"], entry["ci95"]),
+            f"{entry['thinking_tokens_difference']:+,.1f} [{low:+,.1f}, {high:+,.1f}]",
+        ]
+        rows.append(row)
+    for mode, anytime in comparison["anytime"].items():
+        points = _points(anytime["mean_difference"], anytime["mean_ci95"])
         rows.append([mode, "mean", NONE, NONE, points, NONE])
     return Table(
         f"{name}: difference to {other}",
@@ -223,59 +290,83 @@ def _difference(name: str, other: str, comparison: Mapping[str, Any]) -> Table:
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """Builds every table of an evaluation, set by set."""
-    tables_of_sets = []
+    """Builds every table of an evaluation, set by set.
+
+    Args:
+      results: content of results.json.
+    """
     titles = set_titles(results["sets"])
+    all_tables = []
     for name, result in results["sets"].items():
         title = titles[name]
-        tables_of_sets.append(_budgets(title, result))
-        if result["anytime"]:
-            tables_of_sets.append(_anytime(title, result))
-        if result["dense"]:
-            tables_of_sets.append(dense_table(title, result["dense"], result["by_budget"]))
-        tables_of_sets.append(completion(title, result["by_budget"]))
-        tables_of_sets.append(adherence(title, result["by_budget"]))
-        first = next(iter(next(iter(result["by_budget"].values())).values()))
-        if "without_near_duplicates" in first:
-            tables_of_sets.append(_without_duplicates(title, result))
-        tables_of_sets += [
-            _parts(title, result, part) for part in ("level", "subject") if first[f"{part}s"]
-        ]
-        if result["self_consistency"]:
-            tables_of_sets.append(_self_consistency(title, result))
+        all_tables += _set_tables(title, result)
         for other, sets in results["comparisons"].items():
             if name in sets:
-                tables_of_sets.append(_difference(title, other, sets[name]))
-    return tables_of_sets
+                all_tables.append(_difference(title, other, sets[name]))
+    return all_tables
+
+
+def _set_tables(title: str, result: Mapping[str, Any]) -> list[Table]:
+    """Builds the tables of the results on a set, without comparisons to other policies."""
+    by_budget = result["by_budget"]
+    set_tables = [_budgets(title, result)]
+    if result["anytime"]:
+        set_tables.append(_anytime(title, result))
+    if result["dense"]:
+        set_tables.append(dense_table(title, result["dense"], by_budget))
+    set_tables.append(completion(title, by_budget))
+    set_tables.append(adherence(title, by_budget))
+    # All entries of a set have the same fields.
+    _, _, entry = next(_results(by_budget))
+    if "without_near_duplicates" in entry:
+        set_tables.append(_without_duplicates(title, result))
+    for part in ("level", "subject"):
+        if entry[f"{part}s"]:
+            set_tables.append(_parts(title, result, part))
+    if result["self_consistency"]:
+        set_tables.append(_self_consistency(title, result))
+    return set_tables
 
 
 def write_tables(folder: Path, results: Mapping[str, Any]) -> list[rich.table.Table]:
-    """Writes results.md, results.tex and a picture per set; returns the tables for a terminal."""
-    result_tables = tables(results)
-    head = f"# {results['name']}\n\n"
-    write_atomically(
-        folder / MARKDOWN, head + "\n".join(table.markdown() for table in result_tables)
-    )
-    write_atomically(folder / LATEX, "\n".join(table.latex() for table in result_tables))
+    """Writes results.md, results.tex and the figures of every set into a folder.
+
+    Args:
+      results: content of results.json.
+
+    Returns:
+      The tables for a terminal.
+    """
+    all_tables = tables(results)
+    markdown = "\n".join(table.markdown() for table in all_tables)
+    write_atomically(folder / MARKDOWN, f"# {results['name']}\n\n{markdown}")
+    latex = "\n".join(table.latex() for table in all_tables)
+    write_atomically(folder / LATEX, latex)
+    _draw_sets(folder, results)
+    return [table.terminal() for table in all_tables]
+
+
+def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
+    """Draws accuracy_SET.png, and dense_SET.png if the set has a dense curve, for every set."""
     titles = set_titles(results["sets"])
-    for name, short in figures.short_names(results["sets"]).items():
+    for name, short_name in figures.short_names(results["sets"]).items():
         result = results["sets"][name]
-        others = {
+        policies = {
             other: sets[name]["other"]
             for other, sets in results["comparisons"].items()
             if name in sets
         }
+        policies[results["name"]] = result["by_budget"]
         figures.accuracy_picture(
-            folder / f"accuracy_{short}.png",
-            {**others, results["name"]: result["by_budget"]},
+            folder / f"accuracy_{short_name}.png",
+            policies,
             f"{titles[name]}: accuracy by thinking budget, 95 % intervals",
         )
         dense = result["dense"]
         if dense:
-            cut = {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
+            curves = {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
             figures.accuracy_picture(
-                folder / f"dense_{short}.png",
-                {"told each budget": result["by_budget"], _cut_early(dense): cut},
+                folder / f"dense_{short_name}.png",
+                {"told each budget": result["by_budget"], _cut_early(dense): curves},
                 f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
             )
-    return [table.terminal() for table in result_tables]

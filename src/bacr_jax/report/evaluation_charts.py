@@ -1,7 +1,7 @@
-"""Charts of evaluations: accuracy and completion by budget, tokens requested and used."""
+"""Builds charts of evaluations: accuracy and completion by budget, tokens requested and used."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bacr_jax.evaluation.samples import UNLIMITED
@@ -10,85 +10,147 @@ from bacr_jax.report.charts import Axis, Chart, Series, colour, marker, shade
 from bacr_jax.report.table import budget_name, by_size
 
 _PERCENT = Axis("accuracy (%)", low=0.0, high=100.0)
+_TRACES_PERCENT = Axis("traces (%)", low=0.0, high=100.0)
 _STEP = Axis("step", whole=True)
-# An axis of accuracies ends at a multiple of this.
+# An accuracy axis ends at a multiple of this, in percent.
 _PERCENT_STEP = 20
-# More budgets than this, and their names no longer stand side by side.
+# Maximum number of budgets on an axis, because the labels of more would overlap.
 _MOST_TICKS = 8
-# Place, value, and the ends of its interval.
+# Factors that leave space beyond both ends of a logarithmic axis. Without the space, a curve would
+# seem to continue beyond the axis.
+_BELOW = 0.93
+_ABOVE = 1.07
+# Distance between the points of two policies at the same budget, as a share of a doubling.
+_OFFSET = 0.025
+# x, y, and both ends of the interval of y.
 _Point = tuple[float, float, tuple[float, float]]
 
 
-def places(budgets: Iterable[str]) -> dict[str, float]:
-    """Returns x of each budget on a log2 axis: 0 below the smallest, none above the largest."""
-    numbers = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
-    ends = {"0": min(numbers, default=2) / 2, UNLIMITED: 2.0 * max(numbers, default=1)}
-    return {budget: ends.get(budget) or float(budget) for budget in budgets}
+def _budget_positions(budgets: Collection[str]) -> dict[str, float]:
+    """Returns the position of each budget on a logarithmic axis.
+
+    A budget of 0 and an unlimited budget have no logarithm. They are one doubling below the
+    smallest and above the largest of the other budgets.
+    """
+    sizes = [int(budget) for budget in budgets if budget != UNLIMITED and int(budget)]
+    positions = {budget: float(budget) for budget in budgets if budget != UNLIMITED}
+    if "0" in budgets:
+        positions["0"] = min(sizes, default=2) / 2
+    if UNLIMITED in budgets:
+        positions[UNLIMITED] = 2.0 * max(sizes, default=1)
+    return positions
 
 
 def _percent(value: float | None) -> float:
+    """Converts a rate to percent; NaN if the rate is None."""
     return math.nan if value is None else 100.0 * value
 
 
-def _ends(entry: Mapping[str, Any], name: str) -> tuple[float, float]:
+def _percent_ends(entry: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """Returns both ends of an interval in percent; NaN if the entry has no such interval."""
     low, high = entry.get(name) or (None, None)
     return _percent(low), _percent(high)
 
 
 def _accuracy_axis(summaries: Iterable[Summary]) -> Axis:
-    """From 0 to a little above the best: the same for all charts of a set, and none is flat."""
-    modes = (budgets for summary in summaries for budgets in summary.values())
-    ends = [_ends(entry, "ci95")[1] for budgets in modes for entry in budgets.values()]
-    top = _PERCENT_STEP * math.ceil(max(ends, default=100.0) / _PERCENT_STEP - 1e-9)
+    """Returns an axis from 0 to a multiple of 20 % that contains all intervals of accuracy.
+
+    All charts of a set share this axis. A set with low accuracies has a shorter axis, so that its
+    curves do not look flat.
+    """
+    highest = -math.inf
+    for summary in summaries:
+        for budgets in summary.values():
+            for entry in budgets.values():
+                _, upper = _percent_ends(entry, "ci95")
+                highest = max(highest, upper)
+    if highest == -math.inf:
+        return _PERCENT
+    # Rounding errors must not extend the axis by a step.
+    top = _PERCENT_STEP * math.ceil(highest / _PERCENT_STEP - 1e-9)
     return Axis("accuracy (%)", low=0.0, high=float(min(max(top, _PERCENT_STEP), 100)))
 
 
 def _modes(summaries: Iterable[Summary]) -> list[str]:
+    """Returns the names of the decoding modes of any summary."""
     return list(dict.fromkeys(mode for summary in summaries for mode in summary))
 
 
 def accuracy_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
-    """Accuracy by budget and by the tokens used, for each decoding.
+    """Builds charts of accuracy by budget for each decoding mode, then by tokens used.
 
     Args:
-      policies: summaries by name, the one to compare with first.
-      start: colour of the first: 0, grey, where the others are compared with it.
+      policies: summaries by name; the first policy is the reference.
+      start: index of the first policy's colour: 0 (grey) if the others are compared with it.
     """
-    axis, modes = _accuracy_axis(policies.values()), _modes(policies.values())
-    charts = [
-        _by_budget(policies, mode, f"Accuracy by budget, {mode}", "accuracy", "ci95", axis, start)
+    axis = _accuracy_axis(policies.values())
+    modes = _modes(policies.values())
+    by_budget = [
+        _by_budget(
+            policies,
+            mode,
+            f"Accuracy by budget, {mode}",
+            "accuracy",
+            "ci95",
+            axis,
+            start,
+        )
         for mode in modes
     ]
-    return charts + [_by_tokens(policies, mode, axis, start) for mode in modes]
+    by_tokens = [_by_tokens(policies, mode, axis, start) for mode in modes]
+    return by_budget + by_tokens
 
 
 def completion_charts(policies: Mapping[str, Summary], start: int) -> list[Chart]:
-    """Completion, accuracy given completion, requested against used tokens, for each decoding."""
+    """Builds charts of completion, accuracy given completion, and tokens, for each decoding mode.
+
+    Args:
+      policies: summaries by name.
+      start: index of the first policy's colour.
+    """
     charts = []
     for mode in _modes(policies.values()):
-        share = Axis("traces (%)", low=0.0, high=100.0)
-        charts += [
-            _by_budget(policies, mode, f"Completion, {mode}", "completion_rate", "completion_ci95",
-                       share, start, note="share of traces whose thinking ended by itself"),
-            _by_budget(policies, mode, f"Accuracy given completion, {mode}",
-                       "accuracy_if_complete", "if_complete_ci95", _PERCENT, start,
-                       note="among traces whose thinking ended by itself"),
-            _requested_and_used(policies, mode, start),
-        ]  # fmt: skip
+        completion = _by_budget(
+            policies,
+            mode,
+            f"Completion, {mode}",
+            "completion_rate",
+            "completion_ci95",
+            _TRACES_PERCENT,
+            start,
+            note="share of traces whose thinking ended by itself",
+        )
+        accuracy_if_complete = _by_budget(
+            policies,
+            mode,
+            f"Accuracy given completion, {mode}",
+            "accuracy_if_complete",
+            "if_complete_ci95",
+            _PERCENT,
+            start,
+            note="among traces whose thinking ended by itself",
+        )
+        tokens = _requested_and_used(policies, mode, start)
+        charts += [completion, accuracy_if_complete, tokens]
     return charts
 
 
-def _curve(label: str, place: int, points: Sequence[_Point]) -> Series:
+def _policy_curve(label: str, index: int, points: Sequence[_Point]) -> Series:
     """Returns the curve of a policy by its index; the reference, index 0, is dashed."""
-    x, y = [place for place, _, _ in points], [value for _, value, _ in points]
-    ends = [ends for _, _, ends in points]
-    line = "--" if place == 0 else "-"
-    return Series(label, x, y, colour(place), ends, line=line, marker=marker(place))
+    return Series(
+        label,
+        [x for x, _, _ in points],
+        [y for _, y, _ in points],
+        colour(index),
+        [ends for _, _, ends in points],
+        line="--" if index == 0 else "-",
+        marker=marker(index),
+    )
 
 
-def _apart(place: int, count: int) -> float:
-    """A factor, since the axis is logarithmic: policies stand 2.5 % of a doubling apart."""
-    return float(2 ** (0.025 * (place - count / 2)))
+def _offset_factor(index: int, count: int) -> float:
+    """Returns the factor of a policy's budgets that keeps points of policies from overlapping."""
+    return float(2 ** (_OFFSET * (index - count / 2)))
 
 
 def _by_budget(
@@ -102,97 +164,172 @@ def _by_budget(
     *,
     note: str = "",
 ) -> Chart:
-    asked = [set(summary[mode]) for summary in policies.values() if mode in summary]
-    where = places(set().union(*asked))
+    """Builds a chart of a rate over the thinking budget, with a curve per policy.
+
+    Args:
+      name: field of the rate.
+      interval: field of the interval of the rate.
+      axis: vertical axis.
+      start: index of the first policy's colour.
+    """
+    budgets = set[str]()
+    for summary in policies.values():
+        budgets.update(summary.get(mode, ()))
+    positions = _budget_positions(budgets)
     series = []
-    for place, (label, summary) in enumerate(policies.items(), start):
-        found, apart = summary.get(mode, {}), _apart(place, len(policies))
-        points = [
-            (where[budget] * apart, _percent(found[budget][name]), _ends(found[budget], interval))
-            for budget in by_size(found)
-        ]
-        series.append(_curve(label, place, points))
-    ticks = by_size(where)
-    ticks = ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
-    across = Axis(
-        "thinking budget (tokens)" + "; policies side by side" * (len(policies) > 1),
+    for index, (label, summary) in enumerate(policies.items(), start):
+        entries = summary.get(mode, {})
+        factor = _offset_factor(index, len(policies))
+        points = []
+        for budget in by_size(entries):
+            x = positions[budget] * factor
+            y = _percent(entries[budget][name])
+            ends = _percent_ends(entries[budget], interval)
+            points.append((x, y, ends))
+        series.append(_policy_curve(label, index, points))
+    x_label = "thinking budget (tokens)"
+    if len(policies) > 1:
+        x_label += "; policies side by side"
+    names = by_size(positions)
+    every = math.ceil(len(names) / _MOST_TICKS)
+    x_axis = Axis(
+        x_label,
         log2=True,
-        low=min(where.values()) * 0.93,
-        high=max(where.values()) * 1.07,
-        ticks=[(where[budget], budget_name(budget)) for budget in ticks],
+        low=min(positions.values()) * _BELOW,
+        high=max(positions.values()) * _ABOVE,
+        ticks=[(positions[budget], budget_name(budget)) for budget in names[::every]],
     )
-    return Chart(title, series, across, axis, note=note)
+    return Chart(title, series, x_axis, axis, note=note)
 
 
 def _by_tokens(policies: Mapping[str, Summary], mode: str, axis: Axis, start: int) -> Chart:
-    """Accuracy against the tokens that were really spent, a point per budget."""
-    name, series = "mean_total_tokens", list[Series]()
-    for place, (label, summary) in enumerate(policies.items(), start):
-        found = summary.get(mode, {})
-        rows = [found[budget] for budget in by_size(found) if found[budget][name] > 0]
-        rows = sorted(rows, key=lambda entry: entry[name])
-        points = [(row[name], _percent(row["accuracy"]), _ends(row, "ci95")) for row in rows]
-        series.append(_curve(label, place, points))
-    note = "a point per budget; thinking, forced and answer tokens"
-    across = Axis("mean tokens used, in all", log2=True)
-    return Chart(f"Accuracy by tokens used, {mode}", series, across, axis, note=note)
+    """Builds a chart of accuracy over the mean number of tokens used, with a point per budget."""
+    series = list[Series]()
+    for index, (label, summary) in enumerate(policies.items(), start):
+        points = []
+        for _, entry in _sorted_entries(summary, mode):
+            tokens = entry["mean_total_tokens"]
+            if tokens > 0:
+                accuracy = _percent(entry["accuracy"])
+                points.append((tokens, accuracy, _percent_ends(entry, "ci95")))
+        points.sort(key=lambda point: point[0])
+        series.append(_policy_curve(label, index, points))
+    return Chart(
+        f"Accuracy by tokens used, {mode}",
+        series,
+        Axis("mean tokens used, in all", log2=True),
+        axis,
+        note="a point per budget; thinking, forced and answer tokens",
+    )
+
+
+def _sorted_entries(summary: Summary, mode: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns (budget, entry) of a decoding mode, ordered by budget; empty if not evaluated."""
+    entries = summary.get(mode, {})
+    return [(budget, entries[budget]) for budget in by_size(entries)]
 
 
 def _requested_and_used(policies: Mapping[str, Summary], mode: str, start: int) -> Chart:
-    series, seen, reached = [], list[float](), list[float]()
-    for place, (label, summary) in enumerate(policies.items(), start):
-        found, points = summary.get(mode, {}), list[_Point]()
-        for budget in (b for b in by_size(found) if b != UNLIMITED and int(b)):
-            used = found[budget]["adherence"]
-            tokens = (used["used"], used["quantiles"]["p10"], used["quantiles"]["p90"])
-            # A trace without a token of thinking has no place on a scale of doublings.
-            mean, low, high = (max(number, 1.0) for number in tokens)
-            points.append((int(budget) * _apart(place, len(policies)), mean, (low, high)))
-            seen.append(int(budget))
-            reached += [low, high]
-        series.append(_curve(label, place, points))
-    low, high = min(seen, default=1.0), max(seen, default=2.0)
-    # With room beyond the ends, which would seem to go on otherwise.
-    least, most = 0.93 * min(reached, default=1.0), 1.07 * max(reached, default=2.0)
-    thinking = Axis("thinking used (tokens)", log2=True, low=least, high=most)
+    """Builds a chart of the thinking tokens used over the budget requested."""
+    series = []
+    requested = list[int]()
+    used = list[float]()
+    for index, (label, summary) in enumerate(policies.items(), start):
+        points = list[_Point]()
+        factor = _offset_factor(index, len(policies))
+        for budget, entry in _sorted_entries(summary, mode):
+            if budget == UNLIMITED or int(budget) == 0:
+                continue
+            adherence = entry["adherence"]
+            quantiles = adherence["quantiles"]
+            # A trace can have no thinking tokens, and 0 has no position on a logarithmic axis.
+            mean = max(adherence["used"], 1.0)
+            low = max(quantiles["p10"], 1.0)
+            high = max(quantiles["p90"], 1.0)
+            points.append((int(budget) * factor, mean, (low, high)))
+            requested.append(int(budget))
+            used += [low, high]
+        series.append(_policy_curve(label, index, points))
+    x_axis = Axis(
+        "budget requested (tokens)",
+        log2=True,
+        low=_BELOW * min(requested, default=1.0),
+        high=_ABOVE * max(requested, default=2.0),
+    )
+    y_axis = Axis(
+        "thinking used (tokens)",
+        log2=True,
+        low=_BELOW * min(used, default=1.0),
+        high=_ABOVE * max(used, default=2.0),
+    )
     return Chart(
         f"Requested and used, {mode}",
         series,
-        Axis("budget requested (tokens)", log2=True, low=0.93 * low, high=1.07 * high),
-        thinking,
+        x_axis,
+        y_axis,
         diagonal=True,
         note="mean, and 10 % to 90 % of the traces; on the dashed line all of the budget is used",
     )
 
 
 def over_steps(evaluations: Sequence[tuple[int, Summary]]) -> list[Chart]:
-    """Accuracy at each budget over the steps of one run, for each decoding."""
+    """Builds a chart of accuracy over the steps of a run for each decoding mode.
+
+    Args:
+      evaluations: step and summary of each evaluation. Every budget has a curve.
+    """
+    axis = _accuracy_axis(summary for _, summary in evaluations)
     charts = []
     for mode in _modes(summary for _, summary in evaluations):
-        budgets = by_size({b for _, s in evaluations for b in s.get(mode, {})})
+        # Keys of a dict, because a budget occurs in many evaluations.
+        budgets = dict[str, None]()
+        for _, summary in evaluations:
+            budgets.update(dict.fromkeys(summary.get(mode, ())))
         series = []
-        for place, budget in enumerate(budgets):
-            rows = [(step, s[mode][budget]) for step, s in evaluations if budget in s.get(mode, {})]
-            x, y = [float(step) for step, _ in rows], [_percent(e["accuracy"]) for _, e in rows]
-            ends, shown = [_ends(entry, "ci95") for _, entry in rows], shade(place, len(budgets))
-            label = f"{budget_name(budget)} tokens"
-            series.append(Series(label, x, y, shown, ends, marker=marker(place)))
-        axis = _accuracy_axis(summary for _, summary in evaluations)
+        for index, budget in enumerate(by_size(budgets)):
+            steps = []
+            entries = []
+            for step, summary in evaluations:
+                if budget in summary.get(mode, {}):
+                    steps.append(float(step))
+                    entries.append(summary[mode][budget])
+            curve = Series(
+                f"{budget_name(budget)} tokens",
+                steps,
+                [_percent(entry["accuracy"]) for entry in entries],
+                shade(index, len(budgets)),
+                [_percent_ends(entry, "ci95") for entry in entries],
+                marker=marker(index),
+            )
+            series.append(curve)
         charts.append(Chart(f"Accuracy during training, {mode}", series, _STEP, axis))
     return charts
 
 
 def mean_over_steps(runs: Mapping[str, Sequence[tuple[int, Summary]]]) -> list[Chart]:
-    """Accuracy, averaged over the budgets, of several runs over their steps."""
-    summaries = [summary for rows in runs.values() for _, summary in rows]
+    """Builds a chart of the mean accuracy over all budgets by step, with a curve per run.
+
+    Args:
+      runs: step and summary of each evaluation of a run, by the run's label.
+
+    Returns:
+      A chart for each decoding mode.
+    """
+    summaries = [summary for evaluations in runs.values() for _, summary in evaluations]
+    axis = _accuracy_axis(summaries)
     charts = []
     for mode in _modes(summaries):
         series = []
-        for place, (label, rows) in enumerate(runs.items(), 1):
-            there = [(step, summary[mode]) for step, summary in rows if summary.get(mode)]
-            means = [sum(e["accuracy"] for e in of.values()) / len(of) for _, of in there]
-            x, y = [float(step) for step, _ in there], [100 * mean for mean in means]
-            series.append(Series(label, x, y, colour(place), marker=marker(place)))
+        for index, (label, evaluations) in enumerate(runs.items(), 1):
+            steps = []
+            means = []
+            for step, summary in evaluations:
+                entries = summary.get(mode)
+                if entries:
+                    accuracies = [entry["accuracy"] for entry in entries.values()]
+                    steps.append(float(step))
+                    means.append(100 * (sum(accuracies) / len(accuracies)))
+            series.append(Series(label, steps, means, colour(index), marker=marker(index)))
         title = f"Accuracy during training, {mode}, mean over budgets"
-        charts.append(Chart(title, series, _STEP, _accuracy_axis(summaries)))
+        charts.append(Chart(title, series, _STEP, axis))
     return charts

@@ -1,6 +1,7 @@
 """Draws pictures of a run and of evaluations into files."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,50 @@ def accuracy_picture(path: Path, policies: Mapping[str, Summary], title: str) ->
 
 
 def _accuracies(policies: Mapping[str, Summary]) -> list[list[Chart]]:
-    """Returns a row of charts by budget, and a row of charts by tokens."""
-    charts = accuracy_charts(policies, 0 if len(policies) > 1 else 1)
+    """Returns a row of charts by budget and a row of charts by tokens.
+
+    With a single decoding mode, both charts are in the same row.
+    """
+    first_colour = 0 if len(policies) > 1 else 1
+    charts = accuracy_charts(policies, first_colour)
     half = len(charts) // 2
-    return [charts] if half == 1 else [charts[:half], charts[half:]]
+    if half == 1:
+        return [charts]
+    return [charts[:half], charts[half:]]
 
 
 def short_names(specs: Iterable[str]) -> dict[str, str]:
-    """Returns file names of sets: the part before the colon, numbered if it repeats."""
-    short: dict[str, str] = {}
+    """Returns a short name for each set, for the names of files.
+
+    The name is the part of the set before the colon, with underscores for characters that file
+    systems may not allow, and a number if another set has the same name.
+    """
+    names: dict[str, str] = {}
     for spec in specs:
-        base = "".join(c if c.isalnum() or c in "-_" else "_" for c in spec.partition(":")[0])
+        set_name, _, _ = spec.partition(":")
+        base = re.sub(r"[^\w-]", "_", set_name)
         name = base
         count = 1
-        while name in short.values():
+        while name in names.values():
             count += 1
             name = f"{base}_{count}"
-        short[spec] = name
-    return short
+        names[spec] = name
+    return names
 
 
 def first_and_last(run: RunData, name: str) -> dict[str, Summary]:
     """Returns the summaries of a run's first and last evaluation of a set, by label."""
-    first, *others = run.of_set(name)
-    policies = {"before" if first["when"] == "before" else f"step {first['step']}": first}
-    if others:
-        last = others[-1]
-        label = run.method if last["when"] == "after" else f"{run.method}, step {last['step']}"
-        policies[label] = last
-    return {label: record["sets"][name] for label, record in policies.items()}
+    evaluations = run.of_set(name)
+    first = evaluations[0]
+    last = evaluations[-1]
+    first_label = "before" if first["when"] == "before" else f"step {first['step']}"
+    policies = {first_label: first["sets"][name]}
+    if len(evaluations) > 1:
+        last_label = run.method
+        if last["when"] != "after":
+            last_label += f", step {last['step']}"
+        policies[last_label] = last["sets"][name]
+    return policies
 
 
 def draw_run(run: RunData) -> None:
@@ -60,19 +76,28 @@ def draw_run(run: RunData) -> None:
     def draw(name: str, title: str, rows: Callable[..., list[list[Chart]]], *args: Any) -> None:
         png.attempt(run.paths.picture(name), title, rows, *args)
 
-    def training_rows() -> list[list[Chart]]:
-        charts = training_charts(run.metrics)
-        return [charts[:3], charts[3:]]
-
     if run.metrics:
-        draw("training", f"{run.method}, training", training_rows)
+        draw("training", f"{run.method}, training", _training_rows, run.metrics)
     if any(name.startswith("budget/median_") for record in run.metrics for name in record):
         title = f"{run.method}, sampled budgets by difficulty group"
-        draw("budgets", title, lambda: [budget_charts(run.metrics)])
-    for name, short in short_names(run.sets).items():
+        draw("budgets", title, _budget_rows, run.metrics)
+    for name, short_name in short_names(run.sets).items():
         title = f"{set_title(name)}: accuracy by thinking budget, 95 % intervals"
-        draw(f"accuracy_{short}", title, _accuracies, first_and_last(run, name))
-        measured = [(record["step"], record["sets"][name]) for record in run.of_set(name)]
-        if len(measured) > 2:
+        draw(f"accuracy_{short_name}", title, _accuracies, first_and_last(run, name))
+        evaluations = [(record["step"], record["sets"][name]) for record in run.of_set(name)]
+        if len(evaluations) > 2:
             title = f"{set_title(name)}: accuracy during training, 95 % intervals"
-            draw(f"evaluation_{short}", title, lambda rows: [over_steps(rows)], measured)
+            draw(f"evaluation_{short_name}", title, _step_rows, evaluations)
+
+
+def _training_rows(records: Sequence[Mapping[str, Any]]) -> list[list[Chart]]:
+    charts = training_charts(records)
+    return [charts[:3], charts[3:]]
+
+
+def _budget_rows(records: Sequence[Mapping[str, Any]]) -> list[list[Chart]]:
+    return [budget_charts(records)]
+
+
+def _step_rows(evaluations: Sequence[tuple[int, Summary]]) -> list[list[Chart]]:
+    return [over_steps(evaluations)]

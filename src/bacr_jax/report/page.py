@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from bacr_jax import documents
+from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.config.derived import mixture
 from bacr_jax.errors import UserError, attempt
@@ -27,7 +28,7 @@ from bacr_jax.report.evaluation_charts import (
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
 from bacr_jax.report.run_data import ODD, RunData, labels_of, odd_refused, read_run
 from bacr_jax.report.table import NONE, Table, budget_name, by_size, decline_text, set_title
-from bacr_jax.report.traces import read_traces, shown_traces, traces_section
+from bacr_jax.report.traces import Trace, read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
     budget_charts,
     compared_charts,
@@ -45,7 +46,8 @@ _OF_CREDIT = (
     ("gradient noise that score weights save, predicted", "score/predicted_saving", "{:.1%}"),
     ("mean advantage", "advantage/mean", "{:+.3f}"),
 )
-# Most differing settings that a comparison shows unfolded, because results should come first.
+# Maximum number of differing settings that a comparison shows unfolded. A longer table would push
+# the results off the first screen.
 _MANY_SETTINGS = 6
 # Part of a section: values of the template `report.html`, by name.
 Part = dict[str, Any]
@@ -56,19 +58,18 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     config = run.config
     summary = run.summary
     records = run.metrics
-    steps = summary.get("steps", records[-1]["step"] if records else 0)
+    last_record = records[-1] if records else {"step": 0}
+    steps = summary.get("steps", last_record["step"])
     tokens = summary.get("generated_tokens")
     if tokens is None and records:
-        tokens = int(float(records[-1].get("rollout/tokens_total", 0)))
+        tokens = int(float(last_record.get("rollout/tokens_total", 0)))
     state = "finished" if summary else "not finished"
-    model = config.model
-    random = f"random, {model.num_layers} layers of width {model.hidden_size}"
-    shape = random if model.preset == "custom" else model.preset
+    training_sets = [set_title(name) for _, name in mixture(config.data.train)]
     rows = [
         ("state", f"{state}, {steps:,} steps"),
         ("method", run.method),
-        ("model", model.path or shape),
-        ("trained on", ", ".join(set_title(name) for _, name in mixture(config.data.train))),
+        ("model", _model_text(config.model)),
+        ("trained on", ", ".join(training_sets)),
         ("budgets", f"{config.budget.min:,} to {config.budget.max:,} thinking tokens"),
         ("seed", str(config.seed)),
     ]
@@ -84,7 +85,16 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     return rows
 
 
+def _model_text(model: ModelConfig) -> str:
+    if model.path:
+        return model.path
+    if model.preset == "custom":
+        return f"random, {model.num_layers} layers of width {model.hidden_size}"
+    return model.preset
+
+
 def _departures(run: RunData) -> list[Part]:
+    """Returns a folded list of settings that differ from the method's publication, if any."""
     departures = run.summary.get("departures", built_in_departures(run.config))
     if not departures:
         return []
@@ -96,27 +106,39 @@ def _departures(run: RunData) -> list[Part]:
 def _headline(run: RunData, name: str, title: str) -> list[Part]:
     """Returns the results on a set with its first decoding: a sentence, a table and a chart."""
     policies = _policies([run], name)
-    mode = next(iter(next(iter(policies.values()))))
+    first_policy = next(iter(policies.values()))
+    mode = next(iter(first_policy))
     of_mode = {
         label: {mode: summary[mode]} for label, summary in policies.items() if mode in summary
     }
-    drawn = accuracy_charts(of_mode, _first_colour([run], of_mode))[:1]
+    charts = accuracy_charts(of_mode, _first_colour([run], of_mode))
     full_table = table.comparison(f"{title}, {mode}: {_WHAT}", of_mode, between=",\n")
-    # The title names the decoding, so that its column can be left out to fit a phone's screen.
-    rows = [row[1:] for row in full_table.rows]
-    short = replace(full_table, header=full_table.header[1:], rows=rows, sections=False, words=0)
+    # The title names the decoding mode, so its column can be left out to fit a phone's screen.
+    short_table = replace(
+        full_table,
+        header=full_table.header[1:],
+        rows=[row[1:] for row in full_table.rows],
+        sections=False,
+        words=0,
+    )
     return [
         {"lead": _sentence(of_mode, mode, run.summary)},
-        _table(short, "headline"),
-        *_charts(drawn),
+        _table(short_table, "headline"),
+        *_charts(charts[:1]),
     ]
 
 
 def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, Any]) -> str:
-    """Describes where accuracy rose or fell beyond the intervals, and the change in thinking.
+    """Returns a sentence about the change of accuracy and of thinking tokens in training.
 
-    If a budget is worse than before training, it names the best checkpoint of a finished run too.
-    `summary`: content of summary.json; empty before the end.
+    It lists the budgets at which accuracy rose or fell so far that the intervals do not overlap. If
+    accuracy is worse than before training at any budget, it also names the best checkpoint of a
+    finished run.
+
+    Args:
+      policies: results of the first and the last evaluation.
+      mode: decoding mode.
+      summary: content of summary.json; empty before the end of the run.
     """
     summaries = list(policies.values())
     first = summaries[0][mode]
@@ -134,11 +156,13 @@ def _sentence(policies: Mapping[str, Summary], mode: str, summary: Mapping[str, 
         f"{budget_name(largest)} went from {before:,.1f} to {after:,.1f}."
     )
     worse = list(declines({mode: first}, {mode: last}))
-    if worse:
-        note = best_note(summary["best"]) if "best" in summary else ""
-        best = f" {note[0].upper()}{note[1:]}." if note else ""
-        return f"Worse than before training: {decline_text(worse)}.{best} {sentence}"
-    return sentence
+    if not worse:
+        return sentence
+    sentences = [f"Worse than before training: {decline_text(worse)}."]
+    if "best" in summary:
+        note = best_note(summary["best"])
+        sentences.append(f"{note[0].upper()}{note[1:]}.")
+    return " ".join([*sentences, sentence])
 
 
 def _budgets_above(one: Mapping[str, Any], other: Mapping[str, Any], budgets: Sequence[str]) -> str:
@@ -170,21 +194,32 @@ def _facts_table(runs: Sequence[RunData]) -> Part:
 def _differing(runs: Sequence[RunData]) -> dict[str, list[str]]:
     """Returns the config keys in which runs differ, with the value of each run."""
     configs = [config_io.flatten(run.config) for run in runs]
-    written = {key: [config_io.value_text(config[key]) for config in configs] for key in configs[0]}
-    return {key: texts for key, texts in written.items() if len(set(texts)) > 1}
+    differing = {}
+    for key in configs[0]:
+        texts = [config_io.value_text(config[key]) for config in configs]
+        if len(set(texts)) > 1:
+            differing[key] = texts
+    return differing
 
 
 def _differing_keys(runs: Sequence[RunData]) -> Part:
-    rows = [[key, *texts] for key, texts in _differing(runs).items() if key != "output.dir"]
-    if not rows:
+    """Returns the table of config keys in which runs differ, apart from their folder."""
+    differing = _differing(runs)
+    differing.pop("output.dir", None)
+    if not differing:
         return {"note": "The same config, but for the folder."}
     header = ["key", *(run.label for run in runs)]
-    title = f"Settings that differ: {len(rows)}"
-    inside = [_table(Table("", header, rows, words=len(header)), "facts differs")]
-    return {"fold": title, "closed": len(rows) > _MANY_SETTINGS, "inside": inside}
+    rows = [[key, *texts] for key, texts in differing.items()]
+    content = Table("", header, rows, words=len(header))
+    return {
+        "fold": f"Settings that differ: {len(rows)}",
+        "closed": len(rows) > _MANY_SETTINGS,
+        "inside": [_table(content, "facts differs")],
+    }
 
 
 def _evaluations(run: RunData) -> list[Part]:
+    """Returns the tables of the finished evaluations in a run's folder."""
     parts = list[Part]()
     for path in finished_evaluations(run.paths.path):
         try:
@@ -205,15 +240,19 @@ def _policies(runs: Sequence[RunData], name: str) -> dict[str, Summary]:
     """
     if len(runs) == 1:
         return figures.first_and_last(runs[0], name)
-    records = {run.label: run.of_set(name) for run in runs}
-    # A run without this set keeps its index, and so its colour.
-    last = {label: evals[-1]["sets"][name] if evals else {} for label, evals in records.items()}
-    starts = [evals[0] for evals in records.values() if evals]
-    first = starts[0]["sets"][name]
-    if all(r["when"] == "before" and r["sets"][name] == first for r in starts):
-        # The runs started from the same policy.
-        return {"before": first} | last
-    return last
+    last = dict[str, Summary]()
+    first_records = []
+    for run in runs:
+        records = run.of_set(name)
+        # A run that was not evaluated on this set keeps its index, and therefore its colour.
+        last[run.label] = records[-1]["sets"][name] if records else {}
+        first_records += records[:1]
+    first = first_records[0]["sets"][name]
+    for record in first_records:
+        if record["when"] != "before" or record["sets"][name] != first:
+            return last
+    # All runs started from the same policy.
+    return {"before": first} | last
 
 
 def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
@@ -225,76 +264,141 @@ def _first_colour(runs: Sequence[RunData], policies: dict[str, Summary]) -> int:
 
 
 def _accuracy(runs: Sequence[RunData], name: str, title: str) -> list[Part]:
+    """Returns the charts and tables of the results on a set."""
     policies = _policies(runs, name)
     start = _first_colour(runs, policies)
-    drawn = accuracy_charts(policies, start) + completion_charts(policies, start)
-    measured = {
-        run.label: [(record["step"], record["sets"][name]) for record in run.of_set(name)]
-        for run in runs
-    }
-    if any(len(rows) > 2 for rows in measured.values()):
-        one = next(iter(measured.values()))
-        drawn += over_steps(one) if len(runs) == 1 else mean_over_steps(measured)
+    charts = accuracy_charts(policies, start) + completion_charts(policies, start)
+    charts += _step_charts(runs, name)
     tables = [
         table.comparison(f"{heading}: {_WHAT}", summaries)
         for heading, summaries in table.with_and_without(title, policies)
     ]
     if len(runs) == 1:
         last = list(policies.values())[-1]
-        tables += [evaluation.completion(title, last), evaluation.adherence(title, last)]
-        dense = [record["dense"].get(name) for record in runs[0].evaluations if "dense" in record]
-        if dense and dense[-1]:
-            tables.append(evaluation.dense_table(title, dense[-1], last))
-    return [{"heading": title}, *_charts(drawn), *map(_table, tables)]
+        tables.append(evaluation.completion(title, last))
+        tables.append(evaluation.adherence(title, last))
+        dense = None
+        for record in runs[0].evaluations:
+            if "dense" in record:
+                dense = record["dense"].get(name)
+        if dense:
+            tables.append(evaluation.dense_table(title, dense, last))
+    return [{"heading": title}, *_charts(charts), *map(_table, tables)]
+
+
+def _step_charts(runs: Sequence[RunData], name: str) -> list[Chart]:
+    """Returns charts of accuracy over steps if any run has more than two evaluations of the set."""
+    evaluations = {
+        run.label: [(record["step"], record["sets"][name]) for record in run.of_set(name)]
+        for run in runs
+    }
+    if max(map(len, evaluations.values())) <= 2:
+        return []
+    if len(runs) == 1:
+        return over_steps(evaluations[runs[0].label])
+    return mean_over_steps(evaluations)
 
 
 def _overview(runs: Sequence[RunData], titles: Mapping[str, str]) -> list[Part]:
-    # The set that most runs were evaluated on.
-    name = max(titles, key=lambda one: sum(one in run.sets for run in runs), default="")
+    """Returns the first section of the page.
+
+    Args:
+      titles: titles of all evaluated sets.
+    """
+
+    def num_evaluated_runs(name: str) -> int:
+        return sum(name in run.sets for run in runs)
+
+    # The overview shows the set on which most runs were evaluated.
+    main_set = max(titles, key=num_evaluated_runs, default=None)
+    parts = list[Part]()
+    charts = list[Chart]()
     if len(runs) == 1:
-        drawn = training_charts(runs[0].metrics)[:2] if runs[0].metrics else []
-        first = _headline(runs[0], name, titles[name]) if name else []
-        return [*first, _facts_table(runs), *_departures(runs[0]), *_charts(drawn)]
-    policies = _policies(runs, name) if name else {}
-    drawn = accuracy_charts(policies, _first_colour(runs, policies))[:1] if name else []
+        run = runs[0]
+        if main_set is not None:
+            parts += _headline(run, main_set, titles[main_set])
+        parts.append(_facts_table(runs))
+        parts += _departures(run)
+        if run.metrics:
+            charts = training_charts(run.metrics)[:2]
+        return parts + _charts(charts)
+    if main_set is not None:
+        policies = _policies(runs, main_set)
+        charts = accuracy_charts(policies, _first_colour(runs, policies))[:1]
     if any(run.metrics for run in runs):
-        drawn += compared_charts(runs)[:2]
-    return [*_charts(drawn), *_rewards_note(runs), _facts_table(runs), _differing_keys(runs)]
+        charts += compared_charts(runs)[:2]
+    parts += _charts(charts)
+    parts += _rewards_note(runs)
+    parts.append(_facts_table(runs))
+    parts.append(_differing_keys(runs))
+    return parts
 
 
 def _rewards_note(runs: Sequence[RunData]) -> list[Part]:
     """Returns a note that rewards can't be compared if runs differ in how they reward."""
     reward_sections = ("method", "reward", "cuts")
-    differ = [key for key in _differing(runs) if key.partition(".")[0] in reward_sections]
-    text = f"Rewards are not comparable here, only accuracies: runs differ in {', '.join(differ)}."
-    return [{"note": text}] if differ else []
+    keys = [key for key in _differing(runs) if key.split(".")[0] in reward_sections]
+    if not keys:
+        return []
+    text = f"Rewards are not comparable here, only accuracies: runs differ in {', '.join(keys)}."
+    return [{"note": text}]
 
 
 def page(runs: Sequence[RunData]) -> str:
     """Returns the HTML of one run, or of a comparison of several."""
     traces = {run.label: read_traces(run.paths.rollouts) for run in runs}
     titles = table.set_titles(dict.fromkeys(name for run in runs for name in run.sets))
-    several = len(runs) > 1
-    title = "Comparison of runs" if several else f"{runs[0].method}: {runs[0].label}"
-    trace_choices = [(run.label, shown_traces(traces[run.label], runs=len(runs))) for run in runs]
-    training: list[Chart | Bars] = list(compared_charts(runs) if several else [])
-    if not several and runs[0].metrics:
-        training += training_charts(runs[0].metrics) + budget_charts(runs[0].metrics)
-    if any(run.metrics for run in runs):
-        training += machinery_charts(runs, traces)
-    sampled = traces_section(trace_choices)
-    settings = runs[0].paths.config
-    config = {"note": settings.name, "settings": settings.read_text(encoding="utf-8")}
-    sections: dict[str, list[Part]] = {
+    title = "Comparison of runs"
+    if len(runs) == 1:
+        title = f"{runs[0].method}: {runs[0].label}"
+    accuracy = list[Part]()
+    for name, set_heading in titles.items():
+        accuracy += _accuracy(runs, name, set_heading)
+    sections = {
         "Overview": _overview(runs, titles),
-        "Accuracy": [part for name, t in titles.items() for part in _accuracy(runs, name, t)],
-        "Training": [*(_rewards_note(runs) if several and training else []), *_charts(training)],
+        "Accuracy": accuracy,
+        "Training": _training(runs, traces),
         "Evaluations": [part for run in runs for part in _evaluations(run)],
-        "Traces": [{"html": sampled}] if sampled else [],
-        "Config": [] if several else [config],
+        "Traces": _traces(traces),
+        "Config": _config(runs),
     }
-    filled_sections = [(name, parts) for name, parts in sections.items() if parts]
-    return render("report.html", title=title, sections=filled_sections, **security(STYLE, SCRIPT))
+    return render(
+        "report.html",
+        title=title,
+        sections=[(name, parts) for name, parts in sections.items() if parts],
+        **security(STYLE, SCRIPT),
+    )
+
+
+def _training(runs: Sequence[RunData], traces: Mapping[str, Sequence[Trace]]) -> list[Part]:
+    charts = list[Chart | Bars]()
+    if len(runs) > 1:
+        charts += compared_charts(runs)
+    elif runs[0].metrics:
+        charts += training_charts(runs[0].metrics)
+        charts += budget_charts(runs[0].metrics)
+    if any(run.metrics for run in runs):
+        charts += machinery_charts(runs, traces)
+    if len(runs) > 1 and charts:
+        return _rewards_note(runs) + _charts(charts)
+    return _charts(charts)
+
+
+def _traces(traces: Mapping[str, Sequence[Trace]]) -> list[Part]:
+    selected = [
+        (label, shown_traces(traces_of_run, runs=len(traces)))
+        for label, traces_of_run in traces.items()
+    ]
+    section = traces_section(selected)
+    return [{"html": section}] if section else []
+
+
+def _config(runs: Sequence[RunData]) -> list[Part]:
+    """Returns the config file of a run; a comparison lists only the differing settings."""
+    if len(runs) > 1:
+        return []
+    path = runs[0].paths.config
+    return [{"note": path.name, "settings": path.read_text(encoding="utf-8")}]
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -327,6 +431,11 @@ def try_report(folder: Path) -> None:
 
 
 def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
+    """Returns the path of the page to write.
+
+    Raises:
+      UserError: the path is a folder, its folder is missing, or it is a data file of a run.
+    """
     path = default if out is None else out
     if path.is_dir():
         raise UserError(f"--out {path}: is a folder; write the name of a file")
@@ -339,6 +448,8 @@ def _target(default: Path, out: Path | None, runs: Sequence[Path]) -> Path:
 
 
 def _refused(*folders: Path) -> contextlib.AbstractContextManager[None]:
+    """Re-raises errors from unexpected content of these folders as a UserError."""
     paths = RunPaths(Path())
-    names = ", ".join(p.name for p in (paths.metrics, paths.evaluations, paths.summary))
-    return odd_refused(f"{', '.join(map(str, folders))}: {names} hold")
+    folder_names = ", ".join(map(str, folders))
+    file_names = f"{paths.metrics.name}, {paths.evaluations.name}, {paths.summary.name}"
+    return odd_refused(f"{folder_names}: {file_names} hold")

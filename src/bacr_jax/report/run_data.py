@@ -13,14 +13,35 @@ from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.open import read_config
 
-# What fields raise that no check has heard of: of a later version, or of somebody's own making.
-ODD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
-_KINDS = {int: "whole number", str: "text", dict: "object"}
+# Errors that unexpected content of a file can raise in code that builds a report. The checks below
+# cover only the fields that every report needs, so other fields can contain anything, for example
+# if a later version wrote the file or a user edited it.
+ODD = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+_KINDS = {
+    int: "whole number",
+    str: "string",
+    dict: "JSON object",
+}
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, finished or under way."""
+    """The content of a run folder. The run may still be in progress.
+
+    Attributes:
+      label: name of the run in charts and tables.
+      summary: content of summary.json; empty before the end of the run.
+      method: name of the method.
+      metrics: lines of metrics.jsonl.
+      evaluations: lines of eval.jsonl.
+    """
 
     label: str
     paths: RunPaths
@@ -32,17 +53,25 @@ class RunData:
 
     @property
     def sets(self) -> list[str]:
-        """Names of the sets that were evaluated."""
+        """Returns the names of the evaluated sets, in the order of their first evaluation."""
         return list(dict.fromkeys(name for record in self.evaluations for name in record["sets"]))
 
     def of_set(self, name: str) -> list[dict[str, Any]]:
-        """Evaluations of a set, the first one first."""
+        """Returns the evaluations of a set, the earliest first."""
         return [record for record in self.evaluations if name in record["sets"]]
 
 
 def read_run(folder: Path, label: str | None = None) -> RunData:
-    """Reads a run folder."""
-    paths, config = RunPaths(folder), read_config(folder)
+    """Reads a run folder.
+
+    Args:
+      label: label of the run; the folder's name by default.
+
+    Raises:
+      UserError: a file of the run is missing or malformed.
+    """
+    paths = RunPaths(folder)
+    config = read_config(folder)
     summary = _read_summary(paths.summary)
     return RunData(
         label=folder.absolute().name if label is None else label,
@@ -50,19 +79,23 @@ def read_run(folder: Path, label: str | None = None) -> RunData:
         config=config,
         summary=summary,
         method=str(summary.get("method", config.method)),
-        metrics=_records(paths.metrics, {"step": int}),
+        metrics=_read_records(paths.metrics, {"step": int}),
         evaluations=read_evaluations(paths.evaluations),
     )
 
 
 def read_evaluations(path: Path) -> list[dict[str, Any]]:
-    """Reads a run's eval.jsonl."""
-    evaluations = _records(path, {"step": int, "when": str, "sets": dict})
+    """Reads and checks the eval.jsonl of a run.
+
+    Raises:
+      UserError: a line lacks the results that charts need.
+    """
+    evaluations = _read_records(path, {"step": int, "when": str, "sets": dict})
     for number, record in enumerate(evaluations, 1):
-        known = all(map(_is_summary, record["sets"].values()))
-        if not known or not isinstance(record.get("dense", {}), dict):
+        has_summaries = all(map(_is_summary, record["sets"].values()))
+        if not has_summaries or not isinstance(record.get("dense", {}), dict):
             raise UserError(
-                f"{path}, line {number}: its sets are no accuracies by decoding and budget; fix or "
+                f"{path}, line {number}: its sets lack accuracies by decoding and budget; fix or "
                 "remove the line"
             )
     return evaluations
@@ -70,75 +103,103 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def odd_refused(where: str) -> Iterator[None]:
-    """A line that says where there is something else than a run writes: `FILES hold`."""
+    """Re-raises errors in `ODD` as a UserError about unexpected content of files.
+
+    Args:
+      where: beginning of the message, a subject and its verb, such as `metrics.jsonl holds`.
+    """
     try:
         yield
-    # It is a ValueError too.
+    # A UserError is a ValueError, which is in ODD.
     except UserError:
         raise
     except ODD as error:
         raise UserError(
-            f"{where} something else than a run writes ({type(error).__name__}: {error}); put back "
-            "what was there"
+            f"{where} content that a run does not write ({type(error).__name__}: {error}); restore "
+            "the original content"
         ) from None
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
+    """Reads summary.json; returns an empty dictionary if the file is missing."""
     if not path.exists():
         return {}
+    damaged = UserError(f"{path}: is damaged; remove it, or run the training again")
     try:
         summary = documents.read_object(path)
-        numbers = (summary.get(name, 0) for name in ("steps", "generated_tokens", "wall_seconds"))
-        sound = {*map(type, numbers)} <= {int, float}
     except ValueError:
-        sound = False
-    if not sound or not isinstance(summary.get("departures", []), list):
-        raise UserError(f"{path}: is damaged; remove it, or run the training again")
+        raise damaged from None
+    for name in ("steps", "generated_tokens", "wall_seconds"):
+        # Not isinstance, because True is an int.
+        if type(summary.get(name, 0)) not in (int, float):
+            raise damaged
+    if not isinstance(summary.get("departures", []), list):
+        raise damaged
     return summary
 
 
-def _records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
+def _read_records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
+    """Reads a JSONL file and checks that every record has fields of these types."""
     records = documents.read_lines(path)
     for number, record in enumerate(records, 1):
         for name, kind in fields.items():
             if not isinstance(record.get(name), kind):
                 raise UserError(
-                    f"{path}, line {number}: its field {name!r} is missing or no "
+                    f"{path}, line {number}: its field {name!r} is missing or not a "
                     f"{_KINDS[kind]}; fix or remove the line"
                 )
     return records
 
 
-def _is_summary(found: Any) -> bool:
-    """True if a record of a set has the fields that every picture needs."""
+def _is_summary(value: Any) -> bool:
+    """Returns True if the results of a set have the fields that every chart needs."""
     try:
-        items = [item for budgets in found.values() for item in budgets.items()]
-        names = ("accuracy", "mean_thinking_tokens", "mean_total_tokens")
-        numbers = [(*(entry[name] for name in names), *entry["ci95"]) for _, entry in items]
-    except (AttributeError, KeyError, TypeError):
+        if not value or not all(value.values()):
+            return False
+        for budgets in value.values():
+            for budget, entry in budgets.items():
+                if not budget.isdecimal() and budget != UNLIMITED:
+                    return False
+                low, high = entry["ci95"]
+                numbers = [low, high, entry["accuracy"]]
+                numbers += [entry["mean_thinking_tokens"], entry["mean_total_tokens"]]
+                if any(type(number) not in (int, float) for number in numbers):
+                    return False
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
-    known = all(budget.isdecimal() or budget == UNLIMITED for budget, _ in items)
-    sound = all(len(five) == 5 and {*map(type, five)} <= {int, float} for five in numbers)
-    return bool(found) and all(found.values()) and known and sound
+    return True
 
 
-def labels_of(folders: list[Path], given: list[str]) -> list[str]:
+def labels_of(folders: list[Path], names: list[str]) -> list[str]:
     """Returns the labels of the runs of a comparison.
 
     Args:
-      given: names for all of them, or none: then their folders' names, with as many folders above
-        as it takes to tell them apart.
+      folders: folders of the runs.
+      names: a label for every run, or an empty list. Without names, a label is the name of the
+        run's folder, after as many parent folders as are needed to make all labels distinct.
+
+    Raises:
+      UserError: the number of names is wrong, or two runs have the same label.
     """
-    if given and len(given) != len(folders):
+    if names and len(names) != len(folders):
         raise UserError(
-            f"--label: {len(given)} names for {len(folders)} runs; write one --label for each "
+            f"--label: {len(names)} names for {len(folders)} runs; write one --label for each "
             "--run, in their order, or none"
         )
-    labels = given
-    for depth in range(1, max(len(folder.absolute().parts) for folder in folders) + 1):
-        labels = given or ["/".join(f.absolute().parts[-depth:]) for f in folders]
+    if names:
+        _check_distinct("--label", names)
+        return names
+    parts = [folder.absolute().parts for folder in folders]
+    labels = list[str]()
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(parts_of_run[-depth:]) for parts_of_run in parts]
         if len(set(labels)) == len(labels):
             return labels
-    twice = next(label for label in labels if labels.count(label) > 1)
-    what = "--label" if given else "--run"
-    raise UserError(f"{what} {twice}: stands there twice; write another for each run")
+    _check_distinct("--run", labels)
+    return labels
+
+
+def _check_distinct(option: str, labels: list[str]) -> None:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"{option} {label}: is used twice; write another for each run")

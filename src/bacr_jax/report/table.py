@@ -37,7 +37,7 @@ _SET_NAMES = {
     "aime24": "AIME 2024",
     "minerva_math": "Minerva Math",
 }
-# Most policies for which accuracy and tokens fit on one line of a terminal.
+# Maximum number of policies for which accuracy and tokens fit on one line of a terminal.
 _ONE_LINE_POLICIES = 2
 # Special characters of LaTeX, and the characters outside ASCII in the labels of studies.
 _LATEX = str.maketrans(
@@ -98,10 +98,10 @@ class Table:
     """A table.
 
     Attributes:
-      words: number of columns with words, from the left; the other columns contain numbers.
+      words: number of leading columns that contain text; the other columns contain numbers.
       sections: True to show the first column as headings between the rows on a terminal.
-      name: name of the table, for error messages.
-      groups: (heading, number of columns) above the header, from the left; empty for no groups.
+      name: name of the table in error messages.
+      groups: (heading, number of columns) of the groups above the header, from left to right.
       rules: indices of rows after which LaTeX draws a line.
     """
 
@@ -116,17 +116,20 @@ class Table:
     rules: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if {len(row) for row in self.rows} - {len(self.header)}:
+        num_columns = len(self.header)
+        if any(len(row) != num_columns for row in self.rows):
             raise ValueError(f"table {self.name}: rows of other lengths than the header")
-        if self.groups and sum(span for _, span in self.groups) != len(self.header):
+        if self.groups and sum(span for _, span in self.groups) != num_columns:
             raise ValueError(f"table {self.name}: groups of other widths than the header")
 
     def columns(self) -> list[str]:
         """Returns the names of the columns, each after the name of its group."""
         if not self.groups:
             return list(self.header)
-        above = [group for group, span in self.groups for _ in range(span)]
-        return [f"{g} {name}".strip() for g, name in zip(above, self.header)]
+        headings = []
+        for group, span in self.groups:
+            headings += [group] * span
+        return [f"{heading} {name}".strip() for heading, name in zip(headings, self.header)]
 
     def terminal(self) -> rich.table.Table:
         """Returns the table for a terminal."""
@@ -155,59 +158,87 @@ class Table:
 
     def html(self) -> Markup:
         """Returns the table as HTML, with every text escaped."""
-        return render("table.html", table=self, rows=[list(map(_shown, row)) for row in self.rows])
+        rows = [list(map(_shown, row)) for row in self.rows]
+        return render("table.html", table=self, rows=rows)
 
     def markdown(self) -> str:
         """Returns the table as Markdown, for pages that allow `<ins>`."""
-        alignment = ["---" if i < self.words else "---:" for i in range(len(self.header))]
-        head = _markdown_line(map(_markdown, self.columns())) + _markdown_line(alignment)
-        body = "".join(_markdown_line(map(_markdown, row)) for row in self.rows)
-        caption = f"\n{_markdown(self.caption)}\n" if self.caption else ""
-        return f"### {_markdown(self.title)}\n\n{head}{body}{caption}"
+        num_numbers = len(self.header) - self.words
+        lines = [
+            f"### {_markdown(self.title)}\n",
+            _markdown_line(map(_markdown, self.columns())),
+            _markdown_line(["---"] * self.words + ["---:"] * num_numbers),
+        ]
+        for row in self.rows:
+            lines.append(_markdown_line(map(_markdown, row)))
+        if self.caption:
+            lines.append(f"\n{_markdown(self.caption)}")
+        return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
         """Returns the table as a LaTeX tabular, which needs the packages booktabs and amssymb."""
         columns = "l" * self.words + "r" * (len(self.header) - self.words)
         lines = [
-            f"% {printable(' '.join(self.title.split()))}",
+            f"% {printable(_on_one_line(self.title))}",
             "% needs \\usepackage{booktabs} and \\usepackage{amssymb}",
-            f"% {printable(' '.join(self.caption.split()))}",
+            f"% {printable(_on_one_line(self.caption))}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             *self._latex_groups(),
             _latex_line(self.header),
             r"\midrule",
         ]
-        for number, row in enumerate(self.rows):
+        last = len(self.rows) - 1
+        for index, row in enumerate(self.rows):
             lines.append(_latex_line(row))
-            if number in self.rules and number + 1 < len(self.rows):
+            # The table ends with \bottomrule, so its last row needs no other line.
+            if index in self.rules and index != last:
                 lines.append(r"\midrule")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        lines += [r"\bottomrule", r"\end{tabular}", ""]
+        return "\n".join(lines)
 
     def _latex_groups(self) -> list[str]:
+        """Returns the line of group headings and the rules below it; no lines without groups."""
+        if not self.groups:
+            return []
         cells = []
         rules = []
-        start = 1
+        first = 1
         for group, span in self.groups:
+            last = first + span - 1
             text = group.translate(_LATEX)
-            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{text}}}" if span > 1 else text)
-            if group and span > 1:
-                rules.append(rf"\cmidrule(lr){{{start}-{start + span - 1}}}")
-            start += span
-        lines = [" & ".join(cells) + r" \\", " ".join(rules)]
-        return [line for line in lines if line] if cells else []
+            if span > 1:
+                cells.append(rf"\multicolumn{{{span}}}{{c}}{{{text}}}")
+                if group:
+                    rules.append(rf"\cmidrule(lr){{{first}-{last}}}")
+            else:
+                cells.append(text)
+            first = last + 1
+        lines = [" & ".join(cells) + r" \\"]
+        if rules:
+            lines.append(" ".join(rules))
+        return lines
 
     def csv(self) -> str:
         """Returns the table as CSV, in which a column with intervals becomes three columns."""
         rows = [list(map(_shown, row)) for row in self.rows]
-        widths = [max((len(item.numbers) for item in column), default=0) for column in zip(*rows)]
+        # Number of CSV columns with numbers for each column of the table; 0 for a column with text.
+        widths = [0] * len(self.header)
+        for row in rows:
+            for index, item in enumerate(row):
+                widths[index] = max(widths[index], len(item.numbers))
+        header = []
+        for name, width in zip(self.columns(), widths):
+            header.append(name)
+            header += [f"{name} {end}" for end in ("low", "high")[: max(width - 1, 0)]]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        named = zip(self.columns(), widths or [0] * len(self.header))
-        ends = ("", " low", " high")
-        writer.writerow([name + end for name, width in named for end in ends[: max(width, 1)]])
+        writer.writerow(header)
         for row in rows:
-            writer.writerow([v for item, width in zip(row, widths) for v in _fields(item, width)])
+            fields = []
+            for item, width in zip(row, widths):
+                fields += _csv_fields(item, width)
+            writer.writerow(fields)
         return out.getvalue()
 
 
@@ -216,18 +247,27 @@ def _terminal_text(item: Item) -> Text:
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+    return f"| {' | '.join(cells)} |"
 
 
 def _latex_line(row: Iterable[Item]) -> str:
     return " & ".join(map(_latex, row)) + r" \\"
 
 
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _markdown(item: Item) -> str:
-    """Returns a cell on one line, escaped; `<` before a blank stays, as it opens no tag."""
+    """Formats a cell on one line and escapes it.
+
+    `<` before a blank is not escaped, because it does not begin a tag.
+    """
     cell = _shown(item)
-    text = " ".join(cell.text.split()).replace("\\", "\\\\")
-    text = text.replace("|", "\\|").replace("<", "&lt;").replace("&lt; ", "< ")
+    text = _on_one_line(cell.text)
+    text = text.replace("\\", "\\\\")
+    text = text.replace("|", "\\|")
+    text = text.replace("<", "&lt;").replace("&lt; ", "< ")
     return _MARKDOWN_RANKS.get(cell.rank, "{}").format(text) + cell.marks
 
 
@@ -237,30 +277,44 @@ def _latex(item: Item) -> str:
     return text + cell.marks.translate(_LATEX)
 
 
-def _fields(item: Shown, width: int) -> list[str]:
-    """Returns the CSV cells of an item: `width` numbers, or the text if `width` is 0."""
+def _csv_fields(item: Shown, width: int) -> list[str]:
+    """Returns the CSV fields of an item: its text if `width` is 0, else `width` numbers.
+
+    Missing numbers are empty fields.
+    """
     if width == 0:
         return [item.text]
-    numbers = (*item.numbers, *[None] * (width - len(item.numbers)))
-    return ["" if value is None else f"{value:.6g}" for value in numbers]
+    fields = ["" if value is None else f"{value:.6g}" for value in item.numbers]
+    num_missing = width - len(fields)
+    return fields + [""] * num_missing
 
 
 def by_size(budgets: Iterable[str]) -> list[str]:
-    """Sorts budgets, named as in results.json, by size; no budget comes last."""
-    return sorted(budgets, key=lambda budget: math.inf if budget == UNLIMITED else int(budget))
+    """Sorts budgets, as they are named in results.json, by size; an unlimited budget is last."""
+
+    def size(budget: str) -> float:
+        return math.inf if budget == UNLIMITED else int(budget)
+
+    return sorted(budgets, key=size)
 
 
 def budget_name(budget: str) -> str:
-    """Formats a budget as in `4,096`; returns other words, such as for no budget, unchanged."""
+    """Formats a budget, such as `4,096`; the name of an unlimited budget is returned unchanged."""
     return f"{int(budget):,}" if budget.isdecimal() else budget
 
 
 def accuracy_text(entry: Mapping[str, Any], name: str = "accuracy", ends: str = "ci95") -> str:
-    """Formats a rate in percent with its interval, `67.0 [62.8, 71.0]`; a dash if it is None."""
-    if entry[name] is None:
+    """Formats a rate in percent with its interval, such as `67.0 [62.8, 71.0]`.
+
+    Args:
+      name: field of the rate. A rate of None is formatted as a dash.
+      ends: field of the interval.
+    """
+    rate = entry[name]
+    if rate is None:
         return NONE
     low, high = entry[ends]
-    return f"{100 * entry[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def in_one_line(summary: Summary) -> str:
@@ -275,7 +329,7 @@ def in_one_line(summary: Summary) -> str:
     return "; ".join(parts)
 
 
-# Most declines on one line of a terminal.
+# Maximum number of declines on one line of a terminal.
 _MOST_DECLINES = 4
 
 
@@ -310,9 +364,10 @@ def set_titles(specs: Iterable[str]) -> dict[str, str]:
     """Returns the `set_title` of each set; sets with equal titles get their entry of data.eval."""
     titles = {spec: set_title(spec) for spec in specs}
     counts = Counter(titles.values())
-    return {
-        spec: f"{title} ({spec})" if counts[title] > 1 else title for spec, title in titles.items()
-    }
+    for spec, title in titles.items():
+        if counts[title] > 1:
+            titles[spec] = f"{title} ({spec})"
+    return titles
 
 
 def with_and_without(
@@ -323,24 +378,33 @@ def with_and_without(
     The second title is `math500 without 29 near-duplicates of training questions (471 problems)`.
     """
     yield title, policies
-    key = "without_near_duplicates"
-    others = {
-        name: {
-            mode: {budget: entry[key] for budget, entry in budgets.items() if key in entry}
-            for mode, budgets in summary.items()
-        }
-        for name, summary in policies.items()
-    }
-    if not any(budgets for summary in others.values() for budgets in summary.values()):
+    others = {name: _without_near_duplicates(summary) for name, summary in policies.items()}
+    num_others = _num_problems(others)
+    if num_others is None:
         return
+    num_problems = _num_problems(policies) or 0
+    omitted = f"{num_problems - num_others:,} near-duplicates of training questions"
+    yield f"{title} without {omitted} ({num_others:,} problems)", others
 
-    def count(summaries: Mapping[str, Summary]) -> int:
-        of_modes = (budgets for summary in summaries.values() for budgets in summary.values())
-        return next(entry["problems"] for budgets in of_modes for entry in budgets.values())
 
-    left = count(others)
-    near = f"{count(policies) - left:,} near-duplicates of training questions"
-    yield f"{title} without {near} ({left:,} problems)", others
+def _without_near_duplicates(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Returns the results of a summary on the questions that are not near-duplicates."""
+    others = dict[str, dict[str, Any]]()
+    for mode, budgets in summary.items():
+        others[mode] = {}
+        for budget, entry in budgets.items():
+            if "without_near_duplicates" in entry:
+                others[mode][budget] = entry["without_near_duplicates"]
+    return others
+
+
+def _num_problems(policies: Mapping[str, Summary]) -> int | None:
+    """Returns the number of problems in the first result; None if no policy has results."""
+    for summary in policies.values():
+        for budgets in summary.values():
+            for entry in budgets.values():
+                return int(entry["problems"])
+    return None
 
 
 def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[str, Any] | None]]]:
@@ -348,21 +412,32 @@ def rows(policies: Mapping[str, Summary]) -> list[tuple[str, str, list[Mapping[s
 
     The entry is None for a policy that was not evaluated with this decoding and budget.
     """
-    modes = dict.fromkeys(mode for summary in policies.values() for mode in summary)
-    return [
-        (mode, budget, [summary.get(mode, {}).get(budget) for summary in policies.values()])
-        for mode in modes
-        for budget in by_size({b for summary in policies.values() for b in summary.get(mode, {})})
-    ]
+    summaries = list(policies.values())
+    modes = dict.fromkeys(mode for summary in summaries for mode in summary)
+    table_rows = list[tuple[str, str, list[Mapping[str, Any] | None]]]()
+    for mode in modes:
+        results = [summary.get(mode, {}) for summary in summaries]
+        budgets = set[str]()
+        budgets.update(*results)
+        for budget in by_size(budgets):
+            table_rows.append((mode, budget, [result.get(budget) for result in results]))
+    return table_rows
 
 
 def _style(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> str:
-    """Returns green or red if the interval lies above or below the first policy's interval."""
+    """Returns a terminal style that shows if an accuracy is above or below the first policy's.
+
+    The style is bold green or red if the intervals do not overlap, else empty.
+    """
     if first is None or entry is first:
         return ""
-    if entry["ci95"][0] > first["ci95"][1]:
+    low, high = entry["ci95"]
+    first_low, first_high = first["ci95"]
+    if low > first_high:
         return "bold green"
-    return "red" if entry["ci95"][1] < first["ci95"][0] else ""
+    if high < first_low:
+        return "red"
+    return ""
 
 
 def comparison(
@@ -381,15 +456,17 @@ def comparison(
         if entry is None:
             return Text(NONE)
         accuracy = (accuracy_text(entry), _style(entry, first))
-        return Text.assemble(accuracy, between, f"{entry['mean_thinking_tokens']:,.1f} tok")
+        tokens = f"{entry['mean_thinking_tokens']:,.1f} tok"
+        return Text.assemble(accuracy, between, tokens)
 
+    table_rows = list[list[Item]]()
+    for mode, budget, entries in rows(policies):
+        cells = [cell(entry, entries[0]) for entry in entries]
+        table_rows.append([mode, budget_name(budget), *cells])
     return Table(
         title,
         ["decoding", "budget", *policies],
-        [
-            [mode, budget_name(budget), *(cell(entry, entries[0]) for entry in entries)]
-            for mode, budget, entries in rows(policies)
-        ],
+        table_rows,
         caption=caption,
         sections=True,
     )

@@ -1,4 +1,4 @@
-"""Sampled traces as HTML: question, budget, thinking with its cuts, verdicts and advantages."""
+"""Renders sampled traces as HTML: question, budget, thinking with its cuts, and graded answers."""
 
 import math
 from collections import Counter
@@ -16,13 +16,19 @@ from bacr_jax.report.table import NONE
 
 Trace = dict[str, Any]
 
-# Files read, traces shown and characters shown, so that a page stays a page.
-_MOST_FILES, _MOST_TRACES, _MOST_CHARS = 200, 120, 1_200_000
-# Of a longer text beginning and end are shown.
+# Maximum number of files to read, and of traces and characters on a page. They limit the size of
+# the page and the time to build it.
+_MOST_FILES = 200
+_MOST_TRACES = 120
+_MOST_CHARS = 1_200_000
+# Maximum number of characters of a text. Longer texts are shortened in the middle.
 _LONGEST = 12_000
-# More different budgets than this are chosen by doublings.
+# Maximum number of characters of the question in a trace's heading, and of an extracted answer.
+_LONGEST_HEADING = 160
+_LONGEST_EXTRACTED = 300
+# With more distinct budgets than this, the budget filter lists ranges between powers of two.
 _MOST_BUDGETS = 8
-# Columns of the answers that hold numbers: name, field, and how a number is written.
+# Numeric columns of the answers: heading, field of the trace, and format.
 _NUMBERS = (
     ("reward", "rewards", "{:+.2f}"),
     ("value", "values", "{:+.2f}"),
@@ -32,121 +38,200 @@ _NUMBERS = (
     ("answered", "answer_tokens", "{:,.0f}"),
     ("total", "total_tokens", "{:,.0f}"),
 )
-# From this size on, an advantage is drawn strong.
+# Smallest absolute advantage that is highlighted with the stronger colour.
 _STRONG = 0.5
+# Fields that must be lists unless they are missing, None or empty.
+_LISTS = ("segments", "extracted", "decided_by", *(field for _, field, _ in _NUMBERS))
 
 
 def read_traces(folder: Path) -> list[Trace]:
-    """Traces of a run in the order of their steps; of many steps, some that are spread evenly."""
+    """Reads the traces of a run, ordered by step.
+
+    Every file contains the traces of a step. If there are too many files, an evenly spaced
+    selection is read, which includes the first and the last.
+
+    Raises:
+      UserError: a file contains a record that is not a trace.
+    """
     paths = sorted(folder.glob("*.jsonl"))
-    places = np.linspace(0, len(paths) - 1, min(_MOST_FILES, len(paths))).round().astype(int)
-    found = []
-    for path in (paths[place] for place in places):
+    traces = []
+    for path in _evenly_spaced(paths, min(_MOST_FILES, len(paths))):
         for record in read_lines(path):
             try:
                 _check(record)
             except ODD:
-                raise UserError(f"{path}: holds something else than traces; remove it") from None
-            found.append(record)
-    return found
+                raise UserError(
+                    f"{path}: contains records that are not traces; remove it"
+                ) from None
+            traces.append(record)
+    return traces
+
+
+def _evenly_spaced(items: Sequence[Any], count: int) -> list[Any]:
+    """Returns `count` evenly spaced items, which include the first and the last."""
+    indices = np.linspace(0, len(items) - 1, count).round().astype(int)
+    return [items[index] for index in indices]
 
 
 def _check(trace: Trace) -> None:
-    """Fails where it can't be shown, or not as what it is."""
+    """Raises one of the errors in `ODD` if the page can't show this trace."""
     counts = {len(trace[name]) for name in ("outcomes", "answers", "context")}
-    lists = ("segments", "extracted", "decided_by", *(field for _, field, _ in _NUMBERS))
-    if len(counts) > 1 or not all(isinstance(trace.get(name) or [], list) for name in lists):
+    if len(counts) > 1:
         raise ValueError
-    _size(trace), _trace(trace, _labels("", trace, budget_names([trace])), several=False)
+    for name in _LISTS:
+        if not isinstance(trace.get(name) or [], list):
+            raise ValueError
+    # Reads every field in the same way as the page does.
+    _num_chars(trace)
+    labels = _filter_values("", trace, budget_names([trace]))
+    _template_values(trace, labels, show_run=False)
 
 
 def shown_traces(traces: Sequence[Trace], *, runs: int = 1) -> list[Trace]:
-    """As many as a page of `runs` can show: of steps spread evenly, the first and last included."""
-    most, chars = max(_MOST_TRACES // runs, 1), _MOST_CHARS // runs
+    """Selects as many traces as fit on a page.
+
+    The selected traces are all traces of evenly spaced steps, which include the first and the last
+    step.
+
+    Args:
+      traces: traces of a run, ordered by step.
+      runs: number of runs that share the page.
+    """
+    max_traces = max(_MOST_TRACES // runs, 1)
+    max_chars = _MOST_CHARS // runs
     by_step: dict[int, list[Trace]] = {}
     for trace in traces:
         by_step.setdefault(int(trace["step"]), []).append(trace)
-    steps, count = list(by_step), len(by_step)
+    num_steps = len(by_step)
     while True:
-        places = np.linspace(0, len(steps) - 1, count).round().astype(int)
-        chosen = [trace for place in places for trace in by_step[steps[place]]]
-        size = sum(_size(trace) for trace in chosen)
-        if count <= 1 or (len(chosen) <= most and size <= chars):
-            return chosen[:most]
-        count = max(count * 3 // 4, 1)
+        steps = _evenly_spaced(list(by_step), num_steps)
+        selected = [trace for step in steps for trace in by_step[step]]
+        num_chars = sum(_num_chars(trace) for trace in selected)
+        fits = len(selected) <= max_traces and num_chars <= max_chars
+        if fits or num_steps <= 1:
+            return selected[:max_traces]
+        num_steps = max(num_steps * 3 // 4, 1)
 
 
-def _size(trace: Trace) -> int:
+def _num_chars(trace: Trace) -> int:
+    """Returns the number of characters that the long texts of a trace take on the page."""
     texts = [trace["prompt"], trace["thinking"], *trace["answers"]]
     return sum(min(len(str(text)), _LONGEST) for text in texts)
 
 
 def is_right(trace: Trace) -> bool:
-    """The verdict on the answer at the end of the thinking."""
+    """Returns True if the answer at the end of the thinking is correct."""
     return float(trace["outcomes"][-1]) > 0.5
 
 
 def budget_names(traces: Iterable[Trace]) -> Callable[[Trace], str]:
-    """Returns a function that names a trace's budget in a filter: the budget, or its doubling."""
-    if len({int(trace["budget"]) for trace in traces}) <= _MOST_BUDGETS:
-        return lambda trace: f"{int(trace['budget']):,}"
+    """Returns a function that names a trace's budget in the budget filter.
 
-    def doubling(trace: Trace) -> str:
+    The name is the budget itself, or, if the traces have many distinct budgets, the range between
+    two powers of two that contains the budget.
+    """
+
+    def exact(trace: Trace) -> str:
+        return f"{int(trace['budget']):,}"
+
+    def power_of_two_range(trace: Trace) -> str:
         budget = int(trace["budget"])
         if budget < 1:
             return str(budget)
         low = 2 ** (budget.bit_length() - 1)
         return f"{low:,} to {2 * low - 1:,}"
 
-    return doubling
+    budgets = {int(trace["budget"]) for trace in traces}
+    return exact if len(budgets) <= _MOST_BUDGETS else power_of_two_range
 
 
 def traces_section(runs: Sequence[tuple[str, Sequence[Trace]]]) -> str:
-    """Traces of runs with what chooses among them, as HTML; empty where there are none."""
-    shown = [(label, trace) for label, found in runs for trace in found]
-    if not shown:
+    """Renders the traces of runs and the filters that select among them.
+
+    Args:
+      runs: label and traces of each run.
+
+    Returns:
+      HTML; empty if the runs have no traces.
+    """
+    labelled_traces = [(label, trace) for label, traces in runs for trace in traces]
+    if not labelled_traces:
         return ""
-    budget_of = budget_names([trace for _, trace in shown])
-    labels = [_labels(label, trace, budget_of) for label, trace in shown]
-    # Budgets and levels rise in the list.
-    by_size = np.argsort([int(trace["budget"]) for _, trace in shown], kind="stable")
-    filters = []
-    for name in list(labels[0])[0 if len(runs) > 1 else 1 :]:
-        values = [of[name] for of in labels]
-        if name == "budget":
-            values = [values[place] for place in by_size]
-        elif name not in ("run", "step"):
-            values = sorted(values)
-        filters.append((name, list(Counter(values).items())))
-    traces = [_trace(trace, of, len(runs) > 1) for (_, trace), of in zip(shown, labels)]
-    verdicts = [of["verdict"] for of in labels]
-    first = {verdicts.index(verdict) for verdict in set(verdicts)}
-    return render("traces.html", filters=filters, traces=traces, opened=first, strong=_STRONG)
+    traces = [trace for _, trace in labelled_traces]
+    budget_name_of = budget_names(traces)
+    filter_values = [
+        _filter_values(label, trace, budget_name_of) for label, trace in labelled_traces
+    ]
+    # The first trace of each verdict is unfolded.
+    verdicts = [values["verdict"] for values in filter_values]
+    opened = {verdicts.index(verdict) for verdict in set(verdicts)}
+    show_run = len(runs) > 1
+    return render(
+        "traces.html",
+        filters=_filters(traces, filter_values, show_run=show_run),
+        traces=[
+            _template_values(trace, values, show_run=show_run)
+            for trace, values in zip(traces, filter_values)
+        ],
+        opened=opened,
+        strong=_STRONG,
+    )
 
 
-def _labels(label: str, trace: Trace, budget_of: Callable[[Trace], str]) -> dict[str, str]:
-    """Returns the values by which the page filters a trace, by filter; the run comes first."""
+def _filter_values(
+    label: str, trace: Trace, budget_name_of: Callable[[Trace], str]
+) -> dict[str, str]:
+    """Returns the values by which the page filters a trace, by filter name.
+
+    Args:
+      label: label of the trace's run.
+    """
     return {
         "run": label,
         "verdict": "right" if is_right(trace) else "wrong",
         "thinking": "cut" if trace["closed_by"] == "budget" else "complete",
         "level": str(trace["level"] or NONE),
-        "budget": budget_of(trace),
+        "budget": budget_name_of(trace),
         "step": f"{int(trace['step']):,}",
     }
 
 
-def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, Any]:
-    """Returns the template's values for a trace."""
-    level = f"level {int(trace['level'])}, " if trace["level"] else ""
-    run = f"{labels['run']}, " if several else ""
+def _filters(
+    traces: Sequence[Trace], filter_values: Sequence[Mapping[str, str]], *, show_run: bool
+) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Returns the name of each filter, and its values with their numbers of traces."""
+    # Budgets are listed by size. Their names can't be sorted, because they are text.
+    by_budget = np.argsort([int(trace["budget"]) for trace in traces], kind="stable")
+    filters = []
+    for name in filter_values[0]:
+        if name == "run" and not show_run:
+            continue
+        values = [values_of_trace[name] for values_of_trace in filter_values]
+        if name == "budget":
+            values = [values[index] for index in by_budget]
+        elif name not in ("run", "step"):
+            values.sort()
+        counts = Counter(values)
+        filters.append((name, list(counts.items())))
+    return filters
+
+
+def _template_values(
+    trace: Trace, filter_values: Mapping[str, str], *, show_run: bool
+) -> dict[str, Any]:
+    """Returns the values of the template for a trace."""
+    note = [filter_values["run"]] if show_run else []
+    note.append(f"step {filter_values['step']}")
+    if trace["level"]:
+        note.append(f"level {int(trace['level'])}")
+    note.append(f"{int(trace['thinking_tokens']):,} thinking tokens")
+    note.append(f"closed by {trace['closed_by']}")
     columns, answers = _answers(trace)
     return {
-        "labels": labels,
+        "labels": filter_values,
         "budget": f"{int(trace['budget']):,}",
-        "note": f"{run}step {labels['step']}, {level}{int(trace['thinking_tokens']):,} thinking "
-        f"tokens, closed by {trace['closed_by']}",
-        "question": _shortened(str(trace["question"]), 160),
+        "note": ", ".join(note),
+        "question": _shortened(str(trace["question"]), _LONGEST_HEADING),
         "facts": [(name, _shortened(text)) for name, text in _facts(trace)],
         "prompt": _shortened(str(trace["prompt"])),
         "thinking": _thinking(trace),
@@ -157,79 +242,131 @@ def _trace(trace: Trace, labels: Mapping[str, str], several: bool) -> dict[str, 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     """Returns rows (name, text) about the question, the budget and the tokens of a trace."""
-    told = trace["told"]
-    kinds = {"prompt": "prompt", "thinking": "thinking", "closing": "closing tag"}
-    counts = [f"{int(trace[f'{kind}_tokens']):,} {name}" for kind, name in kinds.items()]
+    declared = trace["told"]
+    budget_text = "no budget"
+    if declared is not None:
+        budget_text = f"{declared:,} tokens, by {trace['told_by']}"
+    counts = [
+        f"{int(trace['prompt_tokens']):,} prompt",
+        f"{int(trace['thinking_tokens']):,} thinking",
+        f"{int(trace['closing_tokens']):,} closing tag",
+    ]
     rows = [
         ("question", f"{trace['id']}, difficulty group {trace['group']}"),
-        ("told", "no budget" if told is None else f"{told:,} tokens, by {trace['told_by']}"),
+        ("told", budget_text),
         ("gold", str(trace["gold"])),
         ("tokens", ", ".join(counts)),
-        *((str(name), str(value)) for name, value in trace["read"].items()),
     ]
+    for name, value in trace["read"].items():
+        rows.append((str(name), str(value)))
     if not trace["in_loss"]:
         rows.append(("learned from", "no: the method left it out of the loss"))
     return rows
 
 
 def _thinking(trace: Trace) -> list[tuple[str, str, str]]:
-    """The segments with a mark at each cut: text, style, and what is said when it is touched."""
-    segments, given = trace["segments"], trace["segment_advantages"]
-    most = _LONGEST // len(segments)
-    parts, cuts = [], len(segments) - 1
-    for place, segment in enumerate(segments):
-        text, paid = _shortened(str(segment), most), _at(given, place, cuts)
-        advantage = math.nan if paid is None else float(paid)
-        style = title = ""
-        if math.isfinite(advantage) and text:
-            side = "up" if advantage > 0 else "down" if advantage < 0 else "even"
-            style = f"{side}{'2' if abs(advantage) >= _STRONG else '1'}"
-            title = f"advantage {advantage:+.3f}"
-        parts.append((text, style, title))
-        if place < cuts:
-            parts.append((f"cut {_cut_of(trace, place)}", "cut", ""))
+    """Returns the segments of the thinking with a mark at each cut between them.
+
+    Returns:
+      Text, CSS class and tooltip of each segment and of each mark.
+    """
+    segments = trace["segments"]
+    max_chars = _LONGEST // len(segments)
+    num_cuts = len(segments) - 1
+    parts = []
+    for index, segment in enumerate(segments):
+        text = _shortened(str(segment), max_chars)
+        style = ""
+        tooltip = ""
+        value = _value_at(trace["segment_advantages"], index, num_cuts)
+        advantage = math.nan if value is None else float(value)
+        if text and math.isfinite(advantage):
+            style = _advantage_style(advantage)
+            tooltip = f"advantage {advantage:+.3f}"
+        parts.append((text, style, tooltip))
+        if index < num_cuts:
+            parts.append((f"cut {_cut_number(trace, index)}", "cut", ""))
     return parts
 
 
+def _advantage_style(advantage: float) -> str:
+    """Returns the CSS class of an advantage, such as `up1` or, for a strong one, `up2`."""
+    strength = 2 if abs(advantage) >= _STRONG else 1
+    if advantage > 0:
+        return f"up{strength}"
+    if advantage < 0:
+        return f"down{strength}"
+    return f"even{strength}"
+
+
 def _answers(trace: Trace) -> tuple[list[tuple[str, bool]], list[list[tuple[str, str]]]]:
-    """Columns, with whether each holds words, and the cells of each answer with their styles."""
-    columns = [("cut", False), ("at", False), ("answer", True), ("outcome", False)]
-    rows = [
-        [
-            (str(_cut_of(trace, j)), ""),
-            (f"{int(trace['context'][j]):,}", ""),
-            (_shortened(str(trace["answers"][j])), "text"),
-            (f"{outcome:g}", f"chip {'right' if outcome > 0.5 else 'wrong'}"),
-        ]
-        for j, outcome in enumerate(map(float, trace["outcomes"]))
+    """Returns the table of a trace's answers.
+
+    Returns:
+      Columns as (heading, True if the column contains text), and rows of (text, CSS class).
+    """
+    columns = [
+        ("cut", False),
+        ("at", False),
+        ("answer", True),
+        ("outcome", False),
     ]
+    rows = []
+    for index, answer in enumerate(trace["answers"]):
+        outcome = float(trace["outcomes"][index])
+        verdict = "right" if outcome > 0.5 else "wrong"
+        row = [
+            (str(_cut_number(trace, index)), ""),
+            (f"{int(trace['context'][index]):,}", ""),
+            (_shortened(str(answer)), "text"),
+            (f"{outcome:g}", f"chip {verdict}"),
+        ]
+        rows.append(row)
     if "decided_by" in trace:
         columns.append(("decided by", True))
-        for j, row in enumerate(rows):
-            by, found = (_at(trace.get(n), j, len(rows)) for n in ("decided_by", "extracted"))
-            row.append((_shortened(str(by) if found is None else f"{by}: {found}", 300), ""))
-    for name, field, form in _NUMBERS:
-        if (values := trace[field]) is not None:
-            columns.append((name, False))
-            for j, row in enumerate(rows):
-                value = _at(values, j, len(rows))
-                row.append((NONE if value is None else form.format(float(value)), ""))
+        for index, row in enumerate(rows):
+            text = str(_value_at(trace["decided_by"], index, len(rows)))
+            extracted = _value_at(trace.get("extracted"), index, len(rows))
+            if extracted is not None:
+                text += f": {extracted}"
+            row.append((_shortened(text, _LONGEST_EXTRACTED), ""))
+    for heading, field, form in _NUMBERS:
+        values = trace[field]
+        if values is None:
+            continue
+        columns.append((heading, False))
+        for index, row in enumerate(rows):
+            value = _value_at(values, index, len(rows))
+            text = NONE if value is None else form.format(float(value))
+            row.append((text, ""))
     return columns, rows
 
 
-def _at(values: Sequence[Any] | None, place: int, count: int) -> Any:
-    """The entry of one of `count` answers, where each may serve several of them; None: none."""
-    return values[place * len(values) // count] if values and place < count else None
+def _value_at(values: Sequence[Any] | None, index: int, count: int) -> Any:
+    """Returns the value of an answer from a list in which answers can share a value.
+
+    Args:
+      values: one value for every `count / len(values)` consecutive answers.
+      index: index of the answer.
+      count: number of answers.
+
+    Returns:
+      The value. None if `values` is empty, or if `index` is not the index of an answer.
+    """
+    if not values or index >= count:
+        return None
+    return values[index * len(values) // count]
 
 
-def _cut_of(trace: Trace, place: int) -> int:
-    """Number of the cut that an answer belongs to, from 1 on; a cut may have several answers."""
-    return place * len(trace["cuts"]) // len(trace["answers"]) + 1
+def _cut_number(trace: Trace, index: int) -> int:
+    """Returns the number of an answer's cut, counted from 1; a cut can have several answers."""
+    return index * len(trace["cuts"]) // len(trace["answers"]) + 1
 
 
-def _shortened(text: str, most: int = _LONGEST) -> str:
-    """Beginning and end of a text that is too long."""
-    if len(text) <= most:
+def _shortened(text: str, max_chars: int = _LONGEST) -> str:
+    """Returns a text, or only its beginning and its end if it is longer than `max_chars`."""
+    if len(text) <= max_chars:
         return text
-    half = max(most // 2, 1)
-    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+    half = max(max_chars // 2, 1)
+    num_omitted = len(text) - 2 * half
+    return f"{text[:half]} [... {num_omitted:,} characters ...] {text[-half:]}"

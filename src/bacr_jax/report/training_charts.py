@@ -1,4 +1,4 @@
-"""Charts of metrics over the steps of one run or of several, time by phase, value calibration."""
+"""Builds charts of training metrics, of the time per phase, and of the value head's calibration."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,30 +20,40 @@ from bacr_jax.report.charts import (
 )
 from bacr_jax.report.run_data import RunData
 
-_STEP, _NATS = Axis("step", whole=True), Axis("nats a token", low=0.0)
 
-
-def _of_shares(label: str) -> Axis:
+def _share_axis(label: str) -> Axis:
     return Axis(label, low=0.0, high=1.0)
 
 
-# Points of each place of a calibration curve, and most places.
-_LEAST_POINTS, _MOST_BINS = 8, 8
-# What the runs of a comparison are compared in: title, metric, axis.
+_STEP = Axis("step", whole=True)
+_NATS = Axis("nats a token", low=0.0)
+_TOKENS = Axis("tokens", low=0.0)
+# Minimum number of points per bin of the calibration curve, and maximum number of bins.
+_LEAST_POINTS = 8
+_MOST_BINS = 8
+# Charts that compare runs: title, metric and vertical axis.
 _COMPARED = (
     ("Reward", "reward/mean", Axis("mean reward")),
-    ("Share correct at the budget", "reward/cut", _of_shares("share")),
-    ("Thinking tokens", "rollout/thinking_mean", Axis("tokens", low=0.0)),
-    ("Budget", "budget/mean", Axis("tokens", low=0.0)),
-    ("Completion in training", "rollout/completion_rate", _of_shares("share")),
+    ("Share correct at the budget", "reward/cut", _share_axis("share")),
+    ("Thinking tokens", "rollout/thinking_mean", _TOKENS),
+    ("Budget", "budget/mean", _TOKENS),
+    ("Completion in training", "rollout/completion_rate", _share_axis("share")),
     ("Entropy", "policy/entropy", _NATS),
     ("Gradient norm", "policy/grad_norm", Axis("norm", low=0.0)),
     ("Loss of the value head", "value/loss", Axis("loss", low=0.0)),
 )
+# Phases in the order of a training iteration. Other phases follow in the order of their first
+# record.
+_PHASES = ("plan", "rollout", "verify", "learn", "adapt")
 
 
 class Curves:
-    """Metrics over steps, ready to be drawn."""
+    """Metrics over training steps.
+
+    Attributes:
+      steps: step of each record, shape (records,).
+      names: names of all metrics, in the order of their first record.
+    """
 
     def __init__(self, records: Sequence[Mapping[str, Any]]):
         self.steps = np.array([float(record["step"]) for record in records])
@@ -51,103 +61,155 @@ class Curves:
         self._records = records
 
     def numbered(self, prefix: str) -> list[tuple[str, str, float]]:
-        """Name, number and colour of each that is the prefix and a number; numbers rise."""
+        """Returns the metrics named `prefix` and a number, ordered by number.
+
+        Returns:
+          Name, number and colour of each metric.
+        """
         ends = [name.removeprefix(prefix) for name in self.names if name.startswith(prefix)]
         numbers = sorted(filter(str.isdigit, ends), key=int)
-        shades = [shade(place, len(numbers)) for place in range(len(numbers))]
-        return [(f"{prefix}{number}", number, of) for number, of in zip(numbers, shades)]
+        return [
+            (f"{prefix}{number}", number, shade(index, len(numbers)))
+            for index, number in enumerate(numbers)
+        ]
 
     def values(self, name: str) -> np.ndarray:
-        """A metric at every step, NaN where it is not a number."""
-        # Infinities and NaN are text in the file, and float reads them.
+        """Returns a metric at every step; NaN if it is missing or not finite."""
+        # metrics.jsonl contains infinities and NaN as text, which float() parses.
         values = np.array([float(record.get(name, math.nan)) for record in self._records])
         return np.where(np.isfinite(values), values, math.nan)
 
 
 def _series(
-    curves: Curves, name: str, label: str, shown: str | float, *, line: str = "-"
+    curves: Curves, name: str, label: str, curve_colour: str | float, *, line: str = "-"
 ) -> list[Series]:
-    """One metric, over its own noise where it is long; nothing if it was never recorded."""
+    """Returns the curve of a metric; no curve if it was never recorded.
+
+    A long curve is smoothed, and drawn over a faint curve of the raw values.
+    """
     if name not in curves.names:
         return []
-    values, steps = curves.values(name), curves.steps.tolist()
-    if len(values) >= SMOOTH_FROM:
-        raw = Series("", steps, values.tolist(), shown, kind="faint")
-        return [raw, Series(label, steps, smoothed(values).tolist(), shown, line=line)]
-    return [Series(label, steps, values.tolist(), shown, line=line)]
+    values = curves.values(name)
+    steps = curves.steps.tolist()
+    if len(values) < SMOOTH_FROM:
+        return [Series(label, steps, values.tolist(), curve_colour, line=line)]
+    raw = Series("", steps, values.tolist(), curve_colour, kind="faint")
+    smooth = Series(label, steps, smoothed(values).tolist(), curve_colour, line=line)
+    return [raw, smooth]
 
 
 def training_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Reward, accuracy by cut, lengths, entropy, and the schedule, from lines of metrics.jsonl."""
+    """Builds six charts: reward, accuracy by cut, lengths, entropy, curriculum and pass rate.
+
+    Args:
+      records: lines of metrics.jsonl.
+    """
     curves = Curves(records)
-    cuts, by_cut = curves.numbered("reward/cut_"), list[Series]()
-    for name, number, shown in cuts:
-        budget = " (the budget)" if name == cuts[-1][0] else ""
-        by_cut += _series(curves, name, f"cut {number}{budget}", shown)
-
-    def groups(prefix: str) -> list[Series]:
-        series = []
-        for name, number, group_colour in curves.numbered(prefix):
-            # Step curves, because the values are constant between their updates.
-            x, y = stepped(curves.steps.tolist(), curves.values(name).tolist())
-            series.append(Series(f"group {number}", x, y, group_colour))
-        return series
-
     lengths = _series(curves, "budget/mean", "budget", "s0", line="--")
     lengths += _series(curves, "rollout/thinking_mean", "thinking", "s1")
-    tokens = Axis("tokens", low=0.0)
-    mixed = [name for name in curves.names if name.startswith("rewards/")]
-    reward = _series(curves, "reward/mean", "mean" if mixed else "", "s1")
-    for place, name in enumerate(mixed):
-        reward += _series(curves, name, name.partition("/")[2], shade(place, len(mixed)))
+    entropy = _series(curves, "policy/entropy", "", "s3")
     hard = "group 0 is the easiest"
-    drawn = f"{hard}; budgets are drawn from it where budget.prior is curriculum"
     return [
-        Chart("Reward", reward, _STEP, Axis("mean reward")),
-        Chart("Share correct by cut", by_cut, _STEP, _of_shares("share")),
-        Chart("Budget and thinking", lengths, _STEP, tokens),
-        Chart("Entropy", _series(curves, "policy/entropy", "", "s3"), _STEP, _NATS),
-        Chart("Scheduled location of budgets", groups("curriculum/mu_"), _STEP, tokens, note=drawn),
-        Chart("Pass rate", groups("curriculum/pass_rate_"), _STEP, _of_shares("rate"), note=hard),
+        Chart("Reward", _reward_curves(curves), _STEP, Axis("mean reward")),
+        Chart("Share correct by cut", _cut_curves(curves), _STEP, _share_axis("share")),
+        Chart("Budget and thinking", lengths, _STEP, _TOKENS),
+        Chart("Entropy", entropy, _STEP, _NATS),
+        Chart(
+            "Scheduled location of budgets",
+            _group_curves(curves, "curriculum/mu_"),
+            _STEP,
+            _TOKENS,
+            note=f"{hard}; budgets are drawn from it where budget.prior is curriculum",
+        ),
+        Chart(
+            "Pass rate",
+            _group_curves(curves, "curriculum/pass_rate_"),
+            _STEP,
+            _share_axis("rate"),
+            note=hard,
+        ),
     ]
 
 
+def _reward_curves(curves: Curves) -> list[Series]:
+    """Returns the mean reward, and the components of a reward that is a mixture."""
+    components = [name for name in curves.names if name.startswith("rewards/")]
+    label = "mean" if components else ""
+    reward_curves = _series(curves, "reward/mean", label, "s1")
+    for index, name in enumerate(components):
+        component = name.removeprefix("rewards/")
+        reward_curves += _series(curves, name, component, shade(index, len(components)))
+    return reward_curves
+
+
+def _cut_curves(curves: Curves) -> list[Series]:
+    """Returns the share of correct answers at each cut, of which the last is at the budget."""
+    cuts = curves.numbered("reward/cut_")
+    cut_curves = list[Series]()
+    for index, (name, number, cut_colour) in enumerate(cuts, 1):
+        label = f"cut {number}"
+        if index == len(cuts):
+            label += " (the budget)"
+        cut_curves += _series(curves, name, label, cut_colour)
+    return cut_curves
+
+
+def _group_curves(curves: Curves, prefix: str) -> list[Series]:
+    """Returns a curve for each difficulty group, from the metrics `prefix` and group."""
+    steps = curves.steps.tolist()
+    group_curves = []
+    for name, number, group_colour in curves.numbered(prefix):
+        # Step curves, because the values are constant between their updates.
+        x, y = stepped(steps, curves.values(name).tolist())
+        group_curves.append(Series(f"group {number}", x, y, group_colour))
+    return group_curves
+
+
 def budget_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Sampled budgets of each difficulty group: median and the middle 80 %."""
+    """Builds a chart of the sampled budgets for each difficulty group: median and middle 80 %.
+
+    Args:
+      records: lines of metrics.jsonl.
+    """
     curves = Curves(records)
     groups = [group for _, group, _ in curves.numbered("budget/median_")]
-    quantiles = {
-        group: [curves.values(f"budget/{q}_{group}") for q in ("p10", "median", "p90")]
-        for group in groups
-    }
-    top = max((np.nanmax(values[2]) for values in quantiles.values()), default=1.0)
+    upper_ends = [np.nanmax(curves.values(f"budget/p90_{group}")) for group in groups]
+    axis = Axis("tokens", low=0.0, high=float(max(upper_ends, default=1.0)))
     charts = []
-    for place, (group, values) in enumerate(quantiles.items()):
-        # A step without questions of the group is no gap in its distribution.
-        there = np.isfinite(values[1])
-        steps = curves.steps[there].tolist()
-        low, middle, high = (one[there] for one in values)
+    for index, group in enumerate(groups, 1):
+        low = curves.values(f"budget/p10_{group}")
+        middle = curves.values(f"budget/median_{group}")
+        high = curves.values(f"budget/p90_{group}")
+        # Steps without questions of the group are left out, so that the curve has no gaps.
+        has_questions = np.isfinite(middle)
+        steps = curves.steps[has_questions].tolist()
+        low = low[has_questions]
+        middle = middle[has_questions]
+        high = high[has_questions]
         if len(steps) >= SMOOTH_FROM:
-            low, middle, high = smoothed(low), smoothed(middle), smoothed(high)
+            low = smoothed(low)
+            middle = smoothed(middle)
+            high = smoothed(high)
         ends = list(zip(low.tolist(), high.tolist()))
-        series = [Series("", steps, middle.tolist(), colour(place + 1), ends, kind="band")]
-        axis = Axis("tokens", low=0.0, high=float(top))
+        band = Series("", steps, middle.tolist(), colour(index), ends, kind="band")
         title = f"Sampled budgets, difficulty group {group}"
-        charts.append(Chart(title, series, _STEP, axis, note="median and the middle 80 %"))
+        charts.append(Chart(title, [band], _STEP, axis, note="median and the middle 80 %"))
     return charts
 
 
 def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """The same metric of several runs, a chart per metric that one of them has."""
-    curves = {run.label: Curves(run.metrics) for run in runs}
+    """Builds a chart with a curve per run for each metric that any run recorded."""
+    curves_of_runs = {run.label: Curves(run.metrics) for run in runs}
     charts = []
     for title, metric, axis in _COMPARED:
         series = []
-        for place, (label, of_run) in enumerate(curves.items()):
+        for index, (label, curves) in enumerate(curves_of_runs.items(), 1):
             name = metric
-            if metric == "reward/cut" and (cuts := of_run.numbered("reward/cut_")):
-                name = cuts[-1][0]
-            series += _series(of_run, name, label, colour(place + 1))
+            if metric == "reward/cut":
+                # Runs can differ in their number of cuts. The last cut is at the budget.
+                cuts = curves.numbered("reward/cut_")
+                name = cuts[-1][0] if cuts else metric
+            series += _series(curves, name, label, colour(index))
         if series:
             charts.append(Chart(title, series, _STEP, axis))
     return charts
@@ -156,89 +218,123 @@ def compared_charts(runs: Sequence[RunData]) -> list[Chart]:
 def machinery_charts(
     runs: Sequence[RunData], traces: Mapping[str, Sequence[Any]]
 ) -> list[Chart | Bars]:
-    """Sampler against learner, values against rewards, and where the time goes."""
+    """Builds charts of sampler mismatch, value calibration, time per phase and throughput.
+
+    Args:
+      traces: logged traces of each run, by the run's label.
+    """
     mismatch = list[Series]()
     pace = list[Series]()
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs, 1):
         label = run.label if len(runs) > 1 else ""
         curves = Curves(run.metrics)
-        mismatch += _series(curves, "mismatch/k3", label, colour(place + 1))
-        pace += _series(curves, "time/tokens_per_s", label, colour(place + 1))
-    calibrated_values = calibration(traces)
-    return [
-        Chart(
-            "Sampler and learner",
-            mismatch,
-            _STEP,
-            Axis("KL (nats a token)", low=0.0),
-            note="how far the log-probabilities of the sampler lie from the learner's",
-        ),
-        # A policy without a value head has none.
-        *([calibrated_values] if calibrated_values.drawn else []),
-        _time_by_phase(runs),
-        Chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)),
-    ]
+        mismatch += _series(curves, "mismatch/k3", label, colour(index))
+        pace += _series(curves, "time/tokens_per_s", label, colour(index))
+    mismatch_chart = Chart(
+        "Sampler and learner",
+        mismatch,
+        _STEP,
+        Axis("KL (nats a token)", low=0.0),
+        note="how far the log-probabilities of the sampler lie from the learner's",
+    )
+    charts: list[Chart | Bars] = [mismatch_chart]
+    calibration_chart = calibration(traces)
+    # The chart has no curves if no policy has a value head.
+    if calibration_chart.drawn:
+        charts.append(calibration_chart)
+    charts.append(_time_by_phase(runs))
+    charts.append(Chart("Pace", pace, _STEP, Axis("generated tokens a second", low=0.0)))
+    return charts
 
 
 def _time_by_phase(runs: Sequence[RunData]) -> Bars:
+    """Builds stacked bars of the median time of each phase, with a row per run.
+
+    A run that samples during learning has a second row with the time of this sampling.
+    """
     rows = []
     for run in runs:
-        names = dict.fromkeys(n for r in run.metrics for n in r if n.startswith("time/"))
+        names = dict.fromkeys(name for record in run.metrics for name in record)
         seconds = {
-            name.removeprefix("time/"): median(
-                float(record[name]) for record in run.metrics if name in record
-            )
+            name.removeprefix("time/"): _median(run, name)
             for name in names
-            if name not in ("time/tokens_per_s", "time/overlap")
+            if name.startswith("time/") and name not in ("time/tokens_per_s", "time/overlap")
         }
-        # In the order of an iteration.
-        order = ("plan", "rollout", "verify", "learn", "adapt")
-        parts = sorted(seconds.items(), key=lambda part: (*order, part[0]).index(part[0]))
-        if parts:
-            rows.append((run.label, parts))
-        if beside := [r["time/overlap"] for r in run.metrics if "time/overlap" in r]:
-            rows.append((f"{run.label}, meanwhile", [("rollout", median(map(float, beside)))]))
-    note = "medians over the steps, so that what is compiled in the first does not count"
-    return Bars("Time of a step by phase", rows, "s", note=note)
+        ordered_phases = [phase for phase in _PHASES if phase in seconds]
+        ordered_phases += [phase for phase in seconds if phase not in _PHASES]
+        if seconds:
+            rows.append((run.label, [(phase, seconds[phase]) for phase in ordered_phases]))
+        if "time/overlap" in names:
+            overlap = _median(run, "time/overlap")
+            rows.append((f"{run.label}, meanwhile", [("rollout", overlap)]))
+    return Bars(
+        "Time of a step by phase",
+        rows,
+        "s",
+        note="medians over the steps, so that what is compiled in the first does not count",
+    )
+
+
+def _median(run: RunData, name: str) -> float:
+    return median(float(record[name]) for record in run.metrics if name in record)
 
 
 def value_points(traces: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """(value, reward) of every cut of the traces, where a value head had predicted it."""
-    found = []
+    """Returns (value, reward) of every cut for which a value head predicted the reward."""
+    points = []
     for trace in traces:
-        values, rewards = trace.get("values"), trace.get("rewards")
-        if isinstance(values, list) and isinstance(rewards, list):
-            pairs = [(float(v), float(r)) for v, r in zip(values, rewards)]
-            found += [pair for pair in pairs if all(map(math.isfinite, pair))]
-    return found
+        values = trace.get("values")
+        rewards = trace.get("rewards")
+        if not isinstance(values, list) or not isinstance(rewards, list):
+            continue
+        for value_field, reward_field in zip(values, rewards):
+            value = float(value_field)
+            reward = float(reward_field)
+            if math.isfinite(value) and math.isfinite(reward):
+                points.append((value, reward))
+    return points
 
 
 def calibrated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, float]]:
-    """Mean value, mean reward and its standard error, in bins of equally many points."""
-    bins = min(len(points) // _LEAST_POINTS, _MOST_BINS)
-    if not bins:
+    """Sorts points (value, reward) by value into bins of equal size.
+
+    Returns:
+      Mean value, mean reward and the standard error of the mean reward for each bin. Empty if there
+      are too few points for a bin.
+    """
+    num_bins = min(len(points) // _LEAST_POINTS, _MOST_BINS)
+    if not num_bins:
         return []
-    ordered = np.array(sorted(points))
-    return [
-        (
-            float(part[:, 0].mean()),
-            float(part[:, 1].mean()),
-            float(part[:, 1].std(ddof=1) / math.sqrt(len(part))),
-        )
-        for part in np.array_split(ordered, bins)
-    ]
+    bins = []
+    for part in np.array_split(np.array(sorted(points)), num_bins):
+        rewards = part[:, 1]
+        mean_value = float(part[:, 0].mean())
+        mean_reward = float(rewards.mean())
+        error = float(rewards.std(ddof=1) / math.sqrt(len(part)))
+        bins.append((mean_value, mean_reward, error))
+    return bins
 
 
 def calibration(traces: Mapping[str, Sequence[Any]]) -> Chart:
-    """Rewards against the values predicted for them, from the later half of the traces."""
+    """Builds a chart of mean rewards over predicted values, from the later half of the traces.
+
+    Args:
+      traces: traces of each run, by the run's label.
+    """
     series = list[Series]()
-    for place, (label, rows) in enumerate(traces.items()):
-        # A head that has just begun says little of the one that the run ended with.
-        found = calibrated(value_points(rows[len(rows) // 2 :]))
-        values, rewards = [value for value, _, _ in found], [reward for _, reward, _ in found]
-        ends = [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in found]
-        name = label if len(traces) > 1 else ""
-        series.append(Series(name, values, rewards, colour(place + 1), ends, marker="o"))
+    for index, (label, rows) in enumerate(traces.items(), 1):
+        # Early predictions are left out, because the value head was still untrained.
+        later_half = rows[len(rows) // 2 :]
+        bins = calibrated(value_points(later_half))
+        curve = Series(
+            label if len(traces) > 1 else "",
+            [value for value, _, _ in bins],
+            [reward for _, reward, _ in bins],
+            colour(index),
+            [(reward - 1.96 * error, reward + 1.96 * error) for _, reward, error in bins],
+            marker="o",
+        )
+        series.append(curve)
     return Chart(
         "Value calibration",
         series,

@@ -57,14 +57,14 @@ def test_without_transformers_ids_and_offsets_are_its_own(ledger_tokens, text):
             return str(error)
 
     for what in (text, [text, "1"]):
-        own, theirs = said(ledger_tokens, what), said(ledger_tokens.whole, what)
+        own, theirs = said(ledger_tokens, what), said(ledger_tokens.hf_tokenizer, what)
         if isinstance(theirs, dict):
             theirs = {name: theirs[name] for name in ("input_ids", "offset_mapping")}
         assert own == theirs
 
 
 def test_what_it_says_itself_is_what_transformers_says(ledger_tokens):
-    whole = ledger_tokens.whole
+    whole = ledger_tokens.hf_tokenizer
     for name in ("bos", "eos", "pad"):
         for end in ("_token", "_token_id"):
             assert getattr(ledger_tokens, name + end) == getattr(whole, name + end)

@@ -1,4 +1,4 @@
-"""Problems of the ledger, and which of them are held out."""
+"""Generates problems of the ledger and splits them into training and test problems."""
 
 import functools
 from collections.abc import Sequence
@@ -11,17 +11,18 @@ from bacr_jax.questions.source import Split
 
 MAX_LEVEL = 5
 _LABELS = "abcde"
-# Number of the random stream, so that problems and warm-up share no draws of one seed.
+# Number of the random stream. Problems and warm-up have different streams of the same seed.
 _STREAM = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question.
+    """A problem.
 
     Attributes:
-      question: `4a2b3c1`; every character is a token.
-      level: number of operations, 1..5.
+      question: text such as `4a2b3c1`, in which every character is a token.
+      answer: a digit.
+      level: number of additions, 1 to 5.
     """
 
     question: str
@@ -30,35 +31,45 @@ class Problem:
 
 
 def _scramble(codes: np.ndarray) -> np.ndarray:
-    """A 64-bit mix of each code (the finaliser of splitmix64): the same on every machine."""
+    """Returns a 64-bit hash of each code (the finalizer of splitmix64), equal on every machine."""
     x = codes.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 @functools.cache
 def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "n"]:
-    """Codes of the problems of one level (1..5) that belong to a split, in the order of a hash.
+    """Returns the codes of the problems in a split, sorted by a hash.
 
-    The code of a problem counts its start digit and operands, 1..max_operand, in mixed radix: it is
-    in [0, 10 max_operand^level). The first fifth by the hash is the test split.
+    The code of a problem is a number in [0, 10 max_operand^level). Its digits, in mixed radix, are
+    the start digit and the operands, which are 1 to max_operand. The first fifth of the codes by
+    their hash is the test split.
+
+    Args:
+      level: level of the problems, 1 to 5.
     """
-    total = 10 * max_operand**level
-    # The level is part of what is hashed, or small codes would be held out on every level alike.
-    order = np.argsort(_scramble(np.arange(total) + (level << 32)), kind="stable")
-    held_out = total // 5
-    return order[:held_out] if split == "test" else order[held_out:]
+    num_codes = 10 * max_operand**level
+    # The level is hashed too. Otherwise, the same small codes would be held out at every level.
+    hashes = _scramble(np.arange(num_codes) + (level << 32))
+    order = np.argsort(hashes, kind="stable")
+    num_held_out = num_codes // 5
+    if split == "test":
+        return order[:num_held_out]
+    return order[num_held_out:]
 
 
 def problem_of(code: int, level: int, max_operand: int) -> Problem:
-    """The problem of a code (`split_codes`)."""
+    """Returns the problem of a code (`split_codes`)."""
     rest, value = divmod(code, 10)
     question = str(value)
     for label in _LABELS[:level]:
         rest, digit = divmod(rest, max_operand)
-        question += f"{label}{digit + 1}"
-        value += digit + 1
+        operand = digit + 1
+        question += f"{label}{operand}"
+        value += operand
     return Problem(question, str(value % 10), level)
 
 
@@ -70,18 +81,28 @@ def make_problems(
     levels: Sequence[int] = (1, 2, 3, 4, 5),
     split: Split = "train",
 ) -> list[Problem]:
-    """Problems spread evenly over levels, in random order.
+    """Samples problems, evenly from all levels and in random order.
 
-    A level's share goes round and round its problems of the split in a shuffled order, so counts of
-    equal problems differ by at most one. Train and test share no question, whatever the seeds.
+    The problems of a level in the split are shuffled and then repeated as often as needed, so the
+    numbers of copies of two problems of a level differ by at most one. Training and test problems
+    are disjoint for all seeds.
+
+    Args:
+      size: number of problems.
+      max_operand: largest operand.
     """
     rng = np.random.default_rng([seed, _STREAM, int(split == "test")])
-    codes, drawn_levels = [], []
+    codes_of_levels = []
+    levels_of_codes = []
     for index, level in enumerate(levels):
-        share = size // len(levels) + (index < size % len(levels))
+        # The first levels have the remainder.
+        count = size // len(levels) + (index < size % len(levels))
         pool = rng.permutation(split_codes(level, max_operand, split))
-        codes.append(np.resize(pool, share))
-        drawn_levels.append(np.full(share, level))
+        codes_of_levels.append(np.resize(pool, count))
+        levels_of_codes.append(np.full(count, level))
     order = rng.permutation(size)
-    drawn = zip(np.concatenate(codes)[order].tolist(), np.concatenate(drawn_levels)[order].tolist())
-    return [problem_of(code, level, max_operand) for code, level in drawn]
+    shuffled_codes = np.concatenate(codes_of_levels)[order].tolist()
+    shuffled_levels = np.concatenate(levels_of_codes)[order].tolist()
+    return [
+        problem_of(code, level, max_operand) for code, level in zip(shuffled_codes, shuffled_levels)
+    ]

@@ -1,4 +1,4 @@
-"""Traces in their styles, and supervised examples made of them."""
+"""Renders traces of the ledger in their styles, and supervised examples with these traces."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -11,36 +11,45 @@ from bacr_jax.questions.ledger.tokenizer import BUDGET_MARK, ID
 
 Style = Literal["steps", "redo", "mixed", "at_once"]
 
-# tags and answer digit after a trace: </think> <answer> d </answer>
+# Number of tokens after a trace: </think> <answer> d </answer>.
 TAIL = 4
 
 
-# Token ids of a stretch of a row, and whether they are learned.
+# Token ids of consecutive positions in a row, and True if they are in the loss.
 Part = tuple[Sequence[int], bool]
 
 
 def _trace(problem: Problem, redo: Iterable[bool], at_once: bool) -> str:
-    """A trace in the short style, or line by line, of which some are written twice."""
-    value, operands = int(problem.question[0]), problem.question[2::2]
+    """Renders a trace in the style *at_once*, or with a line for each addition.
+
+    Args:
+      redo: for each line, True if it is written twice.
+    """
+    value = int(problem.question[0])
+    labels = problem.question[1::2]
+    operands = problem.question[2::2]
     if at_once:
-        # The operands are copied next to `=`: a style that skips the copying stays at chance.
+        # The operands are copied next to `=`, because a style without the copy does not learn to
+        # answer better than by guessing.
         return f"{value}{operands}={problem.answer}"
     trace = ""
-    for label, operand, again in zip(problem.question[1::2], operands, redo):
+    for label, operand, is_redone in zip(labels, operands, redo):
         total = (value + int(operand)) % 10
         line = f"{value}+{operand}={total}"
-        trace += label + line + line * again
+        trace += label + line
+        if is_redone:
+            trace += line
         value = total
     return trace
 
 
 def render(problem: Problem, style: Style, rng: np.random.Generator) -> str:
-    """The trace of a problem, between `<think>` and `</think>`; every character is a token.
+    """Returns the text of a trace between `<think>` and `</think>`, one token per character.
 
-    Only *mixed* draws from `rng`.
+    Only the result of *mixed* depends on `rng`.
     """
-    chance = {"redo": 1.0, "mixed": 0.5}.get(style, 0.0)
-    redo: list[bool] = (rng.random(MAX_LEVEL) < chance).tolist()
+    redo_probability = {"redo": 1.0, "mixed": 0.5}.get(style, 0.0)
+    redo: list[bool] = (rng.random(MAX_LEVEL) < redo_probability).tolist()
     return _trace(problem, redo, style == "at_once")
 
 
@@ -52,16 +61,17 @@ def example(
     kept: float | None = None,
     told: int | None = None,
 ) -> list[Part]:
-    """`<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`, of which the prompt is not learned.
+    """Returns the supervised example `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`.
 
-    One that is cut keeps a share of its trace's tokens, and the right digit follows all the same:
-    the model learns to answer when its thinking is ended for it. The tags are forced on it there,
-    so they are not learned either.
+    The prompt is not in the loss. The trace can be cut, and the correct digit follows nevertheless,
+    so the model learns to answer after its thinking was cut by a budget. The decoder then forces
+    the tags `</think><answer>`, so they are not in the loss after a cut.
 
     Args:
-      redo: lines written twice.
-      kept: below 1; None: it is not cut.
-      told: budget in the prompt, `<bos>4a2b3c1f24<think>`; None: it tells none.
+      redo: for each line of the trace, True if it is written twice.
+      at_once: True for the style *at_once*.
+      kept: share of the trace's tokens to keep, below 1; None for the full trace.
+      told: budget in the prompt, as in `<bos>4a2b3c1f24<think>`; None for a prompt without budget.
     """
     trace = _trace(problem, redo, at_once)
     if kept is not None:
@@ -73,24 +83,35 @@ def example(
         (("</think>", "<answer>"), kept is None),
         ((problem.answer, "</answer>"), True),
     )
-    return [([ID[token] for token in tokens], learned) for tokens, learned in parts]
+    return [([ID[token] for token in tokens], in_loss) for tokens, in_loss in parts]
 
 
 def padded(
     rows: Sequence[Sequence[Part]], width: int | None = None
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Tokens of rows, padded on the right with 0, and which of them are learned.
+    """Builds a batch of rows, padded with 0 on the right.
 
-    `width`: the widest row's by default. ValueError: one of them does not fit.
+    Args:
+      width: length of the batch in tokens; the length of the longest row by default.
+
+    Returns:
+      Token ids (int32), and a mask of the tokens in the loss.
+
+    Raises:
+      ValueError: a row is longer than `width`.
     """
-    widest = max(sum(len(ids) for ids, _ in row) for row in rows)
-    width = widest if width is None else width
-    if widest > width:
-        raise ValueError(f"an example of {widest} tokens does not fit in {width}")
-    tokens, learned = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
+    longest = max(sum(len(ids) for ids, _ in row) for row in rows)
+    if width is None:
+        width = longest
+    if longest > width:
+        raise ValueError(f"an example of {longest} tokens does not fit in {width}")
+    tokens = np.zeros((len(rows), width), np.int32)
+    loss_mask = np.zeros((len(rows), width), bool)
     for row, parts in enumerate(rows):
-        end = 0
-        for ids, learn in parts:
-            begin, end = end, end + len(ids)
-            tokens[row, begin:end], learned[row, begin:end] = ids, learn
-    return tokens, learned
+        start = 0
+        for ids, in_loss in parts:
+            end = start + len(ids)
+            tokens[row, start:end] = ids
+            loss_mask[row, start:end] = in_loss
+            start = end
+    return tokens, loss_mask

@@ -1,4 +1,4 @@
-"""The supervised curriculum of the ledger: which examples at which step."""
+"""Builds the batches of the ledger's supervised warm-up, whose examples depend on the step."""
 
 import functools
 import math
@@ -14,11 +14,12 @@ from bacr_jax.questions.ledger.styles import TAIL, Style, example, padded
 
 Variant = Literal["redundant", "tradeoff"]
 
-# Widths of batches: the longest examples of at_once and of steps on levels up to 3, of steps on
-# levels up to 5, and of redo, have 19, 31, 47 and 72 tokens.
+# Widths of batches in tokens. The longest examples of at_once, of steps up to level 3, of steps up
+# to level 5, and of redo have 19, 31, 47 and 72 tokens.
 BUCKETS = (20, 32, 48, 80)
+# Probability that the trace of an example is cut.
 CUT_SHARE = 0.1
-# Number of the random stream, so that problems and warm-up share no draws of one seed.
+# Numbers of the random streams. Problems and warm-up have different streams of the same seed.
 _STREAM = 2
 _TOLD_STREAM = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -26,12 +27,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of the warm-up.
+    """A stage of the warm-up.
 
     Attributes:
-      until: end of the stage, as a fraction of the warm-up's steps.
-      max_level: levels 1..max_level are drawn evenly.
-      weights: of the styles, up to a common factor.
+      until: end of the stage, as a fraction of the steps of the warm-up.
+      max_level: maximum level of its problems; all levels are sampled with equal probability.
+      weights: relative probability of each style.
     """
 
     until: float
@@ -39,8 +40,8 @@ class Stage:
     weights: tuple[tuple[Style, float], ...]
 
 
-# One style on easy levels first: with all of them at once the model stays on the plateau before
-# induction for thousands of steps (found by trial, as were all fractions and weights).
+# The first stage has a single style on easy levels. With all styles at once, the model stays on the
+# plateau before induction for thousands of steps. All fractions and weights were found by trial.
 WARMUP: dict[Variant, tuple[Stage, ...]] = {
     "redundant": (
         Stage(0.15, 3, (("steps", 1.0),)),
@@ -50,19 +51,19 @@ WARMUP: dict[Variant, tuple[Stage, ...]] = {
     "tradeoff": (
         Stage(0.13, 3, (("steps", 1.0),)),
         Stage(0.45, 3, (("steps", 1.0), ("at_once", 1.0))),
-        # Evenly, at_once was as good as wanted before steps had learned the longest problems, and
-        # a long style that is wrong there too is worth no budget.
+        # With equal weights, at_once was accurate enough before steps had learned the longest
+        # problems. A long style that fails on these problems too is not worth its budget.
         Stage(1.00, 5, (("steps", 3.0), ("at_once", 1.0))),
     ),
 }
 
-# The last stage of `redundant` with four times as much of its short style: for a policy that has
-# not learned to go on on long problems without redoing a line.
+# The last stage of `redundant` with four times the weight of its short style, for a policy that has
+# not learned to solve long problems without repeating a line.
 PRACTICE = Stage(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 2.0), ("at_once", 1.0)))
 
 
 def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """A random choice of `count` of the first `levels` lines of each row."""
+    """Chooses `count[i]` of the first `levels[i]` lines of row i at random, to be written twice."""
     noise = rng.random((len(levels), MAX_LEVEL))
     noise[np.arange(MAX_LEVEL) >= levels[:, None]] = 2.0
     return noise.argsort(axis=1).argsort(axis=1) < count[:, None]
@@ -70,21 +71,27 @@ def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray)
 
 @functools.cache
 def _kinds(stage: Stage) -> dict[str, np.ndarray]:
-    """Kinds of example of a stage: style, level, lines redone; their probability and bucket."""
+    """Returns a table of all kinds of example in a stage.
+
+    A kind is a style, a level and a number of lines that are written twice. The table also has the
+    probability and the bucket of each kind.
+    """
     total = sum(weight for _, weight in stage.weights)
     rows = []
     for style, weight in stage.weights:
         for level in range(1, stage.max_level + 1):
-            # k of n lines redone: none, all, or k ~ Binomial(n, 1/2)
-            share = {0: 1.0}
+            # Probability of k repeated lines, of n: none, all, or k ~ Binomial(n, 1/2).
+            redo_probabilities = {0: 1.0}
             if style == "redo":
-                share = {level: 1.0}
+                redo_probabilities = {level: 1.0}
             elif style == "mixed":
-                share = {k: math.comb(level, k) / 2**level for k in range(level + 1)}
-            for k, chance in share.items():
-                trace = level + 3 if style == "at_once" else 6 * level + 5 * k
-                bucket = int(np.searchsorted(BUCKETS, 3 + 2 * level + trace + TAIL))
-                probability = weight / total / stage.max_level * chance
+                redo_probabilities = {k: math.comb(level, k) / 2**level for k in range(level + 1)}
+            for k, redo_probability in redo_probabilities.items():
+                prompt_length = 3 + 2 * level
+                trace_length = level + 3 if style == "at_once" else 6 * level + 5 * k
+                length = prompt_length + trace_length + TAIL
+                bucket = int(np.searchsorted(BUCKETS, length))
+                probability = weight / total / stage.max_level * redo_probability
                 rows.append((style == "at_once", level, k, probability, bucket))
     names = ("at_once", "level", "redone", "probability", "bucket")
     return {name: np.array(column) for name, column in zip(names, zip(*rows))}
@@ -99,28 +106,43 @@ def draw_kinds(
     weights: Float[np.ndarray, "K"],
     rows_in: Int[np.ndarray, "N"],
 ) -> tuple[Int[np.ndarray, "B"], int]:
-    """The kinds of example in the rows of a step, all of one bucket, and that bucket.
+    """Samples the bucket of a step, and the kinds of the examples in its rows.
 
-    Over steps kinds appear by their weights: buckets take turns by multiples of the golden ratio,
-    which cover [0, 1) evenly. Independent draws would let the shares of styles and levels wander by
-    a fifth for hundreds of steps.
+    Over many steps, the frequencies of the kinds follow the weights. Buckets are selected by
+    multiples of the golden ratio, which cover [0, 1) evenly. With independent samples, the shares
+    of styles and levels would deviate by a fifth for hundreds of steps.
 
     Args:
-      rows_in: rows of a batch of each bucket.
+      bucket_of: bucket of each kind.
+      weights: relative frequency of each kind.
+      rows_in: number of rows in a batch of each bucket.
+
+    Returns:
+      The kind of each row, all of the same bucket, and the bucket.
     """
     shares = np.bincount(bucket_of, weights, len(rows_in)) / rows_in
     start = np.random.default_rng([seed, _STREAM]).random()
-    place = (start + step * _GOLDEN) % 1.0
-    turn = np.searchsorted(np.cumsum(shares / shares.sum()), place, side="right")
-    # the sum can miss 1 by rounding
-    bucket = min(int(turn), int(np.flatnonzero(shares)[-1]))
-    here = np.flatnonzero(bucket_of == bucket)
-    chance = weights[here] / weights[here].sum()
-    return here[rng.choice(len(here), size=int(rows_in[bucket]), p=chance)], bucket
+    position = (start + step * _GOLDEN) % 1.0
+    ends = np.cumsum(shares / shares.sum())
+    last_bucket = int(np.flatnonzero(shares)[-1])
+    # Rounding can make the last end smaller than 1.
+    bucket = min(int(np.searchsorted(ends, position, side="right")), last_bucket)
+    kinds = np.flatnonzero(bucket_of == bucket)
+    probabilities = weights[kinds] / weights[kinds].sum()
+    indices = rng.choice(len(kinds), size=int(rows_in[bucket]), p=probabilities)
+    return kinds[indices], bucket
 
 
 def check_batch_tokens(batch_tokens: int, longest: int) -> None:
-    """Refuses a step that does not hold its longest example."""
+    """Checks that a batch has space for its longest example.
+
+    Args:
+      batch_tokens: number of tokens in a batch.
+      longest: number of tokens of the longest example.
+
+    Raises:
+      UserError: the batch is too small.
+    """
     if batch_tokens < longest:
         raise UserError(
             f"warmup.batch_tokens: found {batch_tokens}; write {longest} or more, the longest "
@@ -131,25 +153,33 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
 def short_traces(
     count: int, *, max_operand: int, told: int | None = None
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"], Int[np.ndarray, "B"]]:
-    """Training problems of every level with their traces in the style *steps*.
+    """Returns training problems of every level with their traces in the style *steps*.
 
     Args:
-      count: rows of each level; its first training problems, again and again if they are fewer.
-      told: budget in the prompts; None: they tell none.
+      count: number of rows per level. The first training problems of the level are used, and
+        repeated if there are fewer than `count`.
+      told: budget in the prompts; None for prompts without a budget.
 
     Returns:
-      Tokens; which of them stand in the trace where a policy that redoes no line has no choice,
-      all but the labels; and the level of each row.
+      Token ids, a mask of the trace tokens to check, and the level of each row. The mask excludes
+      the labels, because a policy can repeat the previous line in place of the next label.
     """
-    rows, levels = [], np.repeat(np.arange(1, MAX_LEVEL + 1), count)
+    rows = []
+    levels = np.repeat(np.arange(1, MAX_LEVEL + 1), count)
     for level in range(1, MAX_LEVEL + 1):
-        for code in np.resize(split_codes(level, max_operand, "train"), count).tolist():
+        codes = np.resize(split_codes(level, max_operand, "train"), count)
+        for code in codes.tolist():
             problem = problem_of(code, level, max_operand)
             prompt, (trace, _), *tail = example(problem, [False] * level, False, told=told)
-            lines = [trace[at : at + 6] for at in range(0, len(trace), 6)]
-            judged = [part for line in lines for part in ((line[:1], False), (line[1:], True))]
-            rows.append([prompt, *judged, *((ids, False) for ids, _ in tail)])
-    return *padded(rows), levels
+            row = [prompt]
+            # A line has 6 tokens, of which the first is its label.
+            for start in range(0, len(trace), 6):
+                row.append((trace[start : start + 1], False))
+                row.append((trace[start + 1 : start + 6], True))
+            row += [(ids, False) for ids, _ in tail]
+            rows.append(row)
+    tokens, mask = padded(rows)
+    return tokens, mask, levels
 
 
 def warmup_batch(
@@ -163,27 +193,36 @@ def warmup_batch(
     told: Int[np.ndarray, "n"] | None = None,
     practice: bool = False,
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """The supervised batch of one step: a function of the seed and the step alone.
+    """Builds the supervised batch of a step, which depends only on the arguments.
 
-    All rows of a batch are of one length bucket (`BUCKETS`, by the length before cutting), so that
-    little is padding and only four shapes are compiled: batch_tokens // S rows of S tokens. Buckets
-    take turns so that, over steps, examples appear with the probabilities of the stage. Problems
-    are from the train split.
+    All rows of a batch belong to the same length bucket (`BUCKETS`, by the length before a cut), so
+    batches have little padding and only four shapes are compiled: batch_tokens // S rows of S
+    tokens. Over many steps, examples appear with the probabilities of the stage. Problems come from
+    the training split.
 
     Args:
-      step: 0-based; steps from `total_steps` on stay in the last stage.
-      batch_tokens: padding included, at least 80 (and what told budgets take).
-      told: budgets, one of which each prompt tells, drawn evenly and whatever the trace, so that
-        nothing is learned of them yet; None: prompts tell none.
-      practice: of `PRACTICE` instead of the variant's stage.
+      step: index of the step, from 0. Steps from `total_steps` on belong to the last stage.
+      batch_tokens: number of tokens in the batch, including padding: at least 80, plus the length
+        of a budget in the prompt.
+      told: budgets for the prompts; None for prompts without a budget. Each prompt contains one of
+        them, sampled uniformly and independently of the trace, so the warm-up does not teach any
+        relation between budget and trace.
+      practice: True to use `PRACTICE` instead of the variant's stage.
+
+    Returns:
+      Token ids, and a mask of the tokens in the loss.
+
+    Raises:
+      UserError: `batch_tokens` is too small.
     """
-    # A budget in the prompt takes its mark and its digits.
-    widths = np.array(BUCKETS) + (0 if told is None else 1 + len(str(np.max(told))))
+    widths = np.array(BUCKETS)
+    if told is not None:
+        # A budget in the prompt has a mark and its digits.
+        widths += 1 + len(str(np.max(told)))
     check_batch_tokens(batch_tokens, int(max(widths)))
     rng = np.random.default_rng([seed, _STREAM, step])
-    done, stages = step / max(total_steps, 1), WARMUP[variant]
-    stage = next((stage for stage in stages if done < stage.until), stages[-1])
-    kinds = _kinds(PRACTICE if practice else stage)
+    stage = PRACTICE if practice else _stage(variant, step / max(total_steps, 1))
+    kinds = _kinds(stage)
     kind, bucket = draw_kinds(
         rng,
         seed,
@@ -192,26 +231,35 @@ def warmup_batch(
         weights=kinds["probability"],
         rows_in=batch_tokens // widths,
     )
-    levels, count = kinds["level"][kind], len(kind)
+    levels = kinds["level"][kind]
+    count = len(kind)
     codes = np.zeros(count, np.int64)
     for level in np.unique(levels):
-        row = np.flatnonzero(levels == level)
+        rows_of_level = np.flatnonzero(levels == level)
         pool = split_codes(int(level), max_operand, "train")
-        codes[row] = pool[rng.integers(len(pool), size=len(row))]
+        codes[rows_of_level] = pool[rng.integers(len(pool), size=len(rows_of_level))]
     redo = _redo_lines(rng, levels, kinds["redone"][kind])
-    cut = rng.random(count) < CUT_SHARE
+    is_cut = rng.random(count) < CUT_SHARE
+    shares = rng.random(count)
+    at_once = kinds["at_once"][kind].tolist()
+    budgets: list[int | None] = [None] * count
     if told is not None:
-        # A stream of its own: without budgets, batches are what they would be.
-        told = np.random.default_rng([seed, _TOLD_STREAM, step]).choice(told, size=count)
-    share, at_once = rng.random(count), kinds["at_once"][kind].tolist()
-    rows = [
-        example(
-            problem_of(code, level, max_operand),
-            redo[row].tolist(),
-            at_once[row],
-            kept=share[row] if cut[row] else None,
-            told=None if told is None else int(told[row]),
-        )
-        for row, (code, level) in enumerate(zip(codes.tolist(), levels.tolist()))
-    ]
+        # A separate stream, so that budgets do not change the other samples.
+        budget_rng = np.random.default_rng([seed, _TOLD_STREAM, step])
+        budgets = budget_rng.choice(told, size=count).tolist()
+    rows = []
+    for row in range(count):
+        problem = problem_of(int(codes[row]), int(levels[row]), max_operand)
+        share = shares[row] if is_cut[row] else None
+        redo_row = redo[row].tolist()
+        rows.append(example(problem, redo_row, at_once[row], kept=share, told=budgets[row]))
     return padded(rows, int(widths[bucket]))
+
+
+def _stage(variant: Variant, progress: float) -> Stage:
+    """Returns the stage of the warm-up after a fraction of its steps."""
+    stages = WARMUP[variant]
+    for stage in stages:
+        if progress < stage.until:
+            return stage
+    return stages[-1]

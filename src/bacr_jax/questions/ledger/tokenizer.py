@@ -1,13 +1,13 @@
-"""The ledger's vocabulary and its tokenizer."""
+"""Defines the vocabulary and the tokenizer of the ledger."""
 
 from bacr_jax.questions.characters import TAGS, CharacterTokenizer
 
 VOCABULARY = (*TAGS, *"0123456789", *"+-=", *"abcdefgh")
-# Tells a budget in the prompt, before its digits: a label that no problem has.
+# Token before the digits of a budget in the prompt. It is a label that problems do not use.
 BUDGET_MARK = "f"
 ID = {token: index for index, token in enumerate(VOCABULARY)}
 
 
 def ledger_tokenizer() -> CharacterTokenizer:
-    """The task's tokenizer, which can all that one of transformers can."""
+    """Returns the tokenizer of the ledger, with all methods of a tokenizer of transformers."""
     return CharacterTokenizer(VOCABULARY, longest=128)
