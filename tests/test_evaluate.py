@@ -183,7 +183,7 @@ def test_samples_of_other_rounding_are_not_continued(model, finished, capsys):
 def test_types_and_kernels_that_do_not_go_together_are_refused(model, tmp_path, capsys):
     asked = ["--model", model, *OPTIONS, "--out", tmp_path / "out"]
     both = ["model.compute_dtype=bfloat16", "model.product_dtype=bfloat16"]
-    assert "of a model that computes in float32" in refusal(capsys, *asked, *both)
+    assert "needs a model that computes in float32" in refusal(capsys, *asked, *both)
     assert "needs 16-bit numbers" in refusal(capsys, *asked, "rollout.attention=cudnn")
     assert not (tmp_path / "out").exists()
 

@@ -81,18 +81,19 @@ def build_results(
       facts: information about the runs that the cells do not store.
 
     Returns:
-      A dictionary with the keys
-        study: the study's definition, without the settings of its runs.
-        missing: ids of missing cells.
-        warnings: messages that the page shows before the results.
-        provenance: commits, package versions, machines and dates of the cells.
-        cells: the cells by id, without per-problem results, curves and schedules.
-        problems: numbers of rows and of distinct problems by task, set and level, if known.
-        means: means over seeds by task, set, decoding mode, variant and budget.
-        failures, costs: numbers of failed runs, and training costs, by task and variant.
-        comparisons, decoding: the results of the functions of the same name in `effects`.
-        difficulty, ablation, convergence, curriculum, contrasts: present only if the study has the
-          view of this name.
+      A dictionary with the keys:
+
+      * study: the study's definition, without the settings of its runs.
+      * missing: ids of missing cells.
+      * warnings: messages that the page shows before the results.
+      * provenance: commits, package versions, machines and dates of the cells.
+      * cells: the cells by id, without per-problem results, curves and schedules.
+      * problems: numbers of rows and of distinct problems by task, set and level, if known.
+      * means: means over seeds by task, set, decoding mode, variant and budget.
+      * failures, costs: numbers of failed runs, and training costs, by task and variant.
+      * comparisons, decoding: the results of the functions of the same name in `effects`.
+      * difficulty, ablation, convergence, curriculum, contrasts: present only if the study has the
+        view of this name.
     """
     grid = Grid(study, cells)
     results: dict[str, Any] = {

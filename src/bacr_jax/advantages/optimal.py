@@ -214,11 +214,13 @@ def score_statistics(
       surprise: weights w (`segment_surprise`).
 
     Returns:
-      Scalars by name.
-        `predicted_saving`: as defined above.
-        `cv`: standard deviation of w divided by its mean.
-        `correlation`: correlation of w and G.
-        `effective_traces`: effective number of traces in the batch.
+      Scalars by name:
+
+      * `predicted_saving`: as defined above.
+      * `cv`: standard deviation of w divided by its mean.
+      * `correlation`: correlation of w and G.
+      * `effective_traces`: effective number of traces in the batch.
+
       The last three are averaged over segments, weighted by the share of each segment in w.
     """
     chex.assert_equal_shape([returns, surprise])

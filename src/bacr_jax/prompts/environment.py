@@ -76,8 +76,8 @@ class Questions:
     def part(self, index: np.ndarray, name: str) -> "Questions":
         """Returns the questions at the given indices as a question set with a new name."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
-        told = None if self.told is None else self.told.take(index)
-        return Questions(part, self.prompts.take(index), told)
+        budget_prompts = None if self.told is None else self.told.take(index)
+        return Questions(part, self.prompts.take(index), budget_prompts)
 
     def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
         """Returns the prompts of the given questions, including the budget if prompts contain it.
@@ -414,10 +414,10 @@ def _encoded(
     """Tokenizes the prompts of a set, and excludes questions whose prompts are too long."""
     limit = config.data.max_prompt_tokens
     reason = f"prompt over {limit} tokens"
-    told = None
+    budget_prompts = None
     words = budget_words(config, style)
     if words:
-        told, dropped = told_prompts(
+        budget_prompts, dropped = told_prompts(
             tokenizer,
             questions.questions,
             style,
@@ -430,8 +430,8 @@ def _encoded(
         tokenizer, questions.questions, style, max_tokens=limit
     )
     # A prompt without the budget sentence is shorter, so it fits too.
-    assert told is None or not len(dropped)
-    return Questions(questions.without(dropped, reason), prompts, told)
+    assert budget_prompts is None or not len(dropped)
+    return Questions(questions.without(dropped, reason), prompts, budget_prompts)
 
 
 def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:

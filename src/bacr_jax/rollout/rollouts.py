@@ -43,17 +43,18 @@ class Rollout:
       trunks: prompts and sampled thinking.
       branches: sampled answers. Branch m A + a is answer a of the A answers at cut m.
       counters: statistics by name:
-        row_steps: number of decoding steps, summed over slots and answer lanes.
-        tokens: number of sampled tokens in thinking and distinct answers. A row step samples at
+
+        * row_steps: number of decoding steps, summed over slots and answer lanes.
+        * tokens: number of sampled tokens in thinking and distinct answers. A row step samples at
           most one token.
-        wasted_share: 1 - tokens / row_steps.
-        occupancy: share of the slots' thinking steps that sampled a token.
-        prefill_tokens: number of prompt tokens.
-        prefill_s, decode_s, answer_s: wall-clock seconds of each phase.
-        prefill_tokens_per_s, decode_tokens_per_s: throughput of these phases in tokens per second.
-        forced_share: share of rows whose thinking was cut off at the budget.
-        thinking_mean, thinking_max: number of thinking tokens per row.
-        excess_mean: mean number of thinking tokens beyond the budget (in the grace window).
+        * wasted_share: 1 - tokens / row_steps.
+        * occupancy: share of the slots' thinking steps that sampled a token.
+        * prefill_tokens: number of prompt tokens.
+        * prefill_s, decode_s, answer_s: wall-clock seconds of each phase.
+        * prefill_tokens_per_s, decode_tokens_per_s: throughput of these phases.
+        * forced_share: share of rows whose thinking was cut off at the budget.
+        * thinking_mean, thinking_max: number of thinking tokens per row.
+        * excess_mean: mean number of thinking tokens beyond the budget (in the grace window).
     """
 
     trunks: Trunks

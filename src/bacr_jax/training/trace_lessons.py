@@ -99,11 +99,11 @@ class SftBatches:
 
     def _example_lengths(self) -> Int[np.ndarray, "styles n"]:
         """Returns the maximum number of tokens of each example, by style and question."""
-        told = self._questions.told
-        if told is None:
+        budget_prompts = self._questions.told
+        if budget_prompts is None:
             prompts = np.asarray(self._questions.prompts.lengths)
         else:
-            prompts = np.asarray(told.opened.lengths) + told.rest
+            prompts = np.asarray(budget_prompts.opened.lengths) + budget_prompts.rest
         traces = np.array([[len(trace) for trace in of_style] for of_style in self._traces])
         answers = np.array([len(answer) for answer in self._answers])
         longest_suffix = len(self._suffixes[1])
