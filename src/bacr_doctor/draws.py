@@ -48,10 +48,10 @@ _SIZES = {
 }
 # Probability of a false positive on a machine without faults, over all tests of this check.
 FALSE_ALARM = 1e-6
-# Significance level of each test, with a Bonferroni correction for 24 tests: for each of the two
-# settings, five tests on each of the two sampler paths, the agreement test across both paths and
+# Significance level of each test, with a Bonferroni correction for 26 tests: for each of the two
+# settings, five tests on each of the two sampler paths, two agreement tests across both paths and
 # the temperature test.
-_TEST_LEVEL = FALSE_ALARM / 24
+_TEST_LEVEL = FALSE_ALARM / 26
 # Number of tokens with a high probability. All other tokens share a mass of 0.15 at temperature 1.
 _FREQUENT = 64
 _RARE_MASS = 0.15

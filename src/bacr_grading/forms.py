@@ -335,7 +335,7 @@ class _Scanner:
         """Parses a function's exponent, base and arguments, and records it as unevaluated."""
         self.undone.add(_FAMILIES[name])
         start = self.position
-        while self.peek() in ("^", "_") and self.peek():
+        while self.peek() in ("^", "_"):
             self.take()
             self.exponent()
         if _FAMILIES[name] in ("divisor", "extremum"):

@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint(ledger_run, tmp_path, capsys):
 
 
 @pytest.mark.slow  # a process
-def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tmp_path):
+def test_as_a_command_it_prints_the_files_and_names_the_checkpoint_on_stderr(ledger_run, tmp_path):
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "bacr_jax.export", "--run", str(ledger_run[0])]
     done = subprocess.run(
@@ -273,7 +273,9 @@ def test_as_a_command_it_prints_what_was_written_and_nothing_else(ledger_run, tm
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # The checkpoint is named on stderr, so that stdout has only the files, for pipes.
+    checkpoint_line = f"{ledger_run[0]}: step 3, the newest, as no evaluation chose a best one\n"
+    assert (done.returncode, done.stderr) == (0, checkpoint_line)
     files = sorted(str(path) for path in (tmp_path / "out").iterdir())
     assert done.stdout.splitlines() == files
 

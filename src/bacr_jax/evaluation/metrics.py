@@ -25,6 +25,12 @@ Clusters = Int[np.ndarray, "n samples"]
 Estimates = Float[np.ndarray, "n"]
 
 
+def _check_subset_size(k: int, samples: int) -> None:
+    """Raises ValueError if k is not in [1, samples]."""
+    if not 1 <= k <= samples:
+        raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
+
+
 def pass_at_k(correct: Verdicts, k: int) -> Estimates:
     """Estimates the probability that at least one of k samples is correct, for each problem.
 
@@ -51,8 +57,7 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
       ValueError: k is not in [1, s].
     """
     samples = correct.shape[1]
-    if not 1 <= k <= samples:
-        raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
+    _check_subset_size(k, samples)
     subsets = math.comb(samples, k)
     if correct.dtype != bool:
         weights = [math.comb(i, k - 1) / subsets for i in range(samples)]
@@ -136,8 +141,7 @@ def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
       ValueError: k is not in [1, samples].
     """
     samples = answers.shape[1]
-    if not 1 <= k <= samples:
-        raise ValueError(f"k: found {k} for {samples} samples; write 1 to {samples}")
+    _check_subset_size(k, samples)
     shares = np.zeros(len(answers))
     for problem, (row, verdicts) in enumerate(zip(answers, correct)):
         distinct_answers, counts = np.unique(row[row >= 0], return_counts=True)

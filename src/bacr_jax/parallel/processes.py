@@ -154,7 +154,7 @@ def _cpu_devices(flags: str) -> int:
 
 
 def check_platform() -> None:
-    """Initializes the devices.
+    """Initializes JAX's devices, and checks that the platforms in JAX_PLATFORMS can be used.
 
     Raises:
       UserError: JAX can't initialize the platform in JAX_PLATFORMS.

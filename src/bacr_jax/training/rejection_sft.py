@@ -101,8 +101,8 @@ def make_examples(
     suffix are tokenized here.
 
     Returns:
-      Tokens and loss mask. The mask excludes the prompt, and the suffix because the decoding loop
-      forces its tokens.
+      Tokens and loss mask, both with shape [B, S], for B examples padded to the longest length S.
+      The mask excludes the prompt, and the suffix because the decoding loop forces its tokens.
 
     Raises:
       UserError: no response is correct.
