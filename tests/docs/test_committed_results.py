@@ -1,6 +1,7 @@
 """Numbers of pages are those of the committed cells of their runs."""
 
 import importlib.util
+import itertools
 import json
 import lzma
 import re
@@ -111,6 +112,35 @@ def test_a_greedy_lead_over_anytimereasoner_is_not_shown():
     assert lead("anytime-one", "greedy", 0.975) == "+23.7 [-8.3, +55.7]"
     difference = verdicts("bacr-robust", "greedy", "20") - verdicts("anytime-one", "greedy", "20")
     assert (difference.mean(1) < 0).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("arm", "label"),
+    [
+        ("untrained", "after the warm-up"),
+        ("grpo", "GRPO"),
+        ("anytime-one", "AnytimeReasoner, one answer"),
+        ("bacr-robust", "`bacr-robust`, 31 to 34 updates"),
+    ],
+)
+def test_the_smollm2_page_has_the_differences_with_18_updates(arm, label):
+    repeated = {cell["seed"]: cell for cell in cells("smollm2-updates-cpu")}
+    reference = {cell["seed"]: cell for cell in cells("smollm2-cpu") if cell["arm"] == arm}
+    row = []
+    for mode, budget in itertools.product(("sampled", "greedy"), ("20", "48")):
+        by_seed = []
+        for seed in sorted(repeated):
+            pair = [
+                next(iter(cell["sets"].values()))[mode][budget]["correct"]
+                for cell in (repeated[seed], reference[seed])
+            ]
+            answers = [np.array([int(digit) for digit in correct], float) for correct in pair]
+            by_seed.append(answers[0] - answers[1])
+        contrast = crossed_test(np.array(by_seed))
+        low, high = 100 * contrast.low, 100 * contrast.high
+        row.append(f"{100 * contrast.difference:+.1f} [{low:+.1f}, {high:+.1f}]")
+    page = (ROOT / "docs" / "studies" / "smollm2.md").read_text()
+    assert f"| {label} | {' | '.join(row)} |" in page
 
 
 RIVALS = ("bacr-robust", "s_grpo", "l1_exact", "l1_max", "dler", "elastic", "effort")
