@@ -21,7 +21,7 @@ from pathlib import Path
 from unittest import mock
 
 from bacr_jax.config import io as config_io
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.runs.folder import open_run
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.loop import Trainer
@@ -89,7 +89,7 @@ def measure(trainer: Trainer, steps: int) -> dict[str, list[tuple[float, float]]
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """Disables early grading, so that no answer is graded before all have been sampled."""
-    with mock.patch.object(Environment, "early_grading", lambda *_: None):
+    with mock.patch.object(TaskData, "early_grading", lambda *_: None):
         yield
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from bacr_jax.documents import read_file, read_object, write_atomically
 from bacr_jax.errors import UserError
+from bacr_jax.files import read_file, read_object, write_atomically
 from bacr_study.archive import CELLS, RESULTS
 from bacr_study.plan import folder_of
 from bacr_study.spec import cell_path

@@ -119,28 +119,28 @@ class World:
         """Returns a decoding engine whose steps the benchmark calls itself."""
         import jax
 
-        from bacr_jax.rollout import Sampler, sampling_params
-        from bacr_jax.rollout.engine import Engine
+        from bacr_jax.rollout import SamplingSetup, sampling_params
+        from bacr_jax.rollout.engine import SlotDecoder
 
-        return Engine(
+        return SlotDecoder(
             self.params,
             prompts,
             jax.random.key(0),
-            Sampler(spec, self.rules, sampling_params(1.0)),
+            SamplingSetup(spec, self.rules, sampling_params(1.0)),
         )
 
     def generate(self, prompts, budgets, cuts, spec, seed=0):
         """Samples a rollout."""
         import jax
 
-        from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+        from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 
         return generate(
             self.params,
             prompts,
-            Rows(budgets, cuts),
+            RolloutRequest(budgets, cuts),
             jax.random.key(seed),
-            Sampler(spec, self.rules, sampling_params(1.0)),
+            SamplingSetup(spec, self.rules, sampling_params(1.0)),
         )
 
 
@@ -283,7 +283,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     import jax
     import numpy as np
 
-    from bacr_jax.rollout import Rows
+    from bacr_jax.rollout import RolloutRequest
     from bacr_jax.types import Prompts
 
     rows, new = arguments.rows, arguments.new
@@ -293,7 +293,7 @@ def against_prefilling_again(arguments, world, num_cuts=4, answer=16):
     engine = world.engine(prompts, spec)
     every = np.arange(rows)
     budgets = np.full(rows, new, np.int32)
-    engine.prefill(Rows(budgets, cuts).complete(spec), every, every)
+    engine.prefill(RolloutRequest(budgets, cuts).complete(spec), every, every)
     for _ in range(-(-new // spec.chunk)):
         engine.decode()
     trunk = engine.tokens()
@@ -389,7 +389,7 @@ def decode_seconds(arguments, world):
     """
     import numpy as np
 
-    from bacr_jax.rollout import Rows
+    from bacr_jax.rollout import RolloutRequest
 
     rows, steps = arguments.rows, 16
     spec = world.spec(
@@ -403,7 +403,7 @@ def decode_seconds(arguments, world):
     engine = world.engine(world.prompts(rows, arguments.prompt), spec)
     every = np.arange(rows)
     budgets = np.full(rows, arguments.new, np.int32)
-    asked = Rows(budgets, budgets[:, None]).complete(spec)
+    asked = RolloutRequest(budgets, budgets[:, None]).complete(spec)
     engine.prefill(asked, every, every)
     seconds = []
     chunks = min(arguments.new // steps, arguments.rounds + 2)

@@ -17,7 +17,7 @@ from jaxtyping import Int
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel import AXES
 from bacr_jax.rollout import RolloutSpec
-from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_holding
+from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_at_least
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def simulate(
             keys = np.zeros((spec.chunk, spec.slots), int)
             keys[:, at] = _live_keys(prompts[inside] + sampled[inside], left, spec.chunk)
             by_device = keys.reshape(spec.chunk, shards, -1).sum(-1)
-            window = smallest_holding(lengths, min(positions, lengths[-1]))
+            window = smallest_at_least(lengths, min(positions, lengths[-1]))
             steps += spec.chunk
             live += int(keys.sum())
             by_window += spec.chunk * spec.slots * window

@@ -151,7 +151,7 @@ class Step:
 
         from bacr_jax import advantages
         from bacr_jax.learner.batch import make_batch
-        from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+        from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 
         started = time.perf_counter()
         self.steps += 1
@@ -160,9 +160,9 @@ class Step:
         rollout = generate(
             self.decode(self.state.policy),
             self.prompts,
-            Rows(np.full(self.rows, self.new), cuts),
+            RolloutRequest(np.full(self.rows, self.new), cuts),
             jax.random.key(self.steps),
-            Sampler(self.rollout, self.rules, sampling_params(1.0)),
+            SamplingSetup(self.rollout, self.rules, sampling_params(1.0)),
         )
         sampled = time.perf_counter()
         trunks, branches = rollout.trunks, rollout.branches

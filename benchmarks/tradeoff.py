@@ -59,9 +59,9 @@ def run(folder: Path, config: str, arm: str, *overrides: str) -> dict:
 def style_shares(folder: Path) -> dict[str, float]:
     """Returns the share of sampled traces that are written in steps, for each budget."""
     from bacr_jax.questions.ledger import ID
-    from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+    from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
     from bacr_jax.runs.folder import open_run
-    from bacr_jax.runs.open import read_config
+    from bacr_jax.runs.saved_policy import read_config
     from bacr_jax.training.loop import Trainer
 
     kept = folder / "styles.json"
@@ -80,9 +80,9 @@ def style_shares(folder: Path) -> dict[str, float]:
             rollout = generate(
                 policy.decode_params(state.train.policy),
                 questions.at(index, budgets),
-                Rows(budgets, budgets[:, None]),
+                RolloutRequest(budgets, budgets[:, None]),
                 jax.random.fold_in(jax.random.key(config.seed), budget),
-                Sampler(
+                SamplingSetup(
                     dataclasses.replace(policy.evaluation, answer_tokens=1),
                     environment.rules,
                     sampling_params(1.0),

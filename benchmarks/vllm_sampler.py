@@ -9,7 +9,7 @@ warm-up:
 * `own again`: the same with another seed after the warm-up, which shows the difference between two
   equivalent runs.
 * `vLLM`: sampled by a vLLM server.
-* `one step ahead`: sampled by a vLLM server with rollout.ahead=1.
+* `one step ahead`: sampled by a vLLM server with rollout.async_steps=1.
 
 All runs use truncated importance weights (`loss.importance_cap`), which are 1 if the policy itself
 has sampled. Finished runs are reused. For each seed, the script prints a table, and the accuracies
@@ -111,7 +111,7 @@ def arms(python: Path, out: Path, seed: int) -> dict[str, dict]:
     run(folder(AGAIN), f"seed={seed + 1000}", f"warmup.dir={other}")
     keys = (f"seed={seed}", f"warmup.dir={warmup}")
     run_served(python, folder(VLLM), *keys)
-    run_served(python, folder(AHEAD), *keys, "rollout.ahead=1")
+    run_served(python, folder(AHEAD), *keys, "rollout.async_steps=1")
     read = lambda name: json.loads(RunPaths(folder(name)).summary.read_text())
     return {name: read(name) for name in (OWN, AGAIN, VLLM, AHEAD)}
 

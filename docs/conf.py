@@ -41,7 +41,7 @@ CONTENTS = {
     "Train": [
         "methods",
         "departures",
-        "told",
+        "budget-input",
         "adapters",
         "configuration",
         "metrics",
@@ -66,7 +66,7 @@ CONTENTS = {
         "studies/main",
         "studies/controls",
         "studies/hard",
-        "studies/told",
+        "studies/budget-input",
         "studies/scale",
         "studies/ablation",
         "studies/sensitivity",

@@ -29,10 +29,10 @@ from bacr_jax.config import io as config_io
 from bacr_jax.learner.batch import make_batch
 from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.train_step import question_values, train_step
-from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.runs.setup import make_policy
+from bacr_jax.training.initialize import open_inputs, untrained_state
 from bacr_jax.training.run import make_run
-from bacr_jax.training.start import open_inputs, untrained_state
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
 VALUE_HEAD = "advantage.baseline=value"  # The quickstart uses a running mean as baseline instead.
@@ -66,9 +66,11 @@ def sample(state, policy, environment, rows, budgets, key):
     rollout = generate(
         policy.decode_params(state.policy),  # Copy in the dtype and sharding for decoding.
         prompts,
-        Rows(budgets, budgets[:, None]),  # The cuts [B, M]: here a single one, at the budget.
+        RolloutRequest(
+            budgets, budgets[:, None]
+        ),  # The cuts [B, M]: here a single one, at the budget.
         key,
-        Sampler(
+        SamplingSetup(
             policy.rollout,
             environment.rules,
             sampling_params(1.0),

@@ -11,7 +11,7 @@
 #              first node
 #   --python   interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
 #   --dry-run  print the two commands, for the nodes in BACR_NODES, and do nothing
-# All other arguments are passed to `bacr train`, such as rollout.ahead=1. As in launch/slurm.sh, the
+# All other arguments are passed to `bacr train`, such as rollout.async_steps=1. As in launch/slurm.sh, the
 # job saves a checkpoint and is requeued five minutes before its time limit, or after all servers are
 # lost.
 

@@ -10,7 +10,7 @@
 #   --gpu       settings of the learner, as in launch/one_box.sh
 #   --python    interpreter of the environment with vLLM and the plugin, as in launch/sampler.sh
 #   --dry-run   print the commands that would run, and do nothing
-# All other arguments are passed to `bacr train`, such as rollout.ahead=1. The servers load policies
+# All other arguments are passed to `bacr train`, such as rollout.async_steps=1. The servers load policies
 # from memory (/dev/shm). They are stopped when training ends for any reason. Until then, their logs
 # are in sampler-PORT.log in the folder of the policies.
 

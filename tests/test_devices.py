@@ -141,7 +141,7 @@ for key in values:
     other = values if processes.is_first() else values | {key: "another"}
     io.flatten = lambda _: other
     try:
-        agreement.refuse_others(agreement.told_at_start(Config(), {}))
+        agreement.refuse_if_processes_differ(agreement.start_facts(Config(), {}))
         said = "free"
     except UserError as error:
         assert f"and differs in {key} (" in str(error) and str(error).count('"another" here') == 1

@@ -219,7 +219,7 @@ def test_the_dense_curve_ends_where_the_evaluation_at_the_largest_budget_is(dens
         assert early["total_tokens"] - sum(counts) == (1 if ended else 0)
     found = json.loads((dense / "results.json").read_text())["sets"]["ledger"]
     curve, own = found["dense"]["greedy"], found["by_budget"]["greedy"]["8"]
-    assert (curve["told"], list(curve["curve"])) == (8, ["3", "6", "8"])
+    assert (curve["budget"], list(curve["curve"])) == (8, ["3", "6", "8"])
     for name in ("accuracy", "ci95", "mean_thinking_tokens", "mean_total_tokens", "forced_share"):
         assert curve["curve"]["8"][name] == own[name]
     for at, entry in curve["curve"].items():

@@ -18,7 +18,7 @@ PACKAGES = {
     3: "bacr_doctor bacr_study",
 }
 FLOORS = {
-    0: "errors documents types masked oom",
+    0: "errors files types masked out_of_memory",
     1: "config curriculum rewards losses",
     2: "advantages parallel questions",
     3: "model prompts",

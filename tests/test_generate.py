@@ -85,7 +85,13 @@ def test_several_budgets_and_none_are_each_told_in_words(monkeypatch, capsys, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(asking, "generate", spy)
-    keys = ["--budget", "4,none,0,16", "conditioning.told=words", question, "budget.max=20"]
+    keys = [
+        "--budget",
+        "4,none,0,16",
+        "conditioning.budget_input=prompt",
+        question,
+        "budget.max=20",
+    ]
     assert ask(capsys, model, *keys) == (130, "", "")
     (prompts,) = found
     said = [ledger_tokenizer().decode(row[:n]) for row, n in zip(prompts.tokens, prompts.lengths)]

@@ -11,6 +11,6 @@ def test_every_preset_has_a_line_and_unchecked_constants_are_marked(capsys):
     marked = {name for name, line in lines.items() if "not verified: " in line}
     # docs/methods.md names the same presets.
     assert marked == {"effort", "gfpo", "hapo", "s_grpo", "selfbudgeter"}
-    assert "length.kept" in lines["gfpo"]
+    assert "length.keep_fraction" in lines["gfpo"]
     assert "selfbudgeter.correct_range" in lines["selfbudgeter"]
     assert lines["dapo"].split() == ["dapo", "DAPO"]

@@ -77,13 +77,13 @@ class TestCutWeights:
     @pytest.mark.parametrize(
         "kind, want",
         [("uniform", [0.25] * 4), ("final_heavy", [0.1, 0.1, 0.1, 0.7]),
-         ("own_budget", [0, 0, 0, 1]), ((0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
+         ("last", [0, 0, 0, 1]), ((0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
          (np.array([0.4, 0.3, 0.2, 0.1]), [0.4, 0.3, 0.2, 0.1])],
     )  # fmt: skip
     def test_values(self, kind, want):
         np.testing.assert_allclose(rewards.cut_weights(kind, 4), want, rtol=1e-6)
 
-    @pytest.mark.parametrize("kind", ["uniform", "final_heavy", "own_budget"])
+    @pytest.mark.parametrize("kind", ["uniform", "final_heavy", "last"])
     @pytest.mark.parametrize("num_cuts", [1, 2, 8])
     def test_sum_to_one_for_any_number_of_cuts(self, kind, num_cuts):
         weights = rewards.cut_weights(kind, num_cuts)
@@ -99,8 +99,8 @@ class TestCutWeights:
             rewards.cut_weights(kind, 4)
 
     def test_an_unknown_name_is_no_weight(self):
-        with pytest.raises(ValueError, match="found 'last'; write uniform, final_heavy"):
-            rewards.cut_weights("last", 4)
+        with pytest.raises(ValueError, match="found 'first'; write uniform, final_heavy"):
+            rewards.cut_weights("first", 4)
 
 
 class TestDenseReward:

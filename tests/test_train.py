@@ -17,9 +17,9 @@ import pytest
 import bacr_jax
 import documented_metrics
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import read_lines
+from bacr_jax.files import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE, SIGNALS, Preempted
-from bacr_jax.prompts import environment
+from bacr_jax.prompts import task_data
 from bacr_jax.runs.checkpoint import read_meta
 from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.training import events
@@ -508,7 +508,7 @@ def test_combinations_of_the_four_parts_run(config, finished, tmp_path, index):
         "train.steps=1",
         "eval.samples=0",
         *PLAIN,
-        f"conditioning.told={'embedding' if index & 1 else 'nothing'}",
+        f"conditioning.budget_input={'embedding' if index & 1 else 'none'}",
         f"budget.prior={'curriculum' if index & 2 else 'uniform'}",
         f"reward.dense={str(bool(index & 4)).lower()}",
         f"advantage.baseline={'value' if index & 8 else 'group'}",
@@ -569,7 +569,7 @@ def test_a_run_that_is_asked_otherwise_does_not_go_on(
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     before = (folder / "metrics.jsonl").read_bytes()
-    monkeypatch.setattr(environment, function, lambda *_: "another")
+    monkeypatch.setattr(task_data, function, lambda *_: "another")
     assert main(["--config", str(config), f"output.dir={folder}", *PLAIN]) == 2
     error = capsys.readouterr().err
     assert says in error and error.splitlines()[-1].startswith("error: ")
@@ -626,7 +626,7 @@ def test_folders_are_exported_when_they_are_due_and_at_the_end_but_once(tmp_path
         save=lambda state, step: done.append(f"save {step}"),
         checkpoints=SimpleNamespace(wait=lambda: done.append("wait")),
         writes=True,
-        progress=SimpleNamespace(say=lambda line: None),
+        progress=SimpleNamespace(print_line=lambda line: None),
         poll=lambda: done.append("poll"),
         # Others wait in it as long as it takes: no phase that has a usual length.
         on_phase=lambda phase, step: done.append(phase),

@@ -227,8 +227,8 @@ class TestHistory:
     def advantages(self, slope):
         _, _, _, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = before(r - 0.5)
-        return history_advantage(credit, surprise, jnp.array([0.0, slope]))[0]
+        score_norm_proxy = before(r - 0.5)
+        return history_advantage(credit, score_norm_proxy, jnp.array([0.0, slope]))[0]
 
     def second_token(self, slope):
         """Exact mean and variance of the second token's part of the gradient."""
@@ -241,9 +241,9 @@ class TestHistory:
         plain, variance = self.second_token(0.0)
         _, _, probability, r = self.enumerate()
         credit = advantages.to_go(r - 0.5, jnp.array([0.5, 0.5]))
-        surprise = before(r - 0.5)
+        score_norm_proxy = before(r - 0.5)
         weigh = lambda x: float(probability @ np.asarray(x)[0, :, 1])
-        slope = weigh(credit * surprise) / weigh(surprise**2)
+        slope = weigh(credit * score_norm_proxy) / weigh(score_norm_proxy**2)
         assert slope > 0.1
         corrected, smaller = self.second_token(slope)
         np.testing.assert_allclose(corrected, plain, atol=1e-7)
@@ -258,8 +258,8 @@ class TestHistory:
 
     def test_moments_by_hand(self):
         credit = jnp.array([[[1.0, 2.0], [0.0, -1.0]]])
-        surprise = jnp.array([[[0.0, 0.5], [0.0, -0.5]]])
-        both, square = history_moments(credit, surprise)
+        score_norm_proxy = jnp.array([[[0.0, 0.5], [0.0, -0.5]]])
+        both, square = history_moments(credit, score_norm_proxy)
         np.testing.assert_allclose(both, [0.0, 0.75])
         np.testing.assert_allclose(square, [0.0, 0.25])
 

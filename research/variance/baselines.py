@@ -74,7 +74,7 @@ class Groups(Rollouts):
             "lengths": self.thinking,
             "closed": closed,
             "closed_by_tag": closed,
-            "surprise": self.surprise,
+            "score_norm_proxy": self.surprise,
             "fraction": np.float32(0.5),
             "extra": {},
         }

@@ -16,7 +16,7 @@ from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods.reward_terms import progress_coefficient
 from bacr_jax.model import value
 from bacr_jax.model.value import ValueInput
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.runs import initial
 from bacr_jax.types import Params
 from research.variance.gradient_pool import Drawn, Frozen
@@ -29,7 +29,7 @@ _ROWS = 512
 
 
 def _features(
-    frozen: Frozen, questions: Questions, drawn: Drawn, head: Params, spec: LearnerSpec
+    frozen: Frozen, questions: PromptedQuestions, drawn: Drawn, head: Params, spec: LearnerSpec
 ) -> Float[np.ndarray, "B M F"]:
     """Returns the input features of the head for each row.
 
@@ -53,7 +53,7 @@ def _features(
 
 
 def predicted_outcomes(
-    frozen: Frozen, head: Params, spec: LearnerSpec, questions: Questions, drawn: Drawn
+    frozen: Frozen, head: Params, spec: LearnerSpec, questions: PromptedQuestions, drawn: Drawn
 ) -> Float[np.ndarray, "B M"]:
     """Returns the probability of a correct answer at every cut that a head's V implies."""
     features = _features(frozen, questions, drawn, head, spec)

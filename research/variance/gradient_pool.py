@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 
 from bacr_jax import advantages, curriculum, rewards
 from bacr_jax.config import Config
-from bacr_jax.config.derived import drawn as drawn_budgets
+from bacr_jax.config.resolve import drawn as drawn_budgets
 from bacr_jax.errors import UserError
 from bacr_jax.learner.batch import Batch, make_batch, narrowed
 from bacr_jax.learner.scoring import in_portions, thinking_energies
 from bacr_jax.methods import load_method
-from bacr_jax.prompts.environment import Environment, Questions
-from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
+from bacr_jax.rollout import Rollout, RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.runs import setup
 from bacr_jax.runs.checkpoint import read_part
 from bacr_jax.runs.folder import RunPaths
@@ -46,15 +46,15 @@ class Frozen:
     policy: setup.Policy
     params: Params
     head: Params
-    environment: Environment
+    environment: TaskData
 
     @property
-    def pool_questions(self) -> Questions:
+    def pool_questions(self) -> PromptedQuestions:
         """Returns the held-out questions, from the first evaluation set."""
         return next(iter(self.environment.eval.values()))
 
 
-def open_frozen(config: Config, folder: Path, step: int, environment: Environment) -> Frozen:
+def open_frozen(config: Config, folder: Path, step: int, environment: TaskData) -> Frozen:
     """Loads a checkpoint of a run whose method has a value head."""
     policy = setup.make_policy(config, load_method(config), environment.vocab_size)
     state = RunPaths(folder.absolute()).checkpoints / str(step) / "state"
@@ -73,9 +73,9 @@ class Rollouts:
 
     Attributes:
       tokens: number of sampled tokens in each segment.
-      surprise: sum of (1 - p)^2 over the tokens of a segment, where p is the probability with which
-        a token was sampled. It is a proxy for the squared norm of the segment's score, and needs no
-        additional computation.
+      surprise: sum of (1 - p)^2 over the tokens of a segment, where p is the probability
+        with which a token was sampled. It is a proxy for the squared norm of the segment's score,
+        and needs no additional computation.
       energy: sum of 1 - 2 p + sum_v p(v)^2 over the tokens of a segment. A term is the squared norm
         of the token's score with respect to the logits.
       by_answer: outcome of every answer.
@@ -133,7 +133,7 @@ class Pool(Drawn):
 
 def draw(
     frozen: Frozen,
-    questions: Questions,
+    questions: PromptedQuestions,
     rows: Int[np.ndarray, "B"],
     budgets: Int[np.ndarray, "B"],
     key: jax.Array,
@@ -151,16 +151,16 @@ def draw(
     rollout = generate(
         policy.decode_params(frozen.params),
         questions.at(rows, budgets),
-        Rows(budgets, cuts),
+        RolloutRequest(budgets, cuts),
         key,
-        Sampler(spec, environment.rules, sampling, policy.phi_of(frozen.params)),
+        SamplingSetup(spec, environment.rules, sampling, policy.phi_of(frozen.params)),
     )
     references = [questions.set.answers[row] for row in rows]
     asked = [questions.set.questions[row] for row in rows]
     shape = (len(rows), cuts.shape[1], answers)
     outcomes = environment.verify(rollout.branches, references, questions=asked).reshape(shape)
     sampled, logprobs = np.asarray(rollout.trunks.sampled), rollout.trunks.logprobs
-    surprise = advantages.segment_surprise(*map(jnp.asarray, (logprobs, sampled, cuts)))
+    surprise = advantages.segment_score_norm_proxy(*map(jnp.asarray, (logprobs, sampled, cuts)))
     ends = np.minimum(np.concatenate([0 * cuts[:, :1], cuts], 1), sampled[:, None])
     energies = thinking_energies(
         frozen.params, rollout.trunks, environment.rules.allowed_tokens, spec=policy.learner
@@ -294,7 +294,7 @@ _ALL_DEPEND = ("config", "overrides", "questions", "budgets")
 class _Asked(NamedTuple):
     """Questions to sample from, each with its list of budgets."""
 
-    questions: Questions
+    questions: PromptedQuestions
     chosen: Int[np.ndarray, "Q"]
     budgets: Int[np.ndarray, "Q N"]
     answers: int

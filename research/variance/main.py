@@ -18,11 +18,11 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.methods.registry import make_method
 from bacr_jax.model.value import ValueInput
-from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.runs.folder import RunPaths, steps_in
-from bacr_jax.runs.open import read_config
 from bacr_jax.runs.progress import Progress
-from bacr_jax.training.start import tokenizer_of
+from bacr_jax.runs.saved_policy import read_config
+from bacr_jax.training.initialize import tokenizer_of
 from research.variance import measurement, noise
 from research.variance import report as variance_report
 from research.variance.baselines import Setting
@@ -81,7 +81,7 @@ def trained(settings: VarianceSettings, seed: int, folder: Path, progress: Progr
     """Trains the run of a seed with the ordinary training command, unless it is finished."""
     run_config(settings, seed, folder)
     if not RunPaths(folder).summary.exists():
-        progress.say(f"training seed {seed} into {folder}")
+        progress.print_line(f"training seed {seed} into {folder}")
         files = [word for path in settings.config for word in ("--config", path)]
         words = _own_keys(settings, seed, folder)
         command = [sys.executable, "-m", "bacr_jax.train", *files, *words]
@@ -168,7 +168,7 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
         for seed in settings.seeds:
             folder = output / f"seed-{seed}" / "run"
             trained(settings, seed, folder, progress)
-            progress.say(f"seed {seed}: {folder}")
+            progress.print_line(f"seed {seed}: {folder}")
             config = read_config(folder)
             environment = build_environment(config, *tokenizer_of(config))
             for step in settings.checkpoints:
@@ -178,4 +178,4 @@ def main(path: Path, size: str, overrides: Sequence[str] = ()) -> None:
                     draws = Draws(settings, frozen, regime, seed, pools, progress)
                     results.append(_measured(draws))
         for file in variance_report.write(output, size, settings, results, time.time() - started):
-            progress.say(str(file))
+            progress.print_line(str(file))

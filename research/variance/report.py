@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bacr_jax.documents import write_atomically, write_json
+from bacr_jax.files import write_atomically, write_json
 from bacr_jax.report import png
 from bacr_jax.report.charts import Axis, Chart, Mark, Series, colour, marker
 from bacr_jax.report.html_page import templates

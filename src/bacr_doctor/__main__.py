@@ -17,7 +17,7 @@ import yaml
 import bacr_jax
 from bacr_doctor.children import MOST_SECONDS, run_checks
 from bacr_doctor.records import Record, Subject, format_record, overlay_keys, to_json_object
-from bacr_jax import documents, train
+from bacr_jax import files, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
 from bacr_jax.config.shipped import locate
@@ -139,10 +139,10 @@ def main(argv: Sequence[str] | None) -> int:
         print(format_record(record), flush=True)
     seconds = round(time.monotonic() - started, 1)
     content = to_json_object(records, version=bacr_jax.__version__, seconds=seconds)
-    documents.write_json(options.out, content)
+    files.write_json(options.out, content)
     if options.write_overlay is not None:
         overlay = yaml.safe_dump(overlay_keys(records))
-        documents.write_atomically(options.write_overlay, overlay)
+        files.write_atomically(options.write_overlay, overlay)
     counts = Counter(record.status for record in records)
     totals = f"{counts['ok']} ok, {counts['warn']} warn, {counts['broken']} broken"
     print(f"{len(records)} checks: {totals}; {seconds:.0f} s; {options.out}")

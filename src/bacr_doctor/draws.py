@@ -22,7 +22,7 @@ from bacr_jax.config import Config, EvalConfig
 from bacr_jax.methods import load_method
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.stop_strings import no_stop_string
-from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import Rollout, RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.runs.setup import Policy, make_policy
 from bacr_jax.training.stages import round_keys
 from bacr_jax.types import Params, Prompts
@@ -320,7 +320,7 @@ def sample_training(policy: Policy, config: Config, logits: PerToken) -> Sampled
     vocabulary = len(logits)
     temperature = config.rollout.temperature
     params = constant_params(policy, logits)
-    sampler = Sampler(
+    sampler = SamplingSetup(
         policy.rollout,
         _rules(vocabulary),
         sampling_params(temperature),
@@ -332,7 +332,7 @@ def sample_training(policy: Policy, config: Config, logits: PerToken) -> Sampled
     answers = []
     for step in (1, 2):
         rollout_key = round_keys(run_key, step, 0)[1]
-        rows = Rows(**_budgets(_ROWS))
+        rows = RolloutRequest(**_budgets(_ROWS))
         copy = policy.decode_params(params)
         rollout = generate(copy, _prompts(_ROWS), rows, rollout_key, sampler)
         step_thinking, step_answers = _tokens(rollout, slice(None))
@@ -360,14 +360,14 @@ def sample_evaluation(
     params = constant_params(policy, logits)
     counts = [_GREEDY_ROWS, _ROWS, _ROWS]
     temperatures = [0.0, settings.temperature, settings.temperature]
-    sampler = Sampler(
+    sampler = SamplingSetup(
         policy.evaluation,
         _rules(vocabulary),
         sampling_params(temperatures, settings.top_p),
         policy.phi_of(params),
     )
     total = sum(counts)
-    rows = Rows(
+    rows = RolloutRequest(
         **_budgets(total),
         # The three groups of rows use the same question ids, starting at 0.
         ids=np.concatenate([np.arange(count) for count in counts]),

@@ -23,20 +23,20 @@ from bacr_client.fingerprint import MANIFEST, file_digests
 from bacr_doctor.records import Record, Subject, ok_or_broken
 from bacr_grading import Grader
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import replace_file
 from bacr_jax.errors import UserError
+from bacr_jax.files import replace_file
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hub import local_folder
 from bacr_jax.model.hf.reading import check_folder
 from bacr_jax.prompts.encoding import encode_prompts, eos_ids, frame
 from bacr_jax.prompts.formats import format_for
 from bacr_jax.prompts.tokenizers import decode_ids, load_tokenizer
-from bacr_jax.runs.agreement import told_at_start
+from bacr_jax.runs.agreement import start_facts
 from bacr_jax.runs.folder import LOCK, lock_folder
 from bacr_jax.runs.provenance import commit
 
 # Packages that can break a run or change its speed, in addition to the packages that every run
-# records (`told_at_start`).
+# records (`start_facts`).
 _MORE_PACKAGES = re.compile(
     r"orbax-checkpoint|transformers|jax-cuda1\d-p\w+|nvidia-(nccl|cudnn)\S*"
 )
@@ -94,7 +94,7 @@ def versions(subject: Subject) -> Record:
     The status is `warn` if jaxlib and its CUDA plugin have different versions.
     """
     config_keys = config_io.flatten(subject.config)
-    recorded = told_at_start(subject.config, {})
+    recorded = start_facts(subject.config, {})
     values: dict[str, Any] = {
         "python": platform.python_version(),
         "commit": commit(),

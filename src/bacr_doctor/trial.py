@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from bacr_doctor import reference
 from bacr_doctor.records import Subject
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, resolve
 from bacr_jax.learner.batch import Batch, make_batch
 from bacr_jax.learner.objective import Minibatch
 from bacr_jax.learner.optimizer import policy_optimizer
@@ -29,7 +29,7 @@ from bacr_jax.model import adapters
 from bacr_jax.parallel import place, row_sharding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.stop_strings import no_stop_string
-from bacr_jax.rollout import Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import Rollout, RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.runs.setup import Policy, make_policy, mesh_shape, model_shape
 from bacr_jax.types import Params, Prompts
 from bacr_plan.workload import planned_shape
@@ -126,7 +126,7 @@ class Trial:
         return jax.default_matmul_precision(precision)
 
     @functools.cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> RolloutRequest:
         """Generates the budget and two cuts of each row.
 
         Budgets fall from the maximum to 0, and most of them are large. The cuts are at half the
@@ -138,7 +138,7 @@ class Trial:
         budgets = self.config.budget.max * shares
         budgets = budgets.astype(np.int32)
         cuts = np.stack([budgets // 2, budgets], axis=1)
-        return Rows(budgets, cuts)
+        return RolloutRequest(budgets, cuts)
 
     def prompts(self) -> Prompts:
         """Generates random prompts, with lengths that fall from the maximum to one token."""
@@ -162,7 +162,7 @@ class Trial:
         with self.matmul_precision():
             phi = self.policy.phi_of(params)
             copy = self.policy.decode_params(params)
-            sampler = Sampler(
+            sampler = SamplingSetup(
                 self.policy.rollout,
                 self.rules,
                 sampling_params(1.0),
@@ -301,7 +301,7 @@ def make_long_trial(subject: Subject) -> Trial:
     dtype = run_dtype(subject)
     longest = _LONGEST
     if subject.named:
-        most_thinking = max(config.budget.max, derived.largest_evaluated(config))
+        most_thinking = max(config.budget.max, resolve.largest_evaluated(config))
         most_thinking += config.budget.grace
         longest = config.data.max_prompt_tokens + most_thinking + config.rollout.answer_tokens
     if jax.default_backend() == "cpu":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config.values import shown
 
 _MAGIC = b"GGUF"
@@ -193,7 +193,7 @@ def read(path: Path) -> GgufFile:
     Raises:
       GgufError: if the file is not a GGUF file, is damaged, or contains an unsupported tensor type.
     """
-    documents.check_regular(path)
+    files.check_regular(path)
     file_size = path.stat().st_size
     with path.open("rb") as file:
         reader = _HeaderReader(file.read(min(file_size, LARGEST_HEADER)))

@@ -200,7 +200,7 @@ def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
     answer_unit = _bare_unit(answer.text)
     if answer_unit is None:
         return True
-    return any(names_what_is_counted(answer_unit, words) for words in reference_words or [""])
+    return any(names_counted_noun(answer_unit, words) for words in reference_words or [""])
 
 
 def _bare_unit(text: str) -> str | None:
@@ -225,7 +225,7 @@ def _is_harmless(match: re.Match[str], content: str, text: str) -> bool:
         return True
     if match.start() == 0 and _is_quantity_name(content, text[match.end() :]):
         return True
-    return names_what_is_counted(content)
+    return names_counted_noun(content)
 
 
 def _is_quantity_name(words: str, rest: str) -> bool:
@@ -453,7 +453,7 @@ _NEVER = frozenset(
 )
 
 
-def names_what_is_counted(words: str, reference: str = "") -> bool:
+def names_counted_noun(words: str, reference: str = "") -> bool:
     """True if the words after a number are only a unit or a counted noun, such as "18 red apples".
 
     Accepts known units, multipliers such as "million", plural nouns and a list of singular nouns.

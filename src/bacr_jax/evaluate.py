@@ -21,13 +21,13 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
-    quieten_orbax,
+    silence_orbax,
 )
-from bacr_jax.config.derived import NONE, read_budgets
 from bacr_jax.config.engine import add_engine, engine_faults
+from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 
 if TYPE_CHECKING:
     from bacr_jax.questions.question_set import QuestionSet
@@ -40,7 +40,8 @@ DESCRIPTION = (
 EPILOG = (
     "Config keys of reading and answering questions can be overridden, such as "
     "data.question_column=problem or rollout.answer_tokens=256, and so can keys of speed, such as "
-    "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, conditioning.told=words can "
+    "model.product_dtype=bfloat16 (docs/evaluation.md). With --model, "
+    "conditioning.budget_input=prompt can "
     "be written too; it puts the budget into the prompt."
 )
 # Config keys, or prefixes of keys, that can be overridden. All other keys belong to the policy,
@@ -68,7 +69,7 @@ OVERRIDABLE = (
 )
 # Config keys that define how a policy receives its budget. A Hugging Face folder does not contain
 # them, so they can be set on the command line.
-BUDGET_INPUT_KEYS = ("conditioning.told", "conditioning.words")
+BUDGET_INPUT_KEYS = ("conditioning.budget_input", "conditioning.prompt_text")
 # Default values of the command-line options.
 TEMPERATURE = 0.6
 TOP_P = 0.95
@@ -339,7 +340,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
             every=None,
             budgets=budgets,
             no_budget=no_budget,
-            dense=arguments.every,
+            cut_every=arguments.every,
             size=arguments.size,
             samples=arguments.samples,
             temperature=TEMPERATURE if arguments.temperature is None else arguments.temperature,
@@ -375,7 +376,7 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
     Raises:
       UserError: the set of --train can't be read.
     """
-    from bacr_jax.prompts.environment import load_training_texts
+    from bacr_jax.prompts.task_data import load_training_texts
     from bacr_jax.questions.loaders import is_made
 
     if arguments.train is not None:
@@ -418,8 +419,8 @@ def evaluate(
     from bacr_jax.questions.missing import without_missing
     from bacr_jax.report.chosen_step import step_lines
     from bacr_jax.report.evaluation import write_tables
-    from bacr_jax.runs.open import open_policy
     from bacr_jax.runs.progress import Progress
+    from bacr_jax.runs.saved_policy import open_policy
 
     saved = open_policy(arguments.run, arguments.model, arguments.step, download=arguments.download)
     saved.check()
@@ -444,7 +445,7 @@ def evaluate(
         url=arguments.url,
     )
     with Progress() as progress, open_evaluation(out, work.settings):
-        progress.say(f"evaluating {work.name}; everything goes to {out}")
+        progress.print_line(f"evaluating {work.name}; everything goes to {out}")
         lines = list(step_lines(saved.chosen)) if saved.chosen is not None else []
         lines.append(compile_cache.line)
         if work.url is None:
@@ -453,10 +454,10 @@ def evaluate(
         if training_set_line:
             lines.append(training_set_line)
         for line in lines:
-            progress.say(line)
+            progress.print_line(line)
         results = job.run(work, out, progress, poll)
         for table in write_tables(out, results):
-            progress.say(table)
+            progress.print_line(table)
     return results
 
 
@@ -468,7 +469,7 @@ def main(argv: Sequence[str] | None) -> int:
       The exit code: 0 after success, 75 after a signal, 130 after Ctrl-C, and 1 if a device ran out
         of memory. Invalid input exits with code 2.
     """
-    quieten_orbax()
+    silence_orbax()
     arguments = parse(argv)
     # Imported here because it imports JAX, which --help does not need.
     from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler

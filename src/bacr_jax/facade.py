@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config
-from bacr_jax.config.cli import quieten_orbax
-from bacr_jax.config.derived import NONE
+from bacr_jax.config.cli import silence_orbax
+from bacr_jax.config.resolve import NONE
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.ask import Answer, ResponseScore, Session
 from bacr_jax.generate import AskOptions, budgets_of, open_session
@@ -150,7 +150,7 @@ def load(
     Raises:
       UserError: the folder contains no policy, or an argument is invalid.
     """
-    quieten_orbax()
+    silence_orbax()
     path = Path(folder).expanduser()
     if RunPaths(path).config.is_file():
         return Policy(open_session(path, None, step, overrides))

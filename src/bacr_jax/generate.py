@@ -33,14 +33,14 @@ from bacr_jax.config.cli import (
     check_text,
     entry_point,
     failure,
-    quieten_orbax,
     refusal,
+    silence_orbax,
     whole_number,
 )
-from bacr_jax.config.derived import NONE, read_budgets
+from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 
 if TYPE_CHECKING:
     from bacr_jax.evaluation.ask import Answer, Session
@@ -53,7 +53,7 @@ DESCRIPTION = (
 )
 EPILOG = (
     "Config keys can be overridden, such as rollout.answer_tokens=256, data.prompt_format=boxed or "
-    "conditioning.told=words, which puts the budget into the prompt."
+    "conditioning.budget_input=prompt, which puts the budget into the prompt."
 )
 COMMANDS = (
     "/budget 8,64   /temperature 0.6   /top-p 0.95   /seed 1   /help; Ctrl-C stops an answer, "
@@ -191,7 +191,7 @@ def open_session(
     Raises:
       UserError: the policy can't be opened or an override is invalid.
     """
-    from bacr_jax.runs.open import open_policy
+    from bacr_jax.runs.saved_policy import open_policy
 
     saved = open_policy(run, model, step, download=download)
     config = config_io.override(saved.config, overrides)
@@ -256,7 +256,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 
 
 def answer(
-    session: "Session", question: str, options: AskOptions, say: Callable[[str], Any]
+    session: "Session", question: str, options: AskOptions, print_line: Callable[[str], Any]
 ) -> None:
     """Asks one question at every budget and prints the answers during decoding."""
     console = Console()
@@ -265,15 +265,15 @@ def answer(
     with stopping() as poll:
         ask = functools.partial(session.ask, [question], budgets, **settings, poll=poll)
         if len(budgets) == 1:
-            (single,) = ask(watch=_Stream(say))
-            say(_answer_text(single))
+            (single,) = ask(watch=_Stream(print_line))
+            print_line(_answer_text(single))
         elif LiveColumns.fit(console, budgets):
             with LiveColumns(console, budgets) as columns:
                 columns.show(ask(watch=columns.watch))
         else:
             for result in ask(watch=None):
-                say(f"--- {_budget_name(result.budget)} ---\n{result.thinking}")
-                say(_answer_text(result))
+                print_line(f"--- {_budget_name(result.budget)} ---\n{result.thinking}")
+                print_line(_answer_text(result))
 
 
 def _answer_text(answer: "Answer") -> str:
@@ -337,8 +337,8 @@ class LiveColumns(Live):
 class _Stream:
     """Prints the thinking of a single row as it grows. Passed as `watch` to `ask.Session.ask`."""
 
-    def __init__(self, say: Callable[[str], Any]):
-        self._say = say
+    def __init__(self, print_line: Callable[[str], Any]):
+        self._say = print_line
         self._num_printed = 0
 
     def __call__(self, row: int, thinking: str, answer: str) -> None:
@@ -347,7 +347,7 @@ class _Stream:
         self._num_printed = max(self._num_printed, len(thinking))
 
 
-def converse(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
+def converse(session: "Session", options: AskOptions, print_line: Callable[[str], Any]) -> None:
     """Reads questions and commands from the terminal until end of input.
 
     Invalid input prints an error of one line, and the conversation continues.
@@ -359,27 +359,27 @@ def converse(session: "Session", options: AskOptions, say: Callable[[str], Any])
     # Importing readline adds line editing and a history to `input`. Some Python builds lack it.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
-    say(f"{session.saved.name}; a question, or {COMMANDS}\n")
+    print_line(f"{session.saved.name}; a question, or {COMMANDS}\n")
     while True:
         try:
             line = input("> ").strip()
         except EOFError:
-            say("\n")
+            print_line("\n")
             return
         except KeyboardInterrupt:
-            say("\nCtrl-D ends\n")
+            print_line("\nCtrl-D ends\n")
             continue
         try:
             if line.startswith("/"):
                 options = _changed(session, options, line)
-                say(f"{_settings_line(options)}\n")
+                print_line(f"{_settings_line(options)}\n")
             elif line:
                 check_text(line, "question")
                 started = time.perf_counter()
-                answer(session, line, options, say)
-                say(f"{time.perf_counter() - started:.1f} s\n")
+                answer(session, line, options, print_line)
+                print_line(f"{time.perf_counter() - started:.1f} s\n")
         except Stopped:
-            say("\n[stopped]\n")
+            print_line("\n[stopped]\n")
         except UserError as error:
             refusal(error)
         except OutOfMemory as error:
@@ -432,7 +432,7 @@ def _settings_line(options: AskOptions) -> str:
     )
 
 
-def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]) -> None:
+def from_pipe(session: "Session", options: AskOptions, print_line: Callable[[str], Any]) -> None:
     """Asks every non-empty line of standard input.
 
     Raises:
@@ -450,9 +450,9 @@ def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]
         if not question:
             continue
         num_questions += 1
-        say(f"=== {question} ===\n")
+        print_line(f"=== {question} ===\n")
         try:
-            answer(session, question, options, say)
+            answer(session, question, options, print_line)
         except UserError as error:
             raise UserError(f"standard input, line {number}: {error}") from None
     if not num_questions:
@@ -462,7 +462,7 @@ def from_pipe(session: "Session", options: AskOptions, say: Callable[[str], Any]
         )
 
 
-def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
+def generate(arguments: argparse.Namespace, print_line: Callable[[str], Any]) -> None:
     """Opens the policy and answers the questions from the command line, a terminal or a pipe."""
     session = open_session(
         arguments.run,
@@ -478,11 +478,11 @@ def generate(arguments: argparse.Namespace, say: Callable[[str], Any]) -> None:
         arguments.seed,
     )
     if arguments.question is not None:
-        answer(session, arguments.question, options, say)
+        answer(session, arguments.question, options, print_line)
     elif sys.stdin.isatty():
-        converse(session, options, say)
+        converse(session, options, print_line)
     else:
-        from_pipe(session, options, say)
+        from_pipe(session, options, print_line)
 
 
 @entry_point
@@ -493,14 +493,14 @@ def main(argv: Sequence[str] | None) -> int:
       The exit code: 0 after success, 130 after Ctrl-C, and 1 if a device ran out of memory. Invalid
         input prints one line and exits with code 2.
     """
-    quieten_orbax()
+    silence_orbax()
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
     try:
-        generate(parse(argv), say)
+        generate(parse(argv), print_line)
     except OutOfMemory as error:
         return failure(f"{error}; write fewer or smaller numbers in --budget")
     except (KeyboardInterrupt, Stopped):

@@ -144,7 +144,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
       kind: one of the following.
         "uniform": 1/M for each cut (Eq. 9).
         "final_heavy": .7 for the last cut; the other cuts share the rest equally.
-        "own_budget": 1 for the last cut and 0 for all others (Eq. 1).
+        "last": 1 for the last cut and 0 for all others (Eq. 1).
         A list of M nonnegative weights that sum to 1.
 
     Returns:
@@ -158,7 +158,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
         return _checked_weights(kind, num_cuts)
     if kind == "uniform":
         return np.full(num_cuts, 1.0 / num_cuts)
-    if kind == "own_budget" or (kind == "final_heavy" and num_cuts == 1):
+    if kind == "last" or (kind == "final_heavy" and num_cuts == 1):
         return np.eye(num_cuts)[-1]
     if kind == "final_heavy":
         weights = np.full(num_cuts, (1.0 - _FINAL_SHARE) / (num_cuts - 1))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from bacr_jax.config import Config, shipped
 from bacr_jax.config import io as config_io
 from bacr_jax.config.atomics import allow_fast_additions
-from bacr_jax.config.cli import Parser, entry_point, failure, quieten_orbax, uninterrupted
+from bacr_jax.config.cli import Parser, entry_point, failure, silence_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.errors import UserError, faults_of
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
 
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
             print(f"  {line}")
         raise SystemExit(0)
     config = with_local_model(config, download=arguments.download)
-    config = with_sets_that_are_there(config)
+    config = with_available_sets(config)
     config = with_prompt_date(config)
     return config, arguments.resume, allowed
 
@@ -170,7 +170,7 @@ def with_prompt_date(config: Config) -> Config:
     return prompt_date.with_prompt_date(config, begun_config(config))
 
 
-def with_sets_that_are_there(config: Config) -> Config:
+def with_available_sets(config: Config) -> Config:
     """Removes missing evaluation sets from the config, if `data.eval_missing` allows it.
 
     Prints one line for every removed set.
@@ -202,7 +202,7 @@ def check_inputs(
     """
     from bacr_jax.parallel import processes
     from bacr_jax.runs.metrics import check_wandb
-    from bacr_jax.training import start
+    from bacr_jax.training import initialize
     from bacr_jax.training.warmup_folder import check_warmup
 
     # Each step below replaces `resolved` by its result. A step that fails leaves it unchanged.
@@ -215,7 +215,7 @@ def check_inputs(
 
     def resolve_sets() -> None:
         nonlocal resolved
-        resolved = with_sets_that_are_there(resolved)
+        resolved = with_available_sets(resolved)
 
     def resolve_prompt_date() -> None:
         nonlocal resolved
@@ -223,7 +223,7 @@ def check_inputs(
 
     def read_inputs() -> None:
         processes.check_platform()
-        lines.extend(start.check_inputs(resolved))
+        lines.extend(initialize.check_inputs(resolved))
 
     faults = faults_of(
         resolve_model,
@@ -265,7 +265,7 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
     import numpy as np
 
     from bacr_jax.parallel import processes
-    from bacr_jax.runs.agreement import refuse_others, told_at_start
+    from bacr_jax.runs.agreement import refuse_if_processes_differ, start_facts
 
     path = run_path(config)
     if not processes.join():
@@ -275,7 +275,9 @@ def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFold
         processes.check_platform()
         return open_run(path, config, resume=resume, allowed=allowed)
     processes.check_platform()
-    refuse_others(told_at_start(config, {"--resume": resume, "--allow-change": sorted(allowed)}))
+    refuse_if_processes_differ(
+        start_facts(config, {"--resume": resume, "--allow-change": sorted(allowed)})
+    )
     if not processes.is_first():
         if not processes.from_first(np.bool_(False)):
             raise SystemExit(2)
@@ -389,7 +391,7 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
     error_text = processes.text_from_first(error_text)
     if error_text:
         raise UserError(error_text)
-    trainer.progress.say(f"step {step} as a Hugging Face folder: {out}")
+    trainer.progress.print_line(f"step {step} as a Hugging Face folder: {out}")
 
 
 def _start(trainer: Any, folder: RunFolder) -> Any:
@@ -428,7 +430,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 def _train(config: Config, folder: RunFolder) -> int:
     """Calls `train` and converts its exceptions to exit codes."""
-    quieten_orbax()
+    silence_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
         from bacr_jax.training.failures import TrainingFailed
@@ -491,11 +493,11 @@ def run(
     config = config_io.override(config, overrides)
     check(config, allow_change)
     config = with_local_model(config, download=False)
-    config = with_sets_that_are_there(config)
+    config = with_available_sets(config)
     config = with_prompt_date(config)
     allow_fast_additions()
     make_reproducible(config)
-    quieten_orbax()
+    silence_orbax()
     with joint_run(config, resume, allow_change) as folder, _interruptible() as poll:
         return train(config, folder, poll, callbacks)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, resolve
 from bacr_jax.config.values import written
 from bacr_jax.curriculum import init_curriculum, truncnorm_ppf
 from bacr_jax.errors import UserError
@@ -69,11 +69,11 @@ def prompt_lengths(config: Config) -> PromptLengths:
 
     Falls back to `MATH` if the training set or its tokenizer is not available locally.
     """
-    from bacr_jax.prompts.environment import load_sets
+    from bacr_jax.prompts.task_data import load_sets
     from bacr_jax.runs.setup import run_tokenizer
 
     limit = config.data.max_prompt_tokens
-    set_names = tuple(name for _, name in derived.mixture(config.data.train))
+    set_names = tuple(name for _, name in resolve.mixture(config.data.train))
     data = dataclasses.replace(config.data, eval=set_names)
     config_of_sets = dataclasses.replace(config, data=data)
     try:
@@ -139,7 +139,7 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
     """
     budget = config.budget
     method = load_method(config)
-    if not method.held:
+    if not method.truncates_at_budget:
         return np.full(rows, budget.max)
     if budget.prior == "fixed" or not method.follows_prior:
         num_groups = config.data.num_groups
@@ -150,7 +150,7 @@ def _thinking(config: Config, rng: np.random.Generator, rows: int) -> Int[np.nda
     if budget.prior == "uniform":
         return rng.integers(budget.min, budget.max + 1, rows)
     if budget.prior == "choices":
-        return rng.choice(np.array(derived.drawn(config)), rows)
+        return rng.choice(np.array(resolve.drawn(config)), rows)
     return _curriculum_budgets(config, rng, rows)
 
 

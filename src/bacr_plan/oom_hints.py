@@ -8,7 +8,7 @@ import jax
 
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.parallel import MeshShape
 from bacr_plan import memory, search
 from bacr_plan.devices import GIB, MEMORY_FRACTION

@@ -26,7 +26,7 @@ from bacr_jax.model import adapters
 from bacr_jax.model.kv_cache import decode_params
 from bacr_jax.prompts.decode_rules import Automaton, DecodeRules
 from bacr_jax.rollout import sampling_params, trunks
-from bacr_jax.rollout.sampling import Draws
+from bacr_jax.rollout.sampling import SamplingInputs
 from bacr_jax.runs import initial, setup
 from bacr_plan.workload import SUFFIX_TOKENS
 
@@ -179,11 +179,11 @@ class Programs:
         copy = jax.eval_shape(make_copy, self.params)
         return laid_out(copy, parallel.shardings(copy, mesh, rules=parallel.DECODE))
 
-    def draws(self) -> Draws:
+    def draws(self) -> SamplingInputs:
         """Returns the abstract sampling inputs (key, decode rules and temperature), replicated."""
         rules = _decode_rules(self.learner.model.vocab_size)
         sampling = jax.eval_shape(lambda: sampling_params(1.0))
-        return _whole(Draws(self.key, rules, sampling), self.decode_mesh)
+        return _whole(SamplingInputs(self.key, rules, sampling), self.decode_mesh)
 
     def slots(self) -> Any:
         """Returns the abstract decoding state with the longest cache."""

@@ -19,9 +19,9 @@ from bacr_jax.learner.batch import Batch, empty_batch
 from bacr_jax.learner.micro_batches import Shapes, planned_parts
 from bacr_jax.learner.padding_free import Allowance, planned_rows
 from bacr_jax.parallel import MeshShape
-from bacr_jax.rollout import Listeners, RolloutSpec, Rows, rollouts
-from bacr_jax.rollout.engine import Engine, prompt_widths
-from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
+from bacr_jax.rollout import Callbacks, RolloutRequest, RolloutSpec, rollouts
+from bacr_jax.rollout.engine import SlotDecoder, prompt_widths
+from bacr_jax.rollout.scheduler import prefill_batches, smallest_at_least
 from bacr_jax.types import Prompts
 from bacr_plan.lengths import SUFFIX_TOKENS, Lengths
 from bacr_plan.workload import Workload
@@ -73,7 +73,7 @@ class Schedule:
         return sum(chunk.steps for chunk in self.chunks)
 
 
-class CountingEngine(Engine):
+class CountingDecoder(SlotDecoder):
     """A rollout engine that only counts calls. A row ends when its thinking budget is used up.
 
     Attributes:
@@ -81,7 +81,7 @@ class CountingEngine(Engine):
       length: current length of the caches in positions.
     """
 
-    # In `Engine` this is a property derived from the caches. Here it is a plain number.
+    # In `SlotDecoder` this is a property derived from the caches. Here it is a plain number.
     length = 0
 
     def __init__(self, spec: RolloutSpec, rows: Lengths, width: int):
@@ -109,7 +109,7 @@ class CountingEngine(Engine):
     def fit_caches(self, positions: int) -> None:
         """Sets the cache length to the shortest one with at least `positions` positions."""
         wanted = min(positions, self.lengths[-1])
-        self.length = smallest_holding(self.lengths, wanted)
+        self.length = smallest_at_least(self.lengths, wanted)
 
     def prefill(
         self, rows: Any, entering: np.ndarray, slots: np.ndarray, *, together: bool = False
@@ -119,7 +119,7 @@ class CountingEngine(Engine):
         indices = np.searchsorted(widths, self.rows.prompts[entering])
         padded_widths = widths[indices]
         for batch in prefill_batches(padded_widths, self.sizes):
-            count = smallest_holding(self.sizes, len(batch))
+            count = smallest_at_least(self.sizes, len(batch))
             width = int(padded_widths[batch].max())
             self.schedule.prefills.append((count, width))
         self._row[slots] = entering
@@ -176,14 +176,14 @@ class CountingEngine(Engine):
         chunk = min(self.spec.chunk, forced + self.spec.answer_tokens)
         longest = forced + int(answers.max())
         steps = -(-longest // chunk) * chunk
-        count = smallest_holding(self.sizes, len(slots))
+        count = smallest_at_least(self.sizes, len(slots))
         self.schedule.answers.append((count, self.length, steps))
 
 
-class CountingLoop(rollouts.Loop):
+class CountingRolloutLoop(rollouts.RolloutLoop):
     """The rollout loop of a run, using an engine that only counts. Its outputs are not used."""
 
-    engine: CountingEngine
+    engine: CountingDecoder
 
     def answer(self, slots: np.ndarray) -> Any:
         """Counts one round of answers."""
@@ -211,11 +211,11 @@ def rollout(work: Workload, layout: MeshShape) -> Schedule:
     """Computes the schedule of one rollout of the expected rows."""
     spec = rollout_spec(work, layout)
     rows = work.lengths
-    engine = CountingEngine(spec, rows, work.prompt)
+    engine = CountingDecoder(spec, rows, work.prompt)
     limits: Any = rows.thinking.astype(np.int32)
     cuts = np.repeat(limits[:, None], rows.answers.shape[1], 1)
-    request = Rows(limits, cuts).complete(spec)
-    loop = CountingLoop(engine, request, Listeners())
+    request = RolloutRequest(limits, cuts).complete(spec)
+    loop = CountingRolloutLoop(engine, request, Callbacks())
     while not loop.scheduler.done:
         loop.fill_slots()
         loop.decode_trunks()

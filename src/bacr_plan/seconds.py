@@ -211,12 +211,12 @@ class DeviceSplit:
 
     @property
     def in_turn(self) -> float:
-        """Returns the duration of an iteration in seconds with rollout.ahead=0."""
+        """Returns the duration of an iteration in seconds with rollout.async_steps=0."""
         return self.learn + self.sample + self.hand
 
     @property
     def ahead(self) -> float:
-        """Returns the duration of an iteration in seconds with rollout.ahead=1."""
+        """Returns the duration of an iteration in seconds with rollout.async_steps=1."""
         return max(self.learn, self.sample) + self.hand
 
 
@@ -279,7 +279,7 @@ def split_lines(all_splits: Sequence[DeviceSplit], together: float) -> list[str]
     ways = {
         "all in turn, own decoder": together,
         f"in turn: {_split_text(in_turn)}": in_turn.in_turn,
-        f"rollout.ahead=1: {_split_text(ahead)}": ahead.ahead,
+        f"rollout.async_steps=1: {_split_text(ahead)}": ahead.ahead,
     }
     fastest = min(ways, key=lambda way: ways[way])
     lines = [f"  {way:52}{seconds:8.0f}" for way, seconds in ways.items()]

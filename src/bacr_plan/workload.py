@@ -16,8 +16,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from bacr_jax.config import Config, derived
-from bacr_jax.config.derived import param_dtype
+from bacr_jax.config import Config, resolve
+from bacr_jax.config.resolve import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import dense_settings, eval_settings
 from bacr_jax.learner.micro_batches import Shapes
@@ -201,11 +201,11 @@ class Workload:
         """Returns the sizes of the largest call of an evaluation.
 
         The answers of a trace are decoded together. There is one answer, or several with
-        `eval.dense`.
+        `eval.cut_every`.
         """
         budget = self.config.budget
-        spacing = self.config.eval.dense
-        longest = derived.largest_evaluated(self.config)
+        spacing = self.config.eval.cut_every
+        longest = resolve.largest_evaluated(self.config)
         cuts = 1
         if spacing is not None:
             cuts = min(CUTS_AT_ONCE, -(-longest // spacing))
@@ -280,9 +280,9 @@ def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
         name = spec.partition(":")[0]
         problems = _PROBLEMS.get(name, _PROBLEMS_OF_OTHERS)
         sets.append((spec, eval_config, problems))
-    if derived.selection_set(config) == derived.HOLDOUT:
+    if resolve.selection_set(config) == resolve.HOLDOUT:
         holdout_config = dataclasses.replace(eval_config, size=None, samples=0)
-        sets.append((derived.HOLDOUT, holdout_config, eval_config.holdout))
+        sets.append((resolve.HOLDOUT, holdout_config, eval_config.holdout))
     calls = []
     for spec, set_config, problems in sets:
         problems = min(set_config.size or problems, problems)
@@ -300,7 +300,7 @@ def _evaluated(config: Config) -> tuple[EvaluationCall, ...]:
 
 def _budget_limit(config: Config, budget: int) -> int:
     """Returns the budget in tokens, or the maximum thinking length if there is no budget."""
-    return derived.cap(config) if budget == NO_BUDGET else budget
+    return resolve.cap(config) if budget == NO_BUDGET else budget
 
 
 def sizes_of(config: Config, num_devices: int) -> tuple[Workload, MeshShape]:

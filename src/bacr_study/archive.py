@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import parse_json, read_file, write_atomically
 from bacr_jax.errors import UserError
+from bacr_jax.files import parse_json, read_file, write_atomically
 from bacr_jax.runs.folder import LOCK, lock_when_free
 from bacr_study.spec import cell_path
 

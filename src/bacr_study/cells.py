@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from bacr_jax.documents import read_object, write_atomically
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.intervals import rate_intervals
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED
+from bacr_jax.files import read_object, write_atomically
 from bacr_study.spec import MEAN, Study, Value, Variant, cell_id, cell_path
 from bacr_study.statistics import OVER_PROBLEMS, Estimate, crossed_test, mean_interval
 

@@ -70,7 +70,7 @@ def configured(study: Study, runs: Sequence[PlannedRun]) -> Configured:
     run_of_task = {}
     for run in runs:
         values = {key: given_by(run.config, key) for key in SHOWN}
-        for variant in (run.variant, *study.votes_over(run.variant)):
+        for variant in (run.variant, *study.vote_numbers(run.variant)):
             settings[run.task, variant.key] = values
         run_of_task[run.task] = run
     problems = {}

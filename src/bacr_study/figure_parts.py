@@ -111,7 +111,7 @@ def alike(charts: Sequence[Chart], name: str = "y") -> list[Chart]:
     return result
 
 
-def told_apart(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
+def distinguishable_groups(study: Study, looks: Mapping[str, Series]) -> list[list[Variant]]:
     """Distributes the variants over panels so that the curves in each panel are distinguishable.
 
     Up to 12 variants share one panel. Otherwise the variants are grouped by line style, and the

@@ -17,10 +17,10 @@ from bacr_study.figure_parts import (
     band,
     basis,
     budget_axis,
+    distinguishable_groups,
     ends_of,
     looks_of,
     panel_title,
-    told_apart,
 )
 from bacr_study.items import Results, estimate_of, variant_name
 from bacr_study.spec import PARTS, Study, Sweep, Task, Variant
@@ -168,7 +168,7 @@ def accuracy_figures(
     if len(study.variants()) > MOST_CURVES:
         return
     looks = looks_of(study)
-    groups = told_apart(study, looks)
+    groups = distinguishable_groups(study, looks)
     columns = []
     for task in study.tasks:
         name = task.hard if hard else task.main
@@ -302,7 +302,7 @@ def difficulty_figures(results: Results, study: Study) -> Iterator[StudyFigure]:
     if not study.references:
         return
     looks = looks_of(study)
-    groups = told_apart(study, looks)
+    groups = distinguishable_groups(study, looks)
     rows: list[Sequence[Chart]] = []
     for task in study.tasks:
         columns = []

@@ -231,7 +231,7 @@ def marks_caption(study: Study) -> str:
     return f" {', '.join(meanings)} (paired by seed and problem, Holm p < .05)."
 
 
-def what_is_shown(study: Study) -> str:
+def shown_parts(study: Study) -> str:
     """Returns the first sentence of the caption of every accuracy table."""
     if len(study.seeds) > 1:
         numbers = f"mean ± half the 95 % t interval over {len(study.seeds)} seeds"

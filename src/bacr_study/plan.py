@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bacr_jax import train
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, renamed_keys, resolve
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, WarmupPaths
@@ -31,15 +31,15 @@ class PlannedRun:
     """A run of a study, which produces one cell.
 
     Attributes:
-      place: the study's folder, which contains `cells/`, `logs/` and `configs/`. All studies share
-        the folders `runs/`, `warmups/` and `compiled/` next to it.
+      study_folder: the study's folder, which contains `cells/`, `logs/` and `configs/`. All studies
+        share the folders `runs/`, `warmups/` and `compiled/` next to it.
       task: id of the task.
       variant: the arm, at one of its swept values.
       seed: the seed.
       config: the resolved config, including the run folder and the warm-up folder.
     """
 
-    place: Path
+    study_folder: Path
     task: str
     variant: Variant
     seed: int
@@ -90,7 +90,7 @@ class PlannedRun:
     @property
     def log(self) -> Path:
         """Returns the path of the file to which the run's process writes stdout and stderr."""
-        return self.place / "logs" / f"{self.id}.log"
+        return self.study_folder / "logs" / f"{self.id}.log"
 
     def has_cells(self, study: Study) -> bool:
         """True if the cells of the run and of all majority votes over its samples exist.
@@ -101,9 +101,10 @@ class PlannedRun:
         # Imported here because the module imports JAX, which `--list` does not need.
         from bacr_study.cells import evaluated, read_cell
 
-        variants = (self.variant, *study.votes_over(self.variant))
+        variants = (self.variant, *study.vote_numbers(self.variant))
         paths = [
-            cell_path(self.place, cell_id(self.task, variant, self.seed)) for variant in variants
+            cell_path(self.study_folder, cell_id(self.task, variant, self.seed))
+            for variant in variants
         ]
         existing_paths = [path for path in paths if path.exists()]
         wanted = {
@@ -140,7 +141,8 @@ def settings_digest(config: Config) -> str:
     """Returns a short hash of the settings in a config that differ from the defaults.
 
     Default values are not hashed, so that adding a config key in a later version does not change
-    the digests of existing runs. Folders, and keys that only affect how a run is displayed, are not
+    the digests of existing runs. For the same reason a renamed key is hashed under its earlier
+    name. Folders, and keys that only affect how a run is displayed, are not
     hashed either.
     """
     defaults = config_io.identity(Config())
@@ -149,6 +151,7 @@ def settings_digest(config: Config) -> str:
     settings["output.report"] = True
     settings["warmup.dir"] = None
     changed = {key: value for key, value in settings.items() if value != defaults[key]}
+    changed = dict(renamed_keys.earlier(key, value) for key, value in changed.items())
     text = json.dumps(changed, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -215,7 +218,7 @@ def _with_folders(config: Config, root: Path, seed: int) -> Config:
     if warmup.steps:
         # The name contains a fingerprint of the warm-up's settings, so runs with identical warm-up
         # settings share the folder.
-        warmup_seed = derived.warmup_config(config).seed
+        warmup_seed = resolve.warmup_config(config).seed
         warmup_name = f"{warmup_seed}-{warmup_fingerprint(config)}"
         warmup = dataclasses.replace(warmup, dir=str(root / "warmups" / warmup_name))
     return dataclasses.replace(config, output=output, warmup=warmup)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import write_atomically
+from bacr_jax.files import write_atomically
 from bacr_jax.report.html_page import STYLE, renderer, security
 from bacr_jax.report.table import Table
 from bacr_study import curves, effects

@@ -211,7 +211,7 @@ class RunScheduler:
     def _start(self, run: PlannedRun, share: Share) -> None:
         """Starts the process of a run on a share. Its stdout and stderr go to the run's log."""
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        compiled = run.place.parent / "compiled"
+        compiled = run.study_folder.parent / "compiled"
         with run.log.open("a", encoding="utf-8") as log, share.pinned():
             process = subprocess.Popen(
                 [*self.command, run.id],
@@ -275,7 +275,7 @@ def run_all(
             poll()
             for run in scheduler.collect():
                 finished.add(run.id)
-                progress.say(_end_line(run, scheduler.failed.get(run.id)))
+                progress.print_line(_end_line(run, scheduler.failed.get(run.id)))
             scheduler.start_some()
             current_runs = [entry.run for entry in scheduler.running]
             done = sum(work[id_] for id_ in finished)

@@ -283,7 +283,7 @@ class Study:
             settings[key] = list(getattr(self.task(task), key))
         return settings
 
-    def votes_over(self, variant: Variant) -> list[Variant]:
+    def vote_numbers(self, variant: Variant) -> list[Variant]:
         """Returns the variants that are majority votes over the samples of a variant's runs."""
         return [Variant(arm.id, variant.value) for arm in self.arms if arm.of == variant.arm]
 

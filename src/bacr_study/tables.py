@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import write_atomically
+from bacr_jax.files import write_atomically
 from bacr_jax.report.table import NONE, Item, Shown, Table, budget_name
 from bacr_study import items
 from bacr_study.cells import COSTS
@@ -112,7 +112,7 @@ def accuracy_tables(results: Results, study: Study, *, hard: bool = False) -> It
         header,
         list(zip(*columns)),
         groups=groups,
-        caption=f"{items.what_is_shown(study)} {explanation} in bold, second underlined."
+        caption=f"{items.shown_parts(study)} {explanation} in bold, second underlined."
         + items.marks_caption(study),
         name="hard" if hard else "accuracy",
     )
@@ -249,7 +249,7 @@ def _ablation_table(results: Results, study: Study, task: Task) -> Table:
         rows,
         groups=[("", len(PARTS) + 1), *groups],
         words=len(PARTS) + 1,
-        caption=f"{items.what_is_shown(study)} Δ: percentage points from the row without any "
+        caption=f"{items.shown_parts(study)} Δ: percentage points from the row without any "
         "part, with the 95 % interval over seeds and problems.",
         name=f"ablation_{task.id}",
     )
@@ -316,7 +316,7 @@ def sweep_tables(results: Results, study: Study) -> Iterator[Table]:
             rows,
             groups=[("", 2), (sweep.label, len(sweep.values))],
             words=2,
-            caption=f"{items.what_is_shown(study)} Δ: percentage points, paired by seed and "
+            caption=f"{items.shown_parts(study)} Δ: percentage points, paired by seed and "
             "problem, with 95 % intervals.",
             rules=rules,
             name=f"sweep_{task.id}_{sweep.file_name}",
@@ -395,7 +395,7 @@ def _difficulty_table(
         ["method", *["accuracy", "Δ"] * len(problem_counts)],
         rows,
         groups=groups,
-        caption=f"{items.what_is_shown(study)} Δ: percentage points from {reference}, "
+        caption=f"{items.shown_parts(study)} Δ: percentage points from {reference}, "
         "paired by seed and problem, with 95 % intervals; not corrected for their number.",
         name=f"difficulty_{task.id}_{budget}",
     )

@@ -21,11 +21,11 @@ import numpy as np
 from bacr_jax import evaluate, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import NEWEST, STOPPED
-from bacr_jax.config.derived import HOLDOUT
-from bacr_jax.documents import read_lines, read_object, write_atomically
+from bacr_jax.config.resolve import HOLDOUT
 from bacr_jax.evaluation.folder import RESULTS, read_samples
 from bacr_jax.evaluation.job import graded_sets
 from bacr_jax.evaluation.samples import GREEDY, SAMPLED, EvalSetting, Graded, number
+from bacr_jax.files import read_lines, read_object, write_atomically
 from bacr_jax.methods import load_method
 from bacr_jax.parallel.preemption import Preempted, PreemptionHandler
 from bacr_jax.runs.folder import RunPaths, lock_when_free
@@ -82,7 +82,7 @@ def _train_and_evaluate(study: Study, run: PlannedRun) -> int:
     Returns:
       The exit code; see `run_one`.
     """
-    config = run.place / "configs" / f"{run.id}.yaml"
+    config = run.study_folder / "configs" / f"{run.id}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config, config_io.to_yaml(run.config))
     if not run.trained:
@@ -120,7 +120,7 @@ def evaluation_of(study: Study, run: PlannedRun) -> tuple[list[str], Path]:
         settings += ["--size", str(evaluation.size)]
     for name in task.data:
         settings += ["--data", name]
-    votes = [study.arm(variant.arm) for variant in study.votes_over(run.variant)]
+    votes = [study.arm(variant.arm) for variant in study.vote_numbers(run.variant)]
     matched_votes = [vote.votes for vote in votes if vote.accounting == "matched_total"]
     if matched_votes:
         settings += ["--self-consistency", str(matched_votes[0])]
@@ -315,7 +315,7 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
     """
     graded = read_graded(out, study.task(run.task))
     cell = _cell_of(study, run, graded)
-    for vote in study.votes_over(run.variant):
+    for vote in study.vote_numbers(run.variant):
         vote_cell = dataclasses.replace(
             cell,
             id=cell_id(run.task, vote, run.seed),
@@ -325,9 +325,9 @@ def write_cells(study: Study, run: PlannedRun, out: Path) -> None:
             schedule=[],
             samples={SAMPLED: 1},
         )
-        write_cell(run.place, vote_cell)
+        write_cell(run.study_folder, vote_cell)
     # Written last, so that the existence of this cell implies that all of them exist.
-    write_cell(run.place, cell)
+    write_cell(run.study_folder, cell)
 
 
 def _cell_of(study: Study, run: PlannedRun, graded: GradedSets) -> Cell:

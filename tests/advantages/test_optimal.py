@@ -10,7 +10,7 @@ from bacr_jax import advantages
 def test_a_segment_is_as_surprising_as_its_own_tokens():
     logprobs = jnp.log(jnp.array([[0.5, 0.9, 0.2, 1.0], [0.4, 0.7, 0.1, 0.1]]))
     # The second row has two tokens; what stands behind them is of no row.
-    found = advantages.segment_surprise(
+    found = advantages.segment_score_norm_proxy(
         logprobs, jnp.array([4, 2]), jnp.array([[1, 3, 4], [1, 1, 4]])
     )
     want = [[0.25, 0.01 + 0.64, 0.0], [0.36, 0.0, 0.09]]
@@ -49,11 +49,11 @@ def test_it_leaves_the_least_noise_that_one_number_can(chance):
     # A thousand draws, each as often as it is probable; a logit's score is 1 - p of the token.
     draws = np.repeat([0, 1], np.round(1000 * p).astype(int))
     credit = jnp.float32((paid - mean)[draws])[:, None, None]
-    surprise = advantages.segment_surprise(
+    score_norm_proxy = advantages.segment_score_norm_proxy(
         jnp.log(jnp.float32(p[draws]))[:, None], jnp.ones(1000, int), jnp.ones((1000, 1), int)
     )
     expected = jnp.full_like(credit, mean)
-    square, product, _ = advantages.optimal_moments(credit, expected, surprise[:, None])
+    square, product, _ = advantages.optimal_moments(credit, expected, score_norm_proxy[:, None])
     slopes = advantages.optimal_slopes(square, product, jnp.full(1, 1e9))
     baseline = float(mean + advantages.optimal_shift(expected, slopes)[0, 0, 0])
     best = (p * score**2 * paid).sum() / (p * score**2).sum()
@@ -106,8 +106,8 @@ def test_the_token_baseline_weighs_each_trace_by_its_path_so_far():
 def test_the_predicted_saving_is_that_of_the_best_constant():
     """Two questions of two traces, errors against the other trace by hand."""
     returns = jnp.array([[1.0, 0.0], [1.0, 0.0]])[..., None]
-    surprise = jnp.array([[1.0, 3.0], [1.0, 3.0]])[..., None]
-    found = advantages.score_statistics(returns, surprise)
+    score_norm_proxy = jnp.array([[1.0, 3.0], [1.0, 3.0]])[..., None]
+    found = advantages.score_statistics(returns, score_norm_proxy)
     # e = +1, -1; F = 2, kappa = (1 - 3) / 2 = -1, H = 2: 1 / (2 x 2).
     assert float(found["predicted_saving"]) == pytest.approx(0.25)
     assert float(found["cv"]) == pytest.approx(0.5)

@@ -24,13 +24,16 @@ BAD_CONFIGS = [
         for date in ("today", "28 Nov 2026", "20261128", "2026-02-30")
     ),
     (
-        {"conditioning": {"words": "Be brief."}},
-        "conditioning.words: found 'Be brief.'; write a sentence with {budget} once",
+        {"conditioning": {"prompt_text": "Be brief."}},
+        "conditioning.prompt_text: found 'Be brief.'; write a sentence with {budget} once",
     ),
-    ({"conditioning": {"words": "{budget} of {budget}"}}, "write a sentence with {budget} once"),
     (
-        {"conditioning": {"words": "At most {budget}!"}},
-        "conditioning.words: the set has its own tokens for a budget; leave this key out",
+        {"conditioning": {"prompt_text": "{budget} of {budget}"}},
+        "write a sentence with {budget} once",
+    ),
+    (
+        {"conditioning": {"prompt_text": "At most {budget}!"}},
+        "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out",
     ),
     ({"output": {"dir": " "}}, "output.dir: found blank text; write a name"),
     ({"model": {"preset": "qwen2-7b"}}, "model.preset: found 'qwen2-7b'; write qwen2.5-7b"),
@@ -141,7 +144,10 @@ BAD_CONFIGS = [
         {"reward": {"weights": {"correct": 1.0, "a.py:f": 0.2, "b.py:f": 0.2}}},
         "reward.weights: two rewards have the name 'f', and metrics are named after them; write",
     ),
-    ({"reward": {"apart": True}}, "reward.apart=true: reward.weights has no second reward"),
+    (
+        {"reward": {"normalize_each": True}},
+        "reward.normalize_each=true: reward.weights has no second reward",
+    ),
     ({"data": {"answers": "verbatim"}}, "data.answers=verbatim: the built-in rules compare parsed"),
     ({"data": {"prompt_format": "boxed"}}, "data.prompt_format=boxed: the ledger has its own"),
     (
@@ -200,9 +206,12 @@ BAD_CONFIGS = [
     ),
     ({"eval": {"budgets": ()}}, "eval.budgets: found an empty list; write budgets such as [4096]"),
     ({"eval": {"budgets": (8, -1)}}, "eval.budgets: found -1; write 0 or more"),
-    ({"eval": {"budgets": (0,), "dense": 4}}, "eval.dense=4: there is no multiple below"),
-    ({"eval": {"budgets": (8, 64), "dense": 64}}, "the largest budget 64; write fewer"),
-    ({"eval": {"budgets": (300,), "dense": 1}}, "makes 300 cuts of 300 tokens; write 2 or more"),
+    ({"eval": {"budgets": (0,), "cut_every": 4}}, "eval.cut_every=4: there is no multiple below"),
+    ({"eval": {"budgets": (8, 64), "cut_every": 64}}, "the largest budget 64; write fewer"),
+    (
+        {"eval": {"budgets": (300,), "cut_every": 1}},
+        "makes 300 cuts of 300 tokens; write 2 or more",
+    ),
     ({"eval": {"budgets": (64, 8, 8)}}, "every budget once, in rising order: [8, 64]"),
     (
         {"model": {"preset": "qwen2.5-7b"}, "budget": {"max": 32768}},

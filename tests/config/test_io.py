@@ -79,7 +79,7 @@ class TestLoading:
         ("override", "advice"),
         [
             ("dapo.overlong_filter=true", "no such key; write loss.overlong_filter"),
-            ("conditioning.enabled=true", "no such key; write one of conditioning.told, "),
+            ("conditioning.enabled=true", "no such key; write one of conditioning.budget_input, "),
             ("adapter.decode=merged", "no such key; write one of adapter.rank, "),
             ("rollout.transfer=folder", "no such key; write one of rollout.questions, "),
             ("rollout.windos=true", "no such key; write rollout.windows"),

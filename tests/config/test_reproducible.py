@@ -11,7 +11,7 @@ import pytest
 
 from bacr_jax import train
 from bacr_jax.config import Config, OutputConfig
-from bacr_jax.config.reproducible import choices_file, flags_for, make_reproducible
+from bacr_jax.config.reproducible import autotune_file, flags_for, make_reproducible
 from bacr_jax.errors import UserError
 
 FIXED = ["--xla_gpu_deterministic_ops=true", "--xla_gpu_exclude_nondeterministic_ops=true"]
@@ -33,7 +33,7 @@ def test_without_the_key_the_environment_stays_as_it_is(tmp_path):
 def test_sums_get_a_fixed_order_and_choices_are_kept_in_the_run_folder(tmp_path):
     environment = {}
     make_reproducible(config_in(tmp_path / "run"), environment)
-    kept = choices_file(tmp_path / "run")
+    kept = autotune_file(tmp_path / "run")
     assert environment["XLA_FLAGS"].split() == [
         *FIXED,
         f"--xla_gpu_dump_autotune_results_to={kept}",
@@ -82,7 +82,7 @@ def test_flags_that_contradict_are_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize("length", [None, 0, 5, 9, 11, 20, 30, 60, len(WHOLE) - 1])
 def test_choices_are_read_back_only_when_they_were_written_to_the_end(tmp_path, length):
-    kept = choices_file(tmp_path)
+    kept = autotune_file(tmp_path)
     load = f"--xla_gpu_load_autotune_results_from={kept}"
     # XLA stops at a file that is missing or torn by a kill; "version: 3" alone is a whole one.
     if length is not None:
@@ -102,7 +102,7 @@ def test_processes_and_versions_keep_files_of_their_own(tmp_path, monkeypatch):
 
 
 def test_a_path_that_xla_can_not_read_is_refused(tmp_path):
-    assert flags_for(tmp_path / "my run", {}).endswith(f'{choices_file(tmp_path / "my run")}"')
+    assert flags_for(tmp_path / "my run", {}).endswith(f'{autotune_file(tmp_path / "my run")}"')
     with pytest.raises(UserError, match="can't read quotes"):
         flags_for(tmp_path / 'a"b', {})
 
@@ -121,7 +121,7 @@ def test_xla_knows_every_flag_also_where_there_are_only_cpus(tmp_path):
     """XLA ends the process at a flag that it doesn't know."""
     folder = tmp_path / "my run"
     folder.mkdir()
-    choices_file(folder).write_text(WHOLE)
+    autotune_file(folder).write_text(WHOLE)
     code = (
         "import dataclasses, os, sys\n"
         "from bacr_jax.config import Config, OutputConfig\n"

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from bacr_jax.config.values import Misfit, any_of, convert, describe, expected, shown, written
+from bacr_jax.config.values import TypeMismatch, any_of, convert, describe, expected, shown, written
 
 Kind = Literal["shared", "per_layer"]
 
@@ -56,14 +56,14 @@ def test_a_value_that_fits_becomes_the_type_of_its_key(hint, value, converted):
     ],
 )
 def test_a_value_that_would_change_its_meaning_does_not_fit(hint, value):
-    with pytest.raises(Misfit):
+    with pytest.raises(TypeMismatch):
         convert(hint, value)
 
 
 def test_what_a_shell_took_the_quotes_from_can_be_text():
     assert convert(str, 2024, text="2024") == "2024"
     assert convert(int | str, 2024, text="2024") == 2024
-    with pytest.raises(Misfit):
+    with pytest.raises(TypeMismatch):
         convert(str, None, text="")
 
 
@@ -104,4 +104,4 @@ def test_values_in_yaml_words_short_and_printable():
 
 def test_values_as_one_writes_them_in_a_config():
     assert written((0.5, 1e-6, 3, None, False)) == "[0.5, 1e-06, 3, null, false]"
-    assert written("own_budget") == "own_budget"
+    assert written("last") == "last"

@@ -23,7 +23,7 @@ evaluate_set = inspect.unwrap(decoders.evaluate_set)
 CONFIG = EvalConfig(budgets=(8, 16), size=3, samples=2)
 
 
-class Questions:
+class PromptedQuestions:
     """Four problems, the first a near-duplicate."""
 
     set = near_problems([True, False, False, False])
@@ -57,7 +57,9 @@ def evaluate(monkeypatch):
     def run(config=CONFIG, **options):
         decoder = Decoder(DecodeParams(None, (), None, None, None), spec, None, 16)
         how = {"config": config, "seed": 0, **options}
-        return evaluate_set(decoder, environment, Questions(), jax.random.key(0), **how), drawn
+        return evaluate_set(
+            decoder, environment, PromptedQuestions(), jax.random.key(0), **how
+        ), drawn
 
     return run
 

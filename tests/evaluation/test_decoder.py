@@ -23,8 +23,8 @@ from bacr_jax.export import policy_folder
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.encoding import encode_prompts
-from bacr_jax.prompts.environment import build_environment
 from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions.ledger import ledger_tokenizer
 from bacr_jax.runs import initial, setup
 from bacr_jax.runs.checkpoint import Checkpoints
@@ -32,7 +32,7 @@ from bacr_jax.runs.folder import open_run
 
 CONFIG = """
 method: selfbudgeter
-conditioning: {told: nothing}
+conditioning: {budget_input: none}
 cuts: {count: 1}
 model: {compute_dtype: float32, hidden_size: 16, intermediate_size: 32, num_layers: 1,
         scan_layers: false, remat: none}
@@ -160,7 +160,7 @@ def test_a_folder_says_nothing_of_its_method_so_the_command_does(english, tmp_pa
 
 def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
     (tmp_path / "small.yaml").write_text(CONFIG)
-    keys = ["method=bacr", "conditioning.told=words", "eval.budgets=[8, 120]"]
+    keys = ["method=bacr", "conditioning.budget_input=prompt", "eval.budgets=[8, 120]"]
     settings = config_io.load([tmp_path / "small.yaml"], keys)
     tokenizer = ledger_tokenizer()
     policy = setup.make_policy(settings, load_method(settings), len(tokenizer))
@@ -179,7 +179,7 @@ def test_a_policy_that_is_told_in_words_reads_each_budget(tmp_path, asked):
 def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked, capsys):
     how = ["--model", english / "tiny", "--data", f"jsonl:{english / 'test.jsonl'}", "--budgets"]
     how += ["4", "--out", tmp_path / "out", "rollout.answer_tokens=3"]
-    words = ["conditioning.told=words", "conditioning.words=Use {budget} tokens."]
+    words = ["conditioning.budget_input=prompt", "conditioning.prompt_text=Use {budget} tokens."]
     assert evaluate.main([str(a) for a in [*how, *words]]) == 130
     (text,) = texts(hf_world.chat_tokenizer(), asked[0])
     assert "What is 1 + 1?" in text and "\n\nUse 4 tokens.<|im_end|>" in text
@@ -187,7 +187,9 @@ def test_any_model_can_be_told_in_words_by_the_command(english, tmp_path, asked,
     capsys.readouterr()
     assert evaluate.main([str(a) for a in [*how, words[0]]]) == 2
     assert "decoding.budget_words (Use {budget} tokens. there" in capsys.readouterr().err
-    assert evaluate.main([str(a) for a in [*how, words[0], "conditioning.words=Be brief."]]) == 2
+    assert (
+        evaluate.main([str(a) for a in [*how, words[0], "conditioning.prompt_text=Be brief."]]) == 2
+    )
     assert "with {budget} once" in capsys.readouterr().err
 
 

@@ -14,8 +14,8 @@ from bacr_jax.evaluation.samples import GREEDY, SAMPLED
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.questions import loaders
 from bacr_jax.questions.groups import groups_from_solve_rate, read_solve_rates
-from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Progress
+from bacr_jax.runs.saved_policy import SavedPolicy
 from evaluation_world import drawn, sample
 from methods_world import CHANGES
 from small_config import small_config

@@ -48,7 +48,7 @@ def test_greedy_settings_come_first_and_budgets_as_the_config_has_them():
     assert eval_settings(config) == [*greedy, *sampled]
     assert eval_settings(config, greedy=False) == sampled
     assert eval_settings(dataclasses.replace(config, samples=0)) == greedy
-    each = dataclasses.replace(config, samples=FrozenMap(math=3, gsm8k=0), dense=3)
+    each = dataclasses.replace(config, samples=FrozenMap(math=3, gsm8k=0), cut_every=3)
     assert eval_settings(each, "math:x") == [*greedy, *sampled]
     assert eval_settings(each, "gsm8k:y") == greedy
     dense = dense_settings(each, "math:x")
@@ -58,7 +58,7 @@ def test_greedy_settings_come_first_and_budgets_as_the_config_has_them():
 
 def test_a_dense_curve_ends_at_the_largest_budget():
     assert dense_cuts(10, 4) == [4, 8, 10] and dense_cuts(8, 4) == [4, 8]
-    config = EvalConfig(budgets=(4, 10), samples=3, dense=5)
+    config = EvalConfig(budgets=(4, 10), samples=3, cut_every=5)
     assert dense_settings(config) == [
         [EvalSetting(GREEDY, 10, 1, 5), EvalSetting(GREEDY, 10, 1, 10)],
         [EvalSetting(SAMPLED, 10, 3, 5), EvalSetting(SAMPLED, 10, 3, 10)],

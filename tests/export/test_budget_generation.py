@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[pari
 pytest.importorskip("transformers")
 
 from bacr_client.fingerprint import write_manifest  # noqa: E402
-from bacr_jax.export import budget_generation as held  # noqa: E402
+from bacr_jax.export import budget_generation  # noqa: E402
 
 # Tokens: 1 a word, 2 `</`, 3 `think>`, 4 `answer>`, 5 ends the turn, 6 holds a line break, 7 `<a>`.
 THINKING = {
@@ -27,8 +27,8 @@ THINKING = {
 
 def written(drawn, limit, **changes):
     """What a row writes where these tokens are drawn for it, one a step, until it ends."""
-    rules = held.Rules({**THINKING, **changes}, 10, "cpu")
-    rows, found = held.Rows(rules, torch.tensor([limit])), []
+    rules = budget_generation.Rules({**THINKING, **changes}, 10, "cpu")
+    rows, found = budget_generation.Rows(rules, torch.tensor([limit])), []
     for token in drawn:
         found.append(int(rows.take(torch.tensor([token]), 0)))
         if rows.done:
@@ -71,8 +71,8 @@ class TestRows:
         assert written(WORDS, 0, **grace)[:1] == [2]
 
     def test_rows_of_a_batch_go_their_own_ways(self):
-        rules = held.Rules(THINKING, 10, "cpu")
-        rows, steps = held.Rows(rules, torch.tensor([0, 2])), []
+        rules = budget_generation.Rules(THINKING, 10, "cpu")
+        rows, steps = budget_generation.Rows(rules, torch.tensor([0, 2])), []
         while not rows.done:
             steps.append(rows.take(torch.tensor([1, 1]), 0))
         found = torch.stack(steps, 1).tolist()
@@ -95,7 +95,7 @@ class TestRows:
     ],
 )
 def test_budgets_of_a_batch(budget, found):
-    assert held.read_budgets(budget, 2, {"low": 16}) == found
+    assert budget_generation.read_budgets(budget, 2, {"low": 16}) == found
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_budgets_of_a_batch(budget, found):
 )
 def test_what_is_no_budget_is_a_value_error_that_names_it(budget):
     with pytest.raises(ValueError, match="^budget: found"):
-        held.read_budgets(budget, 2, {"low": 16})
+        budget_generation.read_budgets(budget, 2, {"low": 16})
 
 
 def test_numbers_in_text():
-    assert held.numbers_in("3 7-9") == [3, 7, 8, 9]
-    assert held.numbers_in("") == []
+    assert budget_generation.numbers_in("3 7-9") == [3, 7, 8, 9]
+    assert budget_generation.numbers_in("") == []
     assert json.loads(json.dumps(THINKING)) == THINKING
 
 
@@ -120,6 +120,6 @@ def test_a_plain_folder_that_was_edited_does_not_generate(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"stop_strings": "5"}')
     model = types.SimpleNamespace(name_or_path=str(tmp_path))
     with pytest.raises(ValueError, match="generation_config.json: is not what was written"):
-        held.generate(model=model)
+        budget_generation.generate(model=model)
     # A model of the hub has no folder to look at.
-    held.check_files("org/model")
+    budget_generation.check_files("org/model")

@@ -23,7 +23,7 @@ from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.ledger import ledger_tokenizer
-from bacr_jax.runs.open import open_policy
+from bacr_jax.runs.saved_policy import open_policy
 from export_world import LEDGER, MODEL, checkpoint, make_run
 
 # Room for a tokenizer of bytes.
@@ -64,27 +64,34 @@ def test_a_conditioned_run_goes_out_with_its_budget_module(ledger_run, tmp_path,
     assert module.b_max == 64 and module.conditioning == Config().conditioning
 
 
-@pytest.mark.parametrize("told", ["words", "both"])
+@pytest.mark.parametrize("told", ["prompt", "both"])
 def test_the_sentence_of_a_run_goes_with_its_folder(ledger_run, tmp_path, capsys, told):
     from bacr_jax.evaluation.decoder import open_decoder
-    from bacr_jax.runs.open import open_policy
+    from bacr_jax.runs.saved_policy import open_policy
 
     _, params = ledger_run
-    if told == "words":
+    if told == "prompt":
         params = {name: leaf for name, leaf in params.items() if name != "budget"}
-    settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+    settings = {
+        "model": MODEL,
+        "conditioning": {"budget_input": told},
+        "budget": {"min": 8, "max": 64},
+    }
     run, out = make_run(tmp_path / "told", params, settings), tmp_path / "out"
     assert export.main(["--run", str(run), "--out", str(out)]) == 0
     assert "after the question: f{budget} (config.json, budget_words)" in capsys.readouterr().out
     raw = yaml.safe_load((out / "config.json").read_text())
-    kind = "Qwen2ForCausalLM" if told == "words" else "BacrQwen2ForCausalLM"
+    kind = "Qwen2ForCausalLM" if told == "prompt" else "BacrQwen2ForCausalLM"
     assert (raw["model_type"], raw["architectures"]) == ("qwen2", [kind])
     assert raw["budget_words"] == hf_config.read_budget_words(out) == "f{budget}"
-    assert (out / "model.safetensors").exists() == (told == "words")
+    assert (out / "model.safetensors").exists() == (told == "prompt")
     same(reading.load_policy(out)[1], params)
     # Nobody has to say again how it is told.
     saved = open_policy(None, out)
-    assert (saved.config.conditioning.told, saved.config.conditioning.words) == (told, "f{budget}")
+    assert (saved.config.conditioning.budget_input, saved.config.conditioning.prompt_text) == (
+        told,
+        "f{budget}",
+    )
     decoder = open_decoder(saved, 27, max_thinking=8, slots=2)
     assert (decoder.phi_of is not None) == (told == "both")
 
@@ -94,13 +101,13 @@ def test_the_words_of_a_run_in_english_are_the_configs(tmp_path):
     hf_world.make_folder(base, ENGLISH, tokenizer=hf_world.chat_tokenizer())
     sentence = "Use {budget} tokens or fewer."
     settings = {"model": {"path": str(base)}, "data": {"train": "gsm8k:somewhere"}}
-    settings["conditioning"] = {"told": "words", "words": sentence}
+    settings["conditioning"] = {"budget_input": "prompt", "prompt_text": sentence}
     params = reading.load_policy(base)[1]
     from_run.export(make_run(tmp_path / "run", params, settings), tmp_path / "out")
     assert hf_config.read_budget_words(tmp_path / "out") == sentence
     # A run that goes on from there and is told nothing leaves the sentence behind.
     settings["model"] = {"path": str(tmp_path / "out")}
-    settings["conditioning"] = {"told": "nothing"}
+    settings["conditioning"] = {"budget_input": "none"}
     from_run.export(make_run(tmp_path / "next", params, settings), tmp_path / "plain")
     assert hf_config.read_budget_words(tmp_path / "plain") is None
     text = (tmp_path / "out/config.json").read_text().replace("{budget}", "few")
@@ -140,7 +147,7 @@ def test_the_best_checkpoint_is_exported_unless_a_step_is_named(ledger_run, tmp_
 
 def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
     from bacr_jax.prompts.formats import FORMATS
-    from bacr_jax.runs.open import open_policy
+    from bacr_jax.runs.saved_policy import open_policy
 
     from_run.export(ledger_run[0], tmp_path / "out")
     saved = open_policy(None, tmp_path / "out")
@@ -162,28 +169,36 @@ def test_a_folder_says_by_itself_how_its_policy_is_asked(ledger_run, tmp_path):
 def test_words_can_go_out_without_any_code(ledger_run, tmp_path, capsys):
     run, params = ledger_run
     plain = {name: leaf for name, leaf in params.items() if name != "budget"}
-    settings = {"model": MODEL, "conditioning": {"told": "words"}, "budget": {"min": 8, "max": 64}}
+    settings = {
+        "model": MODEL,
+        "conditioning": {"budget_input": "prompt"},
+        "budget": {"min": 8, "max": 64},
+    }
     words, out = make_run(tmp_path / "words", plain, settings), tmp_path / "out"
-    assert export.main(["--run", str(words), "--out", str(out), "--merge-told-words"]) == 0
+    assert export.main(["--run", str(words), "--out", str(out), "--merge-budget-prompt"]) == 0
     assert not list(out.rglob("*.py"))
     assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
     assert "f" in (out / "chat_template.jinja").read_text()
     capsys.readouterr()
     two = tmp_path / "two"
-    message = refusal(capsys, "--run", run, "--out", two, "--merge-told-words")
-    assert "conditioning.told=embedding" in message and not two.exists()
+    message = refusal(capsys, "--run", run, "--out", two, "--merge-budget-prompt")
+    assert "conditioning.budget_input=embedding" in message and not two.exists()
 
 
-@pytest.mark.parametrize("told", ["embedding", "words"])
+@pytest.mark.parametrize("told", ["embedding", "prompt"])
 def test_the_exported_tokenizer_loads_and_stops_where_the_task_does(
     ledger_run, tmp_path, told, capfd
 ):
     from transformers import AutoTokenizer
 
     run, params = ledger_run
-    if told == "words":
+    if told == "prompt":
         plain = {name: leaf for name, leaf in params.items() if name != "budget"}
-        settings = {"model": MODEL, "conditioning": {"told": told}, "budget": {"min": 8, "max": 64}}
+        settings = {
+            "model": MODEL,
+            "conditioning": {"budget_input": told},
+            "budget": {"min": 8, "max": 64},
+        }
         run = make_run(tmp_path / "words", plain, settings)
     from_run.export(run, tmp_path / "out")
     capfd.readouterr()

@@ -75,7 +75,7 @@ def test_it_says_how_a_budget_is_asked_for(about):
     assert "model.generate(**inputs, budget=64)" in card and '"low" (16)' in card
     assert 'generate_within(LLM("FOLDER"), [question], [64])' in card
     assert "refuses `budget=`" in card
-    config = config_io.override(about.config, ["conditioning.told=words"])
+    config = config_io.override(about.config, ["conditioning.budget_input=prompt"])
     words = {**vars(about), "config": config}
     told = cards.model_card(cards.Exported(**words))
     assert "question, budget=64, return_tensors" in told and "refuses `budget=`" not in told

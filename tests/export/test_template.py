@@ -9,9 +9,9 @@ import pytest
 import hf_world
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.export.template import chat_template
+from bacr_jax.prompts.budget_prompt import make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts, frame
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.told import told_prompts
 from bacr_jax.questions.ledger import ledger_tokenizer
 
 WHERE = Path("config.json")
@@ -63,10 +63,10 @@ def test_the_template_writes_the_prompt_of_a_format(style):
 def test_the_template_tells_the_budget_in_words(letters):
     style, words = FORMATS["think_answer"], "Use {budget} tokens."
     template = chat_template(letters, style, words, {"low": 16})
-    waiting, _ = told_prompts(letters, ["1+1"], style, words, largest=99, max_tokens=900)
-    untold, _ = encode_prompts(letters, ["1+1"], style, max_tokens=900)
+    waiting, _ = make_budget_prompts(letters, ["1+1"], style, words, largest=99, max_tokens=900)
+    without_budget, _ = encode_prompts(letters, ["1+1"], style, max_tokens=900)
     for budget, number in ((16, 16), ("low", 16), (None, -1), ("none", -1), (0, 0)):
-        made = waiting.at(np.zeros(1, int), np.array([number]), untold)
+        made = waiting.at(np.zeros(1, int), np.array([number]), without_budget)
         text = rendered(letters, template, "1+1", budget=budget)
         ids = letters(text, add_special_tokens=False)["input_ids"]
         assert ids == made.tokens[0, : made.lengths[0]].tolist()

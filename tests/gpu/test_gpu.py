@@ -128,7 +128,7 @@ def test_gradients_of_fused_attention_equal_fp32_and_padding_gets_none(device, r
 
 
 def test_greedy_decoding_in_fp32_is_that_of_the_cpu(device, world):
-    from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+    from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 
     prompts = make_prompts([1, 5, 3, 2, 4, 5, 1], 5)
     budgets = np.array([12, 0, 1, 7, 12, 5, 3])
@@ -139,9 +139,9 @@ def test_greedy_decoding_in_fp32_is_that_of_the_cpu(device, world):
             return generate(
                 jax.device_put(world.decode, place),
                 prompts,
-                Rows(budgets, np.stack([budgets // 2, budgets], axis=1)),
+                RolloutRequest(budgets, np.stack([budgets // 2, budgets], axis=1)),
                 jax.random.key(3),
-                Sampler(
+                SamplingSetup(
                     world.spec(4),
                     make_rules(),
                     sampling_params(0.0),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bacr_grading import Grader
 from bacr_grading.extract import without_lead_in
 from bacr_grading.judge import judge
-from bacr_grading.statement import names_what_is_counted
+from bacr_grading.statement import names_counted_noun
 
 _FALSE = Path(__file__).with_name("false_answers.jsonl")
 
@@ -152,15 +152,15 @@ def test_the_reports_know_what_the_rewards_would_say():
     "words", ["eggs", "cm", "square feet", "km/h", "years old", "yuan", "people"]
 )
 def test_units_and_things_that_are_counted_say_nothing_else(words):
-    assert names_what_is_counted(words)
+    assert names_counted_noun(words)
 
 
 @pytest.mark.parametrize(
     "words", ["maybe", "six", "eggs six", "probably", "xyzzy", "eggs, 6", "or 6", "a b c s", "Üs"]
 )
 def test_other_words_might(words):
-    assert not names_what_is_counted(words)
-    assert names_what_is_counted(words, reference=words)
+    assert not names_counted_noun(words)
+    assert names_counted_noun(words, reference=words)
 
 
 @settings(max_examples=200)

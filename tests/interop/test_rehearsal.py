@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bacr_jax.documents import read_lines
+from bacr_jax.files import read_lines
 
 pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 ROOT = Path(__file__).parents[2]

@@ -83,7 +83,7 @@ def check(run, out, questions):
 # The ledger ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", ["embedding", "words", "both", "nothing"])
+@pytest.mark.parametrize("told", ["embedding", "prompt", "both", "none"])
 def test_the_ledger_in_transformers_says_what_we_say(tmp_path, told):
     run, out = ledger_run(tmp_path, told)
     folder, expected, trunks = check(run, out, ledger_questions())
@@ -182,9 +182,9 @@ LLAMA = replace(QWEN, qkv_bias=False, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 25
     [
         ({}, QWEN),
         (RESPONSE, QWEN),
-        ({"told": "words"}, QWEN),
+        ({"budget_input": "prompt"}, QWEN),
         (RESPONSE, QWEN3),
-        ({"told": "both"}, LLAMA),
+        ({"budget_input": "both"}, LLAMA),
     ],
     ids=["qwen2", "qwen2, response", "qwen2, words", "qwen3, response", "llama, both"],
 )

@@ -66,11 +66,13 @@ def test_one_machine_is_split_and_ends_as_its_training_does(stand_ins):
     notes, learner, server = stand_ins
     done = run(
         "with_vllm.sh", "--learner", "2", "--samplers", "2", "--gpu", "a100", "--python", server,
-        "--config", "quickstart", "rollout.ahead=1", PYTHON=learner,
+        "--config", "quickstart", "rollout.async_steps=1", PYTHON=learner,
     )  # fmt: skip
     assert done.returncode == 75, done.stderr
     said = (notes / "learner").read_text()
-    assert said.startswith("0,1 -m bacr_jax.train --config quickstart rollout.ahead=1 rollout.eng")
+    assert said.startswith(
+        "0,1 -m bacr_jax.train --config quickstart rollout.async_steps=1 rollout.eng"
+    )
     assert "rollout.urls=[http://127.0.0.1:8000, http://127.0.0.1:8001]" in said
     folder = (notes / "folder").read_text().strip()
     calls = [(notes / f"server-{gpu}").read_text().splitlines() for gpu in (2, 3)]
@@ -88,7 +90,7 @@ def test_one_machine_is_split_and_ends_as_its_training_does(stand_ins):
 def test_one_machine_shows_what_it_would_run():
     done = run(
         "with_vllm.sh", "--dry-run", "--learner", "6", "--samplers", "2", "--gpu", "hopper",
-        "--config", "qwen2.5-1.5b-math", "rollout.ahead=1",
+        "--config", "qwen2.5-1.5b-math", "rollout.async_steps=1",
     )  # fmt: skip
     first, second, *exports, command = done.stdout.splitlines()
     assert first.startswith("CUDA_VISIBLE_DEVICES=6 ") and second.startswith("CUDA_VISIBLE_DEV")
@@ -118,7 +120,7 @@ def test_what_is_missing_is_one_line(script):
 def test_slurm_gives_the_first_node_to_the_learner():
     done = run(
         "slurm_with_vllm.sh", "--dry-run", "--weights", "/data/w", "--gpu", "hopper", "--config",
-        "qwen2.5-7b-math", "rollout.ahead=1", BACR_NODES="n1 n2 n3",
+        "qwen2.5-7b-math", "rollout.async_steps=1", BACR_NODES="n1 n2 n3",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     servers, *_, learner = map(shlex.split, done.stdout.splitlines())

@@ -19,7 +19,7 @@ from bacr_jax.learner.objective import (
 )
 from bacr_jax.learner.train_step import gradients, score_batch
 from bacr_jax.model import budget, kv_cache, qwen2
-from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
 from bacr_jax.types import NO_BUDGET
 from learner_world import (
     CUTS,
@@ -85,8 +85,8 @@ def rolled(world=WORLD, products=None, told=None):
     cuts = np.ceil(limits[:, None] * np.arange(1, 3) / 2).astype(int)
     prompts = make_prompts([3, 5, 2, 4], 5)
     spec = world.spec(4, product_dtype=products)
-    sampler = Sampler(spec, RULES, sampling_params(1.0), world.phi_of)
-    rows = Rows(budgets, cuts, limits=limits)
+    sampler = SamplingSetup(spec, RULES, sampling_params(1.0), world.phi_of)
+    rows = RolloutRequest(budgets, cuts, limits=limits)
     rollout = generate(decode, prompts, rows, jax.random.key(5), sampler)
     return make_batch(
         prompts,
@@ -96,7 +96,7 @@ def rolled(world=WORLD, products=None, told=None):
         thinking_advantages=np.zeros((4, 12), np.float32),
         answer_advantages=np.zeros((4, 2), np.float32),
         returns=np.zeros((4, 2), np.float32),
-        **({} if told is None else {"told": budgets}),
+        **({} if told is None else {"policy_budgets": budgets}),
     )
 
 

@@ -22,7 +22,7 @@ def test_all_sixteen_combinations_of_the_four_parts_give_finite_credit(tmp_path,
     config = load(
         tmp_path,
         "bacr-full",
-        f"conditioning.told={'embedding' if told else 'nothing'}",
+        f"conditioning.budget_input={'embedding' if told else 'none'}",
         f"budget.prior={'curriculum' if curriculum else 'uniform'}",
         f"reward.dense={str(dense).lower()}",
         f"advantage.baseline={'value' if value else 'group'}",

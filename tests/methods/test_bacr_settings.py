@@ -30,7 +30,7 @@ class TestSteepWeights:
         ("override", "says"),
         [
             ("cuts.weights=final_heavy", "at most 0.166,"),
-            ("cuts.weights=own_budget", "reward.coefficient"),
+            ("cuts.weights=last", "reward.coefficient"),
             ("cuts.weights=[.1, .1, .1, .7]", r"\.12, \.12, \.16, \.6"),
         ],
     )
@@ -43,7 +43,7 @@ class TestSteepWeights:
         [
             ["cuts.weights=final_heavy", "reward.coefficient=0.166"],
             ["cuts.weights=final_heavy", "reward.dense=false"],
-            ["cuts.weights=own_budget", "cuts.count=1"],
+            ["cuts.weights=last", "cuts.count=1"],
         ],
     )
     def test_and_their_repairs_are_not(self, tmp_path, overrides):
@@ -56,7 +56,7 @@ class TestSteepWeights:
         (["advantage.score_weighted=true", "advantage.credit=segment"], "to_go"),
         (["rollout.group_size=1"], "advantage.baseline=shrink compares the rollouts"),
         (["advantage.score_weighted=true", "advantage.normalise=group"], "normalise=batch_rms"),
-        (["advantage.score_uniform=true"], "without advantage.score_weighted"),
+        (["advantage.same_shift_for_batch=true"], "without advantage.score_weighted"),
         (["advantage.score_by_budget=true"], "without advantage.score_weighted"),
         (["advantage.baseline=optimal_token", "advantage.score_weighted=true"], "weighted=false"),
         (["advantage.baseline=optimal_token", "advantage.credit=segment"], "write to_go"),

@@ -38,9 +38,12 @@ def test_an_embedding_of_a_budget_that_is_not_held_is_refused(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "import dataclasses\nfrom bacr_jax.methods import bacr\n"
-        "def make(config): return dataclasses.replace(bacr.make(config), held=False)\n"
+        "def make(config): return dataclasses.replace(bacr.make(config), "
+        "truncates_at_budget=False)\n"
     )
-    with pytest.raises(UserError, match="found conditioned=True with held=False; an embedding"):
+    with pytest.raises(
+        UserError, match="found conditioned=True with truncates_at_budget=False; an embedding"
+    ):
         load_method(load(tmp_path, None, f"method={own}"))
 
 

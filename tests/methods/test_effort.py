@@ -43,4 +43,4 @@ def test_a_right_answer_beyond_its_effort_earns_nothing(tmp_path):
     )
     np.testing.assert_array_equal(method.rewards(None, batch)[..., 0], [[1, 0, 0, 0]])
     assert float(method.metrics(None, batch)["effort/met_share"]) == 0.5
-    assert (method.held, method.conditioned) == (False, False)
+    assert (method.truncates_at_budget, method.conditioned) == (False, False)

@@ -21,7 +21,7 @@ def test_advantages_are_normalised_within_each_question(tmp_path):
 def test_rewards_apart_keep_groups_that_differ_in_one_of_them(tmp_path):
     mixed = "reward.weights={correct: 3, mine.py:brief: 1}"
     shape = ("rollout.questions=2", "rollout.group_size=2")
-    config = load(tmp_path, "grpo", mixed, "reward.apart=true", *shape)
+    config = load(tmp_path, "grpo", mixed, "reward.normalize_each=true", *shape)
     correct = np.array([[1.0, 0.0], [1.0, 1.0]])[..., None, None]
     brief = np.array([[1.0, 0.0], [0.0, 0.5]])[..., None, None]
     scores = {"correct": correct, "mine.py:brief": brief}

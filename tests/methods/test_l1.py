@@ -59,9 +59,11 @@ class TestMethod:
 
     def test_an_embedding_is_refused(self, tmp_path):
         config = load(tmp_path, "l1_exact")
-        told = dataclasses.replace(config.conditioning, told="both")
+        told = dataclasses.replace(config.conditioning, budget_input="both")
         found = list(problems(dataclasses.replace(config, conditioning=told)))
-        assert found[0].startswith("conditioning.told=both: method=l1 has its budget only in the")
+        assert found[0].startswith(
+            "conditioning.budget_input=both: method=l1 has its budget only in the"
+        )
 
     @pytest.mark.slow
     def test_traces_may_outlast_what_they_were_told(self, tmp_path, ledger_tokens):

@@ -58,7 +58,7 @@ def test_a_length_is_measured_in_shares_of_the_largest_budget(tmp_path):
 
 
 def test_gfpo_gives_nothing_to_responses_that_are_not_kept(tmp_path):
-    config = load(tmp_path, "gfpo", "rollout.questions=1", "length.kept=0.5")
+    config = load(tmp_path, "gfpo", "rollout.questions=1", "length.keep_fraction=0.5")
     batch = dataclasses.replace(
         group_batch(config, outcomes=np.array([[[1.0], [0.0], [1.0], [1.0]]])),
         lengths=jnp.array([[9, 2, 3, 8]]),

@@ -8,7 +8,7 @@ import numpy as np
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
-from bacr_jax.training.stages import observe
+from bacr_jax.training.stages import make_group_batch
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks
 from methods_world import load, run_of
 
@@ -39,6 +39,8 @@ def test_what_a_method_reads_in_answers_is_where_its_rewards_are_made(tmp_path):
     )
     budgets = jnp.full((1, 2), 12)
     plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
-    batch = observe(run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 2, 1, 1)), {}, 0)
+    batch = make_group_batch(
+        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 2, 1, 1)), {}, 0
+    )
     assert seen == [["<answer>7</answer>"], ["<answer>5"]]
     assert batch.extra["sevens"].tolist() == [[1, 0]]

@@ -95,9 +95,10 @@ BAD_CONFIGS = [
         "reward.weights: method=hapo rewards an answer for being right",
     ),
     (
-        {"method": "dapo", "reward": {"weights": MIXED, "apart": True}},
-        "reward.apart=true: method=dapo doesn't divide rewards by their deviation in the group; "
-        "write method=grpo, or reward.apart=false",
+        {"method": "dapo", "reward": {"weights": MIXED, "normalize_each": True}},
+        "reward.normalize_each=true: method=dapo doesn't divide rewards by their deviation in "
+        "the group; "
+        "write method=grpo, or reward.normalize_each=false",
     ),
     (
         {"rollout": {"group_size": 1}, "method": "grpo"},

@@ -17,7 +17,7 @@ from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.questions import ledger
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
-from bacr_jax.training.stages import observe
+from bacr_jax.training.stages import make_group_batch
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Branches, Trunks
 from methods_world import group_batch, load, run_of
 
@@ -164,7 +164,9 @@ def test_a_solution_that_ends_with_the_turn_instead_of_its_tag_is_malformed(tmp_
     branches = Branches(None, None, None, answers, answers > 0, 0 * answers, None)
     budgets = jnp.full((1, 4), 12)
     plan = BatchPlan(jnp.array([0]), jnp.array([0]), budgets, budgets[..., None])
-    batch = observe(run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), {}, 0)
+    batch = make_group_batch(
+        run, None, plan, Rollout(trunks, branches, {}), np.ones((1, 4, 1, 1)), {}, 0
+    )
     batch = jax.tree.map(jnp.asarray, batch)
     rewards = np.asarray(run.method.rewards(state.method_state, batch))[0, :, 0]
     assert rewards[0] == rewards[3] > 0 and rewards[1] == rewards[2] == -1.0

@@ -22,7 +22,7 @@ class Store(dict):
 @pytest.fixture
 def three(monkeypatch):
     """Three processes that share a store and a clock, and what lets time pass for some of them."""
-    monkeypatch.setattr(peers, "_first_gone", threading.Event())
+    monkeypatch.setattr(peers, "_first_missing", threading.Event())
     now, store = [0.0], Store()
     every = [Peers(store, i, 3, lambda: now[0]) for i in range(3)]
 
@@ -72,7 +72,7 @@ def test_one_that_is_done_is_missed_by_nobody(three):
     every, run = three
     every[0].enter(peers._DONE)
     run(1)
-    peers._first_gone.set()
+    peers._first_missing.set()
     assert run(3 * SILENCE, alive=(1, 2)) == []
 
 
@@ -102,7 +102,7 @@ def test_the_relay_hands_on_both_ways_and_stays_open(three):
     assert near.recv(9) == b"said"
     other.close()
     far.close()
-    assert peers._first_gone.wait(10)
+    assert peers._first_missing.wait(10)
     near.settimeout(0.3)
     # Also for one who goes on asking, such as a process that was stopped when the other end closed.
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_connection_that_this_process_closes_is_no_loss(three):
     near.close()
     assert other.recv(1) == b""
     other.close()
-    assert not peers._first_gone.wait(0.2)
+    assert not peers._first_missing.wait(0.2)
 
 
 def test_a_relay_to_where_nobody_listens_closes_so_that_one_tries_again():

@@ -138,7 +138,7 @@ def test_what_lies_elsewhere_is_gathered_by_one_program(monkeypatch):
 
 
 def test_one_process_alone_hears_itself():
-    assert processes.place_among_all() == (0, 1)
+    assert processes.rank_among_all() == (0, 1)
     assert processes.texts_of_all("é") == ["é"]
     np.testing.assert_array_equal(processes.summed(np.array([1, 2])), [1, 2])
 

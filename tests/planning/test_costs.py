@@ -232,7 +232,7 @@ def test_an_evaluation_is_the_sum_of_its_calls():
     held_out = tuple((256, b) for b in (512, 1024, 2048, 4096))
     assert work.evaluated == ((of_set,) * 4 + (held_out,))
     # And the traces of a dense curve, greedy ones and sampled ones.
-    dense = workload("eval.size=16", "rollout.slots=16", "eval.dense=512")
+    dense = workload("eval.size=16", "rollout.slots=16", "eval.cut_every=512")
     curve = (of_set, ((16, 4096), (64, 4096))) * 4
     assert dense.evaluated == (*curve, held_out, ((256, 4096),))
     # Without evaluations on the way held-out questions choose nothing.

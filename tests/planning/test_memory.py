@@ -111,7 +111,7 @@ def test_an_evaluation_refills_its_slots_and_answers_once():
     assert memory.kv_cache_bytes(evaluation, mesh()) == trunks + (trunks + answer) / 2
     assert workload("rollout.slots=256").evaluation.slots == 256
     # A dense trace is answered at every 512 tokens, at eight places at once.
-    dense = workload("eval.dense=512").evaluation
+    dense = workload("eval.cut_every=512").evaluation
     assert memory.answer_cache_bytes(dense, mesh()) == (64 * (5120 + 8 * 136) * 57_344) / 2
 
 

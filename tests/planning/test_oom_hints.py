@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bacr_jax.config import io as config_io
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 from bacr_plan import memory, oom_hints
 from bacr_plan.devices import GIB, MEMORY_FRACTION
 from bacr_plan.workload import sizes_of

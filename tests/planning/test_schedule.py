@@ -106,10 +106,10 @@ def test_micro_batches_without_padding_are_filled_with_real_tokens_by_hand():
     (update,) = schedule.updates(work, mesh(fsdp=1))
     assert {one.tokens for one in update} == {300} and len(update) == 3
     # Without a budget in the prompt two rows of a question compute it once: 194 and 294 tokens.
-    untold = dataclasses.replace(work, conditioned=False)
-    (update,) = schedule.updates(untold, mesh(fsdp=1))
+    without_budget = dataclasses.replace(work, conditioned=False)
+    (update,) = schedule.updates(without_budget, mesh(fsdp=1))
     assert len(update) == 2
-    assert schedule.real_share(untold, [update]) == (400 + 160 + 4 * 4 * 8) / 600
+    assert schedule.real_share(without_budget, [update]) == (400 + 160 + 4 * 4 * 8) / 600
 
 
 def test_without_padding_fewer_positions_are_computed():

@@ -34,8 +34,10 @@ def test_a_step_ahead_takes_the_longer_part_and_the_handing_over():
     assert (one.in_turn, one.ahead) == (87.0, 57.0)
     other = DeviceSplit(4, 4, learn=45.0, sample=30.0, hand=7.0)
     text = "\n".join(seconds.split_lines([one, other], together=60.0))
-    assert "in turn: 4 learn, 4 sample" in text and "rollout.ahead=1: 4 learn, 4 sample" in text
-    assert "fastest: rollout.ahead=1: 4 learn, 4 sample; of each 7 s" in text
+    assert (
+        "in turn: 4 learn, 4 sample" in text and "rollout.async_steps=1: 4 learn, 4 sample" in text
+    )
+    assert "fastest: rollout.async_steps=1: 4 learn, 4 sample; of each 7 s" in text
     assert "fastest: all in turn, own decoder" in "\n".join(
         seconds.split_lines([one], together=50.0)
     )

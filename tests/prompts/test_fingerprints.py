@@ -6,6 +6,7 @@ import numpy as np
 import tokenizers
 
 import hf_world
+from bacr_jax.prompts.budget_prompt import make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts
 from bacr_jax.prompts.fingerprints import (
     prompts_fingerprint,
@@ -13,7 +14,6 @@ from bacr_jax.prompts.fingerprints import (
     tokenizer_fingerprint,
 )
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.told import told_prompts
 from bacr_jax.questions.ledger import ledger_tokenizer
 
 STYLE = FORMATS["think_answer"]
@@ -66,7 +66,7 @@ def test_prompts_are_known_by_their_ids_and_by_where_the_budget_stands():
     assert prompts_fingerprint(encode("1+1", "2+2"), None) == own
     assert prompts_fingerprint(encode("2+2", "1+1"), None) != own
     assert prompts_fingerprint(encode("1+1", "2+2").take(np.array([0])), None) != own
-    tell = lambda words: told_prompts(
+    tell = lambda words: make_budget_prompts(
         letters, ["1+1", "2+2"], STYLE, words, largest=99, max_tokens=999
     )[0]
     told = prompts_fingerprint(encode("1+1", "2+2"), tell("Use {budget} tokens."))

@@ -37,7 +37,7 @@ def among(monkeypatch):
             barrier.wait(10)
             return heard
 
-        monkeypatch.setattr(processes, "place_among_all", lambda: (here.index, count))
+        monkeypatch.setattr(processes, "rank_among_all", lambda: (here.index, count))
         monkeypatch.setattr(processes, "texts_of_all", exchange)
         monkeypatch.setattr(processes, "summed", lambda values: np.sum(exchange(values), 0))
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 import thinking_world
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.budget_prompt import make_budget_prompts
 from bacr_jax.prompts.encoding import (
     allowed_tokens,
     encode_prompts,
@@ -21,7 +22,6 @@ from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.show_prompts import shown_prompts
 from bacr_jax.prompts.stop_strings import compile_stop_string, match
 from bacr_jax.prompts.tokenizers import load_tokenizer
-from bacr_jax.prompts.told import told_prompts
 from bacr_jax.questions.question_set import QuestionSet
 
 NATIVE, TAGS, BOXED = FORMATS["native"], FORMATS["think_answer"], FORMATS["boxed"]
@@ -173,7 +173,7 @@ def test_native_needs_the_tags_as_tokens(qwen):
 
 
 def test_a_budget_in_words_stands_behind_the_request():
-    told, _ = told_prompts(R1, ["2+2?"], NATIVE, "Use {budget}.", largest=99, max_tokens=300)
+    told, _ = make_budget_prompts(R1, ["2+2?"], NATIVE, "Use {budget}.", largest=99, max_tokens=300)
     opened = R1.decode(told.opened.tokens[0])
     assert opened.endswith("within \\boxed{}.\n\nUse ")
     assert R1.decode(told.closing) == ".<｜Assistant｜><think>\n"

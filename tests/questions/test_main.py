@@ -71,7 +71,7 @@ def test_the_ledger_brings_its_tokenizer(capsys):
 
 
 def test_prompts_that_tell_a_budget_in_words_are_longer_by_it(capsys):
-    more = ["conditioning.told=words", "data.ledger.train_size=50"]
+    more = ["conditioning.budget_input=prompt", "data.ledger.train_size=50"]
     lines = show(capsys, "--inspect", "ledger", *more)
     (line,) = [line for line in lines if line.startswith("prompt tokens (ledger, 'f4096'): ")]
     # the mark and four digits
@@ -83,11 +83,11 @@ class TestShowPrompts:
         config = tmp_path / "run.yaml"
         config.write_text(
             f"data: {{train: 'jsonl:{files[0]}', eval: ['jsonl:{files[1]}']}}\n"
-            "model: {path: not-here}\nconditioning: {told: words}\n"
+            "model: {path: not-here}\nconditioning: {budget_input: prompt}\n"
         )
         lines = show(capsys, "--config", config, "--show-prompts", 1)
         assert lines[:2] == [
-            "jsonl, prompt format think_answer, told a budget of 4096",
+            "jsonl, prompt format think_answer, with a budget of 4096",
             "no tokenizer there: the messages, as its chat template will get them",
         ]
         at = lines.index("--- p1")

@@ -95,11 +95,11 @@ def test_training_says_what_it_does_without_and_goes_on_so(tmp_path, capsys):
     put(tmp_path, GSM8K)
     run = tmp_path / "run"
     asked = config_io.override(config(tmp_path, GSM8K, AIME), [f"output.dir={run}"])
-    begun = train.with_sets_that_are_there(asked)
+    begun = train.with_available_sets(asked)
     assert begun.data.eval == (GSM8K,) and f"{AIME} is left out" in capsys.readouterr().out
     open_run(run, begun).__exit__(None, None, None)
     put(tmp_path, AIME)
-    again = train.with_sets_that_are_there(asked)
+    again = train.with_available_sets(asked)
     assert again == begun and f"--run {run} --data {AIME} to evaluate it" in capsys.readouterr().out
     check_run_folder(run, again)
 

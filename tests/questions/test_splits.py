@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bacr_jax.config import Config, DataConfig, EvalConfig
 from bacr_jax.config.schema import LedgerConfig
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.questions.splits import (
     THRESHOLD,

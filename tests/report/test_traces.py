@@ -39,7 +39,7 @@ def test_traces_show_cuts_and_answers(tmp_path):
 
 def test_a_trace_tells_the_whole_story(tmp_path):
     found = shown(tmp_path, TRACE)
-    assert "<dt>told</dt><dd>8 tokens, by embedding</dd>" in found
+    assert "<dt>policy&#39;s budget</dt><dd>8 tokens, by embedding</dd>" in found
     assert "5 prompt, 6 thinking, 1 closing tag" in found and "level 2" in found
     assert "difficulty group 1" in found and "<dt>gold</dt><dd>7&lt;script" in found
     first, last = cells(found)

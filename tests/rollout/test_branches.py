@@ -75,7 +75,7 @@ def test_answers_do_not_depend_on_how_many_cuts_are_decoded_together(world):
     cuts = np.tile([0, 2, 3, 5, 6, 9, 12], (8, 1))
     spec = world.spec(8)
     together = world.roll(prompts, budgets, cuts=cuts, spec=spec)
-    spec = dataclasses.replace(spec, cuts_at_once=3)
+    spec = dataclasses.replace(spec, max_parallel_cuts=3)
     apart = world.roll(prompts, budgets, cuts=cuts, spec=spec)
     np.testing.assert_array_equal(apart.trunks.tokens, together.trunks.tokens)
     for name in ("tokens", "context", "forced", "sampled", "finished", "source"):

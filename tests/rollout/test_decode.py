@@ -9,7 +9,7 @@ import pytest
 
 from bacr_jax.rollout import sampling_params
 from bacr_jax.rollout.decode import StepResult, count_tokens, draw_tokens
-from bacr_jax.rollout.sampling import Draws
+from bacr_jax.rollout.sampling import SamplingInputs
 from bacr_jax.types import pytree
 from rollout_world import CLOSE, EOS, VOCAB, make_rules, two_tokens
 
@@ -18,7 +18,7 @@ ALL = np.ones(VOCAB, bool)
 
 @jax.jit
 def draw_closing(keys, logits, active, matched, rules):
-    draws = Draws(keys[0], rules, sampling_params(1.0))
+    draws = SamplingInputs(keys[0], rules, sampling_params(1.0))
     return draw_tokens(keys, logits, active, matched, rules.think_close, draws, jnp.zeros(3, int))
 
 

@@ -6,19 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from bacr_jax.rollout import Rows, Sampler, sampling_params
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, sampling_params
 from bacr_jax.rollout import engine as engines
-from bacr_jax.rollout.engine import Engine, distinct_prompts, prompt_widths
+from bacr_jax.rollout.engine import SlotDecoder, distinct_prompts, prompt_widths
 from bacr_jax.types import CLOSED_BY_BUDGET
 from rollout_world import make_prompts, make_rules, no_cuts, quarters
 
 
 def make_engine(world, spec, lengths=(3, 5, 2)):
-    return Engine(
+    return SlotDecoder(
         world.decode,
         make_prompts(lengths, 5),
         jax.random.key(3),
-        Sampler(spec, make_rules(), sampling_params(1.0), world.phi_of),
+        SamplingSetup(spec, make_rules(), sampling_params(1.0), world.phi_of),
     )
 
 
@@ -39,7 +39,7 @@ def test_caches_are_as_long_as_the_rows_need_and_never_longer_than_a_row_can_be(
 def test_a_chunk_feeds_every_slot_and_ended_rows_wait(world):
     engine = make_engine(world, world.spec())
     budgets = np.array([12, 0, 2], np.int32)
-    rows = Rows(budgets, no_cuts(3)).complete(engine.spec)
+    rows = RolloutRequest(budgets, no_cuts(3)).complete(engine.spec)
     engine.prefill(rows, np.array([1, 2, 0]), np.array([3, 1, 0]))
     ended, broken, sampled = engine.status()
     np.testing.assert_array_equal(ended, [False, False, True, True])
@@ -57,7 +57,7 @@ def test_several_answers_of_a_cut_stand_side_by_side(world, slots):
     spec = world.spec(answers=3)
     engine = make_engine(world, spec, lengths=(3, 5, 2, 4))
     every, budgets = np.arange(4), np.array([5, 4, 3, 2], np.int32)
-    engine.prefill(Rows(budgets, no_cuts(4)).complete(spec), every, every)
+    engine.prefill(RolloutRequest(budgets, no_cuts(4)).complete(spec), every, every)
     engine.decode()
     opened = engine.open_branches(np.array(slots), quarters(budgets)[slots])
     total, steps = engine.answer_steps

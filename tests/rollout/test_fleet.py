@@ -16,11 +16,11 @@ from bacr_jax.errors import UserError
 from bacr_jax.model import qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.parallel.preemption import Preempted
-from bacr_jax.rollout import Rows, Sampler, sampling_params
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, sampling_params
 from bacr_jax.rollout import fleet as module
 from bacr_jax.rollout.fleet import Fleet, ServersLost
 from bacr_jax.rollout.probe import BOUNDS, Context, Probe
-from bacr_jax.rollout.rows import Listeners
+from bacr_jax.rollout.rows import Callbacks
 from bacr_jax.rollout.served import Asking, asked_rows
 from bacr_jax.types import CLOSED_BY_TAG, NO_BUDGET
 from rollout_world import (
@@ -134,21 +134,21 @@ def fleet(world, servers, tmp_path, answers=1, **changes):
         "folder": tmp_path,
         "dtype": "float32",
         "bound": BOUNDS["float32"],
-        "say": lambda line: None,
+        "print_line": lambda line: None,
     }
     return Fleet(servers, **{**given, **changes})
 
 
 def rows_of():
     budgets = np.array([12, 3, 0, 7, 12, 5])
-    return make_prompts([5, 3, 4, 1, 2, 5], 5), Rows(budgets, quarters(budgets))
+    return make_prompts([5, 3, 4, 1, 2, 5], 5), RolloutRequest(budgets, quarters(budgets))
 
 
-def rolled(world, made, version=0, params=None, answers=1, listeners=Listeners(), cuts=None):
+def rolled(world, made, version=0, params=None, answers=1, listeners=Callbacks(), cuts=None):
     prompts, rows = rows_of()
     rows = rows if cuts is None else dataclasses.replace(rows, cuts=cuts)
     spec = world.spec(answers=answers)
-    sampler = Sampler(spec, make_rules(), sampling_params(0.0), world.phi_of)
+    sampler = SamplingSetup(spec, make_rules(), sampling_params(0.0), world.phi_of)
     given = world.params if params is None else params
     made.load(given, version)
     return made.generate(prompts, rows, jax.random.key(3), sampler, listeners)
@@ -184,7 +184,7 @@ def test_a_fleet_samples_thinking_alone(world, tmp_path):
 
 def test_rows_are_heard_of_as_they_end(world, tmp_path):
     heard = []
-    listeners = Listeners(on_rows=lambda places, trunks, branches: heard.append((places, trunks)))
+    listeners = Callbacks(on_rows=lambda places, trunks, branches: heard.append((places, trunks)))
     found = rolled(world, fleet(world, [Local(world)], tmp_path), listeners=listeners)
     places = np.concatenate([places for places, _ in heard])
     assert sorted(places) == list(range(6))
@@ -196,7 +196,7 @@ def test_rows_of_a_lost_server_are_sampled_by_another_under_the_same_seeds(world
     said = []
     want = rolled(world, fleet(world, [Local(world)], tmp_path))
     servers = [Local(world), Local(world, "http://two", dies_after=3)]
-    made = fleet(world, servers, tmp_path, say=said.append)
+    made = fleet(world, servers, tmp_path, print_line=said.append)
     same(rolled(world, made), want)
     assert said == ["WARNING, rollout.urls: http://two: no server answers there; 1 of 2 continue"]
     # It is asked again with the next weights.
@@ -342,7 +342,7 @@ def test_a_server_at_fault_is_lost_and_the_other_goes_on(world, tmp_path, fault)
     said = []
     want = rolled(world, fleet(world, [Local(world)], tmp_path / "a"))
     servers = [Local(world), Broken(world, fault)]
-    same(rolled(world, fleet(world, servers, tmp_path / "b", say=said.append)), want)
+    same(rolled(world, fleet(world, servers, tmp_path / "b", print_line=said.append)), want)
     (line,) = said
     assert line.startswith("WARNING, rollout.urls: http://two") and line.endswith("1 of 2 continue")
     with pytest.raises(ServersLost, match="no server is left"):
@@ -407,7 +407,9 @@ def test_a_server_that_refuses_to_be_asked_is_not_waited_for(world, tmp_path):
             await self.find()
 
     said = []
-    made = fleet(world, [Local(world), Locked(world, "http://two")], tmp_path, say=said.append)
+    made = fleet(
+        world, [Local(world), Locked(world, "http://two")], tmp_path, print_line=said.append
+    )
     made.load(world.params, 0)
     assert [server.url for server in made.alive] == ["http://one"]
     assert said == [
@@ -449,15 +451,15 @@ def test_what_is_no_answer_of_a_server_is_not_laid_on_it(world, tmp_path):
 
     made = fleet(world, [Local(world)], tmp_path)
     with pytest.raises(UserError, match="^rewards.verifier: is not there$"):
-        rolled(world, made, listeners=Listeners(on_rows=on_rows))
+        rolled(world, made, listeners=Callbacks(on_rows=on_rows))
     with pytest.raises(UserError, match="^rollout row 0: cut -1; write 0 or more tokens$"):
         rolled(world, made, cuts=np.full((6, 4), -1))
 
 
 def test_a_row_without_a_budget_is_asked_for_so(world, tmp_path):
-    sampler = Sampler(world.spec(), make_rules(), sampling_params(0.7), world.phi_of)
+    sampler = SamplingSetup(world.spec(), make_rules(), sampling_params(0.7), world.phi_of)
     prompts = make_prompts([2, 3], 5)
-    rows = Rows(np.array([NO_BUDGET, 4]), np.zeros((2, 0), int), ids=np.array([7, 9]))
+    rows = RolloutRequest(np.array([NO_BUDGET, 4]), np.zeros((2, 0), int), ids=np.array([7, 9]))
     asked = lambda key: asked_rows(prompts, rows.complete(sampler.spec), key, sampler)
     one, two = asked(jax.random.key(0))
     assert (one.budget, one.limit, two.budget, two.limit) == (None, 12, 4, 4)

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from bacr_jax.errors import UserError
 from bacr_jax.model import budget, qwen2
 from bacr_jax.prompts.decode_rules import decode_rules
-from bacr_jax.rollout import RolloutSpec, Rows, Sampler, generate, precompile, sampling_params
+from bacr_jax.rollout import (
+    RolloutRequest,
+    RolloutSpec,
+    SamplingSetup,
+    generate,
+    precompile,
+    sampling_params,
+)
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
@@ -304,7 +311,7 @@ def test_an_answer_that_serves_several_cuts_is_counted_once():
 
 @pytest.mark.slow  # test_train.py listens to a whole run
 @pytest.mark.parametrize(
-    "sizes", [{}, {"slots": 16}, {"slots": 16, "windows": 4}, {"cuts_at_once": 2}], ids=str
+    "sizes", [{}, {"slots": 16}, {"slots": 16, "windows": 4}, {"max_parallel_cuts": 2}], ids=str
 )
 def test_after_precompiling_nothing_is_left_to_compile(world, caplog, sizes):
     # What other tests have compiled would not be compiled here.
@@ -324,7 +331,7 @@ def test_after_precompiling_nothing_is_left_to_compile(world, caplog, sizes):
         }
 
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        sampler = Sampler(sampling=sampling_params(0.5), phi_of=world.phi_of, **given)
+        sampler = SamplingSetup(sampling=sampling_params(0.5), phi_of=world.phi_of, **given)
         precompile(world.decode, prompts, 4, sampler, rows=5)
         assert compiled() == set(names.split())
         world.roll(prompts, [12, 3, 7, 0, 5], **given)
@@ -365,9 +372,9 @@ def test_greedy_equals_transformers(tmp_path):
     ours = generate(
         decode,
         prompts,
-        Rows(np.full(16, 64), np.zeros((16, 0), int)),
+        RolloutRequest(np.full(16, 64), np.zeros((16, 0), int)),
         jax.random.key(0),
-        Sampler(
+        SamplingSetup(
             RolloutSpec(config, None, max_thinking=64, answer_tokens=1, slots=6, refill=0.1),
             rules,
             sampling_params(0.0),

@@ -4,7 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bacr_jax.rollout.scheduler import Scheduler, deal, doubling_sizes, prefill_batches
+from bacr_jax.rollout.scheduler import (
+    Scheduler,
+    doubling_sizes,
+    prefill_batches,
+    spread_over_devices,
+)
 
 
 def test_sizes_double_from_the_share_to_the_half_and_all():
@@ -30,10 +35,10 @@ def test_the_longest_budgets_enter_first_and_ties_keep_their_order():
 
 
 def test_slots_are_dealt_to_and_fro_over_the_devices():
-    np.testing.assert_array_equal(deal(np.arange(8), 8, 2), [0, 4, 5, 1, 2, 6, 7, 3])
-    np.testing.assert_array_equal(deal(np.arange(4), 4, 1), [0, 1, 2, 3])
+    np.testing.assert_array_equal(spread_over_devices(np.arange(8), 8, 2), [0, 4, 5, 1, 2, 6, 7, 3])
+    np.testing.assert_array_equal(spread_over_devices(np.arange(4), 4, 1), [0, 1, 2, 3])
     # three free slots on the first device of two, one on the second
-    np.testing.assert_array_equal(deal(np.array([0, 1, 3, 6]), 8, 2), [0, 6, 1, 3])
+    np.testing.assert_array_equal(spread_over_devices(np.array([0, 1, 3, 6]), 8, 2), [0, 6, 1, 3])
     scheduler = Scheduler(np.array([4, 3, 2, 1]), 4, [4], shards=2)
     rows, slots = scheduler.assign()
     np.testing.assert_array_equal(scheduler.slot_row, [0, 3, 1, 2])

@@ -74,8 +74,8 @@ def test_a_rollout_without_rows_is_refused(world):
 
 
 def test_several_answers_at_a_cut_are_not_taken_in_parts(world):
-    spec = world.spec(answers=2, cuts_at_once=1)
-    with pytest.raises(UserError, match="cuts_at_once=1 with 2 answers at each cut; write"):
+    spec = world.spec(answers=2, max_parallel_cuts=1)
+    with pytest.raises(UserError, match="max_parallel_cuts=1 with 2 answers at each cut; write"):
         roll(world, spec=spec, cuts=[[1, 2]] * 3)
 
 

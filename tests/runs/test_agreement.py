@@ -8,7 +8,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.runs import agreement
-from bacr_jax.runs.agreement import FREE, disagreement, told_at_start
+from bacr_jax.runs.agreement import FREE, disagreement, start_facts
 
 CONFIG = Config()
 KEYS = list(config_io.flatten(CONFIG))
@@ -18,14 +18,14 @@ HOSTS = ["one", "two", "three"]
 
 @pytest.fixture(scope="module")
 def told():
-    return told_at_start(CONFIG, OPTIONS)
+    return start_facts(CONFIG, OPTIONS)
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_another_value_of_any_key_is_refused_or_the_key_is_free(told, key, monkeypatch):
     others = config_io.flatten(CONFIG) | {key: "another"}
     monkeypatch.setattr(config_io, "flatten", lambda _: others)
-    other = told_at_start(CONFIG, OPTIONS)
+    other = start_facts(CONFIG, OPTIONS)
     line = disagreement([told, told, other], HOSTS)
     if key in FREE:
         assert line is None
@@ -47,7 +47,7 @@ def test_options_versions_flags_and_variables_are_compared(told, monkeypatch):
         assert name in told
     monkeypatch.setenv("BACR_DETERMINISTIC", "1")
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_gpu_dump_autotune_results_to=/x-0 --xla_b=2")
-    other = told_at_start(CONFIG, {"--resume": "auto", "--allow-change": ["train.steps"]})
+    other = start_facts(CONFIG, {"--resume": "auto", "--allow-change": ["train.steps"]})
     assert other["XLA_FLAGS"] == "--xla_a=1 --xla_b=2"
     line = disagreement([told, other], HOSTS)
     for part in (
@@ -62,9 +62,9 @@ def test_the_content_of_a_method_of_ones_own_counts(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("a = 1")
     config = dataclasses.replace(CONFIG, method=str(path))
-    one = told_at_start(config, OPTIONS)
+    one = start_facts(config, OPTIONS)
     path.write_text("a = 2")
-    assert f"the file {path}" in disagreement([one, told_at_start(config, OPTIONS)], HOSTS)
+    assert f"the file {path}" in disagreement([one, start_facts(config, OPTIONS)], HOSTS)
 
 
 def test_long_values_and_many_differences_stay_one_line():
@@ -79,4 +79,4 @@ def test_what_one_process_can_not_use_all_hear(monkeypatch):
         lambda text: ['{"host": "far", "facts": {}, "error": "data.dir=x: is gone"}', text],
     )
     with pytest.raises(UserError, match=r"^process 0 on far: data\.dir=x: is gone$"):
-        agreement.refuse_others({})
+        agreement.refuse_if_processes_differ({})

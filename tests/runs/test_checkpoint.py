@@ -317,11 +317,11 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from bacr_jax.config.cli import quieten_orbax
+from bacr_jax.config.cli import silence_orbax
 from bacr_jax.errors import UserError
 from bacr_jax.runs.checkpoint import Checkpoints
 
-quieten_orbax()
+silence_orbax()
 # Where one array's write fails, those of the others are under way.
 normal = np.random.default_rng(0).normal
 state = {f"a{i}": normal(size=(20, 1000)).astype(np.float32) for i in range(40)}

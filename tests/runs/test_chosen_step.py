@@ -2,8 +2,8 @@
 
 import pytest
 
-from bacr_jax.documents import write_json
 from bacr_jax.errors import UserError
+from bacr_jax.files import write_json
 from bacr_jax.runs.chosen_step import choose_step
 from bacr_jax.runs.folder import RunPaths
 

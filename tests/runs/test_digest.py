@@ -142,7 +142,7 @@ def test_a_flipped_bit_of_one_copy_is_told_with_its_array_and_devices():
 def test_numbers_of_two_hosts_are_held_against_each_other(monkeypatch):
     told = []
     monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(processes, "place_among_all", lambda: (len(told), 2))
+    monkeypatch.setattr(processes, "rank_among_all", lambda: (len(told), 2))
     monkeypatch.setattr(processes, "texts_of_all", lambda text: told.append(text) or told)
     check_replicas({"mu": np.float32(1), "tokens": 7})
     with pytest.raises(DigestMismatch, match=r"^tokens: its copies on process 0 and process 1"):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import append_line, read_lines, write_atomically, write_json
 from bacr_jax.errors import UserError
+from bacr_jax.files import append_line, read_lines, write_atomically, write_json
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import (
     RunFolder,

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from bacr_jax.documents import append_line, read_lines, write_lines
 from bacr_jax.errors import UserError
+from bacr_jax.files import append_line, read_lines, write_lines
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.history import History, restore_files
 

@@ -120,14 +120,14 @@ class TestPlainLines:
 
     def test_markup_in_a_message_is_text(self, clock):
         world = World(clock)
-        world.progress.say("[bold]not bold[/bold] " + "x" * 300)
+        world.progress.print_line("[bold]not bold[/bold] " + "x" * 300)
         assert world.lines == ["[bold]not bold[/bold] " + "x" * 300]
 
     def test_a_wide_table_is_not_folded_in_a_log(self, clock):
         world = World(clock)
         table = Table("a", "b")
         table.add_row("x" * 80, "y" * 80)
-        world.progress.say(table)
+        world.progress.print_line(table)
         assert any("x" * 80 in line and "y" * 80 in line for line in world.lines)
 
     def test_no_escape_codes_outside_a_terminal(self, clock):
@@ -141,7 +141,7 @@ def test_a_disabled_progress_prints_nothing(clock):
     world = World(clock, enabled=False)
     with world.progress.phase("training", 1) as phase:
         phase.update(1)
-    world.progress.say("hello")
+    world.progress.print_line("hello")
     world.progress.close()
     assert world.lines == []
 
@@ -154,7 +154,7 @@ training = Phase(progress, "training", 3)
 training.update(1, reward=0.25)
 with progress.phase("evaluation", 2) as phase:
     phase.update(1)
-    progress.say("a message that stays")
+    progress.print_line("a message that stays")
     phase.update(2, accuracy=0.5)
 training.update(2, reward=0.5)
 if sys.argv[1:] == ["fail"]:

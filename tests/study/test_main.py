@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from bacr_jax import evaluate, train
-from bacr_jax.documents import append_line
+from bacr_jax.files import append_line
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.folder import RunPaths, lock_when_free
 from bacr_study import __main__ as command_line

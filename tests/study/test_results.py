@@ -444,11 +444,11 @@ class TestFigures:
 
     def test_of_many_arms_no_panel_has_two_of_a_colour_and_each_has_the_reference(self):
         few = main_study()
-        assert figures.told_apart(few, figures.looks_of(few)) == [list(few.variants())]
+        assert figures.distinguishable_groups(few, figures.looks_of(few)) == [list(few.variants())]
         more = [dataclasses.replace(few.arms[0], id=f"more-{i}") for i in range(12)]
         study = dataclasses.replace(few, arms=(*few.arms, *more))
         looks = figures.looks_of(study)
-        rows = figures.told_apart(study, looks)
+        rows = figures.distinguishable_groups(study, looks)
         assert len(rows) > 1 and {v for row in rows for v in row} == set(study.variants())
         for row in rows:
             own = {looks[variant.key].colour for variant in row if variant.arm != "anytime"}

@@ -157,7 +157,7 @@ def group_batch(traces, answers, extra):
             lengths=of(lambda t: t.length + 1, np.int32).reshape(pairs, 2),
             closed=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
             closed_by_tag=of(lambda t: t.thought[-1] == B, bool).reshape(pairs, 2),
-            surprise=np.zeros(outcomes.shape[:3], np.float32),
+            score_norm_proxy=np.zeros(outcomes.shape[:3], np.float32),
             fraction=np.float32(0.5),
             extra={name: np.full((pairs, 2), number) for name, number in extra.items()},
             answer_lengths=np.ones(outcomes.shape[:3], np.int32),

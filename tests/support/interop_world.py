@@ -9,16 +9,16 @@ import numpy as np
 import export_world
 import hf_world
 from bacr_jax.config import ConditioningConfig
-from bacr_jax.config.derived import cap
+from bacr_jax.config.resolve import cap
 from bacr_jax.evaluation.decoder import open_decoder
 from bacr_jax.export import from_run, policy_folder
 from bacr_jax.model.hf import reading
 from bacr_jax.model.sizes import Qwen2Config
+from bacr_jax.prompts.budget_prompt import budget_words, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts
-from bacr_jax.prompts.environment import make_rules
-from bacr_jax.prompts.told import budget_words, told_prompts
-from bacr_jax.rollout import Rows, Sampler, generate, sampling_params
-from bacr_jax.runs.open import open_policy
+from bacr_jax.prompts.task_data import make_rules
+from bacr_jax.rollout import RolloutRequest, SamplingSetup, generate, sampling_params
+from bacr_jax.runs.saved_policy import open_policy
 from bacr_jax.types import NO_BUDGET
 
 
@@ -35,7 +35,9 @@ def asked(run, questions, budgets):
     plain, _ = encode_prompts(tokenizer, questions, style, max_tokens=500)
     if not words:
         return plain
-    waiting, _ = told_prompts(tokenizer, questions, style, words, largest=999, max_tokens=500)
+    waiting, _ = make_budget_prompts(
+        tokenizer, questions, style, words, largest=999, max_tokens=500
+    )
     told = np.array([NO_BUDGET if b is None else b for b in budgets], np.int32)
     return waiting.at(np.arange(len(questions)), told, plain)
 
@@ -52,9 +54,9 @@ def ours(run, questions, budgets):
     rollout = generate(
         decoder.params,
         asked(run, questions, budgets),
-        Rows(told, limits[:, None], limits=limits),
+        RolloutRequest(told, limits[:, None], limits=limits),
         jax.random.key(0),
-        Sampler(
+        SamplingSetup(
             decoder.spec, make_rules(tokenizer, style, rows), sampling_params(0.0), decoder.phi_of
         ),
     )
@@ -76,7 +78,7 @@ def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
     A quiet one has smaller logits and attention scores, as a trained policy has; rounding then
     stays small in log-probabilities.
     """
-    conditioning = ConditioningConfig(told=told, **how)
+    conditioning = ConditioningConfig(budget_input=told, **how)
     given = {"conditioning": conditioning} if conditioning.embeds else {}
     params = hf_world.random_params(shape, seed, **given)
     if quiet:
@@ -90,7 +92,7 @@ def ledger_run(tmp_path, told, seed=1, shape=LEDGER, quiet=False, **how):
     model = {**export_world.MODEL, **widths, "compute_dtype": "float32"}
     settings = {
         "model": model,
-        "conditioning": {"told": told, **how},
+        "conditioning": {"budget_input": told, **how},
         "budget": {"min": 8, "max": 64, "levels": {"low": 16}},
         "rollout": {"answer_tokens": 5},
     }
@@ -162,7 +164,7 @@ def family_run(tmp_path, family, **widths):
     """A run of a random policy of a family that is told by an embedding, and its export."""
     tokens = hf_world.chat_tokenizer()
     shape = replace(hf_world.FAMILIES[family], vocab_size=len(tokens), max_positions=512, **widths)
-    told = {"told": "embedding"}
+    told = {"budget_input": "embedding"}
     params = hf_world.random_params(shape, 1, conditioning=ConditioningConfig(**told))
     # Scores of attention and logits as small as a trained policy's: rounding stays small in them.
     params = {**jax.tree.map(lambda x: 0.6 * x, params), "embed": 1.5 * params["embed"]}

@@ -57,7 +57,7 @@ def run_of(config, tokenizer_and_size, grader=None):
     """A `Run` around a random policy, and its first state."""
     import dataclasses
 
-    from bacr_jax.prompts.environment import build_environment
+    from bacr_jax.prompts.task_data import build_environment
 
     method = load_method(config)
     style = format_for(config, declares_budget=method.declares_budget)
@@ -101,7 +101,7 @@ def group_batch(
         "lengths": thinking + 2,
         "closed": thinking < np.asarray(budgets),
         "closed_by_tag": thinking < np.asarray(budgets),
-        "surprise": rng.random(cuts.shape).astype(np.float32),
+        "score_norm_proxy": rng.random(cuts.shape).astype(np.float32),
         "fraction": np.float32(fraction),
         "extra": extra or {},
         "by_reward": by_reward or {},

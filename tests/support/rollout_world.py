@@ -13,7 +13,14 @@ from bacr_jax.config import ConditioningConfig
 from bacr_jax.model import budget, kv_cache, qwen2
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.prompts.decode_rules import decode_rules
-from bacr_jax.rollout import Listeners, RolloutSpec, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import (
+    Callbacks,
+    RolloutRequest,
+    RolloutSpec,
+    SamplingSetup,
+    generate,
+    sampling_params,
+)
 from bacr_jax.types import Prompts
 
 VOCAB, PAD, OPEN, CLOSE, ANSWER, ANSWER_CLOSE, EOS = 16, 0, 1, 2, 3, 4, 5
@@ -131,8 +138,8 @@ class World:
             if field.name in given
         }
         cuts = quarters(budgets) if cuts is None else cuts
-        rows = Rows(np.asarray(budgets), cuts, **of(Rows))
-        sampler, listeners = Sampler(**of(Sampler)), Listeners(**of(Listeners))
+        rows = RolloutRequest(np.asarray(budgets), cuts, **of(RolloutRequest))
+        sampler, listeners = SamplingSetup(**of(SamplingSetup)), Callbacks(**of(Callbacks))
         assert not given, given
         key = jax.random.key(key) if isinstance(key, int) else key
         return generate(params or self.decode, prompts, rows, key, sampler, listeners)

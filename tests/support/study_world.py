@@ -23,7 +23,7 @@ STUDY = """
 title: Two arms
 reference: [grpo]
 arms:
-  grpo: {label: GRPO, set: {method: grpo, cuts.count: 1, conditioning.told: nothing}}
+  grpo: {label: GRPO, set: {method: grpo, cuts.count: 1, conditioning.budget_input: none}}
   vote: {label: a vote, of: grpo, votes: 2}
   bacr: {label: BACR, set: {loss.entropy_coef: 0.0}}
 sizes:
@@ -60,4 +60,4 @@ def finished(study, run, variant, **changes):
     cell = make_cell(study, run.task, variant, run.seed, problems=10, samples=2, steps=1)
     sets = {m: {b: of[b] for b in ("8", "64")} for m, of in cell.sets["test"].items()}
     changes = {"config_sha": run.digest, "sets": {"test": sets}, **changes}
-    write_cell(run.place, dataclasses.replace(cell, **changes))
+    write_cell(run.study_folder, dataclasses.replace(cell, **changes))

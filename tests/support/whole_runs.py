@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from bacr_jax.documents import read_lines
+from bacr_jax.files import read_lines
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.runs.metrics import without_timings
 

@@ -13,7 +13,7 @@ from bacr_jax.export.from_run import export
 from bacr_jax.model.hf.reading import load_policy
 from bacr_jax.model.qwen2 import forward, logits
 from bacr_jax.runs.folder import open_run
-from bacr_jax.runs.open import read_params
+from bacr_jax.runs.saved_policy import read_params
 from bacr_jax.training.loop import Trainer
 from small_config import small_config
 from whole_runs import state_of

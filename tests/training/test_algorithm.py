@@ -14,7 +14,7 @@ from bacr_grading.verifier import Score, Verifier, VerifierGrader
 from bacr_jax.config import CurriculumConfig
 from bacr_jax.config import io as config_io
 from bacr_jax.curriculum import init_curriculum
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions import ledger
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.stages import update_curriculum
@@ -126,7 +126,7 @@ def test_answers_are_graded_while_others_are_sampled_and_no_number_changes(
     early, late = Slow(), Slow()
     step = lambda grader: iterate(*run_of(config, tokenizer, grader), 0)[1]
     one = step(early)
-    monkeypatch.setattr(Environment, "early_grading", lambda *_: None)
+    monkeypatch.setattr(TaskData, "early_grading", lambda *_: None)
     other = step(late)
     begun = [count for kind, count in early.notes if kind == "begun"]
     # 16 traces in four slots, four answers each, in more than one go before anybody asks.
@@ -185,7 +185,7 @@ def test_a_method_trains_from_a_shared_warm_up(warm, tmp_path, name):
     preset = str(PRESETS / f"{name}.yaml")
     arguments = ["--config", str(base), "--config", preset, "output.report=false"]
     # A warm-up of prompts with a budget in words is another one.
-    if config_io.load([base, preset]).conditioning.told != "words":
+    if config_io.load([base, preset]).conditioning.budget_input != "prompt":
         arguments.append(f"warmup.dir={folder / 'warmup'}")
     elif name.startswith("l1"):
         arguments.append("warmup.steps=40")  # wrong answers differ too, in length

@@ -54,7 +54,7 @@ def made(tmp_path_factory):
     own = ledger.ledger_tokenizer()
     config = load(
         tmp_path_factory.mktemp("ahead"), "bacr-robust", "rollout.engine=vllm",
-        "rollout.urls=[http://one:1]", "rollout.ahead=1", "loss.importance_cap=2",
+        "rollout.urls=[http://one:1]", "rollout.async_steps=1", "loss.importance_cap=2",
         "rollout.questions=2", "rollout.group_size=2", "data.order=shuffled",
     )  # fmt: skip
     run, state = run_of(config, (own, len(own)), Odd())

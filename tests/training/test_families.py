@@ -10,8 +10,8 @@ import pytest
 import hf_world
 import thinking_world
 from bacr_jax import generate, train
-from bacr_jax.documents import read_lines
 from bacr_jax.export.from_run import export
+from bacr_jax.files import read_lines
 from bacr_jax.model.hf import hf_config
 from methods_world import PRESETS
 from small_config import SMALL

@@ -61,7 +61,7 @@ def observed(config, plan, thinking, outcomes, tag=0):
     rollout = Rollout(trunks, branches, {})
     outcomes = np.array(outcomes, np.float32)[None, ..., None]
     placed = stages.resolve_cuts(run.method, plan, rollout)
-    batch = stages.observe(run, None, placed, rollout, outcomes, {}, 0)
+    batch = stages.make_group_batch(run, None, placed, rollout, outcomes, {}, 0)
     return run.method, jax.tree.map(jnp.asarray, batch)
 
 
@@ -74,7 +74,7 @@ def test_the_scores_of_the_grace_window_count_in_the_last_segment(tmp_path):
     config = config_io.override(load(tmp_path, "bacr-weighted"), ["budget.grace=3"])
     # .25 for each of seven tokens, three of them after the budget.
     _, batch = observed(config, plan_of([4, 4], [[4], [4]]), [7, 2], [[1], [1]])
-    np.testing.assert_allclose(batch.surprise, [[[7 / 4], [2 / 4]]], rtol=1e-6)
+    np.testing.assert_allclose(batch.score_norm_proxy, [[[7 / 4], [2 / 4]]], rtol=1e-6)
 
 
 def test_a_cut_within_the_closing_tag_has_all_of_it_in_its_segment(tmp_path):
@@ -83,7 +83,9 @@ def test_a_cut_within_the_closing_tag_has_all_of_it_in_its_segment(tmp_path):
     cuts = [[4, 12, 16], [4, 10, 16]]
     _, batch = observed(config, plan_of([16, 16], cuts), [10, 10], 2 * [[0, 1, 1]], tag=3)
     np.testing.assert_array_equal(batch.cuts, [[[4, 13, 16], [4, 10, 16]]])
-    np.testing.assert_allclose(batch.surprise, [[[1, 9 / 4, 0], [1, 6 / 4, 3 / 4]]], rtol=1e-6)
+    np.testing.assert_allclose(
+        batch.score_norm_proxy, [[[1, 9 / 4, 0], [1, 6 / 4, 3 / 4]]], rtol=1e-6
+    )
 
 
 def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):
@@ -101,13 +103,13 @@ def test_the_last_exit_of_a_trace_keeps_its_grace_window(tmp_path):
 def test_a_token_of_the_grace_window_is_paid_under_the_optimal_token_baseline(tmp_path):
     config = load(
         tmp_path, "bacr-full", "advantage.baseline=optimal_token", "advantage.normalise=none",
-        "advantage.score_weighted=false", "cuts.count=1", "cuts.weights=own_budget",
+        "advantage.score_weighted=false", "cuts.count=1", "cuts.weights=last",
         "rollout.questions=1", "rollout.group_size=2",
     )  # fmt: skip
     method, batch = load_method(config), group_batch(config, outcomes=np.array([[[1.0], [0.0]]]))
     # Two traces of six tokens under a budget of four, alike in their scores.
     path = jnp.broadcast_to(jnp.arange(1.0, 7.0), (1, 2, 6))
-    batch = dataclasses.replace(batch, path=path, cuts=jnp.full((1, 2, 1), 6))
+    batch = dataclasses.replace(batch, cumulative_score_norm=path, cuts=jnp.full((1, 2, 1), 6))
     source = jnp.zeros((2, 1), jnp.int32)
     found, _ = stages.token_advantages(None, batch, None, source, method=method, max_thinking=6)
     paid = float(method.rewards(None, batch)[0, 0, 0])

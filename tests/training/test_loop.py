@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bacr_jax.documents import read_lines
+from bacr_jax.files import read_lines
 from bacr_jax.parallel.preemption import EXIT_CODE
 from bacr_jax.runs.metrics import without_timings
 from whole_runs import WHOLE_RUN, StopAt, assert_same_run

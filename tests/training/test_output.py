@@ -58,7 +58,11 @@ def test_accuracies_are_named_by_set_decoding_and_budget():
 def test_a_row_has_the_last_answer_and_its_verdict():
     without, new = trace_rows([{**TRACE, "gold": None}, TRACE])
     assert new["right"] is True and new["outcomes"] == 1.0 and new["decided_by"] == "symbolic"
-    assert (new["level"], new["told"], new["segment_advantages"]) == (2, 8, "[0.75, -0.125]")
+    assert (new["level"], new["policy_budget"], new["segment_advantages"]) == (
+        2,
+        8,
+        "[0.75, -0.125]",
+    )
     # What is not known leaves its place empty.
     assert without["gold"] == "" and without["right"] is True and list(without) == list(new)
 
@@ -185,7 +189,7 @@ def world(ledger_tokens):
         Run,
         environment=SimpleNamespace(
             tokenizer=ledger_tokens,
-            train=SimpleNamespace(set=questions, told=None),
+            train=SimpleNamespace(set=questions, budget_prompts=None),
             answer_texts=lambda one: [[f"answer at {c}" for c in one.context[0]]],
         ),
         method=SimpleNamespace(conditioned=True),
@@ -233,14 +237,16 @@ def test_the_question_is_known_by_its_name_and_what_the_policy_was_told(tmp_path
     first, second = written(tmp_path, world)
     asked = {"id": "ledger-9", "level": 3, "group": 2, "question": "4a2", "gold": "6"}
     assert asked.items() <= first.items() and asked.items() <= second.items()
-    assert (first["told"], first["told_by"]) == (8, "embedding") and second["told"] == 6
+    assert (first["policy_budget"], first["budget_input"]) == (8, "embedding") and second[
+        "policy_budget"
+    ] == 6
     assert first["read"] == {"declared": 7.0} and second["read"] == {"declared": 9.0}
     run, done = world
     run.method.conditioned = False
     (silent,) = written(tmp_path, (run, done), count=1)
-    assert (silent["told"], silent["told_by"]) == (None, "nothing")
-    run.environment.train.told = "the prompts"
-    assert written(tmp_path, (run, done), count=1)[0]["told_by"] == "words"
+    assert (silent["policy_budget"], silent["budget_input"]) == (None, "none")
+    run.environment.train.budget_prompts = "the prompts"
+    assert written(tmp_path, (run, done), count=1)[0]["budget_input"] == "prompt"
 
 
 def test_tokens_of_the_parts_add_up(tmp_path, world):

@@ -101,7 +101,7 @@ def test_a_broken_value_head_is_named_and_never_saved(train, tmp_path, monkeypat
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved))
 
 
-@pytest.mark.parametrize("what", ["rewards", "values", "surprise"])
+@pytest.mark.parametrize("what", ["rewards", "values", "score_norm_proxy"])
 def test_what_is_no_number_leaves_the_moments_as_they_were(tmp_path, what):
     """Rewards are finite in two of three: one bad value or score would stay in a running mean."""
     config = load(tmp_path, "bacr-weighted", "budget.choices=[8, 12]")
@@ -109,9 +109,9 @@ def test_what_is_no_number_leaves_the_moments_as_they_were(tmp_path, what):
     state = method.init_state(64)
     rewards, values = method.rewards(state, batch), jnp.full(batch.outcomes.shape, 0.5)
     state = stages.update_method(state, batch, rewards, values, method=method)
-    given = {"rewards": rewards, "values": values, "surprise": batch.surprise}
+    given = {"rewards": rewards, "values": values, "score_norm_proxy": batch.score_norm_proxy}
     given[what] = given[what].at[0, 0, 0].set(jnp.nan)
-    spoilt = dataclasses.replace(batch, surprise=given["surprise"])
+    spoilt = dataclasses.replace(batch, score_norm_proxy=given["score_norm_proxy"])
     after = stages.update_method(state, spoilt, given["rewards"], given["values"], method=method)
     jax.tree.map(np.testing.assert_array_equal, after, state)
     good = stages.update_method(after, batch, rewards, values, method=method)

@@ -17,7 +17,7 @@ from bacr_jax.model import budget, qwen2
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.hf import hf_config, reading
 from bacr_jax.questions import ledger
-from bacr_jax.training import served, start
+from bacr_jax.training import initialize, served
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.types import NO_BUDGET
 from methods_world import Odd, load, run_of
@@ -151,7 +151,7 @@ def test_servers_may_differ_by_as_much_as_the_learner_rounds(tmp_path, rounded, 
         (["model.compute_dtype=bfloat16"], 0.1),
         (["model.product_dtype=bfloat16"], 0.1),
         # Of a policy before an update that the batch was not sampled by.
-        (["rollout.ahead=1", "loss.importance_cap=2"], 0.1),
+        (["rollout.async_steps=1", "loss.importance_cap=2"], 0.1),
         (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=2"], 0.1),
         (["loss.old_logprobs=sampler", "loss.importance_cap=2", "train.minibatches=1"], 1e-3),
     ],
@@ -205,11 +205,11 @@ def test_two_runs_of_one_name_do_not_share_a_folder_of_weights(served_run, tmp_p
 
 def test_servers_never_see_the_untrained_weights_of_a_warm_up(served_run):
     run, _ = served_run
-    own = dataclasses.replace(run.config.rollout, engine="own")
-    assert start.can_compile_ahead(
+    own = dataclasses.replace(run.config.rollout, engine="jax")
+    assert initialize.can_compile_ahead(
         dataclasses.replace(run, config=dataclasses.replace(run.config, rollout=own))
     )
-    assert not start.can_compile_ahead(run)
+    assert not initialize.can_compile_ahead(run)
 
 
 def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_path):
@@ -224,14 +224,14 @@ def test_in_a_running_event_loop_a_run_with_servers_is_refused(served_run, tmp_p
 
 def test_a_method_that_samples_on_can_not_be_a_batch_ahead(tmp_path):
     """Known before anything starts, of a method of one's own too."""
-    ahead = ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1",
+    ahead = ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.async_steps=1",
              "loss.importance_cap=2"]  # fmt: skip
-    with pytest.raises(UserError, match="rollout.ahead=1: DAPO decides after grading"):
+    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides after grading"):
         load(tmp_path, "dapo", *ahead)
     own = tmp_path / "own.py"
     own.write_text("from bacr_jax.methods.dapo import make\n")
     config = load(tmp_path, None, *ahead, f"method={own}", "dapo.dynamic_sampling=true")
-    with pytest.raises(UserError, match="rollout.ahead=1: DAPO decides after grading"):
+    with pytest.raises(UserError, match="rollout.async_steps=1: DAPO decides after grading"):
         make_method(config)
 
 
@@ -240,11 +240,11 @@ def test_settings_that_contradict_each_other(tmp_path):
         (["rollout.engine=vllm"], r"rollout.urls=\[\]: rollout.engine=vllm needs servers"),
         (["rollout.urls=[http://one:1]"], "is only read with rollout.engine=vllm"),
         (
-            ["rollout.ahead=1", "loss.sequence_mask=0.1"],
+            ["rollout.async_steps=1", "loss.sequence_mask=0.1"],
             "the learner and this package's decoder take turns",
         ),
         (
-            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.ahead=1"],
+            ["rollout.engine=vllm", "rollout.urls=[http://one:1]", "rollout.async_steps=1"],
             "the previous policy samples the traces, and nothing corrects for that",
         ),
     ):

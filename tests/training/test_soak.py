@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bacr_jax.documents import read_lines
+from bacr_jax.files import read_lines
 from whole_runs import assert_same_run
 
 ROOT = Path(__file__).parents[2]

@@ -93,9 +93,9 @@ def test_no_bound_is_no_guard():
 
 def test_batches_that_are_sampled_ahead_are_refused_with_a_bound(tmp_path):
     config = load(tmp_path, None, "train.undo_closed_answers=0.9")
-    rollout = dataclasses.replace(config.rollout, ahead=1)
+    rollout = dataclasses.replace(config.rollout, async_steps=1)
     (line,) = [p for p in problems(dataclasses.replace(config, rollout=rollout)) if "undo" in p]
-    assert line.startswith("train.undo_closed_answers=0.9: with rollout.ahead=1")
+    assert line.startswith("train.undo_closed_answers=0.9: with rollout.async_steps=1")
 
 
 @pytest.fixture(scope="module")

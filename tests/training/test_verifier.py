@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bacr_grading.verifier import FAULTS
-from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
+from bacr_jax.files import read_lines
 from judge_world import judge, point_at
 from whole_runs import WHOLE_RUN
 

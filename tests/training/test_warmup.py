@@ -11,7 +11,7 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions import ledger
 from bacr_jax.runs.folder import LOCK, lock_if_free
 from bacr_jax.training import warmup
@@ -40,7 +40,7 @@ def test_prompts_of_a_style_hold_its_first_token(tmp_path, style, opened):
 
 def test_prompts_of_a_style_tell_the_budget_where_it_is_told_in_words(tmp_path):
     tokenizer = ledger.ledger_tokenizer()
-    config = load(tmp_path, None, *TRADEOFF, "conditioning.told=words")
+    config = load(tmp_path, None, *TRADEOFF, "conditioning.budget_input=prompt")
     questions = build_environment(config, tokenizer, len(tokenizer)).train
     prompts, _ = warmup.styled_prompts(questions, "steps", 4, 12)
     for row, length in zip(prompts.tokens, prompts.lengths):

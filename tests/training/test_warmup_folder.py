@@ -13,8 +13,8 @@ from bacr_jax.runs.folder import RunPaths, WarmupPaths
 from bacr_jax.training.warmup_folder import (
     check_warmup,
     save_warmup,
-    told_budgets,
     warmup_fingerprint,
+    warmup_prompt_budgets,
 )
 from methods_world import load
 
@@ -24,45 +24,45 @@ STYLED = ("data.ledger.variant=tradeoff", "warmup.style=at_once", "warmup.steps=
 @pytest.mark.parametrize(
     ("settings", "budgets"),
     [
-        (("conditioning.told=embedding",), None),
-        (("conditioning.told=nothing",), None),
-        (("conditioning.told=words",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
-        (("conditioning.told=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
+        (("conditioning.budget_input=embedding",), None),
+        (("conditioning.budget_input=none",), None),
+        (("conditioning.budget_input=prompt",), [4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (("conditioning.budget_input=both", "eval.budgets=[12, 40]"), [*range(4, 13), 40]),
         (
-            ("conditioning.told=words", "budget.prior=choices", "budget.choices=[4, 8]"),
+            ("conditioning.budget_input=prompt", "budget.prior=choices", "budget.choices=[4, 8]"),
             [4, 8, 12],
         ),
     ],
 )
 def test_a_warm_up_tells_what_the_run_will_tell(tmp_path, settings, budgets):
-    found = told_budgets(load(tmp_path, None, *settings))
+    found = warmup_prompt_budgets(load(tmp_path, None, *settings))
     assert (None if found is None else found.tolist()) == budgets
 
 
 def test_a_warm_up_is_another_under_another_system_message(tmp_path):
     own = ("data.train=math:x", "data.eval=['math:x']", "model.path=y")
     of = lambda *more: warmup_fingerprint(
-        config_io.override(Config(), [*own, "conditioning.told=nothing", *more])
+        config_io.override(Config(), [*own, "conditioning.budget_input=none", *more])
     )
     prints = [of(), of("data.system_prompt=''"), of("data.template_variables={day: 1}")]
     # What the answers are, and how thinking that was cut is closed.
     prints += [of("data.answer_column=solution"), of("data.answers=verbatim")]
     prints += [of("data.closing_text='</think>'")]
-    told = lambda *more: of("conditioning.told=words", *more)
-    prints += [told(), told("conditioning.words='Use {budget} tokens.'")]
+    told = lambda *more: of("conditioning.budget_input=prompt", *more)
+    prints += [told(), told("conditioning.prompt_text='Use {budget} tokens.'")]
     assert len(set(prints)) == 8
     # A sentence that is not told changes nothing.
-    assert of("conditioning.words='Use {budget} tokens.'") == of()
+    assert of("conditioning.prompt_text='Use {budget} tokens.'") == of()
 
 
 def test_a_warm_up_with_words_is_another_than_one_without(tmp_path):
     identity = lambda *more: warmup_fingerprint(load(tmp_path, None, *STYLED, *more))
-    plain = identity("conditioning.told=embedding")
+    plain = identity("conditioning.budget_input=embedding")
     # of seed, model, data.ledger and warmup, as before there were words
-    assert len(plain) == 12 and identity("conditioning.told=nothing", "budget.max=16") == plain
-    words = identity("conditioning.told=words")
-    assert words != plain and identity("conditioning.told=both") == words
-    assert identity("conditioning.told=words", "budget.max=16") not in (words, plain)
+    assert len(plain) == 12 and identity("conditioning.budget_input=none", "budget.max=16") == plain
+    words = identity("conditioning.budget_input=prompt")
+    assert words != plain and identity("conditioning.budget_input=both") == words
+    assert identity("conditioning.budget_input=prompt", "budget.max=16") not in (words, plain)
 
 
 def test_runs_of_several_seeds_share_the_warm_up_of_warmup_seed(tmp_path):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 import interop_world  # noqa: E402
-from bacr_jax.config.cli import quieten_orbax  # noqa: E402
+from bacr_jax.config.cli import silence_orbax  # noqa: E402
 
 # Heads of a width that vLLM's attention for a CPU knows.
 HEADS = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
@@ -73,7 +73,7 @@ def main(out, tokenizer):
     """Writes OUT/NAME/out and OUT/reference.json."""
     from transformers import AutoTokenizer
 
-    quieten_orbax()
+    silence_orbax()
     reference, ledger = {}, replace(interop_world.LEDGER, **HEADS)
     questions = interop_world.ledger_questions()[:QUESTIONS]
     for name, (told, how) in LEDGER.items():

@@ -104,7 +104,14 @@ def environment():
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_four_steps_of_the_quickstart(tmp_path, ahead):
     robust = str(ROOT / "configs" / "methods" / "bacr-robust.yaml")
-    words = ["--config", "quickstart", "--config", robust, *QUICKSTART, f"rollout.ahead={ahead}"]
+    words = [
+        "--config",
+        "quickstart",
+        "--config",
+        robust,
+        *QUICKSTART,
+        f"rollout.async_steps={ahead}",
+    ]
     for step in trained(tmp_path, *words):
         # The policy that sampled is that which learns, or the one before.
         is_stale = step["step"] > 1 and ahead == 1

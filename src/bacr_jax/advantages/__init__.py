@@ -32,7 +32,7 @@ from bacr_jax.advantages.optimal import (
     optimal_shift as optimal_shift,
     optimal_slopes as optimal_slopes,
     score_statistics as score_statistics,
-    segment_surprise as segment_surprise,
+    segment_score_norm_proxy as segment_score_norm_proxy,
     token_baseline as token_baseline,
 )
 from bacr_jax.advantages.segments import (

@@ -12,8 +12,8 @@ the few traces with improbable tokens, whose returns differ from the average.
 
 A regression with two coefficients per segment moves the baseline V towards b*. The coefficients are
 estimated from earlier batches, so the gradient stays unbiased. The exception is
-`advantage.score_uniform` in combination with a baseline that depends on the returns of the group:
-the mean shift over the batch then contains the return of each trace with weight 1 / traces.
+`advantage.same_shift_for_batch` in combination with a baseline that depends on the returns of the
+group: the mean shift over the batch then contains the return of each trace with weight 1 / traces.
 
 No backward pass is needed to estimate |s|^2. The score of a token sampled with probability p has
 the entry 1 - p for the logit of that token, and p is known from the rollout.
@@ -39,7 +39,7 @@ _RIDGE = 1e-3
 _PRIOR_TRACES = 2.0
 
 
-def segment_surprise(
+def segment_score_norm_proxy(
     logprobs: Float[Array, "B T"], sampled: Int[Array, "B"], cuts: Int[Array, "B M"]
 ) -> Float[Array, "B M"]:
     """Computes the sum of (1 - p)^2 over the tokens of each segment.
@@ -69,28 +69,30 @@ def _regressors(expected: Float[Array, "Q G M"]) -> Float[Array, "Q G M 2"]:
 
 
 def optimal_moments(
-    credit: Float[Array, "Q G M"], expected: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
+    credit: Float[Array, "Q G M"],
+    expected: Float[Array, "Q G M"],
+    score_norm_proxy: Float[Array, "Q G M"],
 ) -> tuple[Float[Array, "M 2 2"], Float[Array, "M 2"], Float[Array, "M"]]:
     """Computes the moments of the weighted regression of credit on x = (1, expected return).
 
     Args:
       credit: A, the return minus the baseline of each segment (`thinking_credit`).
       expected: the return predicted by the baseline.
-      surprise: regression weights w (`segment_surprise`).
+      score_norm_proxy: regression weights w (`segment_score_norm_proxy`).
 
     Returns:
       mean w x x^T, mean w x A, and (mean w^2) / N per segment, over the N traces of the batch. To
       accumulate them over training steps with weights a_i, average the first two with a_i and sum
       the third with a_i^2.
     """
-    chex.assert_equal_shape([credit, expected, surprise])
+    chex.assert_equal_shape([credit, expected, score_norm_proxy])
     x = _regressors(expected)
     num_traces = credit[..., 0].size
 
     def weighted_mean(subscripts: str, y: Array) -> Array:
-        return jnp.einsum(subscripts, surprise, x, y, precision="highest") / num_traces
+        return jnp.einsum(subscripts, score_norm_proxy, x, y, precision="highest") / num_traces
 
-    spread = jnp.mean(jnp.square(surprise), axis=(0, 1)) / num_traces
+    spread = jnp.mean(jnp.square(score_norm_proxy), axis=(0, 1)) / num_traces
     square = weighted_mean("qgm,qgmi,qgmj->mij", x)
     product = weighted_mean("qgm,qgmi,qgm->mi", credit)
     return square, product, spread
@@ -198,7 +200,7 @@ def token_baseline(
 
 
 def score_statistics(
-    returns: Float[Array, "Q G M"], surprise: Float[Array, "Q G M"]
+    returns: Float[Array, "Q G M"], score_norm_proxy: Float[Array, "Q G M"]
 ) -> dict[str, Float[Array, ""]]:
     """Estimates how much weighting returns by score norms would reduce gradient noise.
 
@@ -211,7 +213,7 @@ def score_statistics(
 
     Args:
       returns: return G of each segment.
-      surprise: weights w (`segment_surprise`).
+      score_norm_proxy: weights w (`segment_score_norm_proxy`).
 
     Returns:
       Scalars by name:
@@ -223,25 +225,25 @@ def score_statistics(
 
       The last three are averaged over segments, weighted by the share of each segment in w.
     """
-    chex.assert_equal_shape([returns, surprise])
+    chex.assert_equal_shape([returns, score_norm_proxy])
     group_size = returns.shape[1]
-    num_traces = surprise[..., 0].size
+    num_traces = score_norm_proxy[..., 0].size
     tiny = jnp.finfo(jnp.float32).tiny
     # A group of one has no other traces, so its error is defined as 0.
     error = rloo_advantage(returns) if group_size > 1 else jnp.zeros_like(returns)
 
-    weight = _mean_over_traces(surprise)
-    weighted_error = _mean_over_traces(surprise * error)
-    weighted_square_error = _mean_over_traces(surprise * jnp.square(error))
-    square = _mean_over_traces(jnp.square(surprise))
+    weight = _mean_over_traces(score_norm_proxy)
+    weighted_error = _mean_over_traces(score_norm_proxy * error)
+    weighted_square_error = _mean_over_traces(score_norm_proxy * jnp.square(error))
+    square = _mean_over_traces(jnp.square(score_norm_proxy))
     share = weight / jnp.maximum(weight.sum(), tiny)
 
     saved_noise = (jnp.square(weighted_error) / jnp.maximum(weight, tiny)).sum()
     total_noise = jnp.maximum(weighted_square_error.sum(), tiny)
     variance = jnp.maximum(square - jnp.square(weight), 0.0)
     cv = jnp.sqrt(variance) / jnp.maximum(weight, tiny)
-    deviations = jnp.std(returns, axis=(0, 1)) * jnp.std(surprise, axis=(0, 1))
-    covariance = _mean_over_traces(surprise * returns) - weight * _mean_over_traces(returns)
+    deviations = jnp.std(returns, axis=(0, 1)) * jnp.std(score_norm_proxy, axis=(0, 1))
+    covariance = _mean_over_traces(score_norm_proxy * returns) - weight * _mean_over_traces(returns)
     effective = num_traces * jnp.square(weight) / jnp.maximum(square, tiny)
     return {
         "predicted_saving": saved_noise / total_noise,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from bacr_jax.config.derived import drawn, level_problems, own_tokens
+from bacr_jax.config.resolve import drawn, level_problems, own_tokens
 from bacr_jax.config.schema import Config
 from bacr_jax.config.values import written
 

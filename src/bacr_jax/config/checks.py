@@ -13,7 +13,9 @@ from typing import Any
 from bacr_client.server import is_address
 from bacr_grading.verifier_spec import grader_problem
 from bacr_jax.config.budget_checks import PRESETS, budget_problems
-from bacr_jax.config.derived import (
+from bacr_jax.config.fields import inside, range_text, walk
+from bacr_jax.config.method_settings import ConditioningConfig
+from bacr_jax.config.resolve import (
     CORRECT,
     adapter_problems,
     function_name,
@@ -24,8 +26,6 @@ from bacr_jax.config.derived import (
     samples_problems,
     selection_problems,
 )
-from bacr_jax.config.fields import inside, range_text, walk
-from bacr_jax.config.method_settings import ConditioningConfig
 from bacr_jax.config.schema import Config, WarmupConfig
 from bacr_jax.config.values import shown, written
 from bacr_jax.errors import UserError
@@ -37,7 +37,7 @@ TABLES = ("jsonl", "json", "csv", "parquet")
 # groups are formed from these levels.
 NUM_LEVELS = 5
 
-# Placeholder for the number of tokens in the sentence `conditioning.words`.
+# Placeholder for the number of tokens in the sentence `conditioning.prompt_text`.
 BUDGET = "{budget}"
 
 # Warm-up settings whose defaults suit a small model trained from scratch. For a pretrained model
@@ -113,16 +113,17 @@ def _rewards(config: Config) -> Iterator[str]:
             f"reward.weights: two rewards have the name {repeated[0]!r}, and metrics are named "
             "after them; write functions with different names"
         )
-    if config.reward.apart and not reward_shares(config):
-        yield "reward.apart=true: reward.weights has no second reward; write one, or false"
+    if config.reward.normalize_each and not reward_shares(config):
+        yield "reward.normalize_each=true: reward.weights has no second reward; write one, or false"
 
 
 def _words(config: Config) -> Iterator[str]:
-    words = config.conditioning.words
+    words = config.conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (
-            f"conditioning.words: found {shown(words)}; write a sentence with {BUDGET} once, such "
-            f"as {ConditioningConfig().words!r}"
+            f"conditioning.prompt_text: found {shown(words)}; write a sentence with {BUDGET} "
+            "once, such "
+            f"as {ConditioningConfig().prompt_text!r}"
         )
 
 
@@ -284,8 +285,10 @@ def _groups(config: Config) -> Iterator[str]:
         )
     if procedural and data.prompt_format != "auto":
         yield f"data.prompt_format={data.prompt_format}: the ledger has its own tokens; write auto"
-    if own_tokens(data) and config.conditioning.words != ConditioningConfig().words:
-        yield "conditioning.words: the set has its own tokens for a budget; leave this key out"
+    if own_tokens(data) and config.conditioning.prompt_text != ConditioningConfig().prompt_text:
+        yield (
+            "conditioning.prompt_text: the set has its own tokens for a budget; leave this key out"
+        )
 
 
 def _warmup(config: Config) -> Iterator[str]:
@@ -378,7 +381,7 @@ def _servers(config: Config) -> Iterator[str]:
     wrong = [url for url in rollout.urls if not is_address(url)]
     if wrong:
         yield f"rollout.urls: found {shown(wrong[0])}; write addresses such as http://HOST:PORT"
-    if rollout.engine == "own" and rollout.urls:
+    if rollout.engine == "jax" and rollout.urls:
         yield (
             f"rollout.urls={list(rollout.urls)}: is only read with rollout.engine=vllm; write "
             "rollout.engine=vllm, or []"
@@ -388,23 +391,25 @@ def _servers(config: Config) -> Iterator[str]:
 def _ahead(config: Config) -> Iterator[str]:
     rollout = config.rollout
     loss = config.loss
-    if not rollout.ahead:
+    if not rollout.async_steps:
         return
     for name in ("undo_closed_answers", "undo_filled_budgets"):
         bound = getattr(config.train, name)
         if bound is not None:
             yield (
-                f"train.{name}={written(bound)}: with rollout.ahead=1 the next batch is sampled "
-                "before the update that it would undo; write null, or rollout.ahead=0"
+                f"train.{name}={written(bound)}: with rollout.async_steps=1 the next batch is "
+                "sampled "
+                "before the update that it would undo; write null, or rollout.async_steps=0"
             )
-    if rollout.engine == "own":
+    if rollout.engine == "jax":
         yield (
-            "rollout.ahead=1: the learner and this package's decoder take turns on the same "
+            "rollout.async_steps=1: the learner and this package's decoder take turns on the same "
             "devices; write rollout.engine=vllm, or 0"
         )
     if loss.importance_cap is None and loss.sequence_mask is None:
         yield (
-            "rollout.ahead=1: the previous policy samples the traces, and nothing corrects for "
+            "rollout.async_steps=1: the previous policy samples the traces, and nothing corrects "
+            "for "
             "that; write loss.importance_cap=2, or loss.sequence_mask=0.01"
         )
 
@@ -437,14 +442,14 @@ def _loss(config: Config) -> Iterator[str]:
         )
 
 
-def dense_problems(config: Config, key: str = "eval.dense=") -> Iterator[str]:
-    """Yields an error message if `eval.dense` would make no cuts or too many cuts.
+def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str]:
+    """Yields an error message if `eval.cut_every` would make no cuts or too many cuts.
 
     Args:
       config: the config to check.
       key: the key or option that set the value, with a trailing `=`. The message starts with it.
     """
-    every = config.eval.dense
+    every = config.eval.cut_every
     largest = max(config.eval.budgets, default=0)
     if every is None:
         return

@@ -95,7 +95,7 @@ def whole_number(text: str, *, most: int) -> int | None:
     return int(text) if plain and int(text) <= most else None
 
 
-def quieten_orbax() -> None:
+def silence_orbax() -> None:
     """Suppresses Orbax's log messages and secondary warnings. Exceptions are still raised.
 
     If one write of a checkpoint fails, Orbax closes the event loop that the other writes use. Each

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from bacr_jax.config import renamed_keys
 from bacr_jax.config.checks import check as check
 from bacr_jax.config.fields import Key, range_text, walk
 from bacr_jax.config.reader import read_entry
@@ -25,8 +26,8 @@ from bacr_jax.config.schema import Config
 from bacr_jax.config.shipped import locate
 from bacr_jax.config.values import FrozenMap, describe, written
 from bacr_jax.config.yaml import Entry, Parsed, entries, parse_file, parse_override
-from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
+from bacr_jax.files import expand_home
 
 # Keys that were added after the study results in the repository had been committed. Their defaults
 # do not change any sample. `fingerprint` ignores these keys at their defaults, so that the
@@ -108,7 +109,9 @@ def _build(cls: type, prefix: str, values: Mapping[str, Any]) -> Any:
     return cls(**fields)
 
 
-def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
+def load(
+    paths: Sequence[str | Path], overrides: Sequence[str] = (), *, accept_earlier: bool = False
+) -> Config:
     """Loads a config from YAML files and overrides. Keys that are not set keep their defaults.
 
     If a key is set more than once, the last value wins. Overrides come after all files. The
@@ -117,11 +120,14 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
     Args:
       paths: YAML files, or names of configs that ship with the package (see `shipped`).
       overrides: texts of the form `a.b=value`, with the value in YAML.
+      accept_earlier: accept names of keys and values from earlier versions (`renamed_keys`). Only
+        for the files of a run.
 
     Raises:
       UserError: if a file can't be parsed, a key is unknown, or a value has the wrong type.
     """
-    return _over({}, overrides, [parse_file(locate(path)) for path in paths])
+    files = [parse_file(locate(path)) for path in paths]
+    return _over({}, overrides, files, accept_earlier=accept_earlier)
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -135,13 +141,33 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _over(
-    values: Mapping[str, Any], overrides: Sequence[str], files: Sequence[Parsed] = ()
+    values: Mapping[str, Any],
+    overrides: Sequence[str],
+    files: Sequence[Parsed] = (),
+    *,
+    accept_earlier: bool = False,
 ) -> Config:
     """Builds a config from values, then files, then overrides. The last value of each key wins."""
     parsed = [*files, *map(parse_override, overrides)]
     sections = {name for name, key in schema().items() if key.is_section}
     parsed_entries = [entry for document in parsed for entry in entries(document, sections)]
+    if accept_earlier:
+        parsed_entries = [
+            _current_entry(entry) for entry in parsed_entries if not _is_removed(entry)
+        ]
     return _build(Config, "", {**values, **_read(parsed_entries)})
+
+
+def _current_entry(entry: Entry) -> Entry:
+    """Translates an entry of an earlier version to the current names."""
+    key, value = renamed_keys.current(entry.key, entry.value)
+    return dataclasses.replace(entry, key=key, value=value)
+
+
+def _is_removed(entry: Entry) -> bool:
+    """True if the entry's key was deleted and the entry has the value that needs no key."""
+    removed = renamed_keys.REMOVED
+    return entry.key in removed and entry.value == removed[entry.key]
 
 
 class _Dumper(yaml.SafeDumper):
@@ -182,7 +208,8 @@ def flatten(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config, *sections: str) -> str:
     """Returns a hash of the settings that can affect a run's samples.
 
-    The hash has 12 hexadecimal digits. Equal settings have the same hash on every machine.
+    The hash has 12 hexadecimal digits. Equal settings have the same hash on every machine, and a
+    renamed key does not change it.
 
     Args:
       config: the config to hash.
@@ -194,12 +221,15 @@ def fingerprint(config: Config, *sections: str) -> str:
     for section in sections:
         schema()[section]
     defaults = identity(Config())
-    chosen = {
-        name: value
-        for name, value in identity(config).items()
-        if not sections or any(f"{name}.".startswith(f"{section}.") for section in sections)
-        if name not in _ADDED_LATER or value != defaults[name]
-    }
+    chosen = {}
+    for name, value in identity(config).items():
+        is_requested = any(f"{name}.".startswith(f"{section}.") for section in sections)
+        if sections and not is_requested:
+            continue
+        if name in _ADDED_LATER and value == defaults[name]:
+            continue
+        earlier_name, earlier_value = renamed_keys.earlier(name, value)
+        chosen[earlier_name] = earlier_value
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -16,14 +16,15 @@ from bacr_jax.config.values import FrozenMap
 class ConditioningConfig:
     """How the policy receives its budget. The paper uses an embedding phi(b) (Eq. 2-3)."""
 
-    told: Literal["embedding", "words", "both", "nothing"] = key(
+    budget_input: Literal["embedding", "prompt", "both", "none"] = key(
         "embedding",
-        "how the policy receives its budget: embedding: as phi(b); words: as a sentence in the "
-        "prompt; both: as both; nothing: not at all",
+        "how the policy receives its budget: embedding: as phi(b); prompt: as a sentence in the "
+        "prompt; both: as both; none: not at all",
     )
-    words: str = key(
+    prompt_text: str = key(
         "Think for at most {budget} tokens.",
-        "sentence after the question (with told=words or both); the ledger uses special tokens "
+        "sentence after the question (with budget_input=prompt or both); the ledger uses special "
+        "tokens "
         "instead",
     )
     sharing: Literal["shared", "per_layer"] = key(
@@ -47,12 +48,12 @@ class ConditioningConfig:
     @property
     def embeds(self) -> bool:
         """True if the policy receives its budget as an embedding phi(b)."""
-        return self.told in ("embedding", "both")
+        return self.budget_input in ("embedding", "both")
 
     @property
-    def in_words(self) -> bool:
+    def in_prompt(self) -> bool:
         """True if the policy receives its budget as a sentence in the prompt."""
-        return self.told in ("words", "both")
+        return self.budget_input in ("prompt", "both")
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,10 @@ class CutsConfig:
         "even: evenly spaced up to b (paper appendix); random: sampled for each trace (bacr, "
         "s_grpo)",
     )
-    weights: Literal["uniform", "final_heavy", "own_budget"] | tuple[float, ...] = key(
+    weights: Literal["uniform", "final_heavy", "last"] | tuple[float, ...] = key(
         "uniform",
         "weight of each cut in the objective: uniform (paper); final_heavy: 0.7 for the last cut; "
-        "own_budget: 1 for the last cut; or a list of weights",
+        "last: 1 for the last cut; or a list of weights",
         "[0, 1]",
     )
 
@@ -155,7 +156,7 @@ class RewardConfig:
         "their sum; {}: only correctness",
         "(0, inf)",
     )
-    apart: bool = key(
+    normalize_each: bool = key(
         False,
         "normalise each reward within its group before the rewards are added (GDPO; method grpo)",
     )
@@ -201,7 +202,7 @@ class AdvantageConfig:
         "shift the baseline to minimise gradient noise: weight each return by how improbable its "
         "trace was (an extension that is not in the paper)",
     )
-    score_uniform: bool = key(
+    same_shift_for_batch: bool = key(
         False,
         "with score_weighted: shift all baselines of a batch by the same amount, the mean of "
         "their shifts (a control: docs/studies/controls.md)",
@@ -358,7 +359,7 @@ class LengthConfig:
         "penalty if the length differs from the shortest correct response by budget.max tokens",
         "[0, inf)",
     )
-    kept: float = key(
+    keep_fraction: float = key(
         0.3333333333333333,
         "kind gfpo: fraction of each group, its shortest traces, that is used for training; at "
         "least two traces",

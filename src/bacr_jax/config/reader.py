@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bacr_jax.config.fields import Key
-from bacr_jax.config.values import Misfit, alternatives, any_of, convert, expected, shown
+from bacr_jax.config.renamed_keys import RENAMED
+from bacr_jax.config.values import TypeMismatch, alternatives, any_of, convert, expected, shown
 from bacr_jax.config.yaml import Entry, nearest_key
 from bacr_jax.errors import UserError
 
@@ -37,7 +38,7 @@ def read_value(
     """
     try:
         return convert(hint, value, text=text)
-    except Misfit:
+    except TypeMismatch:
         maps = [one for one in alternatives(hint) if typing.get_origin(one) is Mapping]
         items = value.items() if maps and isinstance(value, dict) else ()
         # For a mapping, converts the items one by one, so that the error reports the invalid item.
@@ -59,6 +60,9 @@ def read_entry(entry: Entry, name: str, keys: Mapping[str, Key]) -> Any:
     Raises:
       UserError: if the key is unknown or a section, or if the value has the wrong type.
     """
+    if name not in keys and name in RENAMED:
+        problem = "this key has another name now"
+        raise refusal(f"{entry.where}: {name}", problem, RENAMED[name].name)
     if name not in keys:
         near = nearest_key(name, {dotted: key.is_section for dotted, key in keys.items()})
         raise refusal(f"{entry.where}: {shown(name, quote=False)}", "no such key", near)

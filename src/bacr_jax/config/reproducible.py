@@ -41,7 +41,7 @@ def _parse_flags(flags: str) -> dict[str, str]:
     return values
 
 
-def choices_file(folder: Path, process: int = 0) -> Path:
+def autotune_file(folder: Path, process: int = 0) -> Path:
     """Returns the path of the file in which a run stores XLA's autotuning results.
 
     The file name contains the jaxlib version, because the results are only valid for this version.
@@ -118,7 +118,7 @@ def flags_for(folder: Path, environment: MutableMapping[str, str]) -> str:
             )
     wanted = {name: "true" for name in FIXED_ORDER if name not in current}
     if DUMP not in current and LOAD not in current:
-        path = choices_file(folder, _process(environment))
+        path = autotune_file(folder, _process(environment))
         wanted[DUMP] = _quoted(path)
         if _is_complete(path):
             wanted[LOAD] = wanted[DUMP]

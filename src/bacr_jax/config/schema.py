@@ -337,8 +337,8 @@ class RolloutConfig:
         "attention implementation for decoding: cudnn reads only the keys in use, xla reads the "
         "full length of the KV cache; auto: cudnn on GPUs in bfloat16, otherwise xla",
     )
-    engine: Literal["own", "vllm"] = key(
-        "own", "sampler: own: the decoder of bacr_jax; vllm: vLLM servers with the plugin bacr-vllm"
+    engine: Literal["jax", "vllm"] = key(
+        "jax", "sampler: jax: the decoder of bacr_jax; vllm: vLLM servers with the plugin bacr-vllm"
     )
     urls: tuple[str, ...] = key(
         (), "engine vllm: addresses of the servers, such as [http://127.0.0.1:8000]"
@@ -347,7 +347,7 @@ class RolloutConfig:
         "/dev/shm/bacr",
         "engine vllm: folder to which the policy is written at each step, for the servers to load",
     )
-    ahead: int = key(
+    async_steps: int = key(
         0,
         "engine vllm: 1: sample the next batch during the update of the policy, with the policy "
         "before this update; 0: sample after the update",
@@ -466,7 +466,7 @@ class EvalConfig:
         "also evaluate without a budget: the policy receives no budget and thinks for up to "
         "budget.cap tokens",
     )
-    dense: int | None = key(
+    cut_every: int | None = key(
         None,
         "also sample one trace with the largest budget, and force an answer at every multiple of "
         "this number of tokens; null: off",

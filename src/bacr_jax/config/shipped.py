@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config.values import shown
-from bacr_jax.documents import expand_home
 from bacr_jax.errors import UserError
+from bacr_jax.files import expand_home
 
 ENDINGS = (".yaml", ".yml")
 # Folders of the shipped configs that are searched for a name, in this order.

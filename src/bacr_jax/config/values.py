@@ -127,7 +127,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-class Misfit(ValueError):
+class TypeMismatch(ValueError):
     """Raised by `convert` if a value does not match a type."""
 
 
@@ -142,15 +142,15 @@ def convert(hint: Any, value: Any, *, text: str | None = None) -> Any:
         parses as a number or bool. Otherwise None.
 
     Raises:
-      Misfit: if the value does not match the type.
+      TypeMismatch: if the value does not match the type.
     """
     members = alternatives(hint)
     if _means_null(members, value):
-        raise Misfit
+        raise TypeMismatch
     for member in members:
-        with contextlib.suppress(Misfit):
+        with contextlib.suppress(TypeMismatch):
             return _convert_one(member, value, text)
-    raise Misfit
+    raise TypeMismatch
 
 
 def _means_null(members: Sequence[Any], value: Any) -> bool:
@@ -181,7 +181,7 @@ def _convert_one(hint: Any, value: Any, text: str | None) -> Any:
     else:
         fits = type(value) is hint and not (hint is int and abs(value) >= _LARGEST_INT)
     if not fits:
-        raise Misfit
+        raise TypeMismatch
     return value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import shipped
 from bacr_jax.config.values import any_of, shown
 from bacr_jax.errors import UserError
@@ -156,7 +156,7 @@ def parse_file(path: Path) -> Parsed:
     """
     source = str(path)
     try:
-        content = documents.read_file(path, most=LARGEST_FILE)
+        content = files.read_file(path, most=LARGEST_FILE)
     except FileNotFoundError:
         raise UserError(f"{source}: no such file; write {_nearest_file(path)}") from None
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax.config.derived import cap
+from bacr_jax.config.resolve import cap
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import (
     Decoder,
@@ -28,22 +28,22 @@ from bacr_jax.evaluation.samples import CLOSE_NAMES
 from bacr_jax.learner.scoring import in_portions, response_logprobs
 from bacr_jax.learner.spec import LearnerSpec
 from bacr_jax.methods import load_method
+from bacr_jax.prompts.budget_prompt import budget_words, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts, encode_text
-from bacr_jax.prompts.environment import make_rules
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.task_data import make_rules
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
-from bacr_jax.prompts.told import budget_words, told_prompts
 from bacr_jax.rollout import (
-    Listeners,
+    Callbacks,
     Rollout,
+    RolloutRequest,
     RolloutSpec,
-    Rows,
-    Sampler,
+    SamplingSetup,
     generate,
     sampling_params,
 )
 from bacr_jax.runs import setup
-from bacr_jax.runs.open import SavedPolicy
+from bacr_jax.runs.saved_policy import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
 # Called with a row, the text of its thinking so far, and the text of its answer so far. The latter
@@ -172,9 +172,9 @@ class Session:
         q_index, b_index, s_index = (axis.ravel() for axis in np.indices(shape))
         prompts = prompts.take(b_index * len(questions) + q_index)
         row_limits = limits[b_index]
-        rows = Rows(_as_numbers(budgets)[b_index], row_limits[:, None], limits=row_limits)
+        rows = RolloutRequest(_as_numbers(budgets)[b_index], row_limits[:, None], limits=row_limits)
         decoder = self._decoder
-        sampler = Sampler(
+        sampler = SamplingSetup(
             self._spec_for(len(row_limits), largest),
             self.rules,
             sampling_params(temperature, top_p),
@@ -186,7 +186,7 @@ class Session:
             rows,
             jax.random.key(seed),
             sampler,
-            Listeners(poll) if watch is None else _watching(self.tokenizer, watch, poll),
+            Callbacks(poll) if watch is None else _watching(self.tokenizer, watch, poll),
         )
         return [
             self._answer(rollout, row, questions[q], budgets[b], int(s))
@@ -215,7 +215,7 @@ class Session:
         words = budget_words(config, style)
         numbers = _as_numbers(budgets)
         if words and not len(dropped):
-            budget_prompts, dropped = told_prompts(
+            budget_prompts, dropped = make_budget_prompts(
                 self.tokenizer,
                 questions,
                 style,
@@ -400,7 +400,7 @@ def rounded_up(number: int) -> int:
     return max(1 << (number - 1).bit_length(), _SMALLEST_WIDTH)
 
 
-def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
+def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Callbacks:
     """Returns callbacks that pass the texts of rows to `watch` during sampling.
 
     A character is passed on only after all of its tokens have been sampled.
@@ -424,4 +424,4 @@ def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Listeners:
     def on_answer(row: int, tokens: np.ndarray) -> None:
         report(row, tokens.tolist())
 
-    return Listeners(poll, on_tokens=on_thinking, on_answer=on_answer)
+    return Callbacks(poll, on_tokens=on_thinking, on_answer=on_answer)

@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from bacr_grading import LENIENT
 from bacr_jax.config import Config, EvalConfig
-from bacr_jax.config.derived import cap
+from bacr_jax.config.resolve import cap
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import (
     CLOSE_NAMES,
@@ -34,21 +34,21 @@ from bacr_jax.evaluation.summary import summarise
 from bacr_jax.methods import load_method
 from bacr_jax.model.kv_cache import DecodeParams
 from bacr_jax.prompts.encoding import encode_text, line_breaks, with_ids
-from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.rollout import (
-    Listeners,
+    Callbacks,
     Rollout,
+    RolloutRequest,
     RolloutSpec,
-    Rows,
-    Sampler,
+    SamplingSetup,
     generate,
     sampling_params,
 )
 from bacr_jax.rollout.branches import CUTS_AT_ONCE
 from bacr_jax.runs import setup
-from bacr_jax.runs.open import SavedPolicy
+from bacr_jax.runs.saved_policy import SavedPolicy
 from bacr_jax.types import CLOSED_BY_BUDGET, NO_BUDGET, Branches, Poll, Prompts, Trunks
 
 # Fields of a `Sample` that are copied from its verdict.
@@ -106,7 +106,7 @@ class Decoder:
         def for_each_row(values: Sequence[Any]) -> np.ndarray:
             return np.repeat(np.asarray(values, np.int32), rows_of_parts, 0)
 
-        rows = Rows(
+        rows = RolloutRequest(
             for_each_row([setting.budget for setting in first_settings]),
             for_each_row(cuts),
             ids=np.concatenate([rows for rows, _ in parts]),
@@ -122,8 +122,8 @@ class Decoder:
         keys = [jax.random.fold_in(sampling.key, setting.budget % 2**32) for setting in streams]
         greedy = [setting.mode == GREEDY for setting in streams]
         config = sampling.config
-        sampler = Sampler(
-            dataclasses.replace(self.spec, cuts_at_once=CUTS_AT_ONCE),
+        sampler = SamplingSetup(
+            dataclasses.replace(self.spec, max_parallel_cuts=CUTS_AT_ONCE),
             sampling.environment.rules,
             sampling_params(
                 [0.0 if is_greedy else config.temperature for is_greedy in greedy],
@@ -138,7 +138,7 @@ class Decoder:
             rows,
             jnp.stack(keys),
             sampler,
-            Listeners(sampling.poll, lambda rows, *_: sampling.on_rows(len(rows))),
+            Callbacks(sampling.poll, lambda rows, *_: sampling.on_rows(len(rows))),
         )
         arrays = jax.tree.map(np.asarray, (rollout.trunks, rollout.branches))
         ends = np.cumsum(rows_of_parts)
@@ -256,7 +256,7 @@ def check_grace(config: Config, tokenizer: Any) -> None:
 
 def draw_samples(
     decoder: Decoder,
-    questions: Questions,
+    questions: PromptedQuestions,
     chosen: Int[np.ndarray, "n"],
     parts: Sequence[Part],
     sampling: EvalSampling,
@@ -296,7 +296,7 @@ def draw_samples(
 
 def _graded_samples(
     sampling: EvalSampling,
-    questions: Questions,
+    questions: PromptedQuestions,
     problems: Int[np.ndarray, "rows"],
     part: Part,
     trunks: Trunks,
@@ -400,8 +400,8 @@ def _read_cut(
 
 def evaluate_set(
     decoder: Decoder,
-    environment: Environment,
-    questions: Questions,
+    environment: TaskData,
+    questions: PromptedQuestions,
     key: jax.Array,
     *,
     config: EvalConfig,

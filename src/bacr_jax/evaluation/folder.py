@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Int
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.evaluation.samples import GREEDY, EvalSetting, Sample, SampleKey, dense_cuts
 from bacr_jax.runs.chosen_step import choose_step
@@ -150,7 +150,7 @@ def resume(folder: Path, work: Sequence[SampleBatch]) -> list[list[Sample]]:
         if path.stat().st_size > complete_size:
             os.truncate(path, complete_size)
     except OSError as error:
-        raise documents.cannot_write(path, error) from None
+        raise files.cannot_write(path, error) from None
     return done
 
 
@@ -166,7 +166,7 @@ def append(folder: Path, samples: Sequence[Sample]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise documents.cannot_write(path, error) from None
+        raise files.cannot_write(path, error) from None
 
 
 # JSON types of the fields of a sample. Scores may be stored as integers.
@@ -186,7 +186,7 @@ def _read_sample(line: bytes, key: SampleKey | None, where: str) -> Sample:
       where: file and line number for error messages.
     """
     try:
-        sample = Sample(**{**documents.parse_json(line), "text": ""})
+        sample = Sample(**{**files.parse_json(line), "text": ""})
         for name, field_type in _FIELD_TYPES.items():
             if not isinstance(getattr(sample, name), field_type):
                 raise TypeError
@@ -221,7 +221,7 @@ def open_evaluation(path: Path, settings: dict[str, Any]) -> Iterator[None]:
         drop_left_over(path)
         is_new = not (path / SETTINGS).exists()
         if is_new:
-            documents.write_json(path / SETTINGS, settings)
+            files.write_json(path / SETTINGS, settings)
         try:
             yield
         except UserError:
@@ -263,7 +263,7 @@ def _check_same_settings(path: Path, settings: dict[str, Any], where: str) -> No
 def read_settings(path: Path) -> dict[str, Any]:
     """Reads the settings of an evaluation. Raises UserError if they are missing or damaged."""
     try:
-        settings = documents.read_json(path / SETTINGS)
+        settings = files.read_json(path / SETTINGS)
     except (OSError, ValueError):
         raise UserError(
             f"{path}: holds no evaluation; make one with bacr evaluate, or write "
@@ -297,7 +297,7 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
       UserError: results.json is missing or damaged.
     """
     try:
-        results = documents.read_object(path / RESULTS)
+        results = files.read_object(path / RESULTS)
         for name in (*results["sets"], *names):
             if "by_budget" not in results["sets"][name]:
                 raise ValueError

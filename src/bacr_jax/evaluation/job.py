@@ -20,9 +20,8 @@ from jaxtyping import Int
 from bacr_grading import load_verifier
 from bacr_jax.config import Config
 from bacr_jax.config.checks import dense_problems
-from bacr_jax.config.derived import cap, largest_evaluated, samples_of
 from bacr_jax.config.engine import VLLM
-from bacr_jax.documents import write_json, write_lines
+from bacr_jax.config.resolve import cap, largest_evaluated, samples_of
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation import comparison, folder
 from bacr_jax.evaluation.decoder import check_grace, declaration, draw_samples
@@ -41,17 +40,18 @@ from bacr_jax.evaluation.samples import (
 )
 from bacr_jax.evaluation.served import check_served, open_source
 from bacr_jax.evaluation.summary import summarise
+from bacr_jax.files import write_json, write_lines
 from bacr_jax.methods.registry import declares_budget
-from bacr_jax.prompts.environment import Environment, Questions, build_environment, load_sets
+from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.fingerprints import template_fingerprint, tokenizer_fingerprint
 from bacr_jax.prompts.formats import PromptFormat, format_for
 from bacr_jax.prompts.graders import failures
-from bacr_jax.prompts.told import budget_words
+from bacr_jax.prompts.task_data import PromptedQuestions, TaskData, build_environment, load_sets
 from bacr_jax.questions.groups import groups_from_solve_rate
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.runs import setup
-from bacr_jax.runs.open import SavedPolicy
 from bacr_jax.runs.progress import Phase, Progress
+from bacr_jax.runs.saved_policy import SavedPolicy
 from bacr_jax.types import Poll
 
 # Ranges of the solve rate for the paper's difficulty groups, from easiest to hardest.
@@ -110,7 +110,7 @@ class Work:
     name: str
     saved: SavedPolicy
     tokenizer: Any
-    sets: dict[str, Questions]
+    sets: dict[str, PromptedQuestions]
     chosen: dict[str, Int[np.ndarray, "n"]]
     eval_settings: list[list[EvalSetting]]
     compared: dict[str, Path]
@@ -139,7 +139,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _describe(questions: Questions, chosen: np.ndarray) -> dict[str, Any]:
+def _describe(questions: PromptedQuestions, chosen: np.ndarray) -> dict[str, Any]:
     """Returns the number of evaluated problems, and digests of the problems and prompts."""
     data = questions.set.take(chosen)
     prompts = questions.prompts.take(chosen)
@@ -191,7 +191,7 @@ def _decoding(
     }
     decode_attention = config.rollout.attention
     options = {
-        "every": config.eval.dense,
+        "every": config.eval.cut_every,
         "cap": cap(config) if config.eval.no_budget else None,
         "closing_text": config.data.closing_text,
         "grace": config.budget.grace or None,
@@ -272,7 +272,11 @@ def _positions(config: Config, tokenizer: Any) -> int:
 
 
 def _check_length(
-    config: Config, tokenizer: Any, style: PromptFormat, positions: int, sets: dict[str, Questions]
+    config: Config,
+    tokenizer: Any,
+    style: PromptFormat,
+    positions: int,
+    sets: dict[str, PromptedQuestions],
 ) -> None:
     """Raises UserError if the longest row of a set exceeds the model's number of positions."""
     largest = largest_evaluated(config)
@@ -415,7 +419,7 @@ def prepare(
 
 def _draw_missing(
     work: Work,
-    environment: Environment,
+    environment: TaskData,
     out: Path,
     progress: Progress,
     planned: Sequence[folder.SampleBatch],
@@ -427,9 +431,11 @@ def _draw_missing(
     total = sum(len(batch.keys) for batch in planned)
     finished = sum(map(len, done))
     if finished:
-        progress.say(f"continuing after {finished} of {total} answers")
+        progress.print_line(f"continuing after {finished} of {total} answers")
     slots = work.settings["decoding"]["slots"]
-    source = open_source(work.url, work.saved, environment, slots=slots, say=progress.say)
+    source = open_source(
+        work.url, work.saved, environment, slots=slots, print_line=progress.print_line
+    )
     with source as decoder, progress.phase("evaluation", total) as phase:
         # With a server, every batch is a separate call, because a server keeps its slots
         # busy by itself and can fail at any time.
@@ -504,7 +510,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
         # These are only the failures in this process. `paths` in results.json counts all of
         # them.
         for line in failures(environment.grader, {}):
-            progress.say(line)
+            progress.print_line(line)
         numbers_by_set = {}
         budgets = evaluated_budgets(work.config.eval)
         for name, questions in work.sets.items():
@@ -528,9 +534,9 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
     if work.labels is not None:
         (graded_settings,) = graded_by_set.values()
         (setting,) = [s for s in graded_settings if s.mode == SAMPLED and s.cut is None]
-        progress.say(f"difficulty labels in {work.labels}")
+        progress.print_line(f"difficulty labels in {work.labels}")
         for group, count in write_labels(work.labels, graded_settings[setting]).items():
-            progress.say(f"solve rate {group}: {count} problems")
+            progress.print_line(f"solve rate {group}: {count} problems")
     return results
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bacr_jax.config import EvalConfig
-from bacr_jax.config.derived import samples_of
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.config.resolve import samples_of
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, NO_BUDGET, Poll
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -157,16 +157,16 @@ def dense_cuts(budget: int, every: int) -> list[int]:
 def dense_settings(
     config: EvalConfig, spec: str = "", *, greedy: bool = True
 ) -> list[list[EvalSetting]]:
-    """Returns the settings of the dense curve, or [] if `config.dense` is None.
+    """Returns the settings of the dense curve, or [] if `config.cut_every` is None.
 
     Returns:
       For each decoding mode, the settings for all cuts of the same traces. The traces are sampled
       with the largest budget.
     """
-    if config.dense is None:
+    if config.cut_every is None:
         return []
     largest = max(config.budgets)
-    cuts = dense_cuts(largest, config.dense)
+    cuts = dense_cuts(largest, config.cut_every)
     return [
         [dataclasses.replace(setting, cut=cut) for cut in cuts]
         for setting in eval_settings(config, spec, greedy=greedy)
@@ -301,7 +301,7 @@ class EvalSampling:
       on_rows: called with the number of rows that were decoded since the last call.
     """
 
-    environment: Environment
+    environment: TaskData
     key: jax.Array
     config: EvalConfig
     poll: Poll

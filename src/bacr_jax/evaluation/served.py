@@ -14,16 +14,16 @@ from typing import Any, cast
 import jax
 
 from bacr_client import EngineError, Server, read_rules
-from bacr_jax.config.derived import largest_evaluated
+from bacr_jax.config.resolve import largest_evaluated
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decoder import Decoder, declaration, open_decoder, policy_of
 from bacr_jax.model.hf.archive import check_files
 from bacr_jax.model.hf.hf_config import read_thinking
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.prompts.thinking_section import describe
 from bacr_jax.rollout import Rollout
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, without_tag
-from bacr_jax.runs.open import SavedPolicy, weights_fingerprint
+from bacr_jax.runs.saved_policy import SavedPolicy, weights_fingerprint
 
 _OTHER_FORMAT = (
     "data.prompt_format: an engine samples in the format that {} was trained with; leave prompt "
@@ -73,7 +73,7 @@ def check_served(saved: SavedPolicy) -> None:
 
 @contextlib.contextmanager
 def open_served(
-    url: str, saved: SavedPolicy, environment: Environment, *, slots: int
+    url: str, saved: SavedPolicy, environment: TaskData, *, slots: int
 ) -> Iterator[Decoder]:
     """Context manager that yields a decoder whose rows are sampled by the server at `url`.
 
@@ -110,10 +110,10 @@ def open_served(
 def open_source(
     url: str | None,
     saved: SavedPolicy,
-    environment: Environment,
+    environment: TaskData,
     *,
     slots: int,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> AbstractContextManager[Decoder]:
     """Opens the server at `url` as a decoder, or this package's decoder if `url` is None.
 
@@ -122,7 +122,7 @@ def open_source(
       saved: policy to evaluate.
       environment: tokenizer, prompt format and graders.
       slots: number of rows decoded together on all devices.
-      say: prints a line about the devices if there are several.
+      print_line: prints a line about the devices if there are several.
     """
     if url is not None:
         return open_served(url, saved, environment, slots=slots)
@@ -137,5 +137,5 @@ def open_source(
     if devices > 1:
         sharing = devices // decoder.spec.row_shards
         copies = f", {sharing} of which share a copy of the policy" if sharing > 1 else ""
-        say(f"{decoder.spec.slots} rows at a time on {devices} devices{copies}")
+        print_line(f"{decoder.spec.slots} rows at a time on {devices} devices{copies}")
     return contextlib.nullcontext(decoder)

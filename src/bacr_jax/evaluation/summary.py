@@ -68,7 +68,7 @@ def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
             **_unbounded_numbers(cell),
         }
     return {
-        "told": cuts[-1],
+        "budget": cuts[-1],
         "curve": curve,
         **measured(_OVER_BUDGETS, over_cuts, ends[len(cuts) :]),
     }

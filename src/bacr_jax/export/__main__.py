@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bacr_jax.config.cli import Parser, add_step, entry_point, quieten_orbax, uninterrupted
+from bacr_jax.config.cli import Parser, add_step, entry_point, silence_orbax, uninterrupted
 
 # Dtypes in which weights can be stored.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -27,7 +27,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="HFDIR", help="a new folder")
     add_step(parser)
     parser.add_argument(
-        "--merge-told-words",
+        "--merge-budget-prompt",
         action="store_true",
         help="write a plain Qwen2 folder without code, for a policy that reads its budget in the "
         "prompt; the chat template writes the budget, and nothing enforces it",
@@ -56,15 +56,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
     """Runs `bacr export`. Invalid input prints one line and exits with code 2."""
-    quieten_orbax()
+    silence_orbax()
     arguments = parse(argv)
     # Imported here because it imports JAX, which --help does not need.
     with uninterrupted():
         from bacr_jax.export.from_run import export, trained_style
         from bacr_jax.model.hf import hub
         from bacr_jax.model.hf.hf_config import WORDS
-        from bacr_jax.prompts.told import budget_words
-        from bacr_jax.runs.open import read_config
+        from bacr_jax.prompts.budget_prompt import budget_words
+        from bacr_jax.runs.saved_policy import read_config
 
     if arguments.push is not None:
         hub.check_push(arguments.push)
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None) -> None:
         base=arguments.base,
         dtype=arguments.dtype,
         step=arguments.step,
-        merge_told_words=arguments.merge_told_words,
+        merge_budget_prompt=arguments.merge_budget_prompt,
         adapter=arguments.adapter,
-        say=lambda line: print(line, file=sys.stderr),
+        print_line=lambda line: print(line, file=sys.stderr),
     )
     for name in files:
         print(arguments.out / name)

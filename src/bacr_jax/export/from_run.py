@@ -23,7 +23,7 @@ from bacr_jax.prompts.tokenizers import load_tokenizer
 from bacr_jax.questions.loaders import own_tokenizer
 from bacr_jax.report.chosen_step import step_lines
 from bacr_jax.runs.chosen_step import choose_step
-from bacr_jax.runs.open import (
+from bacr_jax.runs.saved_policy import (
     check_trained_with,
     read_config,
     read_params,
@@ -59,9 +59,9 @@ def export(
     base: Path | None = None,
     dtype: str = "float32",
     step: int | str | None = None,
-    merge_told_words: bool = False,
+    merge_budget_prompt: bool = False,
     adapter: Literal["merged", "peft"] = "merged",
-    say: Callable[[str], Any] | None = None,
+    print_line: Callable[[str], Any] | None = None,
 ) -> list[str]:
     """Exports a checkpoint of a run as a Hugging Face folder.
 
@@ -72,11 +72,11 @@ def export(
       dtype: dtype of the weights: float32, bfloat16 or float16.
       step: step of the checkpoint, "best" or "newest". None selects the best step, or the newest
         step if no evaluation selected a best one.
-      merge_told_words: omit the code that enforces budgets. Requires a policy that reads its budget
-        in the prompt.
+      merge_budget_prompt: omit the code that enforces budgets. Requires a policy that reads its
+        budget in the prompt.
       adapter: format for a run that trained adapters. "merged" writes the full model, and "peft"
         writes only the adapters in the PEFT format.
-      say: called with each line that describes the selected step, or None to print nothing.
+      print_line: called with each line that describes the selected step, or None to print nothing.
 
     Returns:
       Names of the written files.
@@ -86,9 +86,10 @@ def export(
     """
     archive.check_free(out)
     config = read_config(run)
-    if merge_told_words and config.conditioning.told != "words":
+    if merge_budget_prompt and config.conditioning.budget_input != "prompt":
         raise UserError(
-            f"--merge-told-words: the run's policy has conditioning.told={config.conditioning.told}"
+            "--merge-budget-prompt: the run's policy has "
+            f"conditioning.budget_input={config.conditioning.budget_input}"
             ", which a chat template can't do; leave it out"
         )
     if adapter == "peft" and config.adapter.rank is None:
@@ -117,13 +118,15 @@ def export(
     else:
         tokenizer = _tokenizer(config, base)
         check_trained_with(run, chosen.step, config, tokenizer)
-        about = Exported(run, chosen.step, config, trained_style(config), base, merge_told_words)
-        files = write_params(out, params, about, dtype=dtype, tokenizer=tokenizer)
-    if say is not None:
+        exported = Exported(
+            run, chosen.step, config, trained_style(config), base, merge_budget_prompt
+        )
+        files = write_params(out, params, exported, dtype=dtype, tokenizer=tokenizer)
+    if print_line is not None:
         # Called after everything that can fail, because an error must be the only line
         # printed.
         for line in step_lines(chosen):
-            say(line)
+            print_line(line)
     return files
 
 
@@ -166,28 +169,28 @@ def _write_base(params: Params, config: Config, base: Path | None, out: Path) ->
 
 
 def write_params(
-    out: Path, params: Params, about: Exported, *, dtype: str = "float32", tokenizer: Any = None
+    out: Path, params: Params, exported: Exported, *, dtype: str = "float32", tokenizer: Any = None
 ) -> list[str]:
     """Writes policy parameters, with merged adapters, and the files that describe the policy.
 
     Args:
       out: output folder.
       params: parameters of the policy.
-      about: origin and format of the policy.
+      exported: origin and format of the policy.
       dtype: dtype of the weights.
       tokenizer: tokenizer of the run, or None to load it.
 
     Returns:
       Names of the written files.
     """
-    config = about.config
-    base = about.base
-    style = about.style
+    config = exported.config
+    base = exported.base
+    style = exported.style
     levels = config.budget.levels
     if tokenizer is None:
         tokenizer = _tokenizer(config, base)
     shape = _shape(config, base, params)
-    budget = policy_folder.BudgetInput(_module(config, params), about.words or None, levels)
+    budget = policy_folder.BudgetInput(_module(config, params), exported.words or None, levels)
     generation = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": list(eos_ids(tokenizer, style)),
@@ -199,10 +202,10 @@ def write_params(
     }
     explained = policy_folder.Explained(
         thinking=describe(config, tokenizer, style, shape.vocab_size),
-        chat_template=chat_template(tokenizer, style, about.words, levels),
+        chat_template=chat_template(tokenizer, style, exported.words, levels),
         generation=generation,
-        card=model_card(about),
-        held=not about.merged,
+        card=model_card(exported),
+        enforces_budget=not exported.merged,
     )
     return policy_folder.save_policy(
         out,

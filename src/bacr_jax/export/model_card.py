@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-from bacr_jax import __version__, documents
+from bacr_jax import __version__, files
 from bacr_jax.config import Config
-from bacr_jax.config.derived import cap, mixture
+from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.model.hf.vocabulary import check_links
+from bacr_jax.prompts.budget_prompt import budget_words
 from bacr_jax.prompts.formats import PromptFormat
-from bacr_jax.prompts.told import budget_words
 from bacr_jax.report.html_page import templates
-from bacr_jax.report.run_data import odd_refused, read_evaluations
+from bacr_jax.report.run_data import malformed_files_refused, read_evaluations
 from bacr_jax.report.table import NONE, accuracy_text, budget_name, by_size, set_title
 from bacr_jax.runs.folder import RunPaths
 from bacr_jax.runs.provenance import commit
@@ -64,7 +64,7 @@ def license_of(base: Path | None) -> str | None:
         return None
     check_links(base, ("README.md", *_LICENSES))
     try:
-        card = documents.read_file(base / "README.md").decode()
+        card = files.read_file(base / "README.md").decode()
         head = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
         metadata = (yaml.safe_load(head[1]) if head else None) or {}
         if isinstance(metadata, dict) and isinstance(metadata.get("license"), str):
@@ -73,7 +73,7 @@ def license_of(base: Path | None) -> str | None:
         pass
     for name in _LICENSES:
         try:
-            lines = documents.read_file(base / name).decode().strip().splitlines()
+            lines = files.read_file(base / name).decode().strip().splitlines()
         except (OSError, ValueError):
             continue
         if lines:
@@ -81,14 +81,14 @@ def license_of(base: Path | None) -> str | None:
     return None
 
 
-def _tables(about: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yields the title, header and rows of a table for each evaluated set of the run."""
-    paths = RunPaths(about.run)
+    paths = RunPaths(exported.run)
     evaluations: dict[str, Any] = {}
     for record in read_evaluations(paths.evaluations):
-        if record["step"] == about.step:
+        if record["step"] == exported.step:
             evaluations["in training"] = record["sets"]
-    later = paths.evaluation_of(about.step)
+    later = paths.evaluation_of(exported.step)
     if (later / RESULTS).is_file():
         results = read_results(later)["sets"]
         evaluations["afterwards"] = {name: result["by_budget"] for name, result in results.items()}
@@ -112,26 +112,26 @@ def _table_row(mode: str, entries: Mapping[str, Any], budgets: Iterable[str]) ->
     return cells
 
 
-def model_card(about: Exported) -> str:
+def model_card(exported: Exported) -> str:
     """Returns the text of the model card, with accuracies from the run's evaluations."""
-    config = about.config
-    license_name = license_of(about.base)
+    config = exported.config
+    license_name = license_of(exported.base)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if license_name and re.fullmatch(r"[a-z0-9.-]+", license_name):
         head["license"] = license_name
     system = config.data.system_prompt
-    with odd_refused(f"{about.run}: evaluations of step {about.step} hold"):
-        tables = list(_tables(about))
+    with malformed_files_refused(f"{exported.run}: evaluations of step {exported.step} hold"):
+        tables = list(_tables(exported))
     card = _templates.get_template("model_card.md.jinja").render(
-        about=about,
+        exported=exported,
         config=config,
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),
         cap=cap(config),
-        told_in_prompt=about.merged or about.words or about.style.budget_close,
+        budget_in_prompt=exported.merged or exported.words or exported.style.budget_close,
         tables=tables,
-        base=about.base and f"`{about.base.absolute().name}`",
+        base=exported.base and f"`{exported.base.absolute().name}`",
         sets=[name.partition("?")[0] for _, name in mixture(config.data.train)],
         system=None if system is None else json.dumps(system, ensure_ascii=False),
         license=license_name,

@@ -53,14 +53,15 @@ class Explained:
       chat_template: chat template of the policy's prompt.
       generation: content of generation_config.json.
       card: text of README.md.
-      held: add the code that enforces budgets in transformers, also for a plain Qwen2 model.
+      enforces_budget: add the code that enforces budgets in transformers, also for a plain Qwen2
+        model.
     """
 
     thinking: dict[str, Any]
     chat_template: str
     generation: dict[str, Any]
     card: str
-    held: bool = True
+    enforces_budget: bool = True
 
 
 def save_policy(
@@ -131,7 +132,7 @@ def save_policy(
             tokenizer.save_pretrained(folder)
         if module is not None:
             _copy_code(folder, {MODELING_FILE: MODELING_FILE, GENERATION_FILE: GENERATION_FILE})
-        elif explained is not None and explained.held:
+        elif explained is not None and explained.enforces_budget:
             _copy_code(folder, {GENERATION_FILE: CUSTOM_GENERATE})
         if explained is not None:
             _write_descriptions(folder, explained)

@@ -102,7 +102,7 @@ def make_batch(
     thinking_advantages: Array | np.ndarray,
     answer_advantages: Array | np.ndarray,
     returns: Array | np.ndarray,
-    told: Array | np.ndarray | None = None,
+    policy_budgets: Array | np.ndarray | None = None,
 ) -> Batch:
     """Builds a batch from a rollout and its advantages. Arrays may be on the host or on a device.
 
@@ -112,9 +112,9 @@ def make_batch(
       answer_advantages: [B, M] advantage of each answer, summed over the cuts that share the
         answer.
       returns: [B, M] return R at each cut.
-      told: [B] budgets that the policy was conditioned on (`Rows.budgets`), or NO_BUDGET. The
-        default is the thinking limits of the trunks. Required if the budgets differ from these
-        limits.
+      policy_budgets: [B] budgets that the policy was conditioned on (`RolloutRequest.budgets`), or
+        NO_BUDGET. The default is the thinking limits of the trunks. Required if the budgets differ
+        from these limits.
     """
     num_cuts = cuts.shape[1]
     is_source = np.asarray(branches.source) == np.arange(num_cuts)
@@ -124,7 +124,9 @@ def make_batch(
         "question_start": prompts.question_start,
         "question_end": prompts.question_end,
         "sampled": trunks.sampled,
-        "budgets": trunks.budgets if told is None else np.asarray(told, np.int32),
+        "budgets": trunks.budgets
+        if policy_budgets is None
+        else np.asarray(policy_budgets, np.int32),
         "cuts": cuts,
         "branches": branches.tokens,
         "context": branches.context,

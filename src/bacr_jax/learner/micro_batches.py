@@ -71,7 +71,7 @@ class Shapes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class MicroBatchPlan:
     """Plan of one micro-batch.
 
     Attributes:
@@ -108,7 +108,7 @@ def _packing(lengths: np.ndarray, longest: int, positions: int) -> np.ndarray:
     return np.where(is_used, tokens_first, -1).astype(np.int32)
 
 
-def padded_rows(batch: Batch, part: Part) -> Batch:
+def padded_rows(batch: Batch, part: MicroBatchPlan) -> Batch:
     """Builds a micro-batch from its plan and pads it with empty rows."""
     narrow_batch = narrowed(batch, part.width, part.width)
     rows = filled_rows(narrow_batch, part.index, part.rows)
@@ -127,7 +127,7 @@ def _at_least(widths: list[int], needed: np.ndarray) -> np.ndarray:
 
 def _plan_in_order(
     order: np.ndarray, trunks: np.ndarray, branches: np.ndarray, shapes: Shapes
-) -> list[Part]:
+) -> list[MicroBatchPlan]:
     """Plans micro-batches greedily. The first remaining row determines the shape of the next one.
 
     Args:
@@ -143,12 +143,12 @@ def _plan_in_order(
         rows = shapes.rows(width, positions)
         fits = (trunks[remaining] <= width) & (branches[remaining] <= positions)
         chosen = np.flatnonzero(fits)[:rows]
-        parts.append(Part(width, positions, rows, remaining[chosen]))
+        parts.append(MicroBatchPlan(width, positions, rows, remaining[chosen]))
         remaining = np.delete(remaining, chosen)
     return parts
 
 
-def planned_parts(batch: Batch, shapes: Shapes) -> list[Part]:
+def planned_parts(batch: Batch, shapes: Shapes) -> list[MicroBatchPlan]:
     """Plans the micro-batches of a batch.
 
     Rows are sorted by length in descending order, so that the last micro-batch, which may be
@@ -192,5 +192,5 @@ def empty_micro_batches(batch: Batch, shapes: Shapes) -> Iterator[Batch]:
     for width in shapes.widths(batch.trunk.shape[1]):
         for positions in shapes.branch_widths(cuts * longest):
             rows = shapes.rows(width, positions)
-            part = Part(width, positions, rows, index=np.zeros(0, int))
+            part = MicroBatchPlan(width, positions, rows, index=np.zeros(0, int))
             yield padded_rows(batch, part)

@@ -39,7 +39,7 @@ from bacr_jax.learner.train_step import (
     train_step,
 )
 from bacr_jax.learner.trust_region import Step, bounded
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import place, processes, row_sharding, row_shards
 from bacr_jax.types import Params
 

@@ -21,10 +21,10 @@ from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import (
     CLIPPED,
     NO_ENTROPY,
+    budget_input_problems,
     group_mean,
     grpo_family,
     needs_a_group,
-    told_nothing,
 )
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
@@ -160,7 +160,7 @@ def answer_advantage(r: Float[Array, "Q G M A"]) -> Float[Array, "Q G M A"]:
 
 def problems(config: Config) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
-    yield from told_nothing(config)
+    yield from budget_input_problems(config)
     if config.anytime.baseline == "v2":
         yield from needs_a_group(config, "anytime.baseline=v2")
     elif config.anytime.answers == 1:

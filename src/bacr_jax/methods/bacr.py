@@ -1,7 +1,7 @@
 """Budget-adaptive curriculum reasoning (BACR), the paper's method in four parts.
 
 part                               equations     config
-budget-conditioned unified policy  Eq. 2, 3      conditioning.told
+budget-conditioned unified policy  Eq. 2, 3      conditioning.budget_input
 curriculum-aware scheduler         Eq. 4 to 6    budget.prior=curriculum
 truncation-aware dense reward      Eq. 7 to 9    reward.dense
 budget-conditioned advantages      Eq. 10 to 14  advantage.baseline=value
@@ -41,7 +41,7 @@ def make(config: Config) -> Method:
         name="BACR",
         conditioned=config.conditioning.embeds,
         uses_value=baseline.uses_value,
-        needs_path=baseline.needs_score_norms,
+        needs_score_norms=baseline.needs_score_norms,
         follows_prior=True,
         published=bacr_settings.PUBLISHED,
         question_weights=functools.partial(question_weights, config),

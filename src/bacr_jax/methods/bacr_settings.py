@@ -17,7 +17,7 @@ _COMPARES_THE_GROUP = ("group", "residual_loo", "shrink", "optimal_token")
 
 # All settings prescribed by the paper. configs/methods/bacr-paper.yaml sets all of them.
 PUBLISHED = {
-    "conditioning.told": Published("embedding", "Eq. 2, 3"),
+    "conditioning.budget_input": Published("embedding", "Eq. 2, 3"),
     "conditioning.sharing": Published("shared", "Eq. 2 has no layer index"),
     "conditioning.positions": Published("all", "Eq. 3"),
     "conditioning.input": Published("raw", "Eq. 2"),
@@ -41,7 +41,7 @@ PUBLISHED = {
     "advantage.normalise": Published("group", "Eq. 14"),
     "advantage.floor": Published(0.1, "a small constant; the number is ours"),
     "advantage.score_weighted": Published(False, "Eq. 10"),
-    "advantage.score_uniform": Published(False, "Eq. 10"),
+    "advantage.same_shift_for_batch": Published(False, "Eq. 10"),
     "value.input": Published("cut", "Eq. 10, 12: R(q, t, b) and V(q, b) share their b"),
     "value.stop_gradient": Published(False, "Eq. 16 is one joint loss"),
     "value.inner_steps": Published(0, "Eq. 16: one joint step"),
@@ -88,8 +88,11 @@ def _score_weighting_problems(config: Config) -> Iterator[str]:
             "advantage.normalise=group gives each question its own; write "
             "advantage.normalise=batch_rms"
         )
-    if advantage.score_uniform and not advantage.score_weighted:
-        yield "advantage.score_uniform=true: has no effect without advantage.score_weighted=true"
+    if advantage.same_shift_for_batch and not advantage.score_weighted:
+        yield (
+            "advantage.same_shift_for_batch=true: has no effect without "
+            "advantage.score_weighted=true"
+        )
     has_running_moments = advantage.score_weighted or advantage.baseline == "constant"
     if advantage.score_by_budget and not has_running_moments:
         yield (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bacr_jax import curriculum
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, resolve
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods.grpo_family import by_size
 
@@ -69,7 +69,7 @@ def sample_budgets(
             key, b_min=budget.min, b_max=budget.max, shape=shape, assign=budget.assign
         )
     if budget.prior == "choices":
-        choices = jnp.array(derived.drawn(config), jnp.int32)
+        choices = jnp.array(resolve.drawn(config), jnp.int32)
         return curriculum.choice_budgets(key, choices, shape=shape, assign=budget.assign)
     return curriculum.sample_budgets(
         key,

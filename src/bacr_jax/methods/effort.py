@@ -7,13 +7,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bacr_jax.config import Config
 from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, grpo_family
-from bacr_jax.methods.l1 import TOLD, told_alone
+from bacr_jax.methods.l1 import BUDGET_IN_PROMPT, prompt_budget_settings
 from bacr_jax.methods.l1 import problems as problems
 from bacr_jax.methods.method import GroupBatch, Method, Published
 
 _UNCHECKED = "unchecked: summaries name GRPO and no setting of it"
 PUBLISHED = {
-    **TOLD,
+    **BUDGET_IN_PROMPT,
     "budget.prior": Published(
         "uniform", "efforts between 0 and 1; how they are drawn: unchecked", verified=False
     ),
@@ -71,5 +71,5 @@ def make(config: Config) -> Method:
         reward=reward,
         metrics=metrics,
         published=PUBLISHED,
-        **told_alone(config),
+        **prompt_budget_settings(config),
     )

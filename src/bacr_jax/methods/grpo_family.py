@@ -76,16 +76,18 @@ def needs_a_group(config: Config, what: str) -> Iterator[str]:
 
 def problems(config: Config) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with methods of this family."""
-    yield from told_nothing(config)
+    yield from budget_input_problems(config)
     yield from needs_a_group(config, f"method={config.method}")
 
 
-def told_nothing(config: Config) -> Iterator[str]:
+def budget_input_problems(config: Config) -> Iterator[str]:
     """Yields an error message if the prompt contains the budget, for single-budget methods."""
-    if config.conditioning.in_words:
+    if config.conditioning.in_prompt:
         yield (
-            f"conditioning.told={config.conditioning.told}: method={config.method} trains at one "
-            "budget, which is not in its prompt; write conditioning.told=nothing, or method=bacr"
+            f"conditioning.budget_input={config.conditioning.budget_input}: "
+            f"method={config.method} trains at one "
+            "budget, which is not in its prompt; write conditioning.budget_input=none, or "
+            "method=bacr"
         )
 
 

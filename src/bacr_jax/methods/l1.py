@@ -28,12 +28,12 @@ GRPO_OF_VERL = {
     "loss.kl_kind": Published("k3", "its released script: low_var_kl"),
     "train.minibatches": Published(2, "its released script: mini-batches of 64 of 128 prompts"),
 }
-TOLD = {
-    "conditioning.told": Published("words", "the budget stands in the prompt"),
+BUDGET_IN_PROMPT = {
+    "conditioning.budget_input": Published("prompt", "the budget is in the prompt"),
     "budget.assign": Published("shared", "all responses of a group have one prompt"),
 }
 PUBLISHED = {
-    **TOLD,
+    **BUDGET_IN_PROMPT,
     "budget.prior": Published("uniform", "Sec. 3: drawn uniformly, 100 to 4,000"),
     "l1.weight": Published(1.2288, f"3e-4 a token, 4,096 tokens at most: {_SCRIPT}"),
     "l1.offset": Published(0.5, "Eq. 2; its code has .5 + .5 alpha (n - length) instead"),
@@ -44,7 +44,7 @@ PUBLISHED = {
 def length_reward(
     right: Float[Array, "*batch"],
     lengths: Int[Array, "*batch"],
-    told: Int[Array, "*batch"],
+    prompt_budget: Int[Array, "*batch"],
     *,
     kind: Literal["exact", "max"],
     alpha: float,
@@ -58,11 +58,11 @@ def length_reward(
     Args:
       right: correctness, in [0, 1].
       lengths: number of tokens of each response.
-      told: n, the budget in the prompt, in tokens.
+      prompt_budget: n, the budget in the prompt, in tokens.
       alpha: weight of one token.
       offset: for "max", the reward of a correct response with exactly n tokens.
     """
-    remaining = told - lengths
+    remaining = prompt_budget - lengths
     if kind == "exact":
         return right - alpha * jnp.abs(remaining)
     return right * jnp.clip(alpha * remaining + offset, 0.0, 1.0)
@@ -71,14 +71,15 @@ def length_reward(
 def problems(config: Config) -> Iterator[str]:
     """Yields error messages for methods whose budget is only in the prompt."""
     yield from family.needs_a_group(config, f"method={config.method}")
-    if config.conditioning.told != "words":
+    if config.conditioning.budget_input != "prompt":
         yield (
-            f"conditioning.told={config.conditioning.told}: method={config.method} has its budget "
-            "only in the prompt; write conditioning.told=words"
+            f"conditioning.budget_input={config.conditioning.budget_input}: "
+            f"method={config.method} has its budget "
+            "only in the prompt; write conditioning.budget_input=prompt"
         )
 
 
-def told_alone(config: Config) -> dict[str, Any]:
+def prompt_budget_settings(config: Config) -> dict[str, Any]:
     """Returns the fields of `Method` for budgets that are only in the prompt.
 
     The budgets are sampled from `budget.prior` and do not truncate traces. Traces are truncated at
@@ -91,7 +92,7 @@ def told_alone(config: Config) -> dict[str, Any]:
     return {
         "sample_budgets": functools.partial(sample_budgets, config),
         "cuts": cuts,
-        "held": False,
+        "truncates_at_budget": False,
     }
 
 
@@ -122,5 +123,5 @@ def make(config: Config) -> Method:
         reward=reward,
         metrics=metrics,
         published=PUBLISHED,
-        **told_alone(config),
+        **prompt_budget_settings(config),
     )

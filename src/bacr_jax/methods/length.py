@@ -37,7 +37,7 @@ PUBLISHED = {
         **CLIPPED,
         "loss.entropy_coef": Published(0.001, _UNCHECKED, verified=False),
         "loss.kl_coef": Published(0.001, _UNCHECKED, verified=False),
-        "length.kept": Published(1 / 3, f"8 of 24; {_UNCHECKED}", verified=False),
+        "length.keep_fraction": Published(1 / 3, f"8 of 24; {_UNCHECKED}", verified=False),
     },
 }
 
@@ -136,7 +136,7 @@ def make(config: Config) -> Method:
     if settings.kind != "gfpo":
         return method
     # At least two responses, because the advantage within a subset of one is always 0.
-    count = max(2, round(settings.kept * config.rollout.group_size))
+    count = max(2, round(settings.keep_fraction * config.rollout.group_size))
 
     def advantages(
         state: Any, batch: GroupBatch, rewards: PerCut, values: PerCut | None

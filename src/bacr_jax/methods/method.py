@@ -40,12 +40,13 @@ class GroupBatch:
       closed: True if the thinking ended naturally, before the budget was used up.
       closed_by_tag: True if the thinking ended with its closing tag rather than with the end of the
         turn.
-      surprise: sum of (1 - p)^2 over each thinking segment (`advantages.segment_surprise`).
+      score_norm_proxy: sum of (1 - p)^2 over each thinking segment
+        (`advantages.segment_score_norm_proxy`).
       fraction: fraction of training completed, in [0, 1].
       extra: arrays [Q, G] that the method's `read` and `read_answers` extracted from the text.
-      path: squared score norm with respect to the logits, accumulated up to each thinking token,
-        and 0 after the last token (`advantages.token_baseline`). None unless `Method.needs_path` is
-        true.
+      cumulative_score_norm: squared score norm with respect to the logits, accumulated up to each
+        thinking token, and 0 after the last token (`advantages.token_baseline`). None unless
+        `Method.needs_score_norms` is true.
       answer_lengths: number of sampled tokens of the first answer at each cut.
       sampled: number of sampled tokens of each rollout before its answer, which consist of thinking
         and closing tag and are part of the loss.
@@ -62,10 +63,10 @@ class GroupBatch:
     lengths: Int[Array, "Q G"]
     closed: Bool[Array, "Q G"]
     closed_by_tag: Bool[Array, "Q G"]
-    surprise: Float[Array, "Q G M"]
+    score_norm_proxy: Float[Array, "Q G M"]
     fraction: Float[Array, ""]
     extra: dict[str, Array]
-    path: Float[Array, "Q G T"] | None = None
+    cumulative_score_norm: Float[Array, "Q G T"] | None = None
     answer_lengths: Int[Array, "Q G M"] | None = None
     sampled: Int[Array, "Q G"] | None = None
     by_reward: dict[str, Float[Array, "Q G M A"]] = field(default_factory=dict)
@@ -174,16 +175,16 @@ class Method:
       metrics: (state, `GroupBatch`) -> scalars keyed by `group/name`, computed from the state
         before the batch.
       answers: number of answers A sampled at each cut.
-      needs_path: True if the method uses `GroupBatch.path`, which requires a forward pass of the
-        learner.
+      needs_score_norms: True if the method uses `GroupBatch.cumulative_score_norm`, which requires
+        a forward pass of the learner.
       follows_prior: True if traces are truncated at budgets sampled from `budget.prior`. False if
         the method chooses the budgets itself.
-      held: True if each trace is truncated at its budget. False if traces are truncated at
-        `budget.max` and the budget is only mentioned in the prompt.
+      truncates_at_budget: True if each trace is truncated at its budget. False if traces are
+        truncated at `budget.max` and the budget is only mentioned in the prompt.
       pays_by_verdicts: True if rewards depend on whether an answer is correct, which cannot be
         determined from a mixture of rewards (`reward.weights`).
-      own_cuts: True if cuts are fractions of the budget, which are rescaled to the length of each
-        trace.
+      cuts_relative_to_length: True if cuts are fractions of the budget, which are rescaled to the
+        length of each trace.
       dynamic_sampling: settings of dynamic sampling, or None to disable it.
       declares_budget: True if responses begin with a budget, which requires a separate prompt
         format.
@@ -210,11 +211,11 @@ class Method:
     update: Callable[..., Any] = lambda state, batch, rewards, values: state
     metrics: Callable[[Any, GroupBatch], dict[str, Array]] = lambda state, batch: {}
     answers: int = 1
-    needs_path: bool = False
+    needs_score_norms: bool = False
     follows_prior: bool = False
-    held: bool = True
+    truncates_at_budget: bool = True
     pays_by_verdicts: bool = False
-    own_cuts: bool = False
+    cuts_relative_to_length: bool = False
     dynamic_sampling: DynamicSampling | None = None
     declares_budget: bool = False
     read: Callable[[Any, Sequence[Sequence[int]]], dict[str, Any]] | None = None

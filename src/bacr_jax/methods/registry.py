@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bacr_jax.config import Config
-from bacr_jax.config.derived import reward_shares
-from bacr_jax.config.own_code import guarded, module_of_file
-from bacr_jax.documents import nearest
+from bacr_jax.config.resolve import reward_shares
+from bacr_jax.config.user_modules import guarded, module_of_file
 from bacr_jax.errors import UserError
+from bacr_jax.files import nearest
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut
 from bacr_jax.methods.published import departures, redefinitions
 
@@ -45,11 +45,12 @@ def load_method(config: Config) -> Method:
     method = make_method(config)
     for problem in redefinitions(config, method.published):
         raise UserError(problem)
-    if method.conditioned and not method.held:
+    if method.conditioned and not method.truncates_at_budget:
         raise UserError(
-            f"method={config.method}: found conditioned=True with held=False; an embedding needs "
+            f"method={config.method}: found conditioned=True with truncates_at_budget=False; an "
+            "embedding needs "
             "traces that are cut at their budget, so write conditioned=False and "
-            "conditioning.told=words"
+            "conditioning.budget_input=prompt"
         )
     if config.loss.overlong_filter:
         return overlong_filtered(method)
@@ -108,10 +109,11 @@ def problems(config: Config) -> Iterator[str]:
     No device is used. User-defined methods are not loaded. `load_method` checks them when a
     training run starts.
     """
-    if config.reward.apart and config.method != "grpo":
+    if config.reward.normalize_each and config.method != "grpo":
         yield (
-            f"reward.apart=true: method={config.method} doesn't divide rewards by their deviation "
-            "in the group; write method=grpo, or reward.apart=false"
+            f"reward.normalize_each=true: method={config.method} doesn't divide rewards by their "
+            "deviation "
+            "in the group; write method=grpo, or reward.normalize_each=false"
         )
     if config.method not in built_in_methods():
         yield from _name_problems(config.method)
@@ -133,10 +135,10 @@ def problems(config: Config) -> Iterator[str]:
 
 def _ahead_problems(config: Config, method: Method) -> Iterator[str]:
     """Yields an error message if dynamic sampling is combined with asynchronous rollouts."""
-    if config.rollout.ahead and method.dynamic_sampling is not None:
+    if config.rollout.async_steps and method.dynamic_sampling is not None:
         yield (
-            f"rollout.ahead=1: {method.name} decides after grading whether to sample more "
-            "questions; write dapo.dynamic_sampling=false, or rollout.ahead=0"
+            f"rollout.async_steps=1: {method.name} decides after grading whether to sample more "
+            "questions; write dapo.dynamic_sampling=false, or rollout.async_steps=0"
         )
 
 

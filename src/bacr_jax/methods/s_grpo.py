@@ -14,7 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 from bacr_jax import rewards as cutting
 from bacr_jax.advantages import to_go
 from bacr_jax.config import Config
-from bacr_jax.methods.grpo_family import CLIPPED, NO_ENTROPY, cut_points, grpo_family, told_nothing
+from bacr_jax.methods.grpo_family import (
+    CLIPPED,
+    NO_ENTROPY,
+    budget_input_problems,
+    cut_points,
+    grpo_family,
+)
 from bacr_jax.methods.method import Advantages, GroupBatch, Method, PerCut, Published
 
 _NOTES = "its Eq. 1 and 2, by two notes on it that agree; its own text was not read"
@@ -116,7 +122,7 @@ def exit_credit(
 
 def problems(config: Config) -> Iterator[str]:
     """Yields an error message for each setting that is incompatible with the method."""
-    yield from told_nothing(config)
+    yield from budget_input_problems(config)
     if config.cuts.count == 1:
         yield "cuts.count=1: method=s_grpo compares the exits of a trace; write 2 or more"
 
@@ -152,7 +158,7 @@ def make(config: Config) -> Method:
         rewards=rewards,
         advantages=advantages,
         metrics=metrics,
-        own_cuts=True,
+        cuts_relative_to_length=True,
         pays_by_verdicts=True,
         published=PUBLISHED,
     )

@@ -43,7 +43,7 @@ _BARRIERS = itertools.count()
 # Called with the name and the step of each phase that begins.
 OnPhase = Callable[[str, int], None]
 # Set when process 0 has closed its connection to this process.
-_first_gone = threading.Event()
+_first_missing = threading.Event()
 
 
 def relay(address: str) -> str:
@@ -70,7 +70,7 @@ def relay(address: str) -> str:
             except OSError:
                 near.close()  # The coordinator has not started yet. The client retries.
                 continue
-            _first_gone.clear()
+            _first_missing.clear()
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=copy, args=(source, sink, near), daemon=True).start()
 
@@ -84,7 +84,7 @@ def relay(address: str) -> str:
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_RDWR)
         elif near.fileno() != -1:
-            _first_gone.set()
+            _first_missing.set()
 
     threading.Thread(target=serve, daemon=True).start()
     return f"127.0.0.1:{listener.getsockname()[1]}"
@@ -182,7 +182,7 @@ class Peers:
             self._last_exchange = now
         if self._announced:
             return self._announced
-        if _first_gone.is_set() and self._heartbeats[0].get("phase") != _DONE:
+        if _first_missing.is_set() and self._heartbeats[0].get("phase") != _DONE:
             return self._line(0, "has closed its connection")
         # Ages are measured at the last exchange. Process 0 hosts the store, so no exchange
         # succeeds without it.

@@ -251,7 +251,7 @@ def summed(values: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(values)).sum(0)
 
 
-def place_among_all() -> tuple[int, int]:
+def rank_among_all() -> tuple[int, int]:
     """Returns the index of this process and the number of processes."""
     return jax.process_index(), jax.process_count()
 

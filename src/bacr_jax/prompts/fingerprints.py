@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bacr_jax.prompts.budget_prompt import BudgetPrompts
 from bacr_jax.prompts.encoding import encode_text, eos_ids, frame
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.stop_strings import vocabulary
 from bacr_jax.prompts.tokenizers import is_refusal
-from bacr_jax.prompts.told import ToldPrompts
 from bacr_jax.types import Prompts
 
 # Sample text with words, numbers and symbols that different tokenizers split differently.
@@ -53,18 +53,22 @@ def template_fingerprint(tokenizer: Any, style: PromptFormat) -> str:
     return _digest(texts, ids, list(eos_ids(tokenizer, style)))
 
 
-def prompts_fingerprint(prompts: Prompts, told: ToldPrompts | None) -> str:
+def prompts_fingerprint(prompts: Prompts, budget_prompts: BudgetPrompts | None) -> str:
     """Computes a digest of the token ids of prompts, with and without a budget.
 
     The digest depends on the order of the prompts.
 
     Args:
-      told: the same prompts truncated before the number of the budget, or None if prompts do not
-        contain the budget.
+      budget_prompts: the same prompts truncated before the number of the budget, or None if prompts
+        do not contain the budget.
     """
     leaves: list[Any] = [prompts.tokens, prompts.lengths]
-    if told is not None:
-        leaves += [told.opened.tokens, told.opened.lengths, told.closing]
+    if budget_prompts is not None:
+        leaves += [
+            budget_prompts.opened.tokens,
+            budget_prompts.opened.lengths,
+            budget_prompts.closing,
+        ]
     arrays = [np.asarray(leaf, np.int32) for leaf in leaves]
     digests = [hashlib.sha256(array.tobytes()).hexdigest() for array in arrays]
     return _digest([array.shape for array in arrays], digests)

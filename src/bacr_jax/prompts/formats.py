@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bacr_jax.config import Config
-from bacr_jax.config.derived import own_tokens
+from bacr_jax.config.resolve import own_tokens
 from bacr_jax.config.values import FrozenMap, shown, written
 from bacr_jax.errors import UserError
 

@@ -15,7 +15,7 @@ from bacr_grading.pool import Poll
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 from bacr_grading.verifier import packed
 from bacr_jax.config import Config
-from bacr_jax.config.derived import CORRECT, reward_shares
+from bacr_jax.config.resolve import CORRECT, reward_shares
 from bacr_jax.errors import UserError
 from bacr_jax.parallel import processes
 from bacr_jax.questions.loaders import REPEATING
@@ -55,7 +55,7 @@ class SharedGrader:
         of processes differ.
         """
         check_request(texts, references, mode)
-        index, count = processes.place_among_all()
+        index, count = processes.rank_among_all()
         share = slice(index, None, count)
         shared_questions = None if questions is None else questions[share]
         start_time = time.perf_counter()
@@ -141,7 +141,7 @@ def grade_early(
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
         del trunks
-        process_index, num_processes = processes.place_among_all()
+        process_index, num_processes = processes.rank_among_all()
         texts: list[str] = []
         text_rows: list[int] = []
         for row, row_texts in zip(np.asarray(rows).tolist(), texts_of(branches)):

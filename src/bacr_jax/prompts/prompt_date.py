@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import Config
-from bacr_jax.config.derived import own_tokens
+from bacr_jax.config.resolve import own_tokens
 from bacr_jax.prompts.chat_template import today
 
 # Tokenizer files that can contain chat templates, and the template function that returns the date.
@@ -17,7 +17,7 @@ def reads_date(folder: Path) -> bool:
     """True if a chat template in a tokenizer's folder uses the current date."""
     for name in _FILES:
         try:
-            content = documents.read_file(folder / name)
+            content = files.read_file(folder / name)
         # Errors in these files are reported when the tokenizer is loaded.
         except (OSError, ValueError):
             continue

@@ -8,11 +8,11 @@ import numpy as np
 from bacr_jax.config import Config
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.errors import printable
+from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts, opener, user_message
 from bacr_jax.prompts.formats import PromptFormat
 from bacr_jax.prompts.markup import markup_warning
 from bacr_jax.prompts.tokenizers import decode_ids
-from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
 from bacr_jax.questions.question_set import QuestionSet
 
 
@@ -28,9 +28,9 @@ def shown_prompts(
       count: number of questions to display.
     """
     words = budget_words(config, style)
-    largest = largest_told(config)
+    largest = largest_prompt_budget(config)
     some = questions.take(np.arange(min(count, len(questions))))
-    budget = f", told a budget of {largest}" if words else ""
+    budget = f", with a budget of {largest}" if words else ""
     yield f"{questions.name}, prompt format {style.name}{budget}"
     if tokenizer is None:
         yield "no tokenizer there: the messages, as its chat template will get them"
@@ -108,11 +108,13 @@ def prompt_ids(
       The token ids of each prompt.
     """
     no_limit = 1 << 30
-    largest = largest_told(config)
+    largest = largest_prompt_budget(config)
     prompts, _ = encode_prompts(tokenizer, texts, style, max_tokens=no_limit)
     if words:
-        told, _ = told_prompts(tokenizer, texts, style, words, largest=largest, max_tokens=no_limit)
+        budget_prompts, _ = make_budget_prompts(
+            tokenizer, texts, style, words, largest=largest, max_tokens=no_limit
+        )
         index = np.arange(len(texts))
-        prompts = told.at(index, np.full_like(index, largest), prompts)
+        prompts = budget_prompts.at(index, np.full_like(index, largest), prompts)
     rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.lengths))
     return [tokens[:length].tolist() for tokens, length in rows]

@@ -14,8 +14,8 @@ import numpy as np
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.config.derived import LARGEST, cap
-from bacr_jax.config.values import Misfit, convert, shown
+from bacr_jax.config.resolve import LARGEST, cap
+from bacr_jax.config.values import TypeMismatch, convert, shown
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import allowed_tokens, encode_text, eos_ids, line_breaks
 from bacr_jax.prompts.formats import PromptFormat
@@ -119,7 +119,7 @@ def read_style(raw: Mapping[str, Any], where: Path) -> PromptFormat:
     for name, value in fields.items():
         try:
             values[name] = convert(hints[name], value)
-        except Misfit:
+        except TypeMismatch:
             raise _damaged(where, f"prompt_format.{name}", value) from None
     return PromptFormat(**values)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.prompts.limited import Failed, shared_process
@@ -44,7 +44,7 @@ def load_tokenizer(
     Raises:
       UserError: If the folder is missing or its tokenizer cannot be loaded.
     """
-    documents.check_model_folder(folder or "null", where)
+    files.check_model_folder(folder or "null", where)
     assert folder is not None
     folder = Path(folder)
     # Started first, so that its imports run in parallel with the imports of this process.
@@ -126,7 +126,7 @@ def _try_in_limits(folder: Path) -> None:
     digest = hashlib.sha256()
     for name in _READ_IN_LIMITS:
         path = folder / name
-        content = documents.read_file(path) if path.is_file() else b""
+        content = files.read_file(path) if path.is_file() else b""
         digest.update(f"{name} {len(content)} ".encode() + content)
     try:
         fault = _fault_in_limits(str(folder.absolute()), digest.hexdigest())
@@ -153,12 +153,12 @@ def _check_files(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.suffix not in (".json", ".jinja", ".txt"):
             continue
-        documents.check_regular(path)
+        files.check_regular(path)
         try:
             if path.name in _JSON:
-                documents.read_object(path)
-        except documents.NotJson as error:
-            raise documents.NotJson(f"{path.name}: {error}") from None
+                files.read_object(path)
+        except files.NotJson as error:
+            raise files.NotJson(f"{path.name}: {error}") from None
 
 
 def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         try:
-            value = documents.read_object(file).get("eos_token_id")
+            value = files.read_object(file).get("eos_token_id")
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -198,7 +198,7 @@ def _turn_ends(folder: Path, largest: int) -> tuple[int, ...]:
 def _read_key(file: Path, key: str) -> Any:
     """Returns the value of a key in a JSON file, or None if the key or the file cannot be read."""
     try:
-        return documents.read_json(file)[key]
+        return files.read_json(file)[key]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -18,7 +18,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, entry_point
-from bacr_jax.config.derived import own_tokens
+from bacr_jax.config.resolve import own_tokens
 from bacr_jax.errors import UserError
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 
@@ -191,17 +191,17 @@ def _lengths(questions: "QuestionSet", config: Config, tokenizer: Any) -> str:
     import numpy as np
 
     from bacr_jax.methods.registry import declares_budget
+    from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget
     from bacr_jax.prompts.encoding import encode_prompts
     from bacr_jax.prompts.formats import format_for
     from bacr_jax.prompts.show_prompts import prompt_ids
-    from bacr_jax.prompts.told import budget_words, largest_told
 
     style = format_for(config, declares_budget=declares_budget(config))
     texts = questions.questions
     words = budget_words(config, style)
     name = style.name
     if words:
-        name += f", {words.replace(BUDGET, str(largest_told(config)))!r}"
+        name += f", {words.replace(BUDGET, str(largest_prompt_budget(config)))!r}"
     prompts = prompt_ids(config, style, words, texts, tokenizer)
     lengths = np.array([len(ids) for ids in prompts])
     limit = config.data.max_prompt_tokens
@@ -268,7 +268,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
     """Yields the lines of the command without --prepare."""
     from bacr_jax.questions.groups import check_levels
     from bacr_jax.questions.loaders import load_questions
-    from bacr_jax.questions.missing import lines_about_missing
+    from bacr_jax.questions.missing import missing_set_lines
 
     config = _config(options)
     split: Split = options.split or ("test" if options.against else "train")
@@ -288,7 +288,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
         return
     yield from report(questions, config, against=against, tokenizer=tokenizer)
     if options.inspect is None:
-        yield from lines_about_missing(config)
+        yield from missing_set_lines(config)
     if split == "train":
         check_levels(questions.levels, config.data)
 

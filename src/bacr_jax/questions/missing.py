@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bacr_jax.config import Config, DataConfig
-from bacr_jax.config.derived import selection_problems
+from bacr_jax.config.resolve import selection_problems
 from bacr_jax.errors import UserError
 from bacr_jax.questions.math_sets import LAYOUTS, TABLES, how_to_get
 from bacr_jax.questions.tables import SetNotFound, find
@@ -96,7 +96,7 @@ def without_missing(
     return remaining_config, tuple(lines)
 
 
-def lines_about_missing(config: Config) -> tuple[str, ...]:
+def missing_set_lines(config: Config) -> tuple[str, ...]:
     """Returns the lines of a new run about missing sets of data.eval, or raises its UserError."""
     if config.data.eval_missing == "refuse":
         for spec in config.data.eval:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import DataConfig
 from bacr_jax.errors import UserError
 from bacr_jax.questions.loaders import load_questions
@@ -93,7 +93,7 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
     published = PUBLISHED_SETS[name]
     record = _read_record(directory)
     # All splits are checked before any file is written.
-    files = list[_SplitFile]()
+    split_files = list[_SplitFile]()
     for split in get_args(Split):
         if split not in published.rows:
             continue
@@ -105,11 +105,11 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             path = directory / name / f"{split}.jsonl"
             _check_writable(path, text)
-            files.append(_SplitFile(split, source, len(rows), path, text))
+            split_files.append(_SplitFile(split, source, len(rows), path, text))
     counts = []
-    for file in files:
+    for file in split_files:
         file.path.parent.mkdir(parents=True, exist_ok=True)
-        documents.replace_file(file.path, file.text)
+        files.replace_file(file.path, file.text)
         entry, remark = _described(file.path, name, published, file.split, file.num_rows)
         counts.append(f"{file.num_rows:,} {file.split} rows{remark}")
         is_from_hub = file.source.startswith(HUB)
@@ -120,7 +120,7 @@ def _prepare_set(directory: Path, name: str, folder: Path | None, *, alone: bool
         }
     directory.mkdir(parents=True, exist_ok=True)
     record_text = json.dumps(record, indent=2, ensure_ascii=False)
-    documents.replace_file(directory / RECORD, f"{record_text}\n")
+    files.replace_file(directory / RECORD, f"{record_text}\n")
     return f"{name}: {' and '.join(counts)}; {published.licence}"
 
 
@@ -253,7 +253,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return documents.read_object(path)
+        return files.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove it") from None
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from bacr_grading.files import DuplicateName, check_once
-from bacr_jax.documents import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 from bacr_jax.errors import UserError, first_of, reason_of
+from bacr_jax.files import LARGEST_TABLE, NotJson, nearest, parse_json, parse_lines, read_file
 
 Record = dict[str, Any]
 

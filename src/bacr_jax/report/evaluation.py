@@ -6,9 +6,9 @@ from typing import Any
 
 import rich.table
 
-from bacr_jax.documents import write_atomically
 from bacr_jax.evaluation.folder import LATEX, MARKDOWN
 from bacr_jax.evaluation.summary import Dense, Summary
+from bacr_jax.files import write_atomically
 from bacr_jax.report import figures
 from bacr_jax.report.table import NONE, Table, accuracy_text, budget_name, by_size, set_titles
 
@@ -90,8 +90,11 @@ def adherence(name: str, summary: Summary) -> Table:
 
 def _cut_early(dense: Dense) -> str:
     """Returns the label of a dense curve, which contains the budget in its prompts."""
-    budget = max(curve["told"] for curve in dense.values())
-    return f"one trace told {budget:,} tokens, cut early"
+    # Earlier versions named the field `told`.
+    budget = max(
+        curve["budget"] if "budget" in curve else curve["told"] for curve in dense.values()
+    )
+    return f"one trace with {budget:,} tokens, truncated early"
 
 
 def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
@@ -119,10 +122,10 @@ def dense_table(name: str, dense: Dense, by_budget: Summary) -> Table:
         rows.append([mode, "area", area, NONE, NONE, NONE, NONE])
     return Table(
         f"{name}: dense curve, {_cut_early(dense)}",
-        ["decoding", "cut", "accuracy when cut", "told that budget", "complete", "think", "total"],
+        ["decoding", "cut", "accuracy when cut", "with that budget", "complete", "think", "total"],
         rows,
-        caption="accuracy in % [95 % interval]: every row is the same traces, told the largest "
-        "budget and answered at the cut; beside it traces that were told that budget; complete: "
+        caption="accuracy in % [95 % interval]: every row is the same traces, with the largest "
+        "budget and answered at the cut; next to it traces with that budget; complete: "
         "traces that ended by themselves by then, in %; area: over log2 of the cuts",
     )
 
@@ -367,6 +370,6 @@ def _draw_sets(folder: Path, results: Mapping[str, Any]) -> None:
             curves = {mode: dense_mode["curve"] for mode, dense_mode in dense.items()}
             figures.accuracy_picture(
                 folder / f"dense_{short_name}.png",
-                {"told each budget": result["by_budget"], _cut_early(dense): curves},
-                f"{titles[name]}: told each budget, and one trace cut early; 95 % intervals",
+                {"each budget": result["by_budget"], _cut_early(dense): curves},
+                f"{titles[name]}: each budget, and one trace truncated early; 95 % intervals",
             )

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import ModelConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.derived import mixture
+from bacr_jax.config.resolve import mixture
 from bacr_jax.errors import UserError, attempt
 from bacr_jax.evaluation.decline import declines
 from bacr_jax.evaluation.folder import finished_evaluations
@@ -26,7 +26,7 @@ from bacr_jax.report.evaluation_charts import (
     over_steps,
 )
 from bacr_jax.report.html_page import SCRIPT, STYLE, render, security
-from bacr_jax.report.run_data import ODD, RunData, labels_of, odd_refused, read_run
+from bacr_jax.report.run_data import ODD, RunData, labels_of, malformed_files_refused, read_run
 from bacr_jax.report.table import NONE, Table, budget_name, by_size, decline_text, set_title
 from bacr_jax.report.traces import Trace, read_traces, shown_traces, traces_section
 from bacr_jax.report.training_charts import (
@@ -223,7 +223,7 @@ def _evaluations(run: RunData) -> list[Part]:
     parts = list[Part]()
     for path in finished_evaluations(run.paths.path):
         try:
-            results = documents.read_json(path)
+            results = files.read_json(path)
             tables = evaluation.tables(results)
             title = f"{results['name']} ({path.parent.name})"
         except ODD:
@@ -408,7 +408,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         run = read_run(folder)
         figures.draw_run(run)
         text = page([run])
-    documents.write_atomically(path, text)
+    files.write_atomically(path, text)
     return path
 
 
@@ -421,7 +421,7 @@ def write_comparison(folders: Sequence[Path], labels: Sequence[str], out: Path |
     path = _target(folders[0] / COMPARISON, out, folders)
     with _refused(*folders):
         text = page(runs)
-    documents.write_atomically(path, text)
+    files.write_atomically(path, text)
     return path
 
 
@@ -452,4 +452,4 @@ def _refused(*folders: Path) -> contextlib.AbstractContextManager[None]:
     paths = RunPaths(Path())
     folder_names = ", ".join(map(str, folders))
     file_names = f"{paths.metrics.name}, {paths.evaluations.name}, {paths.summary.name}"
-    return odd_refused(f"{folder_names}: {file_names} hold")
+    return malformed_files_refused(f"{folder_names}: {file_names} hold")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bacr_jax import errors
-from bacr_jax.documents import write_atomically
+from bacr_jax.files import write_atomically
 from bacr_jax.report.charts import COLOURS, MISSING, Axis, Chart, Scale, Series
 
 # Matplotlib's colour map of ordered curves (easy to hard, early to late). A single map is used so

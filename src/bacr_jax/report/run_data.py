@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.samples import UNLIMITED
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import read_config
+from bacr_jax.runs.saved_policy import read_config
 
 # Errors that unexpected content of a file can raise in code that builds a report. The checks below
 # cover only the fields that every report needs, so other fields can contain anything, for example
@@ -102,7 +102,7 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def odd_refused(where: str) -> Iterator[None]:
+def malformed_files_refused(where: str) -> Iterator[None]:
     """Re-raises errors in `ODD` as a UserError about unexpected content of files.
 
     Args:
@@ -126,7 +126,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
         return {}
     damaged = UserError(f"{path}: is damaged; remove it, or run the training again")
     try:
-        summary = documents.read_object(path)
+        summary = files.read_object(path)
     except ValueError:
         raise damaged from None
     for name in ("steps", "generated_tokens", "wall_seconds"):
@@ -140,7 +140,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 def _read_records(path: Path, fields: dict[str, type]) -> list[dict[str, Any]]:
     """Reads a JSONL file and checks that every record has fields of these types."""
-    records = documents.read_lines(path)
+    records = files.read_lines(path)
     for number, record in enumerate(records, 1):
         for name, kind in fields.items():
             if not isinstance(record.get(name), kind):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bacr_jax.documents import read_lines
 from bacr_jax.errors import UserError
+from bacr_jax.files import read_lines
 from bacr_jax.report.html_page import render
 from bacr_jax.report.run_data import ODD
 from bacr_jax.report.table import NONE
@@ -43,6 +43,9 @@ _STRONG = 0.5
 # Fields that must be lists unless they are missing, None or empty.
 _LISTS = ("segments", "extracted", "decided_by", *(field for _, field, _ in _NUMBERS))
 
+# Names of fields in the traces of earlier versions, with their current names.
+_EARLIER_NAMES = {"told": "policy_budget", "told_by": "budget_input"}
+
 
 def read_traces(folder: Path) -> list[Trace]:
     """Reads the traces of a run, ordered by step.
@@ -56,7 +59,8 @@ def read_traces(folder: Path) -> list[Trace]:
     paths = sorted(folder.glob("*.jsonl"))
     traces = []
     for path in _evenly_spaced(paths, min(_MOST_FILES, len(paths))):
-        for record in read_lines(path):
+        for line in read_lines(path):
+            record = {_EARLIER_NAMES.get(name, name): value for name, value in line.items()}
             try:
                 _check(record)
             except ODD:
@@ -242,10 +246,10 @@ def _template_values(
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     """Returns rows (name, text) about the question, the budget and the tokens of a trace."""
-    declared = trace["told"]
+    declared = trace["policy_budget"]
     budget_text = "no budget"
     if declared is not None:
-        budget_text = f"{declared:,} tokens, by {trace['told_by']}"
+        budget_text = f"{declared:,} tokens, by {trace['budget_input']}"
     counts = [
         f"{int(trace['prompt_tokens']):,} prompt",
         f"{int(trace['thinking_tokens']):,} thinking",
@@ -253,7 +257,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     ]
     rows = [
         ("question", f"{trace['id']}, difficulty group {trace['group']}"),
-        ("told", budget_text),
+        ("policy's budget", budget_text),
         ("gold", str(trace["gold"])),
         ("tokens", ", ".join(counts)),
     ]

@@ -3,9 +3,9 @@
 from bacr_jax.rollout.rollouts import Rollout as Rollout
 from bacr_jax.rollout.rollouts import generate as generate
 from bacr_jax.rollout.rollouts import precompile as precompile
-from bacr_jax.rollout.rows import Listeners as Listeners
-from bacr_jax.rollout.rows import Rows as Rows
-from bacr_jax.rollout.rows import Sampler as Sampler
+from bacr_jax.rollout.rows import Callbacks as Callbacks
+from bacr_jax.rollout.rows import RolloutRequest as RolloutRequest
+from bacr_jax.rollout.rows import SamplingSetup as SamplingSetup
 from bacr_jax.rollout.sampling import SamplingParams as SamplingParams
 from bacr_jax.rollout.sampling import sampling_params as sampling_params
 from bacr_jax.rollout.spec import DecodeSpec as DecodeSpec

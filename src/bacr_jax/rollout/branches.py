@@ -23,7 +23,7 @@ from bacr_jax.prompts.decode_rules import DecodeRules
 from bacr_jax.rewards import distinct_cuts
 from bacr_jax.rollout.cudnn_decoding import partial_rows
 from bacr_jax.rollout.decode import count_tokens, draw_tokens, output_logits, run_blocks, shard_rows
-from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
+from bacr_jax.rollout.sampling import RowIds, SamplingInputs, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_TAG, Branches, Trunks, pytree
 
@@ -264,7 +264,7 @@ def branch_step(
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
     at: Int[Array, ""],
-    draws: Draws,
+    draws: SamplingInputs,
     *,
     spec: DecodeSpec,
     first_cut: Int[Array, ""] | int = 0,
@@ -314,7 +314,7 @@ def decode_branches(
     trunk_cache: tuple[LayerCache, ...],
     state: BranchState,
     start: Int[Array, ""],
-    draws: Draws,
+    draws: SamplingInputs,
     first_cut: Int[Array, ""] | int = 0,
     *,
     spec: DecodeSpec,

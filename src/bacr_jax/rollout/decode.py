@@ -19,7 +19,7 @@ from bacr_jax.model.block import apply_block, rms_norm, rotation
 from bacr_jax.model.budget import Conditioned
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.prompts.decode_rules import Automaton
-from bacr_jax.rollout.sampling import Draws, sample_tokens
+from bacr_jax.rollout.sampling import SamplingInputs, sample_tokens
 from bacr_jax.rollout.spec import DecodeSpec
 from bacr_jax.types import pytree
 
@@ -136,7 +136,7 @@ def draw_tokens(
     active: Bool[Array, "..."],
     matched: Int[Array, "..."],
     closing: Automaton,
-    draws: Draws,
+    draws: SamplingInputs,
     streams: Int[Array, "R"],
     mesh: parallel.AnyMesh | None = None,
 ) -> StepResult:

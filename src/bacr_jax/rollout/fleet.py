@@ -33,7 +33,7 @@ from bacr_jax.rollout.probe import (
     rms_difference,
 )
 from bacr_jax.rollout.rollouts import Rollout
-from bacr_jax.rollout.rows import Listeners, Rows, Sampler
+from bacr_jax.rollout.rows import Callbacks, RolloutRequest, SamplingSetup
 from bacr_jax.rollout.served import AnsweredRow, AskedRow, Asking, ask, together
 from bacr_jax.types import Params, Poll, Prompts
 
@@ -62,7 +62,12 @@ class SampleTraces(Protocol):
         """Loads a version of the learner's parameters, which later rollouts sample with."""
 
     def generate(
-        self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
+        self,
+        prompts: Prompts,
+        rows: RolloutRequest,
+        key: jax.Array,
+        sampler: SamplingSetup,
+        listeners: Callbacks,
     ) -> Rollout:
         """Samples a rollout with the loaded parameters. Arguments as for `rollouts.generate`."""
 
@@ -85,7 +90,7 @@ class Fleet:
       dtype: dtype of the servers' matrix products, for error messages.
       bound: maximum root mean square difference between log-probabilities of servers and learner,
         in nats.
-      say: callback that prints a message.
+      print_line: callback that prints a message.
       lock: open lock file of `folder`. It prevents a second run from deleting the versions of this
         run.
       version: version of the weights that the servers have loaded. None if unknown.
@@ -99,7 +104,7 @@ class Fleet:
     folder: Path
     dtype: str
     bound: float
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     lock: TextIO | None = None
     version: int | None = None
     alive: list[Server] = field(default_factory=list)
@@ -114,7 +119,12 @@ class Fleet:
     _evidence: dict[str, float] = field(default_factory=dict)
 
     def generate(
-        self, prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler, listeners: Listeners
+        self,
+        prompts: Prompts,
+        rows: RolloutRequest,
+        key: jax.Array,
+        sampler: SamplingSetup,
+        listeners: Callbacks,
     ) -> Rollout:
         """Samples a rollout with the servers; see `SampleTraces.generate`."""
         return ask(prompts, rows, key, sampler, listeners, self._sample_row)
@@ -172,7 +182,7 @@ class Fleet:
         if server in self.alive:
             self.alive.remove(server)
             remaining = f"{len(self.alive)} of {len(self.servers)} continue"
-            self.say(f"WARNING, rollout.urls: {error}; {remaining}")
+            self.print_line(f"WARNING, rollout.urls: {error}; {remaining}")
 
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
         """Sends weights to the servers if they have a different version, and checks their samples.
@@ -242,7 +252,7 @@ class Fleet:
             if not missing:
                 return
             if not is_announced:
-                self.say(f"waiting for servers of {path}: {'; '.join(missing)}")
+                self.print_line(f"waiting for servers of {path}: {'; '.join(missing)}")
                 is_announced = True
             if time.monotonic() >= deadline:
                 break

@@ -18,20 +18,20 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from bacr_jax.model.kv_cache import DecodeParams
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout import branches as branching
-from bacr_jax.rollout.engine import Engine
+from bacr_jax.rollout.engine import SlotDecoder
 from bacr_jax.rollout.rows import (
-    Listeners,
+    Callbacks,
     ResolvedRequest,
-    Rows,
-    Sampler,
+    RolloutRequest,
+    SamplingSetup,
     check_finite,
     check_request,
 )
-from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_holding
+from bacr_jax.rollout.scheduler import Scheduler, positions_needed, smallest_at_least
 from bacr_jax.types import CLOSED_BY_BUDGET, Branches, Prompts, Trunks
 
 
@@ -65,10 +65,10 @@ class Rollout:
 def generate(
     params: DecodeParams,
     prompts: Prompts,
-    rows: Rows,
+    rows: RolloutRequest,
     key: jax.Array,
-    sampler: Sampler,
-    listeners: Listeners = Listeners(),
+    sampler: SamplingSetup,
+    listeners: Callbacks = Callbacks(),
 ) -> Rollout:
     """Samples thinking under budgets, then an answer at every cut.
 
@@ -92,8 +92,8 @@ def generate(
     """
     request = check_request(prompts, rows, key, sampler)
     with phase_memory("prefill", slots=sampler.spec.slots):
-        engine = Engine(params, prompts, key, sampler)
-    loop = Loop(engine, request, listeners)
+        engine = SlotDecoder(params, prompts, key, sampler)
+    loop = RolloutLoop(engine, request, listeners)
     while not loop.scheduler.done:
         with loop.timed("prefill_s"):
             loop.fill_slots()
@@ -106,7 +106,7 @@ def generate(
     return loop.rollout()
 
 
-class Loop:
+class RolloutLoop:
     """State of a `generate` call on the host.
 
     Attributes:
@@ -120,7 +120,7 @@ class Loop:
       answered: (row indices, trunks, branches) of each batch of answered rows, in order.
     """
 
-    def __init__(self, engine: Engine, rows: ResolvedRequest, listeners: Listeners):
+    def __init__(self, engine: SlotDecoder, rows: ResolvedRequest, listeners: Callbacks):
         """Puts all rows into the queue."""
         spec = engine.spec
         self.engine = engine
@@ -220,10 +220,10 @@ class Loop:
         if cuts.shape[1] == 0:
             no_branches = Branches.empty(len(slots), 0, width=1, sampled=1)
             return engine.trunks(slots), no_branches
-        if engine.spec.own_cuts:
+        if engine.spec.cuts_relative_to_length:
             thinking = np.asarray(engine.trunks(slots).thinking)
             cuts = cuts_of_trace(cuts, thinking, self.rows.limits[indices])
-        at_once = engine.spec.cuts_at_once
+        at_once = engine.spec.max_parallel_cuts
         if at_once is None or cuts.shape[1] <= at_once:
             return self._answer_cuts(slots, cuts)
 
@@ -244,7 +244,7 @@ class Loop:
         """Decodes the branches at the given cuts together, and returns the trunks and the branches.
 
         Args:
-          cuts, wanted, first_cut: as for `Engine.open_branches`.
+          cuts, wanted, first_cut: as for `SlotDecoder.open_branches`.
         """
         engine = self.engine
         on_answer = self.listeners.on_answer
@@ -276,7 +276,7 @@ class Loop:
         return Rollout(trunks, branches, _counters(trunks, branches, self.work))
 
 
-def slot_sizes(engine: Engine) -> dict[str, int]:
+def slot_sizes(engine: SlotDecoder) -> dict[str, int]:
     """Returns the sizes that determine the memory of a rollout, for out-of-memory messages."""
     return {
         "slots": engine.spec.slots,
@@ -330,7 +330,7 @@ def precompile(
     params: DecodeParams,
     prompts: Prompts,
     num_cuts: int,
-    sampler: Sampler,
+    sampler: SamplingSetup,
     *,
     rows: int | None = None,
     on_program: Callable[[int, int], None] | None = None,
@@ -352,7 +352,7 @@ def precompile(
         programs) before each program and after the last one. It may raise an exception to skip the
         remaining programs.
     """
-    engine = Engine(params, prompts, jax.random.key(0), sampler)
+    engine = SlotDecoder(params, prompts, jax.random.key(0), sampler)
     refilled = rows is None or rows > sampler.spec.slots
     programs = _programs(engine, num_cuts, refilled=refilled, rows=rows)
     report = on_program or (lambda finished, total: None)
@@ -363,14 +363,14 @@ def precompile(
 
 
 def _programs(
-    engine: Engine, num_cuts: int, *, refilled: bool, rows: int | None
+    engine: SlotDecoder, num_cuts: int, *, refilled: bool, rows: int | None
 ) -> list[Callable[[], None]]:
     """Returns functions that each run one program of an engine, in the order to run them."""
 
     def prefill(length: int, count: int) -> None:
         engine.fit_caches(length)
         zeros = np.zeros(count, np.int64)
-        request = Rows(zeros, zeros[:, None]).complete(engine.spec)
+        request = RolloutRequest(zeros, zeros[:, None]).complete(engine.spec)
         with phase_memory("prefill", **slot_sizes(engine)):
             engine.prefill(request, zeros, np.arange(count), together=not refilled)
 
@@ -380,15 +380,15 @@ def _programs(
             engine.decode()
 
     def answer(count: int) -> None:
-        cuts_at_once = min(num_cuts, engine.spec.cuts_at_once or num_cuts)
-        cuts = np.zeros((count, cuts_at_once), np.int32)
+        max_parallel_cuts = min(num_cuts, engine.spec.max_parallel_cuts or num_cuts)
+        cuts = np.zeros((count, max_parallel_cuts), np.int32)
         with phase_memory("answers", **slot_sizes(engine), answered_rows=count, cuts=num_cuts):
             opened = engine.open_branches(np.arange(count), cuts)
             engine.answers(engine.decode_branches(opened, 0))
 
     counts = engine.sizes
     if not refilled:
-        counts = [smallest_holding(engine.sizes, rows or 1)]
+        counts = [smallest_at_least(engine.sizes, rows or 1)]
     programs: list[Callable[[], None]] = []
     for length in engine.lengths:
         programs += [functools.partial(prefill, length, count) for count in counts]

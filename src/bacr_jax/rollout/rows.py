@@ -25,7 +25,7 @@ PhiOf = Callable[[jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
-class Sampler:
+class SamplingSetup:
     """Sampling settings that stay the same in all rollouts.
 
     Attributes:
@@ -43,7 +43,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RolloutRequest:
     """Rows to sample, on the host.
 
     Attributes:
@@ -52,7 +52,7 @@ class Rows:
       ids: global row ids. The default is 0..B-1.
       limits: maximum number of thinking tokens, without the grace window. The default is the
         budget, or spec.max_thinking for NO_BUDGET. If limits and budgets differ, the budgets must
-        also be passed to `make_batch` in the argument `told`.
+        also be passed to `make_batch` in the argument `policy_budgets`.
       streams: index of each row's key and temperature, 0..C-1. Required if there are several keys.
     """
 
@@ -91,7 +91,7 @@ def _to_int32(numbers: Any) -> Any:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """`Rows` in which all defaults have been filled in."""
+    """`RolloutRequest` in which all defaults have been filled in."""
 
     budgets: Int[np.ndarray, "B"]
     cuts: Int[np.ndarray, "B M"]
@@ -113,7 +113,7 @@ class ResolvedRequest:
 
 
 @dataclass(frozen=True)
-class Listeners:
+class Callbacks:
     """Callbacks of a rollout. None disables a callback.
 
     Attributes:
@@ -132,7 +132,7 @@ class Listeners:
 
 
 def check_request(
-    prompts: Prompts, rows: Rows, key: jax.Array, sampler: Sampler
+    prompts: Prompts, rows: RolloutRequest, key: jax.Array, sampler: SamplingSetup
 ) -> ResolvedRequest:
     """Checks a request, fills in the defaults of its rows, and adds the grace window to their cuts.
 
@@ -147,10 +147,10 @@ def check_request(
     return dataclasses.replace(request, cuts=cuts)
 
 
-def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: Sampler) -> None:
+def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: SamplingSetup) -> None:
     """Raises UserError if the numbers of rows or token ids do not match.
 
-    Also raises UserError if `cuts_at_once` is combined with several answers per cut.
+    Also raises UserError if `max_parallel_cuts` is combined with several answers per cut.
     """
     spec = sampler.spec
     num_ids = sampler.rules.allowed_tokens.shape[0]
@@ -172,10 +172,12 @@ def _check_shapes(prompts: Prompts, rows: ResolvedRequest, sampler: Sampler) -> 
         )
     if not num_prompts:
         raise UserError("rollout: no rows; write at least one")
-    if spec.cuts_at_once is not None and spec.answers > 1:
+    if spec.max_parallel_cuts is not None and spec.answers > 1:
         raise UserError(
-            f"rollout: cuts_at_once={spec.cuts_at_once} with {spec.answers} answers at each cut; "
-            "write cuts_at_once=None, or answers=1"
+            f"rollout: max_parallel_cuts={spec.max_parallel_cuts} with {spec.answers} answers at "
+            "each "
+            "cut; "
+            "write max_parallel_cuts=None, or answers=1"
         )
 
 

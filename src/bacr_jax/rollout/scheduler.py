@@ -38,7 +38,7 @@ def doubling_sizes(slots: int, share: float, multiple: int = 1) -> list[int]:
     return sorted({*sizes, slots})
 
 
-def smallest_holding(candidates: Sequence[int], count: int) -> int:
+def smallest_at_least(candidates: Sequence[int], count: int) -> int:
     """Returns the smallest candidate that is at least `count`. The candidates are ascending."""
     return next(size for size in candidates if size >= count)
 
@@ -64,7 +64,9 @@ def positions_needed(
     return int((prompts + reach).max())
 
 
-def deal(slots: Int[np.ndarray, "n"], num_slots: int, shards: int) -> Int[np.ndarray, "n"]:
+def spread_over_devices(
+    slots: Int[np.ndarray, "n"], num_slots: int, shards: int
+) -> Int[np.ndarray, "n"]:
     """Orders free slots so that rows sorted by length are distributed evenly over devices.
 
     The devices are visited in ascending order, then in descending order, and so on.
@@ -160,7 +162,7 @@ class Scheduler:
           The rows, and the slot of each row.
         """
         free = np.flatnonzero(~self.occupied)
-        free = deal(free, self.slot_row.size, self.shards)
+        free = spread_over_devices(free, self.slot_row.size, self.shards)
         free = free[: len(self.waiting)]
         entering = slice(len(free))
         rows = np.array(self.waiting[entering], np.int64)

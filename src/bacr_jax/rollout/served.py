@@ -15,11 +15,17 @@ import numpy as np
 from bacr_client import Answering, BudgetRules, Call, Sampling, Thinking
 from bacr_client.calls import BY_BUDGET, BY_END_OF_TURN, BY_TAG
 from bacr_client.server import extras
-from bacr_jax.prompts.environment import Environment
 from bacr_jax.prompts.stop_strings import compile_stop_string, match
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.rewards import cuts_of_trace
 from bacr_jax.rollout.rollouts import Rollout, sampled_counters
-from bacr_jax.rollout.rows import Listeners, ResolvedRequest, Rows, Sampler, check_request
+from bacr_jax.rollout.rows import (
+    Callbacks,
+    ResolvedRequest,
+    RolloutRequest,
+    SamplingSetup,
+    check_request,
+)
 from bacr_jax.types import (
     CLOSED_BY_BUDGET,
     CLOSED_BY_EOS,
@@ -87,13 +93,13 @@ class Asking:
       rules: rules for closing the thinking at its budget.
       without_tag: maps thinking tokens that end with the closing tag to the number of tokens before
         the tag.
-      answers, own_cuts: as in `RolloutSpec`.
+      answers, cuts_relative_to_length: as in `RolloutSpec`.
     """
 
     rules: BudgetRules
     without_tag: Callable[[Sequence[int]], int]
     answers: int = 1
-    own_cuts: bool = False
+    cuts_relative_to_length: bool = False
 
     async def row(self, asked: AskedRow, complete: Complete) -> AnsweredRow:
         """Samples the thinking, then one answer per distinct cut.
@@ -133,7 +139,7 @@ class Asking:
         Several answers at the same cut are adjacent.
         """
         cuts = asked.cuts
-        if self.own_cuts:
+        if self.cuts_relative_to_length:
             thinking = np.array([num_thinking])
             limit = np.array([asked.limit])
             moved = cuts_of_trace(np.array([cuts]), thinking, limit)
@@ -145,7 +151,7 @@ class Asking:
         return ends
 
 
-def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
+def without_tag(environment: TaskData) -> Callable[[Sequence[int]], int]:
     """Returns the function `Asking.without_tag` for the closing tag of a prompt format."""
     table = compile_stop_string(
         environment.tokenizer, environment.style.think_close, vocab_size=environment.vocab_size
@@ -155,10 +161,10 @@ def without_tag(environment: Environment) -> Callable[[Sequence[int]], int]:
 
 def ask(
     prompts: Prompts,
-    rows: Rows,
+    rows: RolloutRequest,
     key: jax.Array,
-    sampler: Sampler,
-    listeners: Listeners,
+    sampler: SamplingSetup,
+    listeners: Callbacks,
     answered: Callable[[AskedRow], Coroutine[Any, Any, AnsweredRow]],
 ) -> Rollout:
     """Runs a rollout whose rows are sampled by servers, with `spec.slots` rows in flight.
@@ -193,7 +199,7 @@ def ask(
 
 
 def asked_rows(
-    prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: Sampler
+    prompts: Prompts, rows: ResolvedRequest, key: jax.Array, sampler: SamplingSetup
 ) -> list[AskedRow]:
     """Converts the rows of a rollout to requests for servers.
 

@@ -90,10 +90,10 @@ class RolloutSpec(DecodeSpec):
         share it. With several answers, all of them are sampled at every cut, as in AnytimeReasoner.
       group_size: number of rows that are likely to have the same prompt. If all rows start at once
         and prompts are not conditioned on the budget, each distinct prompt is prefilled only once.
-      cuts_at_once: maximum number of cuts of a row that are answered at once. This limits memory,
-        because each answer in progress has separate keys and values. None answers all cuts at once.
-        Requires answers=1.
-      own_cuts: if True, cuts are scaled to the length of each row's thinking
+      max_parallel_cuts: maximum number of cuts of a row that are answered at once. This limits
+        memory, because each answer in progress has separate keys and values. None answers all cuts
+        at once. Requires answers=1.
+      cuts_relative_to_length: if True, cuts are scaled to the length of each row's thinking
         (`rewards.cuts_of_trace`).
     """
 
@@ -105,8 +105,8 @@ class RolloutSpec(DecodeSpec):
     refill: float = 0.25
     answers: int = 1
     group_size: int = 1
-    cuts_at_once: int | None = None
-    own_cuts: bool = False
+    max_parallel_cuts: int | None = None
+    cuts_relative_to_length: bool = False
 
     @property
     def max_sampled(self) -> int:

@@ -25,7 +25,7 @@ from bacr_jax.model import attention, kv_cache
 from bacr_jax.model.kv_cache import DecodeParams, LayerCache
 from bacr_jax.rollout.cudnn_decoding import attend_rows
 from bacr_jax.rollout.decode import count_tokens, draw_tokens, output_logits, run_blocks, shard_rows
-from bacr_jax.rollout.sampling import Draws, RowIds, row_keys
+from bacr_jax.rollout.sampling import RowIds, SamplingInputs, row_keys
 from bacr_jax.rollout.spec import DecodeSpec, Phi
 from bacr_jax.types import CLOSED_BY_BUDGET, CLOSED_BY_EOS, CLOSED_BY_TAG, Prompts, Trunks, pytree
 
@@ -273,7 +273,7 @@ def feed_tokens(
 
 
 def trunk_step(
-    params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec
+    params: DecodeParams, state: TrunkState, draws: SamplingInputs, *, spec: DecodeSpec
 ) -> TrunkState:
     """Samples one token for every live row and feeds it to the model. Ended rows do not change.
 
@@ -331,7 +331,12 @@ def trunk_step(
 
 @functools.partial(jax.jit, static_argnames=("spec", "num_steps"), donate_argnames=("state",))
 def decode_trunks(
-    params: DecodeParams, state: TrunkState, draws: Draws, *, spec: DecodeSpec, num_steps: int
+    params: DecodeParams,
+    state: TrunkState,
+    draws: SamplingInputs,
+    *,
+    spec: DecodeSpec,
+    num_steps: int,
 ) -> TrunkState:
     """Runs `num_steps` decoding steps for all rows.
 

@@ -23,7 +23,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.reproducible import DUMP, LOAD
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.parallel import processes
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.runs.provenance import VERSIONED, data_fingerprint
 
 # Config keys with local paths, which may differ between processes. For input paths, the contents of
@@ -40,7 +40,7 @@ _MAX_LENGTH = 60
 Facts = dict[str, str]
 
 
-def told_at_start(config: Config, options: Mapping[str, object]) -> Facts:
+def start_facts(config: Config, options: Mapping[str, object]) -> Facts:
     """Collects the facts that are available before any input is read.
 
     The facts are the config, the command-line options, digests of the source code, package
@@ -72,7 +72,7 @@ def told_at_start(config: Config, options: Mapping[str, object]) -> Facts:
     return facts
 
 
-def told_of_inputs(config: Config, environment: Environment) -> Facts:
+def input_facts(config: Config, environment: TaskData) -> Facts:
     """Returns digests of the questions, prompts, verifier sources, tokenizer and weights."""
     facts = {}
     sets = {"data.train": environment.train, **environment.eval}
@@ -140,7 +140,7 @@ def _short(value: str | None) -> str:
     return f"{value[: _MAX_LENGTH - 12]}...{_digest(value.encode())}"
 
 
-def refuse_others(facts: Facts, refused: UserError | None = None) -> None:
+def refuse_if_processes_differ(facts: Facts, refused: UserError | None = None) -> None:
     """Compares the facts of all processes, and shares an error of one process with all others.
 
     This is a collective operation: every process must call it, in the same order.

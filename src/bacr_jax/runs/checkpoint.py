@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.errors import UserError, reason_of
 from bacr_jax.parallel import processes
 from bacr_jax.runs.digest import DigestMismatch, digests, leaves_by_path, verify
@@ -73,7 +73,7 @@ def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
     Raises:
       DigestMismatch: the metadata was changed after it was saved.
     """
-    record = documents.read_object(state.parent / "meta" / "metadata")
+    record = files.read_object(state.parent / "meta" / "metadata")
     content = {name: value for name, value in record.items() if name != "digest"}
     if record.get("digest") != _text_digest(content):
         raise DigestMismatch("meta: not what was saved, or saved before checkpoints had digests")

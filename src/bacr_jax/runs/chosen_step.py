@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config.cli import BEST, NEWEST
 from bacr_jax.errors import UserError
 from bacr_jax.runs.folder import RunPaths, steps_in
@@ -88,7 +88,7 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
         is treated as missing.
     """
     try:
-        return _checked(documents.read_object(paths.best))
+        return _checked(files.read_object(paths.best))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):

@@ -193,7 +193,7 @@ def check_replicas(tree: Any) -> None:
                 copies.append((path, str(shard.index), f"device {shard.device.id}"))
                 arrays.append(shard.data)
         elif processes.several():
-            copies.append((path, "", f"process {processes.place_among_all()[0]}"))
+            copies.append((path, "", f"process {processes.rank_among_all()[0]}"))
             arrays.append(leaf)
     records = [(*copy, digest) for copy, digest in zip(copies, digests(arrays).values())]
     first_copies: dict[tuple[str, str], tuple[str, str]] = {}

@@ -17,14 +17,14 @@ from typing import Any, Literal, TextIO
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import (
+from bacr_jax.errors import UserError, first_of
+from bacr_jax.files import (
     is_left_over,
     keep_until,
     read_lines,
     write_atomically,
     write_lines,
 )
-from bacr_jax.errors import UserError, first_of
 
 LOCK = ".lock"
 # Defines what to do with a folder that contains a run: "auto" resumes the run and "never" raises an
@@ -76,12 +76,13 @@ def read_config_file(path: Path) -> Config:
     Raises:
       UserError: the file is empty or invalid, or does not match its digest.
     """
-    config = config_io.load([path])
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    first_line, _, rest = text.partition("\n")
+    is_sealed = first_line.startswith(_SEAL)
+    config = config_io.load([path], accept_earlier=is_sealed)
     if not text.strip():
         raise UserError(f"{path}: is empty; put it back as it was")
-    first_line, _, rest = text.partition("\n")
-    if first_line.startswith(_SEAL) and first_line.removeprefix(_SEAL) != _digest(rest):
+    if is_sealed and first_line.removeprefix(_SEAL) != _digest(rest):
         raise UserError(f"{path}: is not as the run wrote it; put it back as it was")
     return config
 
@@ -279,7 +280,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
     return bool(entries)
 
 
-def _refuse_unless_ours(
+def _refuse_foreign_folder(
     path: Path, config: Config, where: str, resume: Resume, allowed: Sequence[str]
 ) -> None:
     """Raises UserError unless the folder is new, empty, or contains a run that can be resumed."""
@@ -387,13 +388,13 @@ def open_run(
     """
     where = _key_and_value(path)
     with usable(where):
-        _refuse_unless_ours(path, config, where, resume, allowed)
+        _refuse_foreign_folder(path, config, where, resume, allowed)
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path, where)
         try:
             # Check again, because another process may have created a run before the
             # folder was locked.
-            _refuse_unless_ours(path, config, where, resume, allowed)
+            _refuse_foreign_folder(path, config, where, resume, allowed)
             drop_left_over(path)
             folder = RunFolder(path, lock)
             folder.is_new = not folder.config.exists()
@@ -414,7 +415,7 @@ def check_run_folder(
     """Raises the UserError that `open_run` would raise, without changing the folder."""
     where = _key_and_value(path)
     with usable(where):
-        _refuse_unless_ours(path, config, where, resume, allowed)
+        _refuse_foreign_folder(path, config, where, resume, allowed)
         check_writable(path)
 
 

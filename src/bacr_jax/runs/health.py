@@ -223,7 +223,7 @@ SYMPTOMS = {
         "the sampler and the learner disagree about the same tokens by more than rounding "
         "(mismatch/absolute). With rollout.engine=vllm a server has likely kept old weights, "
         "samples with a temperature or top-p of its own (--logprobs-mode processed_logprobs) or in "
-        "another --dtype; with rollout.ahead=1 the updates may be too large "
+        "another --dtype; with rollout.async_steps=1 the updates may be too large "
         "(optimizer.learning_rate). Else write loss.importance_cap=2.0, or "
         "model.compute_dtype=float32 to see whether it is rounding",
         patience=1,

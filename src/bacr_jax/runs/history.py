@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
-from bacr_jax.documents import lines_until, read_lines, write_lines
+from bacr_jax import files
 from bacr_jax.errors import UserError
+from bacr_jax.files import lines_until, read_lines, write_lines
 from bacr_jax.runs.folder import RunPaths
 
 Records = list[dict[str, Any]]
@@ -134,7 +134,7 @@ def _count_and_digest(path: Path, step: int) -> dict[str, Any]:
 def recorded_seconds(paths: RunPaths, step: int) -> float | None:
     """Returns the wall-clock time in seconds of a run that finished at `step`, or None."""
     try:
-        summary = documents.read_object(paths.summary)
+        summary = files.read_object(paths.summary)
     except (OSError, ValueError):
         return None
     seconds = summary.get("wall_seconds")

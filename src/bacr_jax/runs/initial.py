@@ -15,7 +15,7 @@ import numpy as np
 
 from bacr_jax import parallel
 from bacr_jax.config import Config
-from bacr_jax.config.derived import param_dtype
+from bacr_jax.config.resolve import param_dtype
 from bacr_jax.errors import UserError
 from bacr_jax.model import adapters, budget, qwen2, value
 from bacr_jax.model.hf import peft

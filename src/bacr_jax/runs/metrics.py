@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import append_line, check_regular, read_lines, write_atomically
 from bacr_jax.errors import UserError, attempt
+from bacr_jax.files import append_line, check_regular, read_lines, write_atomically
 from bacr_jax.runs.folder import RunFolder
 
 # A table of traces. Each row maps column names to texts or numbers.
-Rows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[Mapping[str, Any]]
 
 
 class TensorBoard:
@@ -72,7 +72,7 @@ class TensorBoard:
             pixels = (imread(path)[..., :3] * 255).round().astype(np.uint8)
             writer.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
 
-    def traces(self, step: int, table: Rows) -> None:
+    def traces(self, step: int, table: TableRows) -> None:
         """Writes a table of traces as Markdown."""
         header = table[0]
         lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
@@ -153,7 +153,7 @@ class Wandb:
         images = {f"pictures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
         self._run.log(images, step=step)
 
-    def traces(self, step: int, table: Rows) -> None:
+    def traces(self, step: int, table: TableRows) -> None:
         """Logs a table of traces."""
         import wandb
 
@@ -220,7 +220,7 @@ class MetricsWriter:
         Args:
           step: training step of the results.
           kind: type of `content`.
-          content: scalars by name, PNG files by name, or a table of traces (`Rows`).
+          content: scalars by name, PNG files by name, or a table of traces (`TableRows`).
         """
         if not content:
             return

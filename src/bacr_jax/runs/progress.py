@@ -223,7 +223,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._open.append(phase)
             self._refresh()
 
-    def say(self, message: Any) -> None:
+    def print_line(self, message: Any) -> None:
         """Prints a line of text, or any object that rich can render, such as a table."""
         if self._enabled:
             is_text = isinstance(message, str)
@@ -240,7 +240,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         """Prints the line of a phase."""
         phase.printed = self.clock()
         phase.unprinted = False
-        self.say(phase.line())
+        self.print_line(phase.line())
 
     def _end(self, phase: Phase) -> None:
         """Prints the last line of a phase unless it was already printed."""

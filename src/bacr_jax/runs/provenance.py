@@ -58,7 +58,7 @@ def provenance(
       mesh: device mesh of the run, or None for a single device.
       evaluated: evaluation sets.
       verifiers: digests of the verifiers' source files, by config key and value (`Verifier.named`).
-      prompts: digests of the prompts, from `Environment.prompt_fingerprints`.
+      prompts: digests of the prompts, from `TaskData.prompt_fingerprints`.
     """
     return {
         "seed": config.seed,
@@ -123,8 +123,8 @@ _PROMPT_KEYS = (
     "data.prompt_date",
     "data.closing_text",
     "data.max_prompt_tokens",
-    "conditioning.told",
-    "conditioning.words",
+    "conditioning.budget_input",
+    "conditioning.prompt_text",
     "budget.max",
     "eval.budgets",
     "method",
@@ -140,7 +140,7 @@ def check_same_prompts(
 
     Args:
       then: provenance of the checkpoint.
-      now: current digests, all or some of `Environment.prompt_fingerprints`.
+      now: current digests, all or some of `TaskData.prompt_fingerprints`.
       config: config with which `now` was computed.
       run: run folder, for error messages.
 

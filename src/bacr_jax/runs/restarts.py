@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bacr_jax.documents import read_json, write_json
+from bacr_jax.files import read_json, write_json
 from bacr_jax.runs.folder import RunPaths
 
 # Maximum number of restarts without a new checkpoint. It is larger than 1, because a job can be

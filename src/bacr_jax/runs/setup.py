@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from bacr_jax import parallel
 from bacr_jax.config import AdapterConfig, Config
-from bacr_jax.config.derived import largest_evaluated, param_dtype
-from bacr_jax.documents import check_model_folder
+from bacr_jax.config.resolve import largest_evaluated, param_dtype
 from bacr_jax.errors import UserError
+from bacr_jax.files import check_model_folder
 from bacr_jax.learner.spec import LearnerSpec, phi_of
 from bacr_jax.methods import Method
 from bacr_jax.model import kv_cache
@@ -402,7 +402,7 @@ def make_policy(
         group_size=config.rollout.group_size,
         grace=config.budget.grace,
         mesh=decode_mesh,
-        own_cuts=method.own_cuts,
+        cuts_relative_to_length=method.cuts_relative_to_length,
     )
     evaluation = dataclasses.replace(
         rollout,
@@ -410,7 +410,7 @@ def make_policy(
         slots=config.eval.slots or rollout.slots,
         answers=1,
         group_size=1,
-        own_cuts=False,
+        cuts_relative_to_length=False,
     )
     return Policy(
         learner,

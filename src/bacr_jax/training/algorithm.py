@@ -71,7 +71,7 @@ def iterate(
     chosen = choose(rounds)
     # Only rewards use outcomes weighted by reward.weights. Pass rates and logs do not.
     reward_batch = grading.credited(run.config, chosen.group_batch)
-    # Start sampling the next batch (lines 3 to 10) in the background (rollout.ahead).
+    # Start sampling the next batch (lines 3 to 10) in the background (rollout.async_steps).
     upcoming = sample_ahead(run, state, step + 1, cursors, clock, poll)
     # Compute V(q, b, b_j) of Eq. 11 before psi is updated on this batch.
     values, features = stages.predict_values(run, state.train, chosen)
@@ -221,7 +221,7 @@ def sample_round(
     # Grade the answers: r(q, t_{:b_j}) of Eq. 7.
     outcomes, verdicts = grading.verify(run, plan, rollout, rollout_key, poll)
     by_reward = grading.reward_scores(run, plan, rollout, outcomes, poll)
-    group_batch = stages.observe(run, state, plan, rollout, outcomes, by_reward, step)
+    group_batch = stages.make_group_batch(run, state, plan, rollout, outcomes, by_reward, step)
     useful = stages.useful_questions(run.method, group_batch)
     clock.lap("verify")
     return Round(plan, prompts, rollout, group_batch, useful, verdicts), cursors
@@ -258,7 +258,7 @@ def sample_ahead(
     clock: Clock,
     poll: Poll,
 ) -> Upcoming | None:
-    """Starts sampling the batch of the next step with the current policy (rollout.ahead).
+    """Starts sampling the batch of the next step with the current policy (rollout.async_steps).
 
     Args:
       step: the next step.
@@ -266,10 +266,10 @@ def sample_ahead(
         while traces are sampled.
 
     Returns:
-      The batch that is being sampled. None if rollout.ahead is False or if the run has no next
-      step.
+      The batch that is being sampled. None if rollout.async_steps is False or if the run has no
+      next step.
     """
-    if not run.config.rollout.ahead or step == run.total_steps:
+    if not run.config.rollout.async_steps or step == run.total_steps:
         return None
     plan_key, rollout_key = stages.round_keys(run.key, step, 0)
     plan, prompts, cursors = plan_round(run, state, plan_key, cursors)

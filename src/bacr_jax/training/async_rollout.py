@@ -1,4 +1,4 @@
-"""Samples the batch of the next iteration while the learner updates the policy (rollout.ahead).
+"""Samples the next batch while the learner updates the policy (`rollout.async_steps`).
 
 `algorithm.sample_ahead` starts a sampling thread. `algorithm.with_upcoming` waits for its batch and
 stores it in the state of the run, so that checkpoints contain it.

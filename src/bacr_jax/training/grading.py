@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, resolve
 from bacr_jax.methods import GroupBatch
 from bacr_jax.rollout import Rollout
 from bacr_jax.training.dynamic_sampling import BatchPlan
@@ -80,7 +80,7 @@ def reward_scores(
         rollout.trunks, rollout.branches, references, questions, poll
     )
     by_name = {name: scores[name].reshape(outcomes.shape) for name in scores}
-    return {derived.CORRECT: outcomes, **by_name}
+    return {resolve.CORRECT: outcomes, **by_name}
 
 
 def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
@@ -92,7 +92,7 @@ def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
     scores: Any = group_batch.by_reward
     if not scores:
         return group_batch
-    shares = derived.reward_shares(config)
+    shares = resolve.reward_shares(config)
     mixed = sum(share * scores[name] for name, share in shares.items())
     return dataclasses.replace(group_batch, by_answer=mixed, outcomes=mixed.mean(-1))
 

@@ -15,13 +15,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bacr_jax.config import Config
-from bacr_jax.config.derived import function_name
+from bacr_jax.config.resolve import function_name
 from bacr_jax.curriculum import CurriculumState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.methods.budget_prior import budget_locations
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.peers import OnPhase
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.rollout.repetition import ends_in_repetition
 from bacr_jax.rollout.rollouts import sampled_counters
 from bacr_jax.training.dynamic_sampling import Round
@@ -236,7 +236,7 @@ class Clock:
 GraderTotals = tuple[Mapping[str, int], float]
 
 
-def grader_totals(environment: Environment) -> GraderTotals:
+def grader_totals(environment: TaskData) -> GraderTotals:
     """Returns the totals of the graders since the start of the run.
 
     This is a collective operation, so all processes must call it.

@@ -13,21 +13,21 @@ from typing import Any, NoReturn
 
 import jax
 
-from bacr_jax.config import Config, derived
-from bacr_jax.config.derived import HOLDOUT, selection_set
-from bacr_jax.documents import append_line, read_lines, write_json
+from bacr_jax.config import Config, resolve
+from bacr_jax.config.resolve import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_record
 from bacr_jax.evaluation.summary import Summary
+from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.methods.published import departures
 from bacr_jax.methods.registry import advice
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
 from bacr_jax.parallel.peers import OnPhase
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.report import table
 from bacr_jax.report.chosen_step import best_note
 from bacr_jax.runs import history, setup
@@ -44,7 +44,7 @@ from bacr_jax.runs.provenance import (
     provenance,
 )
 from bacr_jax.runs.setup import make_policy
-from bacr_jax.training import failures, stages
+from bacr_jax.training import failures, initialize, stages
 from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.output import (
@@ -58,14 +58,6 @@ from bacr_jax.training.output import (
 )
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
 from bacr_jax.training.served import largest_mismatch, with_servers
-from bacr_jax.training.start import (
-    after_rejection_sft,
-    check_restarts,
-    initial_state,
-    open_inputs_together,
-    restore_files,
-    untrained_state,
-)
 from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
@@ -109,7 +101,7 @@ class Trainer:
         self.progress = Progress(enabled=self.writes)
         host_memory.keep_freed_memory()
         cache = keep_programs(config.output.compile_cache)
-        self.method, self.environment = open_inputs_together(config)
+        self.method, self.environment = initialize.open_inputs_together(config)
         check_warmup(config, folder)
         self.departures = departures(config, self.method)
         vocab_size = self.environment.vocab_size
@@ -119,7 +111,7 @@ class Trainer:
         self._describe_setup(shape.num_parameters, cache.line)
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
-        self.run = with_servers(run, folder.path, self.progress.say)
+        self.run = with_servers(run, folder.path, self.progress.print_line)
         # Parameters of the reference policy for the KL penalty. None without a KL penalty.
         self.reference: Any = None
         self.metrics = MetricsWriter(folder, config, writes=self.writes)
@@ -144,15 +136,15 @@ class Trainer:
         """Prints the method, advice about the config, the data sets and the compilation cache."""
         count = len(self.departures)
         suffix = f", {count} settings unlike its publication (--check lists them)" if count else ""
-        self.progress.say(f"method {self.method.name}{suffix}")
+        self.progress.print_line(f"method {self.method.name}{suffix}")
         if host_memory.lacks_huge_pages(num_parameters):
             variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
-            self.progress.say(f"faster on this CPU with {variable} in its environment")
+            self.progress.print_line(f"faster on this CPU with {variable} in its environment")
         for line in advice(self.config):
-            self.progress.say(f"  {line}")
+            self.progress.print_line(f"  {line}")
         for line in self.environment.describe_data(self.config.eval.size):
-            self.progress.say(line)
-        self.progress.say(cache_line)
+            self.progress.print_line(line)
+        self.progress.print_line(cache_line)
 
     # Start ------------------------------------------------------------------------------------
 
@@ -162,14 +154,14 @@ class Trainer:
 
         It is restored from the newest checkpoint. A new run starts from a model or a warm-up.
         """
-        check_restarts(self.config, self.folder)
+        initialize.check_restarts(self.config, self.folder)
         if self.checkpoints.latest is not None:
             return self._resume(self.checkpoints.latest)
-        self.run, state = initial_state(self.run, self.folder, self.progress, self.poll)
+        self.run, state = initialize.initial_state(self.run, self.folder, self.progress, self.poll)
         self._record_origin(state)
         if self.writes:
             self.folder.truncate_after(-1)
-        return after_rejection_sft(self.run, state, self.progress, self.poll), 0
+        return initialize.after_rejection_sft(self.run, state, self.progress, self.poll), 0
 
     def _resume(self, latest: int) -> tuple[RunState, int]:
         """Restores the run from checkpoint `latest`, and returns its state and step."""
@@ -179,17 +171,19 @@ class Trainer:
         check_same_questions(meta, description, self.config, self.folder.path)
         check_same_prompts(meta, description["prompt_fingerprints"], self.config, self.folder.path)
         for line in differences(meta, description):
-            self.progress.say(line)
+            self.progress.print_line(line)
         self.earlier_seconds = meta["wall_seconds"]
         self.origin = {name: meta[name] for name in _ORIGIN if meta.get(name)}
         if self.config.loss.kl_coef > 0 or self.policy.adapter is not None:
             # Checkpoints contain neither the reference policy nor the frozen base weights.
-            self.run, like = initial_state(self.run, self.folder, self.progress, self.poll)
+            self.run, like = initialize.initial_state(
+                self.run, self.folder, self.progress, self.poll
+            )
             self._record_origin(like)
         else:
-            like = untrained_state(self.run)
+            like = initialize.untrained_state(self.run)
         _, state, _ = self.checkpoints.restore(like, step)
-        restore_files(self.folder, meta["history"], step, self.progress)
+        initialize.restore_files(self.folder, meta["history"], step, self.progress)
         records = []
         if self.writes:
             if not self.finished(state, step):
@@ -206,7 +200,7 @@ class Trainer:
         self._write_best()
         if self.writes and "after" in self.evaluations:
             self.took = history.recorded_seconds(self.folder, step)
-        self.progress.say(f"resumed {self.folder.path} at step {step}")
+        self.progress.print_line(f"resumed {self.folder.path} at step {step}")
         return state, step
 
     def _record_origin(self, start: RunState) -> None:
@@ -347,7 +341,7 @@ class Trainer:
             tokens_per_s=metrics["time/tokens_per_s"],
         )
         for warning in (*done.notes, *self.health.warnings(metrics)):
-            self.progress.say(f"WARNING, step {step}: {warning}")
+            self.progress.print_line(f"WARNING, step {step}: {warning}")
 
     def maintain(self, state: RunState, step: int) -> None:
         """Evaluates and saves if the step requires it, and stops a run that can't continue.
@@ -437,7 +431,7 @@ class Trainer:
 
     # Evaluation and report --------------------------------------------------------------------
 
-    def evaluated_sets(self, when: str) -> dict[str, Questions]:
+    def evaluated_sets(self, when: str) -> dict[str, PromptedQuestions]:
         """Returns the question sets to evaluate, by name.
 
         The held-out training questions are included if they select the best checkpoint. Evaluations
@@ -473,7 +467,9 @@ class Trainer:
             for name, has_failed in all_failed(graded_before, graded_after).items():
                 if has_failed:
                     self._refuse_verifier(state, step, name, "of the first evaluation")
-        record = evaluation_record(step, when, results, dense=self.config.eval.dense is not None)
+        record = evaluation_record(
+            step, when, results, dense=self.config.eval.cut_every is not None
+        )
         if self.writes:
             append_line(self.folder.evaluations, record)
             self.metrics.show(step, "numbers", evaluation_numbers(record["sets"]))
@@ -481,11 +477,11 @@ class Trainer:
         self._write_best()
         failed = self.environment.failures(failures_before)
         for line in evaluation_notes(self.config, failed, record):
-            self.progress.say(line)
+            self.progress.print_line(line)
         if when not in FRAME:
             for name, summary in record["sets"].items():
                 title = table.set_title(name)
-                self.progress.say(f"step {step}, {title}: {table.in_one_line(summary)}")
+                self.progress.print_line(f"step {step}, {title}: {table.in_one_line(summary)}")
                 before = self.evaluations.get("before", {}).get(name, {})
                 warn_of_declines(
                     self.progress, name, list(declines(before, summary)), f"step {step}: "
@@ -497,7 +493,7 @@ class Trainer:
             self.policy.decode_params(params),
             self.policy.evaluation,
             self.policy.phi_of(params),
-            derived.cap(self.config),
+            resolve.cap(self.config),
         )
         results = {}
         first = "" if self.evaluated else "compiling"
@@ -558,14 +554,14 @@ class Trainer:
             self.method.name,
         )
         publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
-        self.progress.say(
+        self.progress.print_line(
             f"{step} steps, {int(state.generated_tokens):,} generated tokens, "
             f"{duration(seconds)}; everything is in {self.folder.path}"
         )
         for name, of_set in worse.items():
             warn_of_declines(self.progress, name, of_set)
         if any(worse.values()) or (self.best is not None and self.best.step != step):
-            self.progress.say(best_note(self.best_record))
+            self.progress.print_line(best_note(self.best_record))
         return summary
 
     def _summary(

@@ -12,20 +12,20 @@ import jax
 import numpy as np
 
 from bacr_jax.config import Config
-from bacr_jax.config.derived import HOLDOUT
-from bacr_jax.documents import append_line
+from bacr_jax.config.resolve import HOLDOUT
 from bacr_jax.errors import attempt
 from bacr_jax.evaluation.decline import Decline
 from bacr_jax.evaluation.samples import CLOSE_NAMES, UNLIMITED
 from bacr_jax.evaluation.summary import Summary
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.files import append_line
+from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.prompts.tokenizers import decode_ids
 from bacr_jax.report import table
 from bacr_jax.report.figures import short_names
 from bacr_jax.report.page import try_report
 from bacr_jax.report.traces import Trace, is_right, read_traces, shown_traces
 from bacr_jax.runs.folder import RunFolder
-from bacr_jax.runs.metrics import MetricsWriter, Rows, as_json
+from bacr_jax.runs.metrics import MetricsWriter, TableRows, as_json
 from bacr_jax.runs.progress import Progress
 from bacr_jax.training.logging import Iteration
 from bacr_jax.training.run import Run
@@ -55,11 +55,11 @@ def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     questions = run.environment.train
     plan = done.chosen.plan
     question = int(plan.rows[row])
-    budget_inputs = []
+    in_prompt = questions.budget_prompts is not None
     if run.method.conditioned:
-        budget_inputs.append("embedding")
-    if questions.told is not None:
-        budget_inputs.append("words")
+        budget_input = "both" if in_prompt else "embedding"
+    else:
+        budget_input = "prompt" if in_prompt else "none"
     budget = int(np.asarray(plan.budgets).reshape(-1)[row])
     return {
         "id": questions.set.ids[question],
@@ -67,8 +67,8 @@ def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
         "group": int(np.asarray(plan.groups)[row // plan.budgets.shape[1]]),
         "question": questions.set.questions[question],
         "gold": questions.set.answers[question],
-        "told": budget if budget_inputs else None,
-        "told_by": " and ".join(budget_inputs) or "nothing",
+        "policy_budget": None if budget_input == "none" else budget,
+        "budget_input": budget_input,
     }
 
 
@@ -181,7 +181,7 @@ def evaluation_record(
     Args:
       when: "before", "during" or "after" training.
       results: results of `evaluate_set` by set name.
-      dense: True if the results have a field `dense` (eval.dense).
+      dense: True if the results have a field `dense` (eval.cut_every).
     """
     sets = {name: result["by_budget"] for name, result in results.items()}
     record: dict[str, Any] = {"step": step, "when": when, "sets": sets}
@@ -199,7 +199,7 @@ def evaluation_notes(
     """Yields messages for the terminal after an evaluation.
 
     Args:
-      failed: messages of `Environment.failures`.
+      failed: messages of `TaskData.failures`.
       record: record of the evaluation in eval.jsonl.
     """
     yield from failed
@@ -265,7 +265,7 @@ def warn_of_declines(
 ) -> None:
     """Prints a warning with all results that are worse than before training, if there are any."""
     if worse:
-        progress.say(
+        progress.print_line(
             f"WARNING, {prefix}worse than before training on {table.set_title(set_name)}: "
             f"{table.decline_text(worse)}"
         )
@@ -273,7 +273,7 @@ def warn_of_declines(
 
 def print_tables(
     progress: Progress,
-    evaluated_sets: Mapping[str, Questions],
+    evaluated_sets: Mapping[str, PromptedQuestions],
     before: Mapping[str, Summary],
     after: Mapping[str, Summary],
     method_name: str,
@@ -282,17 +282,27 @@ def print_tables(
     for name, questions in evaluated_sets.items():
         policies = {"before": before[name], method_name: after[name]}
         for title, summaries in table.with_and_without(table.set_title(name), policies):
-            progress.say(
+            progress.print_line(
                 table.comparison_table(
                     f"{title}: accuracy by thinking budget, 95 % intervals", summaries
                 )
             )
         if questions.set.note:
-            progress.say(questions.set.note)
+            progress.print_line(questions.set.note)
 
 
 # Trace fields that are copied to a table without changes.
-_PLAIN = ("step", "row", "id", "level", "question", "gold", "budget", "told", "thinking_tokens")
+_PLAIN = (
+    "step",
+    "row",
+    "id",
+    "level",
+    "question",
+    "gold",
+    "budget",
+    "policy_budget",
+    "thinking_tokens",
+)
 # Trace fields with one entry per cut. A table contains the entry of the last cut.
 _LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
 _COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
@@ -300,7 +310,7 @@ _COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinki
 _MAX_TEXT = 4000
 
 
-def trace_rows(traces: Sequence[Trace]) -> Rows:
+def trace_rows(traces: Sequence[Trace]) -> TableRows:
     """Returns one table row per trace, with the answer at the last cut."""
     return [{name: _cell(trace, name) for name in _COLUMNS} for trace in traces]
 

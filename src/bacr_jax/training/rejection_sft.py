@@ -18,9 +18,9 @@ from bacr_jax.learner.supervised import supervised_optimizer
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import adapters
 from bacr_jax.prompts.encoding import encode_text
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.ledger.styles import padded
-from bacr_jax.rollout import Listeners, Rollout
+from bacr_jax.rollout import Callbacks, Rollout
 from bacr_jax.training.run import Run, RunState, plain_rollout
 from bacr_jax.training.warmup import OnProgress, WarmUp
 from bacr_jax.types import CLOSED_BY_TAG, Params, Poll
@@ -54,7 +54,7 @@ class Responses:
 
 
 def sample_responses(
-    run: Run, settings: RejectionSFT, shared: Environment, params: Params, poll: Poll
+    run: Run, settings: RejectionSFT, shared: TaskData, params: Params, poll: Poll
 ) -> Responses:
     """Samples one response to each selected training question, under the largest budget.
 
@@ -74,7 +74,7 @@ def sample_responses(
         params,
         shared.train.prompts.take(questions),
         jax.random.fold_in(jax.random.key(config.seed), _RESPONSE_STREAM),
-        Listeners(poll),
+        Callbacks(poll),
         temperature=config.rollout.temperature,
     )
     sampled_set = shared.train.set.take(questions)
@@ -91,7 +91,7 @@ def sample_responses(
 
 
 def make_examples(
-    responses: Responses, environment: Environment, settings: RejectionSFT
+    responses: Responses, environment: TaskData, settings: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Builds supervised examples from the correct responses that closed their thinking themselves.
 
@@ -188,7 +188,7 @@ def imitate(
 
 
 def rejection_sft(
-    run: Run, fresh: RunState, shared: Environment, *, on_progress: OnProgress, poll: Poll
+    run: Run, fresh: RunState, shared: TaskData, *, on_progress: OnProgress, poll: Poll
 ) -> tuple[Params, Any, int]:
     """Samples responses, updates the method's state, and trains on the correct responses.
 

@@ -26,9 +26,16 @@ from bacr_jax.learner.train_step import TrainState
 from bacr_jax.learner.updates import Updates
 from bacr_jax.methods import Method
 from bacr_jax.model import adapters
-from bacr_jax.prompts.environment import Environment
+from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.stream import QuestionStream
-from bacr_jax.rollout import Listeners, Rollout, Rows, Sampler, generate, sampling_params
+from bacr_jax.rollout import (
+    Callbacks,
+    Rollout,
+    RolloutRequest,
+    SamplingSetup,
+    generate,
+    sampling_params,
+)
 from bacr_jax.rollout import precompile as precompile_rollout
 from bacr_jax.rollout.fleet import SampleTraces
 from bacr_jax.runs.setup import Policy
@@ -61,7 +68,7 @@ class RunState:
 
 @pytree
 class RunStateAhead(RunState):
-    """A `RunState` that also contains the next batch, sampled one iteration ahead (rollout.ahead).
+    """A `RunState` with the next batch, sampled one iteration ahead (`rollout.async_steps`).
 
     Attributes:
       in_hand: the batch of the next iteration.
@@ -88,7 +95,7 @@ class Run:
     """
 
     config: Config
-    environment: Environment
+    environment: TaskData
     method: Method
     policy: Policy
     total_steps: int
@@ -104,9 +111,9 @@ class Run:
         """Returns all parameters of the policy: the trained ones and the frozen base weights."""
         return {**self.frozen, **train.policy}
 
-    def sampler(self, params: Params) -> Sampler:
+    def sampler(self, params: Params) -> SamplingSetup:
         """Returns the sampling settings of training rollouts with these parameters."""
-        return Sampler(
+        return SamplingSetup(
             self.policy.rollout,
             self.environment.rules,
             sampling_params(self.config.rollout.temperature),
@@ -115,7 +122,7 @@ class Run:
 
 
 def make_run(
-    config: Config, environment: Environment, method: Method, policy: Policy, total_steps: int
+    config: Config, environment: TaskData, method: Method, policy: Policy, total_steps: int
 ) -> Run:
     """Builds the `Run`: optimizers, PRNG key, difficulty groups and the order of the questions.
 
@@ -165,7 +172,12 @@ class LocalSampler:
         self.params = params
 
     def generate(
-        self, prompts: Prompts, rows: Rows, key: Array, sampler: Sampler, listeners: Listeners
+        self,
+        prompts: Prompts,
+        rows: RolloutRequest,
+        key: Array,
+        sampler: SamplingSetup,
+        listeners: Callbacks,
     ) -> Rollout:
         """Samples traces and answers; see `SampleTraces.generate`."""
         decode_params = self.policy.decode_params(self.params)
@@ -174,11 +186,11 @@ class LocalSampler:
 
 def plain_rollout(
     run: Run,
-    environment: Environment,
+    environment: TaskData,
     params: Params,
     prompts: Prompts,
     key: Array,
-    listeners: Listeners,
+    listeners: Callbacks,
     *,
     temperature: float,
 ) -> Rollout:
@@ -188,9 +200,9 @@ def plain_rollout(
     return generate(
         run.policy.decode_params(params, plain=True),
         prompts,
-        Rows(budgets, budgets[:, None]),
+        RolloutRequest(budgets, budgets[:, None]),
         key,
-        Sampler(spec, environment.rules, sampling_params(temperature)),
+        SamplingSetup(spec, environment.rules, sampling_params(temperature)),
         listeners,
     )
 
@@ -228,7 +240,7 @@ def init_state(run: Run, params: Params, value_head: Params | None) -> RunState:
         "generated_tokens": 0,
         "method_state": run.method.init_state(len(run.environment.train)),
     }
-    if run.config.rollout.ahead:
+    if run.config.rollout.async_steps:
         return RunStateAhead(**fields, in_hand=_empty_prefetched_batch(run))
     return RunState(**fields)
 
@@ -293,7 +305,7 @@ def precompile(
     prompts = _widest_prompts(run)
     num_cuts = run.method.num_cuts
     num_rows = settings.questions * settings.group_size
-    if settings.engine == "own":
+    if settings.engine == "jax":
         precompile_rollout(
             run.policy.decode_params(params),
             prompts,

@@ -42,10 +42,10 @@ def largest_mismatch(config: Config) -> float:
     batch that was sampled a step ahead, and with `loss.old_logprobs=sampler` and several
     minibatches.
     """
-    differs_by_update = config.rollout.ahead or (
+    differs_by_update = config.rollout.async_steps or (
         config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
     )
-    if config.rollout.engine == "own" or differs_by_update:
+    if config.rollout.engine == "jax" or differs_by_update:
         return MISMATCH
     return BOUNDS[config.model.product_dtype or config.model.compute_dtype]
 
@@ -64,7 +64,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         for weights is unusable.
     """
     config = run.config
-    if config.rollout.engine == "own":
+    if config.rollout.engine == "jax":
         return run
     _check_process()
     try:
@@ -78,7 +78,7 @@ def with_servers(run: Run, folder: Path, report: Callable[[str], None]) -> Run:
         read_rules(section, environment.vocab_size),
         without_tag(environment),
         answers=spec.answers,
-        own_cuts=spec.own_cuts,
+        cuts_relative_to_length=spec.cuts_relative_to_length,
     )
     weights_folder = Path(config.rollout.weights_dir) / folder.absolute().name
     setting = f"rollout.weights_dir={config.rollout.weights_dir}: {weights_folder}"
@@ -114,7 +114,7 @@ def _check_process() -> None:
     if processes.several():
         raise UserError(
             "rollout.engine=vllm: several processes train, but only one process can send weights; "
-            "train in one process with all devices of a machine, or write rollout.engine=own"
+            "train in one process with all devices of a machine, or write rollout.engine=jax"
         )
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()

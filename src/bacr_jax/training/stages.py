@@ -20,10 +20,10 @@ from bacr_jax.learner.scoring import thinking_energies
 from bacr_jax.learner.train_step import TrainState
 from bacr_jax.methods import GroupBatch, Method
 from bacr_jax.model import value
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.questions.stream import QuestionStream
 from bacr_jax.rewards import cuts_of_trace, with_grace
-from bacr_jax.rollout import Listeners, Rollout, Rows
+from bacr_jax.rollout import Callbacks, Rollout, RolloutRequest
 from bacr_jax.training.dynamic_sampling import BatchPlan, Round
 from bacr_jax.training.grading import references_of
 from bacr_jax.training.run import Run, RunState
@@ -114,16 +114,16 @@ def prepare_sampling(
     references, questions = references_of(run, plan)
     budgets = np.asarray(plan.budgets).reshape(-1)
     limits = None
-    if not run.method.held:
+    if not run.method.truncates_at_budget:
         limits = np.full_like(budgets, run.config.budget.max)
     run.sample.load(params, step, poll)
     return functools.partial(
         run.sample.generate,
         prompts,
-        Rows(budgets, _by_row(np.asarray(plan.cuts)), limits=limits),
+        RolloutRequest(budgets, _by_row(np.asarray(plan.cuts)), limits=limits),
         key,
         run.sampler(params),
-        Listeners(
+        Callbacks(
             None if in_background else poll,
             run.environment.early_grading(references, questions),
         ),
@@ -138,10 +138,10 @@ def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
     """Converts cuts that depend on the length of a trace to token positions.
 
-    Methods with `Method.own_cuts` plan their cuts before the length of the trace is known. For all
-    other methods the plan is returned unchanged.
+    Methods with `Method.cuts_relative_to_length` plan their cuts before the length of the trace is
+    known. For all other methods the plan is returned unchanged.
     """
-    if not method.own_cuts:
+    if not method.cuts_relative_to_length:
         return plan
     lengths = np.asarray(rollout.trunks.thinking)
     limits = np.asarray(rollout.trunks.budgets)
@@ -150,7 +150,7 @@ def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan
     return dataclasses.replace(plan, cuts=jnp.asarray(cuts_in_tokens.reshape(cuts.shape)))
 
 
-def observe(
+def make_group_batch(
     run: Run,
     state: RunState | None,
     plan: BatchPlan,
@@ -162,7 +162,8 @@ def observe(
     """Returns the `GroupBatch`, which contains the inputs of the method's rewards and advantages.
 
     Args:
-      state: state of the run. Only used if the method needs token scores (`Method.needs_path`).
+      state: state of the run. Only used if the method needs token scores
+        (`Method.needs_score_norms`).
       outcomes: correctness of every answer at every cut.
       by_reward: score of every answer under each reward in `reward.weights`.
     """
@@ -174,7 +175,9 @@ def observe(
 
     extra = _read_texts(run, rollout)
     cuts = _segment_ends(run, plan, trunks)
-    surprise = _segment_surprise(np.asarray(trunks.logprobs), np.asarray(trunks.sampled), cuts)
+    score_norm_proxy = _segment_surprise(
+        np.asarray(trunks.logprobs), np.asarray(trunks.sampled), cuts
+    )
     # Lengths of the first answer at each cut.
     answer_lengths = np.asarray(branches.sampled)[:, :: run.method.answers]
     answer_lengths = answer_lengths.reshape(plan.cuts.shape)
@@ -183,15 +186,15 @@ def observe(
         "outcomes": outcomes.mean(-1),
         "by_answer": outcomes,
         "by_reward": dict(by_reward),
-        "surprise": np.asarray(surprise).reshape(plan.cuts.shape),
+        "score_norm_proxy": np.asarray(score_norm_proxy).reshape(plan.cuts.shape),
         "fraction": np.float32(step / run.total_steps),
         "answer_lengths": answer_lengths,
         "sampled": by_group(trunks.sampled),
     }
-    if run.method.needs_path:
+    if run.method.needs_score_norms:
         assert state is not None
-        path = _cumulative_score_norm(run, state, trunks)
-        on_host["path"] = path.reshape(*plan.budgets.shape, -1)
+        score_norm = _cumulative_score_norm(run, state, trunks)
+        on_host["cumulative_score_norm"] = score_norm.reshape(*plan.budgets.shape, -1)
     return GroupBatch(
         questions=plan.questions,
         budgets=plan.budgets,
@@ -253,7 +256,7 @@ def _by_row(x: Any) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
-_segment_surprise = jax.jit(advantages.segment_surprise)
+_segment_surprise = jax.jit(advantages.segment_score_norm_proxy)
 _score_statistics = jax.jit(advantages.score_statistics)
 
 
@@ -377,7 +380,7 @@ def compute_advantages(
         max_thinking=run.policy.rollout.max_sampled,
     )
     # Logged for all methods: these metrics describe the effect that score weighting would have.
-    scores = _score_statistics(token_level.returns, chosen.group_batch.surprise)
+    scores = _score_statistics(token_level.returns, chosen.group_batch.score_norm_proxy)
     return token_level, metrics | {f"score/{name}": x for name, x in scores.items()}
 
 

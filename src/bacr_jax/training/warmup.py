@@ -42,7 +42,7 @@ from bacr_jax.model import qwen2
 from bacr_jax.parallel import processes
 from bacr_jax.parallel.preemption import Preempted
 from bacr_jax.prompts.encoding import with_ids
-from bacr_jax.prompts.environment import Questions
+from bacr_jax.prompts.task_data import PromptedQuestions
 from bacr_jax.questions import ledger
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import WarmupPaths
@@ -52,8 +52,8 @@ from bacr_jax.training.warmup_folder import (
     locked,
     read_warmup,
     save_warmup,
-    told_budgets,
     warmup_fingerprint,
+    warmup_prompt_budgets,
 )
 from bacr_jax.types import Params, Poll, Prompts
 
@@ -215,7 +215,7 @@ def ledger_batches(config: Config) -> Batches:
     """Returns a function that generates the batches of the synthetic ledger task."""
     settings = config.warmup
     task = config.data.ledger
-    budgets = told_budgets(config)
+    budgets = warmup_prompt_budgets(config)
 
     def batch(step: int, practice: bool) -> tuple[np.ndarray, np.ndarray]:
         return ledger.warmup_batch(
@@ -225,7 +225,7 @@ def ledger_batches(config: Config) -> Batches:
             variant=task.variant,
             batch_tokens=settings.batch_tokens,
             max_operand=task.max_operand,
-            told=budgets,
+            prompt_budgets=budgets,
             practice=practice,
         )
 
@@ -233,7 +233,7 @@ def ledger_batches(config: Config) -> Batches:
 
 
 def styled_prompts(
-    questions: Questions, style: ledger.Style, level: int, budget: int
+    questions: PromptedQuestions, style: ledger.Style, level: int, budget: int
 ) -> tuple[Prompts, list[str]]:
     """Returns ledger prompts that end with the first token of a style, and the reference answers.
 
@@ -248,7 +248,10 @@ def styled_prompts(
 
 
 def opened_prompts(
-    questions: Questions, index: Int[np.ndarray, "n"], first: Int[np.ndarray, "n"], budget: int
+    questions: PromptedQuestions,
+    index: Int[np.ndarray, "n"],
+    first: Int[np.ndarray, "n"],
+    budget: int,
 ) -> tuple[Prompts, list[str]]:
     """Returns prompts that end with the first token of a trace, and their reference answers.
 
@@ -269,9 +272,9 @@ def short_accuracy(run: WarmUp) -> float:
     label may also be the start of a redundant line.
     """
     config = run.config
-    budget = None if told_budgets(config) is None else config.budget.max
+    budget = None if warmup_prompt_budgets(config) is None else config.budget.max
     tokens, judged, levels = ledger.short_traces(
-        SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, told=budget
+        SHORT_PROBLEMS, max_operand=config.data.ledger.max_operand, prompt_budget=budget
     )
     right = np.asarray(rows_right(run.params, tokens, judged, spec=run.spec))
     return min(float(right[levels == level].mean()) for level in np.unique(levels))

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from bacr_jax import documents
-from bacr_jax.config import Config, derived
+from bacr_jax import files
+from bacr_jax.config import Config, resolve
 from bacr_jax.config import io as config_io
-from bacr_jax.documents import write_atomically
 from bacr_jax.errors import UserError
+from bacr_jax.files import write_atomically
 from bacr_jax.parallel import processes
 from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.folder import (
@@ -59,29 +59,29 @@ _DATA_KEYS = (
 _NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 
 
-def told_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
+def warmup_prompt_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
     """Returns the budgets to write into the prompts of the warm-up.
 
     The result contains all budgets of training and evaluation, so that the policy has seen every
     number in the warm-up. None if prompts do not contain the budget.
     """
-    if not config.conditioning.in_words:
+    if not config.conditioning.in_prompt:
         return None
     budget = config.budget
     training_budgets: Any = range(budget.min, budget.max + 1)
     if budget.prior == "choices":
-        training_budgets = derived.drawn(config)
+        training_budgets = resolve.drawn(config)
     return np.array(sorted({*training_budgets, budget.max, *config.eval.budgets}))
 
 
 def warmup_fingerprint(config: Config) -> str:
     """Returns a hash of all settings that affect the result of a config's warm-up."""
-    config = derived.warmup_config(config)
+    config = resolve.warmup_config(config)
     without_folder = dataclasses.replace(
         config, warmup=dataclasses.replace(config.warmup, dir=None)
     )
     settings = config_io.fingerprint(without_folder, "seed", "model", *_task_keys(config), "warmup")
-    budgets = told_budgets(config)
+    budgets = warmup_prompt_budgets(config)
     if budgets is None:
         return settings
     digest = hashlib.sha256(json.dumps(budgets.tolist()).encode()).hexdigest()
@@ -93,8 +93,8 @@ def _task_keys(config: Config) -> tuple[str, ...]:
     if config.data.train == "ledger":
         return _LEDGER_KEYS
     newer_keys = list(_NEWER_DATA_KEYS)
-    if config.conditioning.in_words:
-        newer_keys.append("conditioning.words")
+    if config.conditioning.in_prompt:
+        newer_keys.append("conditioning.prompt_text")
     values = config_io.flatten(config)
     defaults = config_io.flatten(Config())
     changed_keys = [key for key in newer_keys if values[key] != defaults[key]]
@@ -149,7 +149,7 @@ def _check_identity(config: Config, paths: WarmupPaths) -> None:
     path = paths.identity
     location = f"warmup.dir={paths.path}" if config.warmup.dir else str(paths.path)
     try:
-        identity = documents.read_object(path)
+        identity = files.read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove the folder of the warm-up") from None
     if identity.get("fingerprint") != warmup_fingerprint(config):

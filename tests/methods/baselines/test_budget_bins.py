@@ -12,7 +12,7 @@ from methods_world import credit_of, group_batch, load
 
 RUNNING = [
     *("advantage.baseline=constant", "advantage.normalise=none", "advantage.score_weighted=true"),
-    *("cuts.count=1", "cuts.weights=own_budget", "reward.dense=false"),
+    *("cuts.count=1", "cuts.weights=last", "reward.dense=false"),
 ]
 
 
@@ -22,7 +22,7 @@ def test_each_doubling_of_the_budget_has_a_number_of_its_own(tmp_path):
     own = ["budget.prior=uniform", "advantage.score_by_budget=true", "rollout.questions=16"]
     config = load(tmp_path, "bacr-full", *RUNNING, *own)
     method, batch, state, rewards, first, _ = credit_of(config)
-    r, w, small = (np.asarray(x) for x in (rewards, batch.surprise, batch.budgets < 8))
+    r, w, small = (np.asarray(x) for x in (rewards, batch.score_norm_proxy, batch.budgets < 8))
     assert 0 < small.sum() < small.size
     others = (r.sum((0, 1, 2)) - r.sum((1, 2))) / (r.size - r[0].size)
     np.testing.assert_allclose(first.answers, r - others[:, None, None], atol=1e-6)

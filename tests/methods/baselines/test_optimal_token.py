@@ -11,15 +11,15 @@ from methods_world import credit_of, load
 
 def test_the_optimal_token_baseline_differs_from_token_to_token(tmp_path):
     own = ["advantage.baseline=optimal_token", "advantage.normalise=none", "cuts.count=1"]
-    own += ["cuts.weights=own_budget", "reward.dense=false"]
+    own += ["cuts.weights=last", "reward.dense=false"]
     config = load(tmp_path, "bacr-full", *own)
     method, batch, *_ = credit_of(load(tmp_path, "bacr-full", *own[1:]))
     method = load_method(config)
-    assert method.needs_path and not method.uses_value
+    assert method.needs_score_norms and not method.uses_value
     rng, width = np.random.default_rng(5), config.budget.max
     there = np.arange(width) < np.asarray(batch.thinking)[..., None]
     path = np.where(there, np.cumsum(rng.random(there.shape), -1), 0.0).astype(np.float32)
-    batch = dataclasses.replace(batch, path=jnp.asarray(path))
+    batch = dataclasses.replace(batch, cumulative_score_norm=jnp.asarray(path))
     credit = method.advantages(None, batch, batch.outcomes, None)
     r = np.asarray(batch.outcomes)
     for t in (0, 3, int(batch.thinking.max()) - 1):

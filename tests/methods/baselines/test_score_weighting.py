@@ -10,7 +10,7 @@ from methods_world import credit_of, load
 
 RUNNING = [
     *("advantage.baseline=constant", "advantage.normalise=none", "advantage.score_weighted=true"),
-    *("cuts.count=1", "cuts.weights=own_budget", "reward.dense=false"),
+    *("cuts.count=1", "cuts.weights=last", "reward.dense=false"),
 ]
 
 
@@ -24,7 +24,7 @@ def test_the_baseline_moves_to_where_earlier_batches_wanted_it(tmp_path):
     values = jnp.asarray(np.random.default_rng(1).random(batch.outcomes.shape), jnp.float32)
     second = method.advantages(state, batch, rewards, values)
     # By hand: least squares on (1, V), weighted by surprise, two of Kish's traces for "as it is".
-    returns, w = np.asarray(first.returns), np.asarray(batch.surprise)
+    returns, w = np.asarray(first.returns), np.asarray(batch.score_norm_proxy)
     for m in range(w.shape[-1]):
         x = np.stack([np.ones(w[..., m].size), (returns - first.thinking)[..., m].ravel()], -1)
         one, credit = w[..., m].ravel(), np.asarray(first.thinking)[..., m].ravel()
@@ -41,7 +41,7 @@ def test_the_baseline_moves_to_where_earlier_batches_wanted_it(tmp_path):
 def test_a_uniform_shift_is_the_mean_of_what_the_weights_move_by(tmp_path):
     own = ["advantage.normalise=none", "advantage.score_weighted=true"]
     shaped = load(tmp_path, "bacr-full", *own)
-    uniform = load(tmp_path, "bacr-full", *own, "advantage.score_uniform=true")
+    uniform = load(tmp_path, "bacr-full", *own, "advantage.same_shift_for_batch=true")
     _, batch, _, rewards, first, state = credit_of(shaped)
     values = jnp.asarray(np.random.default_rng(1).random(batch.outcomes.shape), jnp.float32)
     of_shape = load_method(shaped).advantages(state, batch, rewards, values)
@@ -58,14 +58,14 @@ def test_a_uniform_shift_is_the_mean_of_what_the_weights_move_by(tmp_path):
 
 def test_a_constant_weighted_by_scores_is_the_weighted_mean(tmp_path):
     own = ["advantage.baseline=constant", "advantage.normalise=none", "cuts.count=1"]
-    own += ["cuts.weights=own_budget", "reward.dense=false", "advantage.score_weighted=true"]
+    own += ["cuts.weights=last", "reward.dense=false", "advantage.score_weighted=true"]
     config = load(tmp_path, "bacr-full", *own)
     method, batch, state, rewards, *_ = credit_of(config)
     update = jax.jit(lambda state: method.update(state, batch, rewards, None))
     for _ in range(200):
         state = update(state)
     credit = method.advantages(state, batch, rewards, None)
-    w, r = np.asarray(batch.surprise), np.asarray(rewards)
+    w, r = np.asarray(batch.score_norm_proxy), np.asarray(rewards)
     best = (w * r).sum() / w.sum()
     # The prior's two traces against 19 batches of effective ones: within a hundredth.
     np.testing.assert_allclose(credit.thinking, r - best, atol=0.01 * abs(r.mean() - best) + 1e-4)

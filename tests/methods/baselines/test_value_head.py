@@ -7,7 +7,7 @@ import pytest
 from bacr_jax.methods.baselines import baseline_of
 from methods_world import group_batch, load
 
-KEYS = ("advantage.normalise=none", "reward.dense=false", "cuts.count=1", "cuts.weights=own_budget")
+KEYS = ("advantage.normalise=none", "reward.dense=false", "cuts.count=1", "cuts.weights=last")
 
 
 def world(folder, kind):

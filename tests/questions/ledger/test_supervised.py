@@ -170,7 +170,7 @@ def test_a_budget_in_the_prompt_says_nothing_of_the_trace():
     budgets = np.array([8, 16, 24, 32])
     lengths = {int(budget): [] for budget in budgets}
     for step in range(45, 100):
-        for tokens, mask in zip(*batch_of(step, variant="tradeoff", told=budgets)):
+        for tokens, mask in zip(*batch_of(step, variant="tradeoff", prompt_budgets=budgets)):
             (mark,) = np.flatnonzero(tokens == ledger.ID["f"])
             digits = int(np.flatnonzero(tokens == ledger.ID["<think>"])[0] - mark)
             told = int("".join(ledger.VOCABULARY[i] for i in tokens[mark + 1 : mark + digits]))
@@ -188,10 +188,10 @@ def test_a_budget_in_the_prompt_says_nothing_of_the_trace():
 
 
 def test_a_budget_makes_rows_longer_by_its_mark_and_digits():
-    plain, told = batch_of(7), batch_of(7, told=np.array([4, 128]))
+    plain, told = batch_of(7), batch_of(7, prompt_budgets=np.array([4, 128]))
     assert told[0].shape[1] == plain[0].shape[1] + 4
     with pytest.raises(UserError, match="batch_tokens: found 83; write 84 or more"):
-        batch_of(7, told=np.array([4, 128]), batch_tokens=83)
+        batch_of(7, prompt_budgets=np.array([4, 128]), batch_tokens=83)
 
 
 def test_a_batch_depends_on_seed_and_step_alone():

@@ -76,7 +76,7 @@ class Baseline:
     Attributes:
       estimate: (state, batch, rewards R [Q, G, M], values V [Q, G, M] or None) -> `Estimate`.
       uses_value: True if `estimate` requires V.
-      needs_score_norms: True if `estimate` requires `GroupBatch.path`.
+      needs_score_norms: True if `estimate` requires `GroupBatch.cumulative_score_norm`.
       init_state: () -> moments before training.
       update: (state, batch, rewards, values) -> moments after the batch.
       refine: (state, batch, `Credit`) -> `Credit`. Corrects the final credit.

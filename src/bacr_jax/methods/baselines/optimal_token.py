@@ -31,16 +31,18 @@ def optimal_token(config: Config) -> Baseline:
 
 def _norms_at_cuts(batch: GroupBatch) -> PerCut:
     """Returns the squared score norm of each response, accumulated up to each cut."""
-    assert batch.path is not None
-    before_cut = jnp.arange(batch.path.shape[-1]) < batch.cuts[..., None]
-    return jnp.where(before_cut, batch.path[..., None, :], 0.0).max(-1)
+    assert batch.cumulative_score_norm is not None
+    before_cut = jnp.arange(batch.cumulative_score_norm.shape[-1]) < batch.cuts[..., None]
+    return jnp.where(before_cut, batch.cumulative_score_norm[..., None, :], 0.0).max(-1)
 
 
 def _token_advantages(batch: GroupBatch, returns: PerCut) -> Float[Array, "Q G T"]:
     """Computes the return of each thinking token minus the optimal token baseline."""
-    assert batch.path is not None
+    assert batch.cumulative_score_norm is not None
     cuts = batch.cuts.reshape(-1, batch.cuts.shape[-1])
     flat_returns = returns.reshape(-1, returns.shape[-1])
-    by_token = advantages.scatter_segments(flat_returns, cuts, batch.path.shape[-1])
-    token_returns: Array = by_token.reshape(batch.path.shape)
-    return token_returns - advantages.token_baseline(token_returns, batch.path)
+    by_token = advantages.scatter_segments(
+        flat_returns, cuts, batch.cumulative_score_norm.shape[-1]
+    )
+    token_returns: Array = by_token.reshape(batch.cumulative_score_norm.shape)
+    return token_returns - advantages.token_baseline(token_returns, batch.cumulative_score_norm)

@@ -22,7 +22,8 @@ from bacr_jax.methods.reward_terms import cut_weights, progress_coefficient
 def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
     """Wraps a baseline so that its segments are shifted by a running regression on (1, V).
 
-    With `advantage.score_uniform`, all responses of a batch are shifted by the same mean shift.
+    With `advantage.same_shift_for_batch`, all responses of a batch are shifted by the same mean
+    shift.
     """
     bins = budget_bins(config)
     is_constant = config.advantage.baseline == "constant"
@@ -40,7 +41,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
         shift = bins.select(batch, advantages.optimal_shift(predicted, _slopes(state)))
         if is_constant:
             shift = _within_reach(config, shift, expected)
-        if config.advantage.score_uniform:
+        if config.advantage.same_shift_for_batch:
             shift = jnp.broadcast_to(shift.mean((0, 1)), shift.shape)
         return credit._replace(thinking=credit.thinking - shift)
 
@@ -56,7 +57,7 @@ def with_score_weights(config: Config, baseline: Baseline) -> Baseline:
         square, product, spread = advantages.optimal_moments(
             bins.spread(batch, thinking),
             bins.spread(batch, regressor(returns - thinking)),
-            bins.spread(batch, batch.surprise),
+            bins.spread(batch, batch.score_norm_proxy),
         )
         return {
             **baseline.update(state, batch, reward, values),

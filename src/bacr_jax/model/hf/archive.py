@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bacr_client import check_manifest
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config.values import shown
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.model.hf.hf_config import read_json
@@ -41,7 +41,7 @@ def opened(path: Path) -> Iterator[Any]:
       UserError: If the file cannot be read.
     """
     try:
-        documents.check_regular(path)
+        files.check_regular(path)
         file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError, ValueError) as error:
         raise _unreadable(path, error) from None

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import ConditioningConfig
 from bacr_jax.config import io as config_io
-from bacr_jax.config.values import Misfit, convert, describe, shown
+from bacr_jax.config.values import TypeMismatch, convert, describe, shown
 from bacr_jax.errors import UserError
 from bacr_jax.model.sizes import Qwen2Config, RopeScaling
 
@@ -77,7 +77,7 @@ THINKING = "thinking"
 # Key of config.json: the sentence that contains the budget in a prompt.
 WORDS = "budget_words"
 # Conditioning settings that belong to prompts and not to the budget module.
-_NOT_OF_THE_MODULE = {"told", "words"}
+_NOT_OF_THE_MODULE = {"budget_input", "prompt_text"}
 # Value of `site` in folders of earlier versions: the embedding is added after the layer.
 _SITE = "after_block"
 # Key of config.json: named budgets.
@@ -116,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: If the file cannot be read or does not contain a JSON object.
     """
     try:
-        return documents.read_object(path)
+        return files.read_object(path)
     except OSError as error:
         raise UserError(
             f"{path}: can't read it ({error.strerror}); write a Hugging Face folder"
@@ -387,7 +387,7 @@ def parse_module(raw: dict[str, Any], path: Path) -> BudgetModule:
         hint = config_io.schema()[f"conditioning.{name}"].hint
         try:
             settings[name] = convert(hint, described[name])
-        except Misfit:
+        except TypeMismatch:
             raise UserError(
                 f"{path}: budget_module.{name} is {shown(described[name])}; write {describe(hint)}"
             ) from None

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import check_model_folder
 from bacr_jax.errors import UserError, reason_of
+from bacr_jax.files import check_model_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 # Files needed to load a policy. Weights in other formats are not downloaded.

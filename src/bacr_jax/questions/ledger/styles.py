@@ -59,7 +59,7 @@ def example(
     at_once: bool,
     *,
     kept: float | None = None,
-    told: int | None = None,
+    prompt_budget: int | None = None,
 ) -> list[Part]:
     """Returns the supervised example `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`.
 
@@ -71,12 +71,13 @@ def example(
       redo: for each line of the trace, True if it is written twice.
       at_once: True for the style *at_once*.
       kept: share of the trace's tokens to keep, below 1; None for the full trace.
-      told: budget in the prompt, as in `<bos>4a2b3c1f24<think>`; None for a prompt without budget.
+      prompt_budget: budget in the prompt, as in `<bos>4a2b3c1f24<think>`; None for a prompt without
+        budget.
     """
     trace = _trace(problem, redo, at_once)
     if kept is not None:
         trace = trace[: int(kept * len(trace))]
-    budget = "" if told is None else f"{BUDGET_MARK}{told}"
+    budget = "" if prompt_budget is None else f"{BUDGET_MARK}{prompt_budget}"
     parts = (
         (("<bos>", *problem.question, *budget, "<think>"), False),
         (trace, True),

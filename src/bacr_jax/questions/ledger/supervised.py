@@ -21,7 +21,7 @@ BUCKETS = (20, 32, 48, 80)
 CUT_SHARE = 0.1
 # Numbers of the random streams. Problems and warm-up have different streams of the same seed.
 _STREAM = 2
-_TOLD_STREAM = 3
+_PROMPT_BUDGET_STREAM = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -151,14 +151,14 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
 
 
 def short_traces(
-    count: int, *, max_operand: int, told: int | None = None
+    count: int, *, max_operand: int, prompt_budget: int | None = None
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"], Int[np.ndarray, "B"]]:
     """Returns training problems of every level with their traces in the style *steps*.
 
     Args:
       count: number of rows per level. The first training problems of the level are used, and
         repeated if there are fewer than `count`.
-      told: budget in the prompts; None for prompts without a budget.
+      prompt_budget: budget in the prompts; None for prompts without a budget.
 
     Returns:
       Token ids, a mask of the trace tokens to check, and the level of each row. The mask excludes
@@ -170,7 +170,9 @@ def short_traces(
         codes = np.resize(split_codes(level, max_operand, "train"), count)
         for code in codes.tolist():
             problem = problem_of(code, level, max_operand)
-            prompt, (trace, _), *tail = example(problem, [False] * level, False, told=told)
+            prompt, (trace, _), *tail = example(
+                problem, [False] * level, False, prompt_budget=prompt_budget
+            )
             row = [prompt]
             # A line has 6 tokens, of which the first is its label.
             for start in range(0, len(trace), 6):
@@ -190,7 +192,7 @@ def warmup_batch(
     variant: Variant,
     batch_tokens: int,
     max_operand: int = 3,
-    told: Int[np.ndarray, "n"] | None = None,
+    prompt_budgets: Int[np.ndarray, "n"] | None = None,
     practice: bool = False,
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Builds the supervised batch of a step, which depends only on the arguments.
@@ -204,9 +206,9 @@ def warmup_batch(
       step: index of the step, from 0. Steps from `total_steps` on belong to the last stage.
       batch_tokens: number of tokens in the batch, including padding: at least 80, plus the length
         of a budget in the prompt.
-      told: budgets for the prompts; None for prompts without a budget. Each prompt contains one of
-        them, sampled uniformly and independently of the trace, so the warm-up does not teach any
-        relation between budget and trace.
+      prompt_budgets: budgets for the prompts; None for prompts without a budget. Each prompt
+        contains one of them, sampled uniformly and independently of the trace, so the warm-up does
+        not teach any relation between budget and trace.
       practice: True to use `PRACTICE` instead of the variant's stage.
 
     Returns:
@@ -216,9 +218,9 @@ def warmup_batch(
       UserError: `batch_tokens` is too small.
     """
     widths = np.array(BUCKETS)
-    if told is not None:
+    if prompt_budgets is not None:
         # A budget in the prompt has a mark and its digits.
-        widths += 1 + len(str(np.max(told)))
+        widths += 1 + len(str(np.max(prompt_budgets)))
     check_batch_tokens(batch_tokens, int(max(widths)))
     rng = np.random.default_rng([seed, _STREAM, step])
     stage = PRACTICE if practice else _stage(variant, step / max(total_steps, 1))
@@ -243,16 +245,18 @@ def warmup_batch(
     shares = rng.random(count)
     at_once = kinds["at_once"][kind].tolist()
     budgets: list[int | None] = [None] * count
-    if told is not None:
+    if prompt_budgets is not None:
         # A separate stream, so that budgets do not change the other samples.
-        budget_rng = np.random.default_rng([seed, _TOLD_STREAM, step])
-        budgets = budget_rng.choice(told, size=count).tolist()
+        budget_rng = np.random.default_rng([seed, _PROMPT_BUDGET_STREAM, step])
+        budgets = budget_rng.choice(prompt_budgets, size=count).tolist()
     rows = []
     for row in range(count):
         problem = problem_of(int(codes[row]), int(levels[row]), max_operand)
         share = shares[row] if is_cut[row] else None
         redo_row = redo[row].tolist()
-        rows.append(example(problem, redo_row, at_once[row], kept=share, told=budgets[row]))
+        rows.append(
+            example(problem, redo_row, at_once[row], kept=share, prompt_budget=budgets[row])
+        )
     return padded(rows, int(widths[bucket]))
 
 

@@ -17,9 +17,9 @@ from bacr_grading import ExactGrader, VerifierGrader
 from bacr_grading.pooled import PooledGrader, Texts
 from bacr_grading.verifier import FAILED
 from bacr_jax.config import Config
-from bacr_jax.config.derived import HOLDOUT, selection_set
+from bacr_jax.config.resolve import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
-from bacr_jax.prompts import encoding
+from bacr_jax.prompts import budget_prompt, encoding
 from bacr_jax.prompts.decode_rules import DecodeRules, decode_rules
 from bacr_jax.prompts.fingerprints import (
     prompts_fingerprint,
@@ -42,7 +42,6 @@ from bacr_jax.prompts.graders import (
 from bacr_jax.prompts.markup import markup_warning
 from bacr_jax.prompts.stop_strings import compile_stop_string
 from bacr_jax.prompts.tokenizers import answer_text, decode_ids
-from bacr_jax.prompts.told import ToldPrompts, budget_words, largest_told, told_prompts
 from bacr_jax.questions import splits
 from bacr_jax.questions.groups import check_levels
 from bacr_jax.questions.loaders import is_made, load_questions
@@ -55,29 +54,29 @@ REFERENCES_TRIED = 4
 
 
 @dataclass(frozen=True)
-class Questions:
+class PromptedQuestions:
     """A question set with its prompts. Row i of each field belongs to the same question.
 
     Attributes:
       set: the question set.
       prompts: prompts without a budget.
-      told: prompts truncated before the number of the budget, or None if prompts do not contain the
-        budget.
+      budget_prompts: prompts truncated before the number of the budget, or None if prompts do not
+        contain the budget.
     """
 
     set: QuestionSet
     prompts: Prompts
-    told: ToldPrompts | None = None
+    budget_prompts: budget_prompt.BudgetPrompts | None = None
 
     def __len__(self) -> int:
         """Returns the number of questions."""
         return len(self.set.questions)
 
-    def part(self, index: np.ndarray, name: str) -> "Questions":
+    def part(self, index: np.ndarray, name: str) -> "PromptedQuestions":
         """Returns the questions at the given indices as a question set with a new name."""
         part = dataclasses.replace(self.set.take(index), name=name, left_out=())
-        budget_prompts = None if self.told is None else self.told.take(index)
-        return Questions(part, self.prompts.take(index), budget_prompts)
+        budget_prompts = None if self.budget_prompts is None else self.budget_prompts.take(index)
+        return PromptedQuestions(part, self.prompts.take(index), budget_prompts)
 
     def at(self, index: np.ndarray, budgets: np.ndarray) -> Prompts:
         """Returns the prompts of the given questions, including the budget if prompts contain it.
@@ -86,21 +85,21 @@ class Questions:
           index: question index of each row.
           budgets: budget of each row in tokens, or NO_BUDGET for a prompt without budget.
         """
-        untold = self.prompts.take(index)
-        if self.told is None:
-            return untold
-        return self.told.at(index, budgets, untold)
+        without_budget = self.prompts.take(index)
+        if self.budget_prompts is None:
+            return without_budget
+        return self.budget_prompts.at(index, budgets, without_budget)
 
     @property
     def longest(self) -> int:
         """Returns the length of the longest prompt in tokens, including the largest budget."""
-        if self.told is not None:
-            return self.told.longest
+        if self.budget_prompts is not None:
+            return self.budget_prompts.longest
         return int(np.max(self.prompts.lengths, initial=0))
 
 
 @dataclass(frozen=True)
-class Environment:
+class TaskData:
     """Tokenizer, question sets, prompts and graders of a run: everything except the model.
 
     Attributes:
@@ -120,9 +119,9 @@ class Environment:
     vocab_size: int
     style: PromptFormat
     rules: DecodeRules
-    train: Questions
-    holdout: Questions
-    eval: dict[str, Questions]
+    train: PromptedQuestions
+    holdout: PromptedQuestions
+    eval: dict[str, PromptedQuestions]
     graders: dict[tuple[str, float], Any]
     graded_by: tuple[str, float] = (RULES, 0.0)
     rewards: Mapping[str, VerifierGrader] = field(default_factory=dict)
@@ -143,7 +142,7 @@ class Environment:
         used = (self.graders[self.graded_by], *self.rewards.values())
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
-    def graded_like(self, questions: Questions) -> "Environment":
+    def graded_like(self, questions: PromptedQuestions) -> "TaskData":
         """Returns a copy of this environment that uses the grader of a question set."""
         return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
@@ -168,7 +167,7 @@ class Environment:
         }
         sets = {"data.train": self.train, "eval.holdout": self.holdout, **self.eval}
         for name, questions in sets.items():
-            fingerprints[name] = prompts_fingerprint(questions.prompts, questions.told)
+            fingerprints[name] = prompts_fingerprint(questions.prompts, questions.budget_prompts)
         return fingerprints
 
     def markup_warning(self) -> str | None:
@@ -177,7 +176,7 @@ class Environment:
         texts = [questions.set.questions for questions in sets]
         return markup_warning(self.tokenizer, self.style, texts)
 
-    def exactly_graded(self) -> "Environment":
+    def exactly_graded(self) -> "TaskData":
         """Returns a copy of this environment that grades all sets like procedural tasks."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
@@ -410,19 +409,19 @@ class Environment:
 
 def _encoded(
     config: Config, tokenizer: Any, questions: QuestionSet, style: PromptFormat
-) -> Questions:
+) -> PromptedQuestions:
     """Tokenizes the prompts of a set, and excludes questions whose prompts are too long."""
     limit = config.data.max_prompt_tokens
     reason = f"prompt over {limit} tokens"
     budget_prompts = None
-    words = budget_words(config, style)
+    words = budget_prompt.budget_words(config, style)
     if words:
-        budget_prompts, dropped = told_prompts(
+        budget_prompts, dropped = budget_prompt.make_budget_prompts(
             tokenizer,
             questions.questions,
             style,
             words,
-            largest=largest_told(config),
+            largest=budget_prompt.largest_prompt_budget(config),
             max_tokens=limit,
         )
         questions = questions.without(dropped, reason)
@@ -431,7 +430,7 @@ def _encoded(
     )
     # A prompt without the budget sentence is shorter, so it fits too.
     assert budget_prompts is None or not len(dropped)
-    return Questions(questions.without(dropped, reason), prompts, budget_prompts)
+    return PromptedQuestions(questions.without(dropped, reason), prompts, budget_prompts)
 
 
 def load_training_texts(spec: str | Sequence[str], config: Config) -> QuestionSet:
@@ -454,7 +453,7 @@ def load_sets(
     split: Literal["train", "test"] = "test",
     train: QuestionSet | None = None,
     style: PromptFormat | None = None,
-) -> dict[str, Questions]:
+) -> dict[str, PromptedQuestions]:
     """Loads the evaluation sets of a config and their prompts without using a device.
 
     Args:
@@ -477,7 +476,7 @@ def load_sets(
 
 def _load_both(
     config: Config, tokenizer: Any, style: PromptFormat
-) -> tuple[Questions, Questions, dict[str, Questions]]:
+) -> tuple[PromptedQuestions, PromptedQuestions, dict[str, PromptedQuestions]]:
     """Loads the training, held-out and evaluation sets.
 
     Evaluation questions are marked if they are near-duplicates of any question of the full training
@@ -500,7 +499,9 @@ def _load_both(
     return trained, holdout, encoded_tests
 
 
-def _split(config: Config, encoded: Questions, train: QuestionSet) -> tuple[Questions, Questions]:
+def _split(
+    config: Config, encoded: PromptedQuestions, train: QuestionSet
+) -> tuple[PromptedQuestions, PromptedQuestions]:
     """Splits the training questions into questions to train on and held-out questions.
 
     Held-out questions are selected from the texts of the full training set, before questions with
@@ -556,8 +557,8 @@ def build_environment(
     vocab_size: int,
     *,
     style: PromptFormat | None = None,
-    sets: dict[str, Questions] | None = None,
-) -> Environment:
+    sets: dict[str, PromptedQuestions] | None = None,
+) -> TaskData:
     """Loads questions, tokenizes prompts, compiles stop strings and opens graders.
 
     Args:
@@ -579,12 +580,12 @@ def build_environment(
         tests = sets
         # The training and held-out sets are empty selections of the first evaluation set.
         first = next(iter(sets.values()))
-        train = Questions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
+        train = PromptedQuestions(first.set.take([]), first.prompts.take(np.zeros(0, int)))
         holdout = train
     question_sets = [questions.set for questions in (train, holdout, *tests.values())]
     graders = open_graders(config, question_sets, encode)
     rewards = open_rewards(config, encode) if sets is None else {}
-    return Environment(
+    return TaskData(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         style=style,

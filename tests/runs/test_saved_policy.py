@@ -10,7 +10,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.runs.folder import RunPaths
-from bacr_jax.runs.open import open_policy, read_config
+from bacr_jax.runs.saved_policy import open_policy, read_config
 
 
 @pytest.fixture

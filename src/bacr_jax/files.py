@@ -9,21 +9,43 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bacr_grading.errors import UserError
 from bacr_grading.files import (
     LARGEST_TABLE as LARGEST_TABLE,
+)
+from bacr_grading.files import (
     NotJson as NotJson,
+)
+from bacr_grading.files import (
     check_regular as check_regular,
+)
+from bacr_grading.files import (
     expand_home as expand_home,
+)
+from bacr_grading.files import (
     is_left_over as is_left_over,
+)
+from bacr_grading.files import (
     nearest as nearest,
+)
+from bacr_grading.files import (
     parse_json as parse_json,
+)
+from bacr_grading.files import (
     parse_lines as parse_lines,
+)
+from bacr_grading.files import (
     read_file as read_file,
+)
+from bacr_grading.files import (
     read_json as read_json,
+)
+from bacr_grading.files import (
     read_object as read_object,
+)
+from bacr_grading.files import (
     replace_file as replace_file,
 )
-from bacr_grading.errors import UserError
 
 
 def check_model_folder(path: str | Path, where: str) -> None:

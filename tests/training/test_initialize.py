@@ -11,19 +11,19 @@ import pytest
 
 from bacr_jax.methods import RejectionSFT
 from bacr_jax.model import qwen2
-from bacr_jax.prompts.environment import build_environment
 from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions import ledger, loaders
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.metrics import without_timings
 from bacr_jax.runs.progress import Progress
-from bacr_jax.training import start
-from bacr_jax.training.start import compiling_in_background
+from bacr_jax.training import initialize
+from bacr_jax.training.initialize import compiling_in_background
 from methods_world import load, run_of
 from whole_runs import WHOLE_RUN
 
 # Without the runtime type checks, so that a measurement can be a made-up one.
-initial_state = inspect.unwrap(start.initial_state)
+initial_state = inspect.unwrap(initialize.initial_state)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def warm(monkeypatch):
         greedy = {str(budget): {"accuracy": 0.25} for budget in budgets}
         return {"by_budget": {"greedy": greedy}}
 
-    monkeypatch.setattr(start, "warm_up", warm_up)
-    monkeypatch.setattr(start, "evaluate_set", evaluate)
+    monkeypatch.setattr(initialize, "warm_up", warm_up)
+    monkeypatch.setattr(initialize, "evaluate_set", evaluate)
     return seen
 
 
@@ -136,7 +136,7 @@ def test_methods_can_share_the_folder_of_a_warm_up(world, folder, warm, tmp_path
 
 def test_a_method_without_a_stage_of_its_own_starts_as_it_is(world):
     run, state = world
-    assert start.after_rejection_sft(run, state, Progress(enabled=False)) is state
+    assert initialize.after_rejection_sft(run, state, Progress(enabled=False)) is state
 
 
 def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(world, monkeypatch):
@@ -144,8 +144,8 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
     stage = RejectionSFT(None, 2, 1e-3, 256, str, lambda *_: None)
     staged = dataclasses.replace(run, method=dataclasses.replace(run.method, rejection_sft=stage))
     learned = jax.tree.map(lambda x: x + 1.0, state.train.policy)
-    monkeypatch.setattr(start, "rejection_sft", lambda *a, **k: (learned, "memory", 77))
-    after = start.after_rejection_sft(staged, state, Progress(enabled=False))
+    monkeypatch.setattr(initialize, "rejection_sft", lambda *a, **k: (learned, "memory", 77))
+    after = initialize.after_rejection_sft(staged, state, Progress(enabled=False))
     assert (after.method_state, after.generated_tokens) == ("memory", 77)
     assert same(after.train.policy, learned)
     # The optimizers begin anew.
@@ -155,12 +155,12 @@ def test_a_methods_own_stage_changes_policy_and_memory_and_its_tokens_count(worl
 
 def test_the_shared_format_is_the_runs_own_unless_the_method_has_another(world):
     run, _ = world
-    assert start.shared_format_environment(run.config, run.environment) is run.environment
+    assert initialize.shared_format_environment(run.config, run.environment) is run.environment
     here = run.environment
     own = build_environment(
         run.config, here.tokenizer, here.vocab_size, style=FORMATS["ledger_budget"]
     )
-    shared = start.shared_format_environment(run.config, own)
+    shared = initialize.shared_format_environment(run.config, own)
     assert shared.style is FORMATS["ledger"]
     assert shared.train.set.questions == own.train.set.questions
 
@@ -237,7 +237,7 @@ def test_nothing_of_the_loop_is_compiled_after_the_warm_up(compiled, tmp_path, m
     known = {name.removeprefix("jit(").removesuffix(")") for name in compiled[: at_start[0]]}
     loop = {"plan_batch", "train_step", "decode_trunks", "decode_branches", "token_advantages"}
     assert loop <= known and not late & {"plan_batch", "train_step", "token_advantages"}
-    monkeypatch.setattr(start, "can_compile_ahead", lambda run: False)
+    monkeypatch.setattr(initialize, "can_compile_ahead", lambda run: False)
     run(config, [*keys, f"output.dir={tmp_path / 'later'}"])
     one, other = (without_timings(tmp_path / name / "metrics.jsonl") for name in ("ahead", "later"))
     assert one == other != []

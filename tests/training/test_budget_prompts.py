@@ -6,7 +6,7 @@ import pytest
 
 from bacr_jax.methods import load_method
 from bacr_jax.questions import ledger
-from bacr_jax.rollout import Listeners
+from bacr_jax.rollout import Callbacks
 from bacr_jax.training import algorithm, warmup
 from bacr_jax.training import run as runs
 from methods_world import load, run_of
@@ -47,15 +47,15 @@ def told(tokenizer, prompts):
 
 
 WORDS = (
-    "conditioning.told=words",
+    "conditioning.budget_input=prompt",
     "budget.prior=uniform",
     "eval.budgets=[12, 200]",
 )
 
 
-@pytest.mark.parametrize("how", ["embedding", "words", "both", "nothing"])
+@pytest.mark.parametrize("how", ["embedding", "prompt", "both", "none"])
 def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer, asked, how):
-    config = load(tmp_path, "bacr-full", *WORDS, f"conditioning.told={how}")
+    config = load(tmp_path, "bacr-full", *WORDS, f"conditioning.budget_input={how}")
     assert load_method(config).conditioned == (how in ("embedding", "both"))
     run, state = run_of(config, tokenizer)
     assert ("budget" in state.train.policy) == (how in ("embedding", "both"))
@@ -65,7 +65,7 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
     budgets = rows.budgets
     assert (sampler.phi_of is not None) == (how in ("embedding", "both"))
     assert len(set(budgets.tolist())) > 3
-    words = how in ("words", "both")
+    words = how in ("prompt", "both")
     assert told(tokenizer[0], prompts) == [f"f{b}" if words else "" for b in budgets]
     # Compiled before for the same width: the longest problem, and the digits of budget 200.
     asked.clear()
@@ -77,7 +77,7 @@ def test_a_policy_is_conditioned_or_reads_its_budget_or_both(tmp_path, tokenizer
 def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokenizer, asked):
     run, state = run_of(load(tmp_path, "bacr-full", *WORDS), tokenizer)
     asks, _ = warmup.styled_prompts(run.environment.train, "steps", 5, run.config.budget.max)
-    given = (run.environment, state.train.policy, asks, jax.random.key(0), Listeners())
+    given = (run.environment, state.train.policy, asks, jax.random.key(0), Callbacks())
     with pytest.raises(Stopped):
         runs.plain_rollout(run, *given, temperature=0.0)
     prompts, _, _ = asked[0]
@@ -88,8 +88,10 @@ def test_the_warm_ups_styles_are_measured_at_the_largest_budget(tmp_path, tokeni
 def test_methods_with_one_budget_for_all_traces_have_no_words_for_it(tmp_path, name):
     from bacr_jax.errors import UserError
 
-    with pytest.raises(UserError, match=f"conditioning.told=words: method={name} trains at one"):
-        load(tmp_path, name, "conditioning.told=words")
+    with pytest.raises(
+        UserError, match=f"conditioning.budget_input=prompt: method={name} trains at one"
+    ):
+        load(tmp_path, name, "conditioning.budget_input=prompt")
     load(tmp_path, name)
 
 
@@ -111,7 +113,7 @@ def test_a_run_from_its_warm_up_to_its_evaluation(tmp_path, capsys):
     options += [
         "train.steps=2",
         "output.report=false",
-        "conditioning.told=words",
+        "conditioning.budget_input=prompt",
         f"output.dir={tmp_path / 'run'}",
     ]
     assert main([*small, *options]) == 0

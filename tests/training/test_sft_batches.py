@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bacr_jax.errors import UserError
-from bacr_jax.prompts.environment import build_environment
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions.loaders import own_tokenizer
-from bacr_jax.training.trace_lessons import SftBatches
+from bacr_jax.training.sft_batches import SftBatches
 from methods_world import load
 from thinking_world import small
 
@@ -86,7 +86,7 @@ def test_the_longest_style_comes_first_and_then_all_by_their_weights(lessons_of)
 
 
 def test_prompts_tell_the_budget_where_it_is_told_in_words(lessons_of):
-    lessons, tokenizer = lessons_of("conditioning.told=words")
+    lessons, tokenizer = lessons_of("conditioning.budget_input=prompt")
     told = [text.partition("<think>")[0] for text, _ in examples(lessons, tokenizer, 50)]
     assert {text.partition("~")[2] for text in told} <= {str(n) for n in range(4, 13)}
 
@@ -162,9 +162,11 @@ def test_columns_of_a_table_are_styles_and_rows_without_them_are_left_out(tmp_pa
 
 @pytest.mark.slow
 def test_a_sentence_longer_than_its_question_fits(tmp_path):
-    words = "conditioning.words='Time is short, so keep your thinking within {budget} tokens.'"
+    words = (
+        "conditioning.prompt_text='Time is short, so keep your thinking within {budget} tokens.'"
+    )
     lessons, tokenizer = table_lessons(
-        tmp_path, GSM8K, "gsm8k", "qwen3", "conditioning.told=words", words
+        tmp_path, GSM8K, "gsm8k", "qwen3", "conditioning.budget_input=prompt", words
     )
     texts = [tokenizer.decode(row) for step in range(4) for row in lessons.batch(step)[0]]
     assert texts and all("within " in text and "</answer>" in text for text in texts)

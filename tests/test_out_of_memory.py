@@ -14,8 +14,8 @@ from bacr_jax.learner import updates as updating
 from bacr_jax.learner.batch import Batch
 from bacr_jax.learner.objective import LearnerSpec
 from bacr_jax.learner.train_step import TrainState
-from bacr_jax.oom import OutOfMemory, asked_for, is_out_of_memory, phase_memory, size_text
-from bacr_jax.rollout.engine import Engine
+from bacr_jax.out_of_memory import OutOfMemory, asked_for, is_out_of_memory, phase_memory, size_text
+from bacr_jax.rollout.engine import SlotDecoder
 from rollout_world import make_prompts, make_rules
 
 # What XLA says: its allocator for GPUs in older and newer words, with its page about buffers; the
@@ -178,15 +178,17 @@ def test_commands_say_it_in_one_line_and_exit_with_1(
     ],
 )
 def test_a_rollout_names_its_phase_and_sizes(world, monkeypatch, piece, phase):
-    monkeypatch.setattr(Engine, piece, failing(MESSAGES[0][0]))
+    monkeypatch.setattr(SlotDecoder, piece, failing(MESSAGES[0][0]))
     budgets = np.array([4, 6])
     with pytest.raises(OutOfMemory) as caught:
         rollout.generate(
             world.decode,
             make_prompts([3, 5], 5),
-            rollout.Rows(budgets, budgets[:, None]),
+            rollout.RolloutRequest(budgets, budgets[:, None]),
             jax.random.key(0),
-            rollout.Sampler(world.spec(), make_rules(), rollout.sampling_params(1.0), world.phi_of),
+            rollout.SamplingSetup(
+                world.spec(), make_rules(), rollout.sampling_params(1.0), world.phi_of
+            ),
         )
     assert caught.value.phases == (phase,)
     assert {

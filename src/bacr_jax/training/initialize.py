@@ -20,21 +20,21 @@ import jax
 import numpy as np
 
 from bacr_grading import load_verifier
-from bacr_jax.config import Config, derived
+from bacr_jax.config import Config, resolve
 from bacr_jax.errors import UserError, faults_of
 from bacr_jax.evaluation.decoder import Decoder, evaluate_set
 from bacr_jax.methods import Method, load_method
 from bacr_jax.model import adapters
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import processes
-from bacr_jax.prompts.environment import Environment, build_environment
 from bacr_jax.prompts.formats import format_for
+from bacr_jax.prompts.task_data import TaskData, build_environment
 from bacr_jax.questions import ledger
 from bacr_jax.questions.loaders import load_questions
 from bacr_jax.questions.source import Split
-from bacr_jax.rollout import Listeners
+from bacr_jax.rollout import Callbacks
 from bacr_jax.runs import history, initial, setup
-from bacr_jax.runs.agreement import refuse_others, told_of_inputs
+from bacr_jax.runs.agreement import input_facts, refuse_if_processes_differ
 from bacr_jax.runs.folder import RunFolder, WarmupPaths
 from bacr_jax.runs.progress import Progress
 from bacr_jax.runs.restarts import give_up_reason
@@ -42,7 +42,7 @@ from bacr_jax.training.algorithm import iterate
 from bacr_jax.training.failures import TrainingFailed
 from bacr_jax.training.rejection_sft import rejection_sft
 from bacr_jax.training.run import Run, RunState, init_state, plain_rollout
-from bacr_jax.training.trace_lessons import SftBatches
+from bacr_jax.training.sft_batches import SftBatches
 from bacr_jax.training.warmup import Batches, ledger_batches, styled_prompts, warm_up
 from bacr_jax.types import Params, Poll, Prompts
 
@@ -103,7 +103,7 @@ def can_compile_ahead(run: Run) -> bool:
     weights of step 0.
     """
     has_idle_cores = not processes.several() and jax.default_backend() == "cpu"
-    samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "own"
+    samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "jax"
     return run.total_steps > 0 and has_idle_cores and samples_once
 
 
@@ -132,7 +132,9 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
         environment,
         questions.part(few, questions.set.name),
         key,
-        config=dataclasses.replace(config.eval, budgets=(largest_budget,), samples=0, dense=None),
+        config=dataclasses.replace(
+            config.eval, budgets=(largest_budget,), samples=0, cut_every=None
+        ),
         seed=config.seed,
         poll=poll,
     )
@@ -186,7 +188,7 @@ def untrained_state(run: Run) -> RunState:
     return init_state(run, params, initial.random_head(head_key, run.policy))
 
 
-def open_inputs(config: Config) -> tuple[Method, Environment]:
+def open_inputs(config: Config) -> tuple[Method, TaskData]:
     """Loads the method, the tokenizer and the questions, and checks the model folder.
 
     This happens before any work on a device, so that errors in the config are reported early.
@@ -204,7 +206,7 @@ def open_inputs(config: Config) -> tuple[Method, Environment]:
     return method, environment
 
 
-def open_inputs_together(config: Config) -> tuple[Method, Environment]:
+def open_inputs_together(config: Config) -> tuple[Method, TaskData]:
     """Calls `open_inputs` in every process of a run and checks that the inputs agree.
 
     Raises:
@@ -216,9 +218,9 @@ def open_inputs_together(config: Config) -> tuple[Method, Environment]:
     try:
         method, environment = open_inputs(config)
     except UserError as error:
-        refuse_others({}, error)
+        refuse_if_processes_differ({}, error)
         raise
-    refuse_others(told_of_inputs(config, environment))
+    refuse_if_processes_differ(input_facts(config, environment))
     return method, environment
 
 
@@ -238,7 +240,7 @@ def check_inputs(config: Config) -> list[str]:
         if warning is not None:
             print(warning, file=sys.stderr)
         if config.warmup.steps and config.data.train != "ledger":
-            SftBatches(derived.warmup_config(config), _warmup_environment(config, environment))
+            SftBatches(resolve.warmup_config(config), _warmup_environment(config, environment))
         lines = environment.try_verifiers()
         environment.close()
         return lines
@@ -280,7 +282,7 @@ def restore_files(
     if processes.is_first():
         try:
             for line in history.restore_files(folder, recorded, step):
-                progress.say(line)
+                progress.print_line(line)
             folder.truncate_after(step)
         except UserError as error:
             error_text = str(error)
@@ -317,7 +319,7 @@ def after_rejection_sft(
     return dataclasses.replace(state, method_state=method_state, generated_tokens=tokens)
 
 
-def shared_format_environment(config: Config, current: Environment) -> Environment:
+def shared_format_environment(config: Config, current: TaskData) -> TaskData:
     """Returns the environment with the prompt format that all methods share."""
     shared_format = format_for(config)
     if shared_format == current.style:
@@ -325,13 +327,13 @@ def shared_format_environment(config: Config, current: Environment) -> Environme
     return build_environment(config, current.tokenizer, current.vocab_size, style=shared_format)
 
 
-def _warmup_environment(config: Config, current: Environment) -> Environment:
+def _warmup_environment(config: Config, current: TaskData) -> TaskData:
     """Returns the environment of the warm-up, in the prompt format that all methods share.
 
     Its questions are drawn with the seed of the warm-up's config, which may differ from the run's
     seed.
     """
-    warmup_config = derived.warmup_config(config)
+    warmup_config = resolve.warmup_config(config)
     if warmup_config.seed == config.seed:
         return shared_format_environment(config, current)
     return build_environment(
@@ -355,7 +357,7 @@ class _WarmupData:
     prompts_of: Callable[[Any], tuple[Prompts, list[str]]]
 
 
-def _warmup_data(config: Config, environment: Environment) -> _WarmupData:
+def _warmup_data(config: Config, environment: TaskData) -> _WarmupData:
     """Returns the warm-up data, from the synthetic ledger task or the training set's traces."""
     largest_budget = config.budget.max
     if config.data.train != "ledger":
@@ -377,7 +379,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
     If CPU cores are idle, the programs of the training loop are compiled in the background.
     """
-    config = derived.warmup_config(run.config)
+    config = resolve.warmup_config(run.config)
     warmup_run = dataclasses.replace(run, config=config)
     warmup_folder = Path(config.warmup.dir) if config.warmup.dir else folder.warmup
     # Grade with the exact grader, because several runs with different graders may share a warm-up.
@@ -423,7 +425,7 @@ def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, po
 
 def _style_accuracy(
     run: Run,
-    environment: Environment,
+    environment: TaskData,
     params: Params,
     key: jax.Array,
     style: str,
@@ -444,14 +446,12 @@ def _style_accuracy(
             num_done += len(rows)
             phase.update(num_done)
 
-        listeners = Listeners(poll, on_rows)
+        listeners = Callbacks(poll, on_rows)
         rollout = plain_rollout(run, environment, params, prompts, key, listeners, temperature=0.0)
         return float(environment.verify(rollout.branches, references, poll).mean())
 
 
-def _accuracy(
-    run: Run, environment: Environment, params: Params, key: jax.Array, poll: Poll
-) -> float:
+def _accuracy(run: Run, environment: TaskData, params: Params, key: jax.Array, poll: Poll) -> float:
     """Returns the greedy accuracy at the largest evaluated budget, without the budget module."""
     config = run.config
     largest_budget = max(config.eval.budgets)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bacr_jax.documents import nearest
 from bacr_jax.errors import UserError
+from bacr_jax.files import nearest
 
 
 def module_of_file(key: str, name: str) -> Any:

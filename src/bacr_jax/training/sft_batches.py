@@ -14,13 +14,13 @@ from bacr_jax.config import Config
 from bacr_jax.config.values import written
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
-from bacr_jax.prompts.environment import Environment, Questions
 from bacr_jax.prompts.formats import PromptFormat
+from bacr_jax.prompts.task_data import PromptedQuestions, TaskData
 from bacr_jax.questions.ledger.styles import padded
 from bacr_jax.questions.ledger.supervised import CUT_SHARE, check_batch_tokens, draw_kinds
 from bacr_jax.questions.question_set import QuestionSet
 from bacr_jax.training.warmup import STYLE_PROBLEMS, opened_prompts
-from bacr_jax.training.warmup_folder import told_budgets
+from bacr_jax.training.warmup_folder import warmup_prompt_budgets
 from bacr_jax.types import NO_BUDGET, Prompts
 
 # The first `FIRST` share of the steps trains only on the longest style. If the difficulty levels of
@@ -49,7 +49,7 @@ class SftBatches:
       styles: styles of the traces, from short to long.
     """
 
-    def __init__(self, config: Config, environment: Environment):
+    def __init__(self, config: Config, environment: TaskData):
         """Tokenizes all traces and answers.
 
         Raises:
@@ -57,7 +57,7 @@ class SftBatches:
             has more tokens than `warmup.batch_tokens`.
         """
         self._config = config
-        self._budgets = told_budgets(config)
+        self._budgets = warmup_prompt_budgets(config)
         self._tokenizer = environment.tokenizer
         self.styles, self._weights = _styles(config, environment.train.set)
         self._questions = _with_traces(environment.train, self.styles)
@@ -99,7 +99,7 @@ class SftBatches:
 
     def _example_lengths(self) -> Int[np.ndarray, "styles n"]:
         """Returns the maximum number of tokens of each example, by style and question."""
-        budget_prompts = self._questions.told
+        budget_prompts = self._questions.budget_prompts
         if budget_prompts is None:
             prompts = np.asarray(self._questions.prompts.lengths)
         else:
@@ -218,7 +218,7 @@ def _styles(config: Config, questions: QuestionSet) -> tuple[tuple[str, ...], np
     return selected, np.array([weights[style] for style in selected])
 
 
-def _with_traces(questions: Questions, styles: tuple[str, ...]) -> Questions:
+def _with_traces(questions: PromptedQuestions, styles: tuple[str, ...]) -> PromptedQuestions:
     """Returns the questions that have an answer and a trace in every style."""
     complete = []
     for source_row in questions.set.rows:

@@ -29,22 +29,22 @@ _NUMBER = "\ue001"
 def budget_words(config: Config, style: PromptFormat) -> str:
     """Returns the sentence with the budget in prompts, with `{budget}` as the placeholder.
 
-    The sentence of a prompt format takes precedence over `conditioning.words`, because some
+    The sentence of a prompt format takes precedence over `conditioning.prompt_text`, because some
     formats, such as the ledger's, have special tokens for it. The result is empty if
-    `conditioning.told` does not put the budget into prompts.
+    `conditioning.budget_input` does not put the budget into prompts.
     """
-    if not config.conditioning.in_words:
+    if not config.conditioning.in_prompt:
         return ""
-    return style.budget_words or config.conditioning.words.strip()
+    return style.budget_words or config.conditioning.prompt_text.strip()
 
 
-def largest_told(config: Config) -> int:
+def largest_prompt_budget(config: Config) -> int:
     """Returns the largest budget of training and evaluation, which must fit into prompts."""
     return max(config.budget.max, *config.eval.budgets)
 
 
 @dataclass(frozen=True)
-class ToldPrompts:
+class BudgetPrompts:
     """Prompts into which the number of a budget can be inserted.
 
     Attributes:
@@ -69,12 +69,12 @@ class ToldPrompts:
         """Returns the length in tokens of the longest prompt, with a number of maximum length."""
         return int(np.max(self.opened.lengths, initial=0)) + self.rest
 
-    def take(self, index: Int[np.ndarray, "n"]) -> "ToldPrompts":
+    def take(self, index: Int[np.ndarray, "n"]) -> "BudgetPrompts":
         """Returns the prompts of the questions at the given indices."""
         return dataclasses.replace(self, opened=self.opened.take(index))
 
     def at(
-        self, index: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], untold: Prompts
+        self, index: Int[np.ndarray, "B"], budgets: Int[np.ndarray, "B"], without_budget: Prompts
     ) -> Prompts:
         """Returns the prompts [B] of the given questions, including the budget of each row.
 
@@ -83,26 +83,26 @@ class ToldPrompts:
         Args:
           index: question index of each row.
           budgets: budget of each row in tokens, or NO_BUDGET for a prompt without the sentence.
-          untold: prompts of the same rows without a budget.
+          without_budget: prompts of the same rows without a budget.
 
         Raises:
           ValueError: If the number of a budget has more than `digits` tokens.
         """
         opened = self.opened.take(index)
-        told_width = np.asarray(self.opened.tokens).shape[1] + self.rest
-        width = max(told_width, np.asarray(untold.tokens).shape[1])
+        prompt_width = np.asarray(self.opened.tokens).shape[1] + self.rest
+        width = max(prompt_width, np.asarray(without_budget.tokens).shape[1])
         tokens: Any = np.zeros((len(index), width), np.int32)
         lengths: Any = np.zeros(len(index), np.int32)
         # All rows with the same budget are filled in one step.
         for budget in np.unique(budgets):
             rows = np.flatnonzero(np.asarray(budgets) == budget)
             if budget == NO_BUDGET:
-                prompts = untold.take(rows)
+                prompts = without_budget.take(rows)
             else:
                 prompts = with_ids(opened.take(rows), self._ending(int(budget)))
             tokens[rows, : prompts.tokens.shape[1]] = prompts.tokens
             lengths[rows] = prompts.lengths
-        return Prompts(tokens, lengths, untold.question_start, untold.question_end)
+        return Prompts(tokens, lengths, without_budget.question_start, without_budget.question_end)
 
     def _ending(self, budget: int) -> Int[np.ndarray, "n"]:
         """Returns the token ids after `opened` for one budget: its number and `closing`."""
@@ -112,7 +112,7 @@ class ToldPrompts:
         return np.concatenate([number, self.closing])
 
 
-def told_prompts(
+def make_budget_prompts(
     tokenizer: Any,
     questions: Sequence[str],
     style: PromptFormat,
@@ -120,7 +120,7 @@ def told_prompts(
     *,
     largest: int,
     max_tokens: int,
-) -> tuple[ToldPrompts, Int[np.ndarray, "dropped"]]:
+) -> tuple[BudgetPrompts, Int[np.ndarray, "dropped"]]:
     """Formats and tokenizes questions, up to the number of a budget.
 
     Args:
@@ -143,7 +143,7 @@ def told_prompts(
     if not number_mark:
         raise UserError(
             "tokenizer: its chat template takes the end of the user's message away, which contains "
-            "the budget; write conditioning.told=embedding"
+            "the budget; write conditioning.budget_input=embedding"
         )
     end = encode_text(tokenizer, closing)
     digits = len(encode_text(tokenizer, str(largest)))
@@ -167,10 +167,11 @@ def told_prompts(
         whole_ids = encode_text(tokenizer, f"{up_to_number}{budget}{closing}")
         if whole_ids.tolist() != np.concatenate(parts).tolist():
             raise UserError(
-                f"conditioning.words: the tokenizer joins the number {budget} with the text beside "
+                f"conditioning.prompt_text: the tokenizer joins the number {budget} with the "
+                "text beside "
                 f"it in {words!r}; write blanks round {BUDGET}"
             )
-    return ToldPrompts(opened, end, digits, tokenizer), dropped
+    return BudgetPrompts(opened, end, digits, tokenizer), dropped
 
 
 def _budgets_to_check(largest: int) -> set[int]:

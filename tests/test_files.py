@@ -19,8 +19,8 @@ from bacr_grading.files import (
 )
 from bacr_jax.config.io import load, override
 from bacr_jax.config.schema import Config
-from bacr_jax.documents import keep_until, lines_until, read_lines, write_atomically
 from bacr_jax.errors import UserError, printable
+from bacr_jax.files import keep_until, lines_until, read_lines, write_atomically
 from files_world import full_disk
 
 QUICK = settings(max_examples=150)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bacr_jax import documents
+from bacr_jax import files
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.values import FrozenMap
@@ -224,7 +224,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     # Verify all files that determine the prompts. Weights are verified when they are loaded.
     check_files(folder, weights=False)
     read_hf_config(folder)
-    raw = documents.read_object(folder / "config.json")
+    raw = files.read_object(folder / "config.json")
     stored_dtype = raw.get("torch_dtype") or raw.get("dtype") or "bfloat16"
     config = Config()
     model = dataclasses.replace(
@@ -234,7 +234,7 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
     )
     module = read_budget_module(folder)
     words = read_budget_words(folder)
-    budget_input: Any = "nothing" if words is None else "words"
+    budget_input: Any = "none" if words is None else "prompt"
     conditioning = config.conditioning
     budget = dataclasses.replace(config.budget, levels=FrozenMap(read_levels(folder)))
     if module is not None:
@@ -242,8 +242,8 @@ def _policy_of_model(folder: Path) -> SavedPolicy:
         conditioning = module.conditioning
         budget = dataclasses.replace(budget, max=module.b_max, min=min(budget.min, module.b_max))
     if words is None:
-        words = conditioning.words
-    conditioning = dataclasses.replace(conditioning, told=budget_input, words=words)
+        words = conditioning.prompt_text
+    conditioning = dataclasses.replace(conditioning, budget_input=budget_input, prompt_text=words)
     config = dataclasses.replace(config, model=model, conditioning=conditioning, budget=budget)
     style = None
     thinking = read_thinking(folder)

@@ -13,9 +13,9 @@ from bacr_jax.config.schema import GradingConfig
 from bacr_jax.config.values import FrozenMap
 from bacr_jax.errors import UserError
 from bacr_jax.prompts.encoding import encode_text
-from bacr_jax.prompts.environment import build_environment
 from bacr_jax.prompts.formats import FORMATS
 from bacr_jax.prompts.graders import open_rewards
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.types import Branches, Trunks
 from config_world import changed
 

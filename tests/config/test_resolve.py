@@ -5,7 +5,7 @@ import pytest
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import check, problems
-from bacr_jax.config.derived import (
+from bacr_jax.config.resolve import (
     cap,
     largest_evaluated,
     param_dtype,

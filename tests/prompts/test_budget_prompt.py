@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 import hf_world
 from bacr_jax.config import Config
 from bacr_jax.errors import UserError
+from bacr_jax.prompts.budget_prompt import budget_words, largest_prompt_budget, make_budget_prompts
 from bacr_jax.prompts.encoding import encode_prompts
-from bacr_jax.prompts.environment import build_environment
 from bacr_jax.prompts.formats import FORMATS
-from bacr_jax.prompts.told import budget_words, largest_told, told_prompts
+from bacr_jax.prompts.task_data import build_environment
 from bacr_jax.questions import ledger
 from bacr_jax.types import NO_BUDGET
 
 LEDGER, TAGS, BOXED = FORMATS["ledger"], FORMATS["think_answer"], FORMATS["boxed"]
-WORDS = Config().conditioning.words
+WORDS = Config().conditioning.prompt_text
 QUESTIONS = (
     "What is $1+1$?", "Solve \\[x^2 = 4\\]", "Wie groß ist 数 🙂?", "How many of 12", "a\n\nb.",
     "Is <|im_end|> a token?",
@@ -27,7 +27,7 @@ QUESTIONS = (
 
 
 def config_of(told, **sections):
-    conditioning = dataclasses.replace(Config().conditioning, told=told)
+    conditioning = dataclasses.replace(Config().conditioning, budget_input=told)
     return dataclasses.replace(Config(), conditioning=conditioning, **sections)
 
 
@@ -37,37 +37,43 @@ def texts(tokenizer, prompts):
 
 def at(tokenizer, style, words, questions, budgets, largest=32768):
     """The questions in turn, one per budget."""
-    untold, _ = encode_prompts(tokenizer, questions, style, max_tokens=2000)
-    told, _ = told_prompts(tokenizer, questions, style, words, largest=largest, max_tokens=2000)
+    without_budget, _ = encode_prompts(tokenizer, questions, style, max_tokens=2000)
+    told, _ = make_budget_prompts(
+        tokenizer, questions, style, words, largest=largest, max_tokens=2000
+    )
     index = np.arange(len(budgets)) % len(questions)
     rows = dataclasses.replace(
-        untold, **{f.name: getattr(untold, f.name)[index] for f in dataclasses.fields(untold)}
+        without_budget,
+        **{
+            f.name: getattr(without_budget, f.name)[index]
+            for f in dataclasses.fields(without_budget)
+        },
     )
     return told.at(index, np.asarray(budgets), rows), rows
 
 
 def test_only_words_and_both_are_in_words():
     said = {told: budget_words(config_of(told), TAGS) for told in
-            ("embedding", "words", "both", "nothing")}  # fmt: skip
-    assert said == {"embedding": "", "words": WORDS, "both": WORDS, "nothing": ""}
-    assert budget_words(config_of("words"), LEDGER) == "f{budget}"
+            ("embedding", "prompt", "both", "none")}  # fmt: skip
+    assert said == {"embedding": "", "prompt": WORDS, "both": WORDS, "none": ""}
+    assert budget_words(config_of("prompt"), LEDGER) == "f{budget}"
 
 
 def test_a_problem_of_the_ledger_is_followed_by_the_budgets_digits(ledger_tokens):
     budgets = [8, 24, NO_BUDGET, 130]
-    found, untold = at(ledger_tokens, LEDGER, "f{budget}", ["4a2b3c1", "7a3"], budgets, 512)
+    found, without_budget = at(ledger_tokens, LEDGER, "f{budget}", ["4a2b3c1", "7a3"], budgets, 512)
     assert texts(ledger_tokens, found) == [
         "<bos>4a2b3c1f8<think>", "<bos>7a3f24<think>", "<bos>4a2b3c1<think>", "<bos>7a3f130<think>"
     ]  # fmt: skip
     # 9 tokens of the longest prompt, the mark and three digits, whatever the budgets are
     assert found.tokens.shape == (4, 13) and found.tokens.dtype == np.int32
-    np.testing.assert_array_equal(found.question_start, untold.question_start)
-    np.testing.assert_array_equal(found.question_end, untold.question_end)
+    np.testing.assert_array_equal(found.question_start, without_budget.question_start)
+    np.testing.assert_array_equal(found.question_end, without_budget.question_end)
 
 
 def test_the_warm_ups_prompts_are_those_of_the_run(ledger_tokens):
     tokens, mask = ledger.warmup_batch(
-        0, 5, 10, variant="redundant", batch_tokens=800, told=np.array([7, 16, 105])
+        0, 5, 10, variant="redundant", batch_tokens=800, prompt_budgets=np.array([7, 16, 105])
     )
     for row, on in zip(tokens, mask):
         prompt = ledger_tokens.decode(row[: on.argmax()]).removesuffix("</think><answer>")
@@ -100,28 +106,28 @@ def test_exact_text_in_the_tokenizers_own_template(qwen, style):
 )
 @example(budgets=[0, 512, 32768], question="Is 7.", words="x{budget}7", style=BOXED)
 def test_ids_are_those_of_the_whole_text(qwen, budgets, question, words, style):
-    found, untold = at(qwen, style, words, [*QUESTIONS, question], budgets + budgets[::-1])
+    found, without_budget = at(qwen, style, words, [*QUESTIONS, question], budgets + budgets[::-1])
     for row, length, text in zip(found.tokens, found.lengths, texts(qwen, found)):
         assert row[:length].tolist() == qwen(text, add_special_tokens=False)["input_ids"]
-    np.testing.assert_array_equal(found.question_start, untold.question_start)
-    np.testing.assert_array_equal(found.question_end, untold.question_end)
+    np.testing.assert_array_equal(found.question_start, without_budget.question_start)
+    np.testing.assert_array_equal(found.question_end, without_budget.question_end)
 
 
 def test_an_untold_row_is_the_prompt_of_a_policy_that_is_told_nothing(qwen):
-    found, untold = at(qwen, TAGS, WORDS, QUESTIONS, [NO_BUDGET] * len(QUESTIONS))
-    width = untold.tokens.shape[1]
-    np.testing.assert_array_equal(found.tokens[:, :width], untold.tokens)
+    found, without_budget = at(qwen, TAGS, WORDS, QUESTIONS, [NO_BUDGET] * len(QUESTIONS))
+    width = without_budget.tokens.shape[1]
+    np.testing.assert_array_equal(found.tokens[:, :width], without_budget.tokens)
     assert not found.tokens[:, width:].any()
-    np.testing.assert_array_equal(found.lengths, untold.lengths)
+    np.testing.assert_array_equal(found.lengths, without_budget.lengths)
 
 
 def test_the_sentence_counts_against_the_longest_prompt(ledger_tokens):
     # 5, 7 and 11 tokens, and three for the mark and two digits
     questions, longest = ["7a3", "1a1b1", "4a2b3c1d1"], {"largest": 32, "max_tokens": 10}
-    told, dropped = told_prompts(ledger_tokens, questions, LEDGER, "f{budget}", **longest)
+    told, dropped = make_budget_prompts(ledger_tokens, questions, LEDGER, "f{budget}", **longest)
     assert dropped.tolist() == [2] and told.longest == 10
     with pytest.raises(UserError, match="max_prompt_tokens=7: found 3 prompts of 8 tokens"):
-        told_prompts(ledger_tokens, questions, LEDGER, "f{budget}", largest=32, max_tokens=7)
+        make_budget_prompts(ledger_tokens, questions, LEDGER, "f{budget}", largest=32, max_tokens=7)
     with pytest.raises(ValueError, match="budget 100: .* over 2 tokens"):
         told.at(np.array([0]), np.array([100]), told.opened)
 
@@ -135,7 +141,7 @@ def sets(tmp_path_factory):
     return folder / "set.jsonl"
 
 
-@pytest.mark.parametrize("told", ["embedding", "words", "both"])
+@pytest.mark.parametrize("told", ["embedding", "prompt", "both"])
 def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen, told):
     spec = f"jsonl:{sets}"
     data = dataclasses.replace(
@@ -146,7 +152,7 @@ def test_a_run_keeps_prompts_without_a_budget_and_tells_it_row_by_row(sets, qwen
     environment = build_environment(config, qwen, 151_936)
     environment.close()
     questions = environment.train
-    assert len(questions) == 3 and largest_told(config) == 131072
+    assert len(questions) == 3 and largest_prompt_budget(config) == 131072
     found = questions.at(np.array([2, 0, 1]), np.array([512, 77, NO_BUDGET]))
     said = [f"most {b} tokens." in t for b, t in zip((512, 77, 0), texts(qwen, found))]
     assert said == [told != "embedding"] * 2 + [False]
@@ -176,8 +182,10 @@ def byte_tokenizer(merges):
 def test_a_tokenizer_that_joins_the_number_with_the_text_beside_it_is_refused():
     found = byte_tokenizer([("t", "1")])
     with pytest.raises(UserError, match="joins the number 1 with the text beside it"):
-        told_prompts(found, ["x"], TAGS, "at most{budget}", largest=64, max_tokens=999)
-    told, _ = told_prompts(found, ["x"], TAGS, "at most {budget}", largest=64, max_tokens=999)
+        make_budget_prompts(found, ["x"], TAGS, "at most{budget}", largest=64, max_tokens=999)
+    told, _ = make_budget_prompts(
+        found, ["x"], TAGS, "at most {budget}", largest=64, max_tokens=999
+    )
     assert told.digits == 2
 
 
@@ -186,4 +194,4 @@ def test_a_chat_template_that_takes_the_sentence_away_is_refused(monkeypatch):
     short = "{% for m in messages %}{{ m.content.split('Think for')[0] }}{% endfor %}"
     monkeypatch.setattr(found, "chat_template", short)
     with pytest.raises(UserError, match="takes the end of the user's message away"):
-        told_prompts(found, ["x"], TAGS, WORDS, largest=64, max_tokens=999)
+        make_budget_prompts(found, ["x"], TAGS, WORDS, largest=64, max_tokens=999)
