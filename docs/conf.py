@@ -115,7 +115,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
-html_title = f"bacr_jax {release}"
+html_title = project
 html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
 html_permalinks_icon = "#"

@@ -172,6 +172,7 @@ NOT_RUN = {
     "launch/": "cluster",
     "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
     "bacr train --config configs/qwen": "gpu, weights",
+    "bacr train --config qwen": "gpu, weights",
     "bacr train --config configs/r1-distill": "gpu, weights",
     "bacr train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
     "bacr study": "hours",
