@@ -20,70 +20,75 @@ from bacr_jax import __version__  # noqa: E402
 project, author = "bacr_jax", "The bacr_jax authors"
 copyright, version, release = author, __version__, __version__
 
-# Captions of the table of contents, and their pages in the order of reading. A page that stands
-# nowhere here is a warning, and a warning is an error.
+# Captions of the table of contents, and their pages in the order of reading. A page that is missing
+# here is a warning, and a warning is an error.
 CONTENTS = {
-    "Start": [
-        "../README",
-        "quickstart",
-        "recipes",
+    "Tutorials": ["../README", "quickstart", "recipes", "notebook"],
+    "How-to guides": [
         "import",
-        "notebook",
         "data",
-        "prompts",
         "tasks",
-        "trust",
-        "runs",
-        "alarms",
-        "report",
-        "errors",
-    ],
-    "Train": [
-        "methods",
-        "departures",
+        "prompts",
         "budget-input",
+        "own-grader",
+        "runs",
         "adapters",
-        "configuration",
-        "metrics",
-        "devices",
         "scaling",
-        "predictions",
+        "devices",
         "doctor",
-        "performance",
         "cpu",
+        "study",
+        "serving",
+        "vllm-training",
+        "../CONTRIBUTING",
     ],
-    "Measure": [
+    "Reference": [
+        "models",
+        "configuration",
+        "methods",
+        "metrics",
+        "alarms",
         "evaluation",
         "budgets",
         "grading",
-        "own-grader",
-        "study",
-        "results",
-        "tradeoff",
-        "reproducibility",
+        "report",
+        "errors",
+        "trust",
+        "predictions",
+        "performance",
+        "equations",
+        "departures",
+        "reference/index",
+        "../BUILD",
+        "../CHANGELOG",
     ],
-    "What came out": [
+    "Explanation": [
+        "comparison",
+        "results",
+        "paper",
+        "theory",
+        "tradeoff",
+        "variance",
+        "architecture",
+        "reproducibility",
+        "smollm2-runs",
         "studies/main",
         "studies/controls",
-        "studies/hard",
+        "studies/rivals",
+        "studies/elsewhere",
+        "studies/smollm2",
+        "studies/stability",
         "studies/budget-input",
-        "studies/scale",
+        "studies/hard",
         "studies/ablation",
+        "studies/scale",
         "studies/sensitivity",
         "studies/variance",
         "studies/variance-training",
         "studies/search",
-        "studies/elsewhere",
-        "studies/search-elsewhere",
-        "studies/rivals",
         "studies/rivals-search",
-        "studies/smollm2",
-        "smollm2-runs",
-        "studies/stability",
+        "studies/search-elsewhere",
     ],
-    "Serve": ["serving", "vllm-training"],
-    "The paper": ["equations", "paper", "theory", "variance"],
-    "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }
 
 root_doc = "docs/index"
@@ -110,12 +115,18 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
-html_title = f"bacr_jax {release}"
+html_title = project
 html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
 html_permalinks_icon = "#"
 
 FENCE = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+# A picture for light and for dark pages, as a code host shows it.
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"[^>]*>\s*</picture>'
+)
+THEMED_IMAGE = "```{{image}} {path}\n:class: only-{theme}\n:alt: {alt}\n```\n"
 PAGE = re.compile(r"(?:docs/)?[\w/.-]+\.md")
 # What keeps its meaning in a docstring: code, emphasis, the dots of a list.
 KEPT = re.compile(r"(``[^`]+``|`[^`]+`|(?<!\w)\*\w[^*\n]*\*(?!\w)|^ *\* )", re.MULTILINE)
@@ -126,6 +137,20 @@ def add_contents(app: Any, name: str, source: list[str]) -> None:
     if name == root_doc:
         for caption, pages in CONTENTS.items():
             source[0] += FENCE.format(caption=caption, pages="\n".join(pages))
+
+
+def theme_pictures(app: Any, name: str, source: list[str]) -> None:
+    """Replaces `<picture>` by one image per theme, because the site has a theme switch."""
+
+    def both(match: re.Match[str]) -> str:
+        alt = " ".join(match["alt"].split())
+        images = [
+            THEMED_IMAGE.format(path=match[theme], theme=theme, alt=alt)
+            for theme in ("light", "dark")
+        ]
+        return "\n".join(images)
+
+    source[0] = PICTURE.sub(both, source[0])
 
 
 def link_pages(app: Any, tree: nodes.document) -> None:
@@ -207,6 +232,7 @@ def enter_at_the_root(app: Any, error: Exception | None) -> None:
 def setup(app: Any) -> None:
     """Hooks of this file."""
     app.connect("source-read", add_contents)
+    app.connect("source-read", theme_pictures)
     app.connect("doctree-read", link_pages)
     # Before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)

@@ -18,6 +18,7 @@ from bacr_study.statistics import crossed_test
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 BUDGETS = ("8", "16", "32", "64")
 
 
@@ -65,22 +66,32 @@ def test_the_quickstart_page_has_every_seed(quickstart, budget):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_readme_has_the_quickstarts_mean_over_seeds_and_its_range(quickstart, budget):
+def test_the_quickstart_page_has_the_mean_over_seeds_and_its_range(quickstart, budget):
     row = []
     for entries in greedy_by_policy(quickstart, budget):
         accuracy = [100 * entry["accuracy"] for entry in entries]
         spread = f" [{min(accuracy):.1f}, {max(accuracy):.1f}]" if min(accuracy) < 100 else ""
         row.append(f"{np.mean(accuracy):.1f}{spread}")
-    assert f"| {budget} | {' | '.join(row)} |" in README
+    assert f"| {budget} | {' | '.join(row)} |" in QUICKSTART
 
 
 @pytest.mark.parametrize("budget", ["32", "64"])
-def test_readme_has_the_quickstarts_thinking_tokens(quickstart, budget):
+def test_the_quickstart_page_has_the_mean_thinking_tokens(quickstart, budget):
     row = []
     for entries in greedy_by_policy(quickstart, budget):
         thinking = [entry["mean_thinking_tokens"] for entry in entries]
         row.append(f"{np.mean(thinking):.1f}")
-    assert f"| thinking tokens at {budget} | {' | '.join(row)} |" in README
+    assert f"| thinking tokens at {budget} | {' | '.join(row)} |" in QUICKSTART
+
+
+@pytest.mark.parametrize("budget", ["16", "32"])
+def test_readme_has_the_quickstarts_table_of_seed_0(quickstart, budget):
+    before, after, _ = (evaluation["greedy"][budget] for evaluation in quickstart[0])
+    columns = [
+        re.escape(f"{with_interval(one)} {one['mean_thinking_tokens']:.1f} tok")
+        for one in (before, after)
+    ]
+    assert re.search(rf"^ *{budget} +{columns[0]} +{columns[1]}$", README, re.MULTILINE)
 
 
 def verdicts(arm, mode, budget):
@@ -93,7 +104,7 @@ def verdicts(arm, mode, budget):
 
 
 def lead(arm, mode, level):
-    """bacr-robust's lead at 20 tokens in points, as README writes it."""
+    """bacr-robust's lead at 20 tokens in points, as the study's page has it."""
     contrast = crossed_test(verdicts("bacr-robust", mode, "20") - verdicts(arm, mode, "20"))
     half = float(stdtrit(contrast.df, 0.5 + level / 2)) * contrast.standard_error
     low, high = contrast.difference - half, contrast.difference + half
@@ -101,11 +112,12 @@ def lead(arm, mode, level):
 
 
 @pytest.mark.parametrize("mode", ["sampled", "greedy"])
-def test_readme_has_smollm2s_leads_for_both_decodings(mode):
+def test_the_smollm2_study_has_the_leads_for_both_decodings(mode):
     arms = ("bacr-robust", "anytime-one", "grpo")
     means = [f"{100 * verdicts(arm, mode, '20').mean():.0f} %" for arm in arms]
     leads = [lead(arm, mode, 0.975) for arm in arms[1:]]
-    assert f"| {mode} | {' | '.join(means + leads)} |" in README
+    page = (ROOT / "docs" / "studies" / "smollm2.md").read_text()
+    assert f"| {mode} | {' | '.join(means + leads)} |" in page
 
 
 def test_a_greedy_lead_over_anytimereasoner_is_not_shown():
@@ -143,20 +155,51 @@ def test_the_smollm2_page_has_the_differences_with_18_updates(arm, label):
     assert f"| {label} | {' | '.join(row)} |" in page
 
 
-RIVALS = ("bacr-robust", "s_grpo", "l1_exact", "l1_max", "dler", "elastic", "effort")
+RIVALS = {
+    "bacr-robust": "BACR (robust)",
+    "s_grpo": "S-GRPO",
+    "l1_exact": "L1-Exact",
+    "l1_max": "L1-Max",
+    "dler": "DLER",
+    "elastic": "Elastic Reasoning",
+    "effort": "Adaptive effort control",
+}
+
+
+@pytest.mark.parametrize("arm", RIVALS)
+def test_the_rivals_page_has_the_updates(arm):
+    page = (ROOT / "docs" / "studies" / "rivals.md").read_text()
+    runs = [cell for cell in cells("rivals-cpu") if cell["arm"] == arm]
+    updates = [
+        f"{np.mean([run['steps'] for run in runs if run['task'] == task]):.0f}"
+        for task in ("redundant", "tradeoff")
+    ]
+    assert f"| {RIVALS[arm]} | {' | '.join(updates)} |" in page
 
 
 @pytest.mark.parametrize(
-    ("task", "label"),
+    ("arm", "label"),
     [
-        ("redundant", "redundant ledger, 300,000 tokens"),
-        ("tradeoff", "trade-off, 600,000 tokens"),
+        ("anytime-matched", "at equal tokens, with 101 updates and the same entropy bonus"),
+        ("anytime-long", "with four times the training tokens, 253 updates"),
     ],
 )
-def test_readme_has_the_rivals_updates(task, label):
-    runs = [cell for cell in cells("rivals-cpu") if cell["task"] == task]
-    updates = [np.mean([run["steps"] for run in runs if run["arm"] == arm]) for arm in RIVALS]
-    assert f"| {label} | {' | '.join(f'{mean:.0f}' for mean in updates)} |" in README
+def test_the_controls_page_has_the_presets_lead(arm, label):
+    def correct(name, budget):
+        runs = [cell for cell in cells("controls-cpu") if cell["arm"] == name]
+        runs.sort(key=lambda run: run["seed"])
+        entries = [run["sets"]["ledger"]["sampled"][budget] for run in runs]
+        samples = runs[0]["samples"]["sampled"]
+        return np.array([[int(n) for n in entry["correct"]] for entry in entries]) / samples
+
+    columns = []
+    for budget in ("8", "32"):
+        contrast = crossed_test(correct("bacr-constant", budget) - correct(arm, budget))
+        half = float(stdtrit(contrast.df, 0.975)) * contrast.standard_error
+        low, high = contrast.difference - half, contrast.difference + half
+        columns.append(f"{100 * contrast.difference:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]")
+    page = (ROOT / "docs" / "studies" / "controls.md").read_text().replace(" points [", " [")
+    assert f"| {label} | {' | '.join(columns)} |" in page
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,6 @@ OTHERS = {
     "bacr plan": and_also("--compile none"),
     "bacr grade --cases cases.jsonl": lambda text: " ".join(words_of(text)),
     MATH500: as_is,
-    "bacr data --inspect math:data/": as_is,
     "bacr data --inspect math:math/train.jsonl data.dir=data": as_is,
     "bacr study --config configs/studies/main.yaml --dry-run": as_is,
     "bacr study --config F --size 7b --list": lambda text: text.replace(
@@ -173,6 +172,7 @@ NOT_RUN = {
     "launch/": "cluster",
     "recipes/": "minutes; the rehearsal has a slow test of its own, their dry runs a quick one",
     "bacr train --config configs/qwen": "gpu, weights",
+    "bacr train --config qwen": "gpu, weights",
     "bacr train --config configs/r1-distill": "gpu, weights",
     "bacr train --config configs/smollm2-135m-gsm8k.yaml": "gpu, weights",
     "bacr study": "hours",
