@@ -14,6 +14,7 @@ ROOMS = {
     "bacr_plan": ["planning"],
     "bacr_doctor": ["doctor"],
     "bacr_gguf": ["gguf"],
+    "bacr_serve": ["serve"],
     "bacr_study": ["study"],
 }
 
