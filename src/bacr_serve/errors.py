@@ -2,12 +2,16 @@
 
 from typing import Any
 
+from bacr_jax.errors import printable
+
 # OpenAI's error types by HTTP status. All other statuses are errors of the server.
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
 }
+# Maximum number of characters of a message.
+_LONGEST = 500
 _SERVER_ERROR = "server_error"
 _INVALID = "invalid_request_error"
 
@@ -25,10 +29,11 @@ class RequestError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ):
-        super().__init__(message)
+        # Messages and names quote the request, which may contain control characters.
+        self.message = printable(message[:_LONGEST])
+        self.param = None if param is None else printable(param[:_LONGEST])
+        super().__init__(self.message)
         self.status = status
-        self.message = message
-        self.param = param
         self.code = code
 
     def body(self) -> dict[str, Any]:

@@ -1,7 +1,11 @@
 """What the tests of `bacr serve` share: a small folder, a policy of letters, and a fake backend."""
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
+import time
 
 import hf_world
 from bacr_jax.config import ConditioningConfig
@@ -9,7 +13,7 @@ from bacr_jax.export import policy_folder
 from bacr_jax.model.hf import hf_config
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.questions.ledger import ledger_tokenizer
-from bacr_serve.app import Service
+from bacr_serve.app import Service, make_app
 from bacr_serve.generation import ANSWER, FORCED, THINKING, Piece
 from bacr_serve.policy import ServedPolicy
 
@@ -138,3 +142,30 @@ def events(text):
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]", text
     return [json.loads(line) for line in lines[:-1]]
+
+
+@contextlib.contextmanager
+def listening(service):
+    """Serves over a socket from a thread; gives the address."""
+    import uvicorn
+
+    config = uvicorn.Config(make_app(service), http="h11", lifespan="off", log_level="critical")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        port = listener.getsockname()[1]
+        run = server.serve(sockets=[listener])
+        thread = threading.Thread(target=asyncio.run, args=(run,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+def until(condition, seconds=10.0):
+    """Waits until a condition is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.01)
