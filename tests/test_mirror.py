@@ -32,6 +32,7 @@ ELSEWHERE = {
     ("test_documents.py", WIRE): "bacr_grading.files",
     ("test_errors.py", RECORD): "bacr_grading.errors",
     ("test_client.py", PART): "bacr_client.calls .rules",
+    ("serve/test_fields.py", RECORD): "bacr_serve.errors",
     ("evaluation/test_served.py", WIRE): "bacr_client.fingerprint .http_json .server",
     ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",

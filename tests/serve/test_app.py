@@ -1,4 +1,4 @@
-"""The HTTP application over a fake engine: replies, streams, limits, keys, and clients that leave."""
+"""The HTTP application over a fake engine: replies, streams, limits, keys, clients that leave."""
 
 import asyncio
 import json
