@@ -81,7 +81,7 @@ CONTENTS = {
         "smollm2-runs",
         "studies/stability",
     ],
-    "Serve": ["serving", "vllm-training"],
+    "Serve": ["serve", "serving", "vllm-training"],
     "The paper": ["equations", "paper", "theory", "variance"],
     "The code": ["architecture", "reference/index", "../BUILD", "../CONTRIBUTING", "../CHANGELOG"],
 }

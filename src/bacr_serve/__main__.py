@@ -157,7 +157,7 @@ def read_key(path: Path) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Reserves the port. Nobody can connect before the server listens.
+    """Reserves the port. Clients cannot connect before the server listens.
 
     Raises:
       UserError: the address is not of this machine, or the port is in use.

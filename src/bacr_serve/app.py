@@ -367,7 +367,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Ends a request whose client left while it sent the body. Nobody reads the response."""
+    """Ends a request whose client left while it sent the body. The response is not sent."""
     return Response(status_code=400)
 
 

@@ -38,7 +38,7 @@ class _Ticket:
 
     Attributes:
       request: the request.
-      is_abandoned: True if nobody waits for the response. Set by the event loop.
+      is_abandoned: True if the client no longer waits for the response. Set by the event loop.
       pieces: pieces and errors of the response; None after the last one.
     """
 

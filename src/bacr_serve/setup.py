@@ -102,7 +102,7 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
 
     Args:
       session: the policy. Its weights are not loaded.
-      name: value of --name, or None to use the policy's name.
+      name: value of --name, or None to use the name of the folder or of the model.
       largest: value of --max-budget, or None.
 
     Raises:
@@ -125,7 +125,7 @@ def serve_policy(session: "Session", *, name: str | None, largest: int | None) -
     )
     style = session.style
     return ServedPolicy(
-        name=name or session.saved.name,
+        name=name or session.saved.called or session.saved.folder.absolute().name,
         levels=dict(budget.levels),
         largest_budget=lengths.largest_budget,
         cap=min(limit_without_budget, lengths.largest_budget),

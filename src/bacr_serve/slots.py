@@ -162,7 +162,7 @@ class Slots:
         return sampling_params(self._temperatures, self._top_ps)
 
     def remove(self, handle: Any) -> None:
-        """Frees the slot of a request that nobody waits for. Does nothing if it has ended."""
+        """Frees the slot of a cancelled request. Does nothing if the request has ended."""
         for slot, row in list(self._rows.items()):
             if row.handle is handle:
                 self._release(slot)

@@ -130,7 +130,7 @@ class TestRefusals:
         read = []
 
         async def endless():
-            while True:
+            while len(read) < 1000:
                 read.append(1)
                 yield b" " * 100
 
