@@ -42,7 +42,7 @@ ELSEWHERE = {
     ("doctor/test_main.py", DOOR): "bacr_jax.doctor",
     ("gguf/test_main.py", DOOR): "bacr_jax.gguf",
     ("doctor/test_paths.py", PART): "bacr_doctor.checks bacr_doctor.reference bacr_doctor.trial",
-    ("questions/test_source.py", PART): "bacr_jax.config.own_code",
+    ("questions/test_source.py", PART): "bacr_jax.config.user_modules",
     ("tasks/test_gym.py", WIRE): "bacr_tasks.gym_score",
     ("tasks/test_verifiers_v1.py", WIRE): "bacr_tasks.verifiers_v1_score",
     ("learner/test_train_step.py", PART): "bacr_jax.learner.scoring",

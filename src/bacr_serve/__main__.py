@@ -24,12 +24,12 @@ from bacr_jax.config.cli import (
     check_saved_policy,
     entry_point,
     failure,
-    quieten_orbax,
+    silence_orbax,
     whole_number,
 )
-from bacr_jax.config.derived import NONE, read_budgets
+from bacr_jax.config.resolve import NONE, read_budgets
 from bacr_jax.errors import UserError
-from bacr_jax.oom import OutOfMemory
+from bacr_jax.out_of_memory import OutOfMemory
 
 if TYPE_CHECKING:
     from bacr_serve.app import Service
@@ -299,7 +299,7 @@ def main(argv: Sequence[str] | None) -> int:
       The exit code: 0 after SIGTERM or SIGINT, and 1 if a device ran out of memory. Invalid input
         prints one line and exits with code 2.
     """
-    quieten_orbax()
+    silence_orbax()
     arguments = parse(argv)
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError(

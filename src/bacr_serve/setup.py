@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bacr_jax.config.derived import cap
+from bacr_jax.config.resolve import cap
 from bacr_jax.errors import UserError
 from bacr_serve.generation import Backend, Generation
 from bacr_serve.policy import ServedPolicy
@@ -178,7 +178,7 @@ def proxy_backend(session: "Session", policy: ServedPolicy, url: str) -> Backend
     from bacr_client import Server, read_rules
     from bacr_jax.evaluation.served import check_served
     from bacr_jax.prompts.thinking_section import describe
-    from bacr_jax.runs.open import weights_fingerprint
+    from bacr_jax.runs.saved_policy import weights_fingerprint
     from bacr_serve.proxy import ProxyBackend
 
     saved = session.saved

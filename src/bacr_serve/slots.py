@@ -19,12 +19,12 @@ from jaxtyping import Int
 
 from bacr_jax.evaluation.decoder import Decoder
 from bacr_jax.evaluation.samples import CLOSE_NAMES
-from bacr_jax.oom import phase_memory
+from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel.processes import to_host
 from bacr_jax.prompts.decode_rules import DecodeRules
-from bacr_jax.rollout.engine import Engine, OpenBranches
+from bacr_jax.rollout.engine import SlotDecoder, OpenBranches
 from bacr_jax.rollout.rollouts import slot_sizes
-from bacr_jax.rollout.rows import ResolvedRequest, Sampler
+from bacr_jax.rollout.rows import ResolvedRequest, SamplingSetup
 from bacr_jax.rollout.sampling import sampling_params
 from bacr_jax.types import CLOSED_BY_EOS, NO_BUDGET, Prompts, Trunks
 from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
@@ -93,8 +93,8 @@ class Slots:
             grace=0,
             answers=1,
             group_size=1,
-            cuts_at_once=None,
-            own_cuts=False,
+            max_parallel_cuts=None,
+            cuts_relative_to_length=False,
         )
         self.size = spec.slots
         self._rows: dict[int, _Row] = {}
@@ -113,9 +113,9 @@ class Slots:
         self._keys = [jax.random.key(0)] * self.size
         self._temperatures = [0.0] * self.size
         self._top_ps = [_ALL_TOKENS] * self.size
-        sampler = Sampler(spec, rules, self._sampling(), decoder.phi_of)
+        sampler = SamplingSetup(spec, rules, self._sampling(), decoder.phi_of)
         with phase_memory("serve", slots=spec.slots, positions=prompt_tokens + spec.max_sampled):
-            self._engine = Engine(decoder.params, self._prompts, jnp.stack(self._keys), sampler)
+            self._engine = SlotDecoder(decoder.params, self._prompts, jnp.stack(self._keys), sampler)
         # Rows that are being answered, and their branches. None if no row is being answered.
         self._opened: OpenBranches | None = None
         self._answered_steps = 0

@@ -17,9 +17,9 @@ from bacr_jax.parallel.processes import to_host
 from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.cudnn_decoding import check_kernel
-from bacr_jax.rollout.rows import ResolvedRequest, Sampler
-from bacr_jax.rollout.sampling import Draws, SamplingParams
-from bacr_jax.rollout.scheduler import prefill_batches, smallest_holding
+from bacr_jax.rollout.rows import ResolvedRequest, SamplingSetup
+from bacr_jax.rollout.sampling import SamplingInputs, SamplingParams
+from bacr_jax.rollout.scheduler import prefill_batches, smallest_at_least
 from bacr_jax.types import Branches, Prompts, Trunks
 
 # Prompts are padded to a multiple of this number of tokens, to limit the number of compiled widths.
@@ -82,7 +82,7 @@ def distinct_prompts(
     return np.resize(first, count), source.reshape(-1).astype(np.int32)
 
 
-class Engine:
+class SlotDecoder:
     """Runs the phases of a rollout with compiled functions on the state of the slots.
 
     Attributes:
@@ -93,7 +93,7 @@ class Engine:
       sizes: possible numbers of rows that are prefilled or answered together, in ascending order.
     """
 
-    def __init__(self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: Sampler):
+    def __init__(self, params: DecodeParams, prompts: Prompts, key: jax.Array, sampler: SamplingSetup):
         """Creates an engine whose slots are free. The arguments are as for `rollouts.generate`.
 
         Raises:
@@ -127,7 +127,7 @@ class Engine:
 
     def set_sampling(self, key: jax.Array, sampling: SamplingParams) -> None:
         """Replaces the PRNG keys and the sampling parameters for all later tokens."""
-        draws = Draws(key, self._rules, sampling)
+        draws = SamplingInputs(key, self._rules, sampling)
         if self.spec.mesh is not None:
             draws = parallel.place(draws, parallel.replicated(self.spec.mesh))
         self._draws = draws
@@ -156,7 +156,7 @@ class Engine:
     def fit_caches(self, positions: int) -> None:
         """Resizes the caches to the smallest possible length of at least `positions`."""
         longest = self.lengths[-1]
-        length = smallest_holding(self.lengths, min(positions, longest))
+        length = smallest_at_least(self.lengths, min(positions, longest))
         if length != self.length:
             self._state = trunking.resize_caches(self._state, length)
 
@@ -183,7 +183,7 @@ class Engine:
         for batch in prefill_batches(padded, self.sizes):
             # Pad the batch by repeating its first row. Repeated rows have an out-of-range slot, so
             # they are dropped.
-            num_repeats = smallest_holding(self.sizes, len(batch)) - len(batch)
+            num_repeats = smallest_at_least(self.sizes, len(batch)) - len(batch)
             repeats = np.repeat(entering[batch][:1], num_repeats)
             indices = np.concatenate([entering[batch], repeats])
             dropped = np.full(num_repeats, self.spec.slots)
@@ -206,7 +206,7 @@ class Engine:
         """
         prompts = jax.tree.map(lambda x: x[indices], self.prompts)
         longest = int(prompts.lengths.max())
-        width = smallest_holding(prompt_widths(self.width), longest)
+        width = smallest_at_least(prompt_widths(self.width), longest)
         prompts = dataclasses.replace(prompts, tokens=prompts.tokens[:, :width])
         phi = self._phi(rows.budgets)
         sources = None
@@ -273,7 +273,7 @@ class Engine:
         # Order the answers so that the first answers of all cuts come first. Their PRNG keys then
         # do not depend on the number of answers per cut.
         cuts = np.tile(cuts, spec.answers)
-        size = smallest_holding(self.sizes, len(slots))
+        size = smallest_at_least(self.sizes, len(slots))
         if size == spec.slots:
             # Use all slots in order, so that the caches are read in place.
             places = slots

@@ -432,7 +432,7 @@ class RowIds:
 
 
 @pytree
-class Draws:
+class SamplingInputs:
     """PRNG key, decoding rules and sampling settings of a rollout.
 
     Attributes:
