@@ -38,6 +38,7 @@ CONTENTS = {
         "doctor",
         "cpu",
         "study",
+        "serve",
         "serving",
         "vllm-training",
         "../CONTRIBUTING",

@@ -14,7 +14,7 @@ SRC = ROOT.parent
 PACKAGES = {
     0: "bacr_grading bacr_client bacr_tasks",
     1: "bacr_jax",
-    2: "bacr_gguf bacr_plan",
+    2: "bacr_gguf bacr_plan bacr_serve",
     3: "bacr_doctor bacr_study",
 }
 FLOORS = {

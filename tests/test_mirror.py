@@ -14,6 +14,7 @@ ROOMS = {
     "bacr_plan": ["planning"],
     "bacr_doctor": ["doctor"],
     "bacr_gguf": ["gguf"],
+    "bacr_serve": ["serve"],
     "bacr_study": ["study"],
 }
 
@@ -31,6 +32,7 @@ ELSEWHERE = {
     ("test_files.py", WIRE): "bacr_grading.files",
     ("test_errors.py", RECORD): "bacr_grading.errors",
     ("test_client.py", PART): "bacr_client.calls .rules",
+    ("serve/test_fields.py", RECORD): "bacr_serve.errors",
     ("evaluation/test_served.py", WIRE): "bacr_client.fingerprint .http_json .server",
     ("config/test_checks.py", PART): "bacr_jax.config.budget_checks",
     ("config/test_schema.py", RECORD): "bacr_jax.config.method_settings",

@@ -19,7 +19,7 @@ DISTRIBUTION = {"yaml": "pyyaml", "orbax": "orbax-checkpoint", "PIL": "pillow"}
 # Imported where they are there, with a refusal that says what to install, or by JAX's leave.
 OWN = {folder.name for folder in (ROOT / "src").iterdir()}
 OPTIONAL = {"wandb", "huggingface_hub", "pyarrow", "torch", "jaxlib", "nvidia"}
-OPTIONAL |= {"reasoning_gym", "verifiers", "gguf"}
+OPTIONAL |= {"reasoning_gym", "verifiers", "gguf", "starlette", "uvicorn"}
 
 
 def third_party():

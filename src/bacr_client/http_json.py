@@ -1,18 +1,21 @@
-"""Minimal asynchronous HTTP/1.1 client for JSON requests, based on the standard library.
+"""Minimal asynchronous HTTP/1.1 client for JSON, based on the standard library.
 
 Used by `server`. Each request opens a new connection. Cancelling a request closes its connection.
 """
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 # Maximum size of a response body in bytes. A server that sends more is considered broken.
 _MOST_BYTES = 1 << 28
+# Maximum number of bytes that are read from a connection at once.
+_PIECE_BYTES = 1 << 16
 # Seconds to wait before each retry. A request is retried if the server is busy or the connection is
 # closed early.
 BACK_OFF = (0.5, 1.0, 2.0, 4.0)
@@ -93,10 +96,7 @@ async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
         status, content = await asyncio.wait_for(_exchange(url, body, timeouts), timeouts.whole)
     except TimeoutError:
         raise EngineError(f"{url}: took more than {timeouts.whole:g} s") from None
-    try:
-        reply = json.loads(content)
-    except (ValueError, RecursionError):
-        reply = None
+    reply = _json_or_none(content)
     if status != 200:
         reason = _error_message(reply) or f"answered with status {status}"
         raise Refused(status, f"{url}: {reason}")
@@ -131,8 +131,78 @@ def _error_message(reply: Any) -> str:
     return one_line(message.strip().rstrip("."))
 
 
+async def stream_json(url: str, body: Any, timeouts: Timeouts = SHORT) -> AsyncGenerator[Any, None]:
+    """Sends a request and yields the parsed JSON of each server-sent event of the response.
+
+    The request is not retried. Closing the generator closes the connection.
+
+    Args:
+      url: full URL of the endpoint.
+      body: value that is sent as JSON in a POST request.
+      timeouts: timeouts of the request, of which `whole` is not used.
+
+    Raises:
+      Refused: if the status code is not 200.
+      ConnectionCut: if the connection is closed before the event `[DONE]`.
+      EngineError: if the server cannot be reached, is silent for too long, or sends an error or
+        something else than events.
+    """
+    async with _opened(url, body, timeouts) as (status, pieces):
+        if status != 200:
+            reply = _json_or_none(b"".join([piece async for piece in pieces]))
+            reason = _error_message(reply) or f"answered with status {status}"
+            raise Refused(status, f"{url}: {reason}")
+        async for line in _lines(pieces):
+            field, _, value = line.partition(b":")
+            if field != b"data":
+                continue
+            if value.strip() == b"[DONE]":
+                return
+            event = _json_or_none(value)
+            if not isinstance(event, dict):
+                raise EngineError(f"{url}: streams something else than JSON")
+            if "error" in event:
+                reason = _error_message(event) or "streams an error"
+                raise EngineError(f"{url}: {reason}")
+            yield event
+        raise ConnectionCut(f"{url}: left in the middle of an answer")
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Splits a response body into lines. The rest after the last line break is dropped."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def _json_or_none(content: bytes) -> Any:
+    """Parses JSON, or returns None if it is malformed."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
 async def _exchange(url: str, body: Any, timeouts: Timeouts) -> tuple[int, bytes]:
     """Sends a request and returns the status code and the body of the response.
+
+    Raises: as `_opened`.
+    """
+    async with _opened(url, body, timeouts) as (status, pieces):
+        content = bytearray()
+        async for piece in pieces:
+            content += piece
+            _check_size(len(content))
+        return status, bytes(content)
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    url: str, body: Any, timeouts: Timeouts
+) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+    """Sends a request and yields the status code and the pieces of the response body.
 
     Raises:
       ConnectionCut: if the connection is closed before the response is complete.
@@ -155,7 +225,7 @@ async def _exchange(url: str, body: Any, timeouts: Timeouts) -> tuple[int, bytes
             head = await reader.readuntil(b"\r\n\r\n")
         late = f"was silent for {timeouts.between:g} s in the middle of an answer"
         status, headers = _parse_head(head)
-        return status, await _read_body(reader, headers, with_timeout)
+        yield status, _body_pieces(reader, headers, with_timeout)
     except TimeoutError:
         raise EngineError(f"{url}: {late}") from None
     except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
@@ -202,12 +272,12 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     return int(status_line.split()[1]), headers
 
 
-async def _read_body(
+async def _body_pieces(
     reader: asyncio.StreamReader,
     headers: dict[str, str],
     with_timeout: Callable[[Awaitable[Any]], Awaitable[Any]],
-) -> bytes:
-    """Reads the body of a response.
+) -> AsyncIterator[bytes]:
+    """Yields the body of a response as it arrives.
 
     Args:
       reader: stream positioned after the headers.
@@ -219,38 +289,37 @@ async def _read_body(
       ValueError: if the body is malformed or too large.
     """
 
-    async def read_up_to(size: int) -> bytes:
-        content = bytearray()
-        while len(content) < size:
-            piece = await with_timeout(reader.read(size - len(content)))
+    async def read_up_to(size: int) -> AsyncIterator[bytes]:
+        """Yields `size` bytes in pieces."""
+        remaining = size
+        while remaining:
+            piece = await with_timeout(reader.read(min(remaining, _PIECE_BYTES)))
             if not piece:
-                break
-            content += piece
-        return bytes(content)
-
-    async def read_exactly(size: int) -> bytes:
-        content = await read_up_to(size)
-        if len(content) < size:
-            raise asyncio.IncompleteReadError(content, size)
-        return content
+                raise asyncio.IncompleteReadError(b"", remaining)
+            remaining -= len(piece)
+            yield piece
 
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        content = bytearray()
         while line := await with_timeout(reader.readline()):
             size = int(line.split(b";")[0], 16)
             if not size:
-                return bytes(content)
-            _check_size(size + len(content))
-            content += await read_exactly(size)
+                return
+            _check_size(size)
+            async for piece in read_up_to(size):
+                yield piece
             # Skip the line break after the chunk.
-            await read_exactly(2)
-        raise asyncio.IncompleteReadError(bytes(content), None)
+            async for _ in read_up_to(2):
+                pass
+        raise asyncio.IncompleteReadError(b"", None)
     length = headers.get("content-length")
     if length is None:
         # Without a length, the body ends when the server closes the connection.
-        return await read_up_to(_MOST_BYTES)
+        while piece := await with_timeout(reader.read(_PIECE_BYTES)):
+            yield piece
+        return
     _check_size(int(length))
-    return await read_exactly(int(length))
+    async for piece in read_up_to(int(length)):
+        yield piece
 
 
 def _check_size(size: int) -> None:

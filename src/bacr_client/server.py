@@ -4,14 +4,23 @@ Prompts and completions are sent and received as token ids. Used for rollouts an
 server.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from bacr_client.calls import Call, Response, Sampling, Thinking, response_of
-from bacr_client.http_json import SHORT, EngineError, Refused, Timeouts, one_line, request_json
+from bacr_client.http_json import (
+    SHORT,
+    EngineError,
+    Refused,
+    Timeouts,
+    one_line,
+    request_json,
+    stream_json,
+)
 from bacr_client.rules import LARGEST, BudgetRules, read_budget
 
 # Timeouts of a request that waits for running requests or for loading a large model from disk.
@@ -291,19 +300,48 @@ class Server:
           EngineError: for the reasons listed in the class docstring, or if the server aborts the
             completion.
         """
+        body = self._completion_body(call, sampling, part, xargs)
+        # Return only the log-probability of the sampled token, which helps to detect broken
+        # weights.
+        body["logprobs"] = 0
+        reply = await self.ask("/v1/completions", body, timeouts or timeouts_of(call))
+        return self._completion(reply)
+
+    async def stream(
+        self, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
+    ) -> AsyncGenerator[list[Any], None]:
+        """Yields the tokens of a call while the server samples them.
+
+        Closing the generator closes the connection, and the server then aborts the completion. The
+        arguments are as for `complete`. The request is not retried.
+
+        Raises:
+          EngineError: for the reasons listed in the class docstring, or if the server aborts the
+            completion.
+        """
+        body = {**self._completion_body(call, sampling, part, xargs), "stream": True}
+        events = stream_json(self.url + "/v1/completions", body, timeouts_of(call))
+        async with contextlib.aclosing(events):
+            async for event in events:
+                # An event without a choice contains token counts.
+                if event.get("choices") == []:
+                    continue
+                tokens, _ = self._completion(event)
+                if tokens:
+                    yield tokens
+
+    def _completion_body(
+        self, call: Call, sampling: Sampling, part: int, xargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns the body of a completion request. The arguments are as for `complete`."""
         folder = {"folder": self.folder} if self.folder else {}
-        body = {
+        return {
             "model": self.model,
             "prompt": list(call.prompt),
             **parameters(call, sampling, part),
             "return_token_ids": True,
-            # Return only the log-probability of the sampled token, which helps to detect broken
-            # weights.
-            "logprobs": 0,
             "vllm_xargs": {**folder, **xargs},
         }
-        reply = await self.ask("/v1/completions", body, timeouts or timeouts_of(call))
-        return self._completion(reply)
 
     def _completion(self, reply: Any) -> tuple[list[Any], list[float]]:
         """Parses the token ids and log-probabilities in the reply to a completion request."""

@@ -71,6 +71,21 @@ def sorted_truncation(scores, top_p):
     return kept
 
 
+def test_each_stream_has_its_own_temperature_and_top_p():
+    numbers = [(1.0, 0.8), (2.0, 2.0), (0.0, 1.0)]
+    keys = jax.random.split(jax.random.key(1), 60)
+    streams = jnp.arange(60) % 3
+    logits = jnp.asarray(np.tile(LOGITS, (60, 1)))
+    temperatures, top_ps = zip(*numbers)
+    together = sampling_params(temperatures, top_ps).for_rows(streams)
+    tokens, logprobs = sample(keys, logits, sampling=together, allowed_tokens=ALLOWED)
+    for stream, settings in enumerate(numbers):
+        alone = sample(keys, logits, sampling=sampling_params(*settings), allowed_tokens=ALLOWED)
+        rows = slice(stream, None, 3)
+        np.testing.assert_array_equal(tokens[rows], alone[0][rows])
+        np.testing.assert_allclose(logprobs[rows], alone[1][rows], atol=1e-6)
+
+
 @pytest.mark.parametrize("vocab", [7, 256, 700])
 @pytest.mark.parametrize("top_p", [0.9, 0.5, 0.999, 1e-6])
 def test_what_is_kept_is_a_prefix_of_the_sorted_row(vocab, top_p):

@@ -49,6 +49,10 @@ class Browser:
 
     def open(self, path, *, size="wide", dark=False):
         """Opens a file; what was logged before is forgotten."""
+        self.open_address(path.absolute().as_uri(), size=size, dark=dark)
+
+    def open_address(self, address, *, size="wide", dark=False):
+        """Opens a page that a server has, or a file."""
         width, height = SIZES[size]
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -56,7 +60,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.driver.get("about:blank")
         self.complaints(), self.requests()
-        self.driver.get(path.absolute().as_uri())
+        self.driver.get(address)
 
     def run(self, script):
         return self.driver.execute_script(script)

@@ -73,8 +73,8 @@ class Served:
                 self.send(200, {"data": [one]} if outer.models is None else outer.models)
 
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.send(*outer.completion(body))
+                self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send(*outer.completion(self.body))
 
             def send(self, status, found):
                 if found is None:
@@ -172,3 +172,47 @@ class Reloading(Served):
     def says(self, path):
         """What it answers on a route of its own; None: there is none."""
         return {"weight_version": self.holds or self.version} if path == "/weight_info" else None
+
+
+class Streaming(Served):
+    """One that streams completions, two tokens an event.
+
+    Attributes:
+      left: number of streams whose client left before the end.
+      more: tokens that every thinking has too many.
+      hangs: seconds between two events.
+      events: number of events with tokens that it sends at most.
+      ends: what a stream ends with.
+    """
+
+    def __init__(self, *args, more=0, hangs=0.0, events=99, ends=b"data: [DONE]\n\n", **settings):
+        super().__init__(*args, **settings)
+        self.left, self.more, self.hangs = 0, more, hangs
+        self.events, self.ends = events, ends
+        outer, plain = self, self.server.RequestHandlerClass
+
+        class Handler(plain):
+            def send(self, status, found):
+                if status != 200 or not getattr(self, "body", {}).get("stream"):
+                    return super().send(status, found)
+                self.send_response(200)
+                self.end_headers()
+                try:
+                    for event in outer.stream_of(found["choices"][0]):
+                        self.wfile.write(event)
+                        self.wfile.flush()
+                        threading.Event().wait(outer.hangs)
+                except OSError:
+                    outer.left += 1
+                self.close_connection = True
+                return None
+
+        self.server.RequestHandlerClass = Handler
+
+    def stream_of(self, choice):
+        tokens = choice["token_ids"] + [WORD] * self.more
+        for start in range(0, len(tokens), 2)[: self.events]:
+            part = {"choices": [{"index": 0, "token_ids": tokens[start : start + 2]}]}
+            yield f"data: {json.dumps(part)}\n\n".encode()
+        yield b'data: {"choices": [], "usage": {}}\n\n'
+        yield self.ends

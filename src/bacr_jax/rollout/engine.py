@@ -18,7 +18,7 @@ from bacr_jax.rollout import branches as branching
 from bacr_jax.rollout import trunks as trunking
 from bacr_jax.rollout.cudnn_decoding import check_kernel
 from bacr_jax.rollout.rows import ResolvedRequest, SamplingSetup
-from bacr_jax.rollout.sampling import SamplingInputs
+from bacr_jax.rollout.sampling import SamplingInputs, SamplingParams
 from bacr_jax.rollout.scheduler import prefill_batches, smallest_at_least
 from bacr_jax.types import Branches, Prompts, Trunks
 
@@ -103,14 +103,11 @@ class SlotDecoder:
             no kernel for these shapes.
         """
         spec = sampler.spec
-        draws = SamplingInputs(key, sampler.rules, sampler.sampling)
         if sampler.phi_of is not None and (spec.conditioning is None or params.gates is None):
             raise UserError(
                 "rollout: phi_of is given, and the decode copy has no gates or the spec no "
                 "conditioning; take all three from one policy, or leave phi_of out"
             )
-        if spec.mesh is not None:
-            draws = parallel.place(draws, parallel.replicated(spec.mesh))
         self.spec = spec
         self.prompts = jax.tree.map(np.asarray, prompts)
         self.width = self.prompts.tokens.shape[1]
@@ -119,7 +116,8 @@ class SlotDecoder:
         check_kernel(spec, self.lengths[-1])
         self._params = params
         self._phi_of = sampler.phi_of
-        self._draws = draws
+        self._rules = sampler.rules
+        self.set_sampling(key, sampler.sampling)
         self._state = _free_slots(
             spec=spec.decode,
             slots=spec.slots,
@@ -128,6 +126,13 @@ class SlotDecoder:
             length=self.lengths[0],
             phi=self._phi(np.zeros(spec.slots, np.int32)),
         )
+
+    def set_sampling(self, key: jax.Array, sampling: SamplingParams) -> None:
+        """Replaces the PRNG keys and the sampling parameters for all later tokens."""
+        draws = SamplingInputs(key, self._rules, sampling)
+        if self.spec.mesh is not None:
+            draws = parallel.place(draws, parallel.replicated(self.spec.mesh))
+        self._draws = draws
 
     def _phi(self, budgets: Int[np.ndarray, "n"]) -> jax.Array | None:
         """Returns the budget embedding of each row. It is zero for rows without a budget."""
@@ -314,6 +319,15 @@ class SlotDecoder:
             num_steps=self.answer_steps[1],
         )
         return dataclasses.replace(opened, state=state)
+
+    def with_current_caches(self, opened: OpenBranches) -> OpenBranches:
+        """Returns open branches that read the current caches of the trunks.
+
+        Prefilling or decoding trunks replaces the caches. Branches that are still being decoded can
+        continue with the new caches, if they use all slots in order and their slots were not
+        prefilled again.
+        """
+        return dataclasses.replace(opened, trunk_cache=self._state.cache)
 
     def first_answers(self, opened: OpenBranches) -> list[Int[np.ndarray, "n"]]:
         """Returns the forced and sampled tokens so far at each slot's first cut, on the host."""

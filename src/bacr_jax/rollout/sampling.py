@@ -184,28 +184,36 @@ class SamplingParams:
       temperature: divisor of the logits. 0 selects the most likely token. Either a single number,
         or one number for each of C streams that are sampled together (`for_rows` expands it to one
         per row).
-      top_p: cumulative probability of nucleus sampling. 1 keeps all tokens.
+      top_p: cumulative probability of nucleus sampling. 1 keeps all tokens. Either a single number
+        or one number per stream, like `temperature`.
       truncated: True if top-p is applied. It is static, because computing the nucleus takes time
         with large vocabularies.
     """
 
     temperature: Float[Array, "*rows"]
-    top_p: Float[Array, ""]
+    top_p: Float[Array, "*masses"]
     truncated: bool = struct.field(pytree_node=False)
 
     def for_rows(self, streams: Int[Array, "R"]) -> "SamplingParams":
-        """Expands the temperatures from streams to rows. A single temperature is left unchanged."""
-        if self.temperature.ndim == 0:
-            return self
-        return dataclasses.replace(self, temperature=self.temperature[streams])
+        """Expands temperatures and top-p from streams to rows. Single numbers are unchanged."""
+
+        def expand(numbers: Array) -> Array:
+            return numbers[streams] if numbers.ndim else numbers
+
+        return dataclasses.replace(
+            self, temperature=expand(self.temperature), top_p=expand(self.top_p)
+        )
 
 
-def sampling_params(temperature: float | Sequence[float], top_p: float = 1.0) -> SamplingParams:
-    """Builds `SamplingParams` from Python numbers. Truncation is enabled if `top_p` < 1."""
+def sampling_params(
+    temperature: float | Sequence[float], top_p: float | Sequence[float] = 1.0
+) -> SamplingParams:
+    """Builds `SamplingParams` from Python numbers. Truncation is enabled if any `top_p` < 1."""
+    lowest = min(top_p) if isinstance(top_p, Sequence) else top_p
     return SamplingParams(
         temperature=jnp.asarray(temperature, jnp.float32),
-        top_p=jnp.float32(top_p),
-        truncated=top_p < 1,
+        top_p=jnp.asarray(top_p, jnp.float32),
+        truncated=lowest < 1,
     )
 
 

@@ -1,0 +1,1 @@
+"""`bacr serve`: an OpenAI-compatible HTTP endpoint whose requests contain a thinking budget."""

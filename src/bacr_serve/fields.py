@@ -1,0 +1,279 @@
+"""Parses the JSON bodies of requests. Pure functions: a body comes in, a checked record goes out.
+
+A field that would change the response, and that is not implemented, is refused. Fields that only
+label a request are ignored.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bacr_serve.budget_fields import EFFORT, NUMBERS, REASONING, read_budget_fields
+from bacr_serve.errors import RequestError, invalid, short
+
+LARGEST_SEED = 2**32 - 1
+_LARGEST_TOKENS = 2**31 - 1
+_LARGEST_TEMPERATURE = 100.0
+_BUDGET_FIELDS = (*NUMBERS, EFFORT, REASONING)
+_READ = ("model", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens")
+# Fields that label a request or select how it is stored or billed.
+_IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+# Fields that would change the response, with the value that does not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stop": ([], ""),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request is checked against.
+
+    Attributes:
+      model: name of the served policy.
+      levels: budgets in tokens by the name of their level.
+      budget: budget of a request that contains none; None for no budget.
+      largest_budget: largest budget of a request.
+    """
+
+    model: str
+    levels: Mapping[str, int]
+    budget: int | None
+    largest_budget: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A parsed request.
+
+    Attributes:
+      prompt: the question (chat), a text to continue, or token ids to continue.
+      is_chat: True for a question, which is put into the prompt format of the policy.
+      budget: thinking budget in tokens, or None for no budget.
+      temperature: sampling temperature.
+      top_p: cumulative probability for nucleus sampling.
+      seed: random seed. It is drawn if the request contains none.
+      max_tokens: maximum number of tokens after the prompt, or None.
+      stream: True if the response is sent in pieces.
+      stream_usage: True if the last piece of a stream contains the token counts.
+    """
+
+    prompt: str | tuple[int, ...]
+    is_chat: bool
+    budget: int | None
+    temperature: float
+    top_p: float
+    seed: int
+    max_tokens: int | None
+    stream: bool
+    stream_usage: bool
+
+
+def read_json(content: bytes) -> dict[str, Any]:
+    """Parses the body of a request. Raises RequestError if it is not a JSON object."""
+    try:
+        body = json.loads(content, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(":")[0]
+        raise RequestError(400, f"body: is not JSON ({reason}); write a JSON object") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, f"body: found {short(body)}; write a JSON object")
+    return body
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_chat(body: Mapping[str, Any], defaults: Defaults) -> Asked:
+    """Parses a request to /v1/chat/completions. Raises RequestError if a field is invalid."""
+    _check_names(body, ("messages", "max_completion_tokens"))
+    question = _question(body.get("messages"))
+    return _asked(body, question, True, _max_tokens(body, "max_completion_tokens"), defaults)
+
+
+def read_completion(body: Mapping[str, Any], defaults: Defaults) -> Asked:
+    """Parses a request to /v1/completions. Raises RequestError if a field is invalid."""
+    _check_names(body, ("prompt",))
+    prompt = _prompt(body.get("prompt"))
+    return _asked(body, prompt, False, _max_tokens(body), defaults)
+
+
+def _asked(
+    body: Mapping[str, Any],
+    prompt: str | tuple[int, ...],
+    is_chat: bool,
+    max_tokens: int | None,
+    defaults: Defaults,
+) -> Asked:
+    """Parses the fields that chats and completions share."""
+    model = body.get("model")
+    if model is not None and model != defaults.model:
+        message = f"model: found {short(model)}; this server has {defaults.model!r}"
+        raise RequestError(404, message, param="model", code="model_not_found")
+    budget = read_budget_fields(
+        body, levels=defaults.levels, default=defaults.budget, most=defaults.largest_budget
+    )
+    temperature = _float(body, "temperature", 0.0, lambda t: 0 <= t <= _LARGEST_TEMPERATURE)
+    top_p = _float(body, "top_p", 1.0, lambda p: 0 < p <= 1)
+    seed = body.get("seed")
+    if seed is None:
+        seed = secrets.randbelow(LARGEST_SEED + 1)
+    is_seed = type(seed) is int and -(2**63) <= seed < 2**63
+    if not is_seed:
+        raise invalid("seed", f"found {short(seed)}; write a whole number of at most 64 bits")
+    stream = _flag(body, "stream")
+    return Asked(
+        prompt=prompt,
+        is_chat=is_chat,
+        budget=budget,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed % (LARGEST_SEED + 1),
+        max_tokens=max_tokens,
+        stream=stream,
+        stream_usage=_stream_usage(body, stream),
+    )
+
+
+def _check_names(body: Mapping[str, Any], more: Sequence[str]) -> None:
+    """Raises RequestError for a field that is unknown, or that is not implemented."""
+    accepted = (*_READ, *_BUDGET_FIELDS, *_IGNORED, *more)
+    for name, value in body.items():
+        if name in accepted or value is None:
+            continue
+        if name not in _NEUTRAL:
+            raise invalid(name, "is not a known field; leave it out")
+        # Compare the values as JSON, because True equals 1 in Python.
+        neutral_values = [json.dumps(one) for one in _NEUTRAL[name]]
+        if json.dumps(value) not in neutral_values:
+            raise invalid(name, f"found {short(value)}, which is not implemented; leave it out")
+
+
+def _question(messages: Any) -> str:
+    """Returns the question of a chat, which must consist of one user message."""
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages", f"found {short(messages)}; write one user message")
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    if roles != ["user"]:
+        raise invalid(
+            "messages",
+            f"found the roles {short(roles)}; write one user message, because the policy was "
+            "trained on single questions",
+        )
+    content = messages[0].get("content")
+    if isinstance(content, list):
+        content = "".join(_text_part(part) for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise invalid("messages[0].content", f"found {short(content)}; write a question")
+    _check_text("messages[0].content", content)
+    return content
+
+
+def _text_part(part: Any) -> str:
+    """Returns the text of a part of a message."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise invalid(
+            "messages[0].content", f'found the part {short(part)}; write {{"type": "text", ...}}'
+        )
+    return text
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    """Returns the prompt of a completion: a text or token ids."""
+    if isinstance(prompt, str) and prompt:
+        _check_text("prompt", prompt)
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return tuple(prompt)
+    raise invalid("prompt", f"found {short(prompt)}; write one text, or one list of token ids")
+
+
+def _check_text(name: str, text: str) -> None:
+    """Raises RequestError if a text contains unpaired surrogates, which have no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise invalid(name, "contains unpaired surrogates; write Unicode text") from None
+
+
+def _max_tokens(body: Mapping[str, Any], newer: str | None = None) -> int | None:
+    """Returns the maximum number of tokens after the prompt, or None.
+
+    Args:
+      newer: a second name of the same field.
+    """
+    values: dict[str, int] = {}
+    for name in filter(None, ("max_tokens", newer)):
+        value = body.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or not 1 <= value <= _LARGEST_TOKENS:
+            raise invalid(name, f"found {short(value)}; write a whole number from 1 on")
+        values[name] = value
+    if len(set(values.values())) > 1:
+        raise invalid(str(newer), "differs from max_tokens; write one of the two")
+    return next(iter(values.values()), None)
+
+
+def _float(
+    body: Mapping[str, Any], name: str, default: float, is_valid: Callable[[float], bool]
+) -> float:
+    """Returns a number of a request."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not is_valid(value):
+        ranges = {
+            "temperature": f"a number from 0 to {_LARGEST_TEMPERATURE:g}",
+            "top_p": "a number above 0, up to 1",
+        }
+        raise invalid(name, f"found {short(value)}; write {ranges[name]}")
+    return float(value)
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise invalid(name, f"found {short(value)}; write true or false")
+    return value
+
+
+def _stream_usage(body: Mapping[str, Any], stream: bool) -> bool:
+    """True if the last piece of a stream contains the token counts."""
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise invalid("stream_options", f'found {short(options)}; write {{"include_usage": true}}')
+    if not stream:
+        raise invalid("stream_options", "is only read with stream=true; leave it out")
+    return _flag(options, "include_usage")

@@ -1,0 +1,144 @@
+"""Encodes requests to token ids and decodes responses to text, for a policy that is served.
+
+Both backends use this module, so a prompt has the same tokens with each of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bacr_serve.errors import RequestError
+from bacr_serve.fields import Asked
+from bacr_serve.generation import Generation
+from bacr_serve.text import TextStream
+
+
+class Encoder(Protocol):
+    """Encodes the prompts of requests. `setup` implements it by a tokenizer."""
+
+    def question(self, question: str, budget: int | None) -> Sequence[int]:
+        """Returns the token ids of a question in the prompt format of the policy."""
+
+    def text(self, text: str) -> Sequence[int]:
+        """Returns the token ids of a text, without any prompt format."""
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """Texts, budgets and lengths of a policy.
+
+    Attributes:
+      name: name of the policy in requests and responses.
+      levels: budgets in tokens by the name of their level.
+      largest_budget: largest budget of a request.
+      cap: maximum number of thinking tokens without a budget.
+      prompt_tokens: maximum number of tokens of a prompt.
+      answer_tokens: maximum number of sampled tokens of an answer.
+      vocabulary: bytes of each token id of the tokenizer.
+      end_ids: ids of the tokens that end the turn.
+      think_close: tag that closes the thinking, or "".
+      answer_open: text at the end of the forced tokens that opens the answer.
+      answer_close: tag that closes the answer.
+      encoder: encodes prompts.
+    """
+
+    name: str
+    levels: Mapping[str, int]
+    largest_budget: int
+    cap: int
+    prompt_tokens: int
+    answer_tokens: int
+    vocabulary: Sequence[bytes]
+    end_ids: frozenset[int]
+    think_close: str
+    answer_open: str
+    answer_close: str
+    encoder: Encoder
+
+    def generation(self, asked: Asked) -> Generation:
+        """Encodes the prompt of a request.
+
+        Raises:
+          RequestError: the prompt has too many tokens, or contains an invalid token id.
+        """
+        limit = self.cap if asked.budget is None else asked.budget
+        if asked.max_tokens is not None:
+            limit = min(limit, asked.max_tokens)
+        return Generation(
+            prompt=tuple(self._prompt(asked)),
+            budget=asked.budget,
+            limit=limit,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            seed=asked.seed,
+            max_tokens=asked.max_tokens,
+        )
+
+    def _prompt(self, asked: Asked) -> list[int]:
+        """Returns the token ids of a request's prompt."""
+        name = "messages" if asked.is_chat else "prompt"
+        if isinstance(asked.prompt, tuple):
+            ids = list(asked.prompt)
+            self._check_ids(ids)
+        else:
+            self._check_characters(asked.prompt, name)
+            try:
+                if asked.is_chat:
+                    ids = list(self.encoder.question(asked.prompt, asked.budget))
+                else:
+                    ids = list(self.encoder.text(asked.prompt))
+            except ValueError as error:
+                raise RequestError(400, f"{name}: {error}", param=name) from None
+        if not ids:
+            raise RequestError(400, f"{name}: has no tokens; write a text", param=name)
+        if len(ids) > self.prompt_tokens:
+            raise self._too_long(name, f"{len(ids)} tokens")
+        return ids
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raises RequestError if a token id is not in the tokenizer."""
+        for token in ids:
+            if not 0 <= token < len(self.vocabulary):
+                raise RequestError(
+                    400,
+                    f"prompt: found the token {token}; write ids from 0 to "
+                    f"{len(self.vocabulary) - 1}",
+                    param="prompt",
+                )
+
+    def _check_characters(self, text: str, name: str) -> None:
+        """Raises RequestError for a text that must have too many tokens, before it is encoded."""
+        longest_token = max(map(len, self.vocabulary))
+        if len(text.encode()) > longest_token * self.prompt_tokens:
+            raise self._too_long(name, f"{len(text)} characters")
+
+    def _too_long(self, name: str, size: str) -> RequestError:
+        return RequestError(
+            400,
+            f"{name}: the prompt has {size}, and this policy reads {self.prompt_tokens} tokens; "
+            "write a shorter one",
+            param=name,
+            code="context_length_exceeded",
+        )
+
+    def thinking_text(self) -> TextStream:
+        """Returns a decoder of thinking tokens, which leaves out the closing tag."""
+        return TextStream(self.vocabulary, self.think_close)
+
+    def answer_text(self) -> TextStream:
+        """Returns a decoder of answer tokens, which leaves out the closing tag."""
+        return TextStream(self.vocabulary, self.answer_close)
+
+    def raw_text(self) -> TextStream:
+        """Returns a decoder that leaves nothing out."""
+        return TextStream(self.vocabulary, strips=False)
+
+    @property
+    def answer_prefix(self) -> str:
+        r"""Returns the forced text that belongs to the answer, such as `\boxed{`. A tag does not.
+
+        It is the beginning of the answer's content, because the content would otherwise contain a
+        closing brace without the opening one.
+        """
+        is_tag = self.answer_open.startswith("<") and self.answer_open.endswith(">")
+        return "" if is_tag else self.answer_open

@@ -1,0 +1,94 @@
+"""Backend that answers requests with a vLLM server, in two requests per response.
+
+The first request samples at most as many thinking tokens as the budget. The second one samples the
+answer after the thinking and the closing text. `bacr_client` counts every token, so a server that
+sends too many is an error, and no budget is exceeded.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator
+
+from bacr_client import Answering, BudgetRules, EngineError, Sampling, Server, Thinking
+from bacr_client.server import PING, extras
+from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation, Piece
+
+
+class ProxyBackend:
+    """Streams the tokens of a vLLM server."""
+
+    def __init__(self, server: Server, rules: BudgetRules):
+        """Creates the backend without connecting.
+
+        Args:
+          server: client of the server.
+          rules: rules of the served folder. A grace window is not used, because no budget may be
+            exceeded.
+        """
+        self._server = server
+        self._rules = dataclasses.replace(rules, grace=0)
+
+    async def start(self) -> None:
+        """Connects to the server. Raises BackendError if it does not serve the folder."""
+        try:
+            await self._server.connect()
+        except EngineError as error:
+            raise BackendError(str(error)) from None
+
+    async def stop(self) -> None:
+        """Does nothing, because every request has its own connection."""
+
+    async def problem(self) -> str:
+        """Returns why the server can't be used now, or ""."""
+        try:
+            await self._server.find(PING)
+        except EngineError as error:
+            return str(error)
+        return ""
+
+    async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
+        """Yields the pieces of a response. Closing the generator aborts the server's request.
+
+        Raises:
+          BackendError: if the server fails, or sends tokens that were not asked for.
+        """
+        sampling = Sampling()
+        if request.temperature:
+            sampling = Sampling(request.temperature, request.top_p, request.seed)
+        thinking = Thinking(self._rules, request.prompt, request.limit)
+        try:
+            segment = self._segment(thinking, request, sampling, 0)
+            async with contextlib.aclosing(segment):
+                async for tokens in segment:
+                    yield Piece(THINKING, tokens)
+            answering = thinking.answering()
+            yield Piece(FORCED, answering.forced, thinking.closed_by)
+            segment = self._segment(answering, request, sampling, 1)
+            async with contextlib.aclosing(segment):
+                async for tokens in segment:
+                    yield Piece(ANSWER, tokens)
+        except (EngineError, ValueError) as error:
+            raise BackendError(str(error)) from None
+        yield Piece(ANSWER, (), finished=answering.finished)
+
+    async def _segment(
+        self, segment: Thinking | Answering, request: Generation, sampling: Sampling, part: int
+    ) -> AsyncGenerator[tuple[int, ...], None]:
+        """Yields the new tokens of the thinking or of the answer, until it has ended."""
+        xargs = extras(request.budget, len(request.prompt))
+        num_sent = 0
+        while (call := segment.call()) is not None:
+            num_before = len(segment.tokens)
+            stream = self._server.stream(call, sampling, part, xargs)
+            async with contextlib.aclosing(stream):
+                async for tokens in stream:
+                    segment.take(tokens)
+                    kept = segment.kept if isinstance(segment, Thinking) else segment.tokens
+                    new_tokens = tuple(kept[num_sent:])
+                    num_sent = max(num_sent, len(kept))
+                    if new_tokens:
+                        yield new_tokens
+                    if segment.done:
+                        break
+            if len(segment.tokens) == num_before:
+                raise BackendError(f"{self._server.url}: ended a completion without a token")

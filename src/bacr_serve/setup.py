@@ -1,0 +1,189 @@
+"""Opens a policy and builds the backend that answers for it. Called by `__main__`.
+
+Config and tokenizer are read and checked here. Weights are loaded when the backend starts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bacr_jax.config.resolve import cap
+from bacr_jax.errors import UserError
+from bacr_serve.generation import Backend, Generation
+from bacr_serve.policy import ServedPolicy
+
+if TYPE_CHECKING:
+    from bacr_jax.evaluation.ask import Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens that fit into the model's positions together with an answer.
+
+    Attributes:
+      largest_budget: largest budget of a request.
+      prompt_tokens: maximum number of tokens of a prompt.
+    """
+
+    largest_budget: int
+    prompt_tokens: int
+
+
+def choose_lengths(
+    positions: int, *, reserved: int, prompt_tokens: int, wanted: int, largest: int | None
+) -> Lengths:
+    """Divides the positions of a model between the prompt and the thinking.
+
+    Args:
+      positions: number of positions of the model.
+      reserved: number of positions for the forced tokens and the answer.
+      prompt_tokens: maximum number of prompt tokens of the policy.
+      wanted: largest budget of the policy's training and evaluation.
+      largest: value of --max-budget, or None. By default it is `wanted`, as far as there are
+        positions: prompts of the full length have precedence up to half of the positions.
+
+    Raises:
+      UserError: `largest` leaves no position for a prompt, or the model has too few positions.
+    """
+    free = positions - reserved
+    if free < 2:
+        raise UserError(
+            f"rollout.answer_tokens: an answer and its tags need {reserved} of the model's "
+            f"{positions} positions; write a smaller number"
+        )
+    if largest is not None and largest >= free:
+        raise UserError(
+            f"--max-budget {largest}: the model's {positions} positions leave {free - 1} for "
+            "thinking; write a smaller number"
+        )
+    if largest is None:
+        largest = max(min(wanted, max(free - prompt_tokens, free // 2)), 1)
+    return Lengths(largest, min(prompt_tokens, free - largest))
+
+
+class SessionEncoder:
+    """Encodes prompts with the tokenizer and the prompt format of a session."""
+
+    def __init__(self, session: "Session"):
+        """Wraps a session."""
+        self._session = session
+
+    def question(self, question: str, budget: int | None) -> Sequence[int]:
+        """Returns the token ids of a question, including its budget if the prompt contains it.
+
+        Raises:
+          UserError: the question can't be encoded.
+        """
+        try:
+            prompts = self._session.prompts([question], [budget])
+        except UserError as error:
+            raise UserError(str(error).removeprefix("question 0: ")) from None
+        # Some tokenizers raise a plain Exception if they have no token for unknown text.
+        except Exception:
+            raise UserError("the tokenizer has no tokens for this text; write another") from None
+        length = int(prompts.lengths[0])
+        ids: list[int] = prompts.tokens[0][:length].tolist()
+        return ids
+
+    def text(self, text: str) -> Sequence[int]:
+        """Returns the token ids of a text. Raises UserError if the tokenizer has none for it."""
+        from bacr_jax.prompts.encoding import encode_text
+
+        try:
+            ids: list[int] = encode_text(self._session.tokenizer, text).tolist()
+        except Exception:
+            raise UserError("the tokenizer has no tokens for this text; write another") from None
+        return ids
+
+
+def serve_policy(session: "Session", *, name: str | None, largest: int | None) -> ServedPolicy:
+    """Describes the policy of a session to the application.
+
+    Args:
+      session: the policy. Its weights are not loaded.
+      name: value of --name, or None to use the name of the folder or of the model.
+      largest: value of --max-budget, or None.
+
+    Raises:
+      UserError: the model has too few positions.
+    """
+    from bacr_jax.prompts.encoding import eos_ids
+    from bacr_jax.prompts.stop_strings import vocabulary
+    from bacr_jax.runs.setup import model_shape
+
+    config = session.saved.config
+    budget = config.budget
+    answer_tokens = config.rollout.answer_tokens
+    limit_without_budget = cap(config)
+    lengths = choose_lengths(
+        model_shape(config, session.vocab_size).max_positions,
+        reserved=answer_tokens + session.rules.suffix_length,
+        prompt_tokens=config.data.max_prompt_tokens,
+        wanted=max(limit_without_budget, budget.max, *budget.levels.values()),
+        largest=largest,
+    )
+    style = session.style
+    return ServedPolicy(
+        name=name or session.saved.called or session.saved.folder.absolute().name,
+        levels=dict(budget.levels),
+        largest_budget=lengths.largest_budget,
+        cap=min(limit_without_budget, lengths.largest_budget),
+        prompt_tokens=lengths.prompt_tokens,
+        answer_tokens=answer_tokens,
+        vocabulary=vocabulary(session.tokenizer),
+        end_ids=frozenset(eos_ids(session.tokenizer, style)),
+        think_close=style.think_close,
+        answer_open=style.answer_open,
+        answer_close=style.answer_close,
+        encoder=SessionEncoder(session),
+    )
+
+
+def embedded_backend(
+    session: "Session", policy: ServedPolicy, *, slots: int, chunk: int
+) -> Backend:
+    """Returns the backend that decodes with this package.
+
+    Args:
+      session: the policy.
+      policy: its lengths.
+      slots: number of requests that are decoded together.
+      chunk: number of tokens that are decoded before they are sent.
+    """
+    from bacr_serve.embedded import EmbeddedBackend
+
+    def make_slots() -> Any:
+        from bacr_jax.evaluation.decoder import open_decoder
+        from bacr_serve.slots import Slots
+
+        decoder = open_decoder(
+            session.saved, session.vocab_size, max_thinking=policy.largest_budget, slots=slots
+        )
+        spec = dataclasses.replace(decoder.spec, chunk=chunk)
+        decoder = dataclasses.replace(decoder, spec=spec)
+        return Slots(decoder, session.rules, prompt_tokens=policy.prompt_tokens)
+
+    # Any tokens compile the programs of short prompts.
+    warm_up = Generation(prompt=(0,), budget=1, limit=1)
+    return EmbeddedBackend(make_slots, warm_up)
+
+
+def proxy_backend(session: "Session", policy: ServedPolicy, url: str) -> Backend:
+    """Returns the backend that asks the vLLM server at `url`.
+
+    Raises:
+      UserError: the policy is not a folder that was exported by this package.
+    """
+    from bacr_client import Server, read_rules
+    from bacr_jax.evaluation.served import check_served
+    from bacr_jax.prompts.thinking_section import describe
+    from bacr_jax.runs.saved_policy import weights_fingerprint
+    from bacr_serve.proxy import ProxyBackend
+
+    saved = session.saved
+    check_served(saved)
+    section = describe(saved.config, session.tokenizer, session.style, session.vocab_size)
+    rules = read_rules(section, session.vocab_size)
+    folder = Path(saved.folder)
+    return ProxyBackend(Server(url, folder=weights_fingerprint(folder)), rules)

@@ -1,0 +1,117 @@
+"""A vLLM server's tokens in two streamed requests; no budget is exceeded, whatever it sends."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from bacr_client import Server, read_rules
+from bacr_jax.config import Config
+from bacr_jax.prompts.formats import FORMATS
+from bacr_jax.prompts.thinking_section import describe
+from bacr_jax.questions.ledger import ledger_tokenizer
+from bacr_serve.generation import ANSWER, FORCED, THINKING, BackendError, Generation
+from bacr_serve.proxy import ProxyBackend
+from serve_world import until
+from served_world import CLOSE, END, FIVE, OPEN, WORD, Streaming
+
+PROMPT = (1, 9, 2)
+
+
+@pytest.fixture(scope="module")
+def rules():
+    tokenizer = ledger_tokenizer()
+    section = describe(Config(), tokenizer, FORMATS["ledger"], len(tokenizer))
+    return read_rules({**section, "grace": 4}, len(tokenizer))
+
+
+def generate(served, rules, budget, **settings):
+    async def run():
+        backend = ProxyBackend(Server(served.url), rules)
+        await backend.start()
+        limit = 16 if budget is None else budget
+        request = Generation(PROMPT, budget, limit, **settings)
+        return [piece async for piece in backend.generate(request)]
+
+    return asyncio.run(run())
+
+
+def tokens(pieces, kind):
+    return tuple(token for piece in pieces if piece.kind == kind for token in piece.tokens)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 4, 5, 6, 9, None])
+def test_a_response_in_two_requests(rules, budget):
+    with Streaming() as served:
+        pieces = generate(served, rules, budget)
+    # The server thinks five tokens and its tag, if it may.
+    whole = (WORD,) * 5 + (CLOSE,)
+    is_cut = budget is not None and budget < 6
+    assert tokens(pieces, THINKING) == (whole[:budget] if is_cut else whole)
+    (forced,) = [piece for piece in pieces if piece.kind == FORCED]
+    assert (forced.tokens, forced.closed_by) == (
+        ((CLOSE, OPEN), "budget") if is_cut else ((OPEN,), "tag")
+    )
+    assert tokens(pieces, ANSWER) == (FIVE, END) and pieces[-1].finished
+    assert len(served.asked) == (1 if budget == 0 else 2)
+    assert served.asked[0]["stream"] and served.asked[0]["vllm_xargs"]["budget"] == (
+        "none" if budget is None else budget
+    )
+
+
+def test_thinking_arrives_as_it_is_sampled(rules):
+    with Streaming() as served:
+        pieces = generate(served, rules, 5)
+    assert [len(p.tokens) for p in pieces if p.kind == THINKING] == [2, 2, 1]
+
+
+def test_sampling_is_passed_on_and_is_reproducible(rules):
+    with Streaming() as served:
+        generate(served, rules, 4, temperature=0.7, top_p=0.9, seed=3)
+        generate(served, rules, 4, temperature=0.7, top_p=0.9, seed=3)
+        generate(served, rules, 4)
+    first, answer, again, _, greedy, _ = served.asked
+    assert (first["temperature"], first["top_p"]) == (0.7, 0.9)
+    assert first["seed"] == again["seed"] != answer["seed"]
+    assert (greedy["temperature"], greedy["seed"]) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ({"more": 1}, "the engine answered with 2 tokens where 1 were asked for"),
+        ({"events": 1, "ends": b""}, "left in the middle of an answer"),
+        ({"events": 1, "ends": b"data: {]\n\n"}, "streams something else than JSON"),
+        ({"events": 1, "ends": b'data: {"error": {"message": "no memory"}}\n\n'}, "no memory"),
+        ({"lie": {"token_ids": []}}, "ended a completion without a token"),
+        ({"lie": {"token_ids": [99]}}, "answered with 99, which is not a token id"),
+        ({"dies_after": 0}, "left in the middle of an answer"),
+    ],
+)
+def test_a_server_that_does_wrong_is_an_error(rules, fault, message):
+    with Streaming(**fault) as served, pytest.raises(BackendError, match=message):
+        generate(served, rules, 3)
+
+
+def test_a_server_that_is_not_there_or_reads_no_budgets_is_refused_at_the_start(rules):
+    with Streaming(plugin=False) as served:
+        with pytest.raises(BackendError, match="does not read budgets"):
+            generate(served, rules, 3)
+        url = served.url
+    backend = ProxyBackend(Server(url), rules)
+    with pytest.raises(BackendError, match="no server answers there"):
+        asyncio.run(backend.start())
+    assert "no server answers there" in asyncio.run(backend.problem())
+
+
+def test_a_request_that_is_left_ends_the_servers(rules):
+    with Streaming(hangs=0.02) as served:
+
+        async def leave():
+            backend = ProxyBackend(Server(served.url), rules)
+            await backend.start()
+            async with contextlib.aclosing(backend.generate(Generation(PROMPT, 9, 9))) as pieces:
+                await anext(pieces)
+
+        asyncio.run(leave())
+        until(lambda: served.left == 1)
