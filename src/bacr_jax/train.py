@@ -410,8 +410,8 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
         if not changed:
             raise
         raise UserError(
-            f"--allow-change: the run can't go on with another {', '.join(changed)} ({error}); "
-            "nothing was changed: leave the new value out, or write another output.dir"
+            f"{error} (nothing was changed; if the new value of {', '.join(changed)} is the cause, "
+            "leave --allow-change out)"
         ) from None
     folder.keep_config()
     return state, step

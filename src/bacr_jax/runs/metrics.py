@@ -176,6 +176,11 @@ def as_json(value: float | int) -> float | int | str:
     return value if math.isfinite(value) else str(value)
 
 
+def from_json(value: Any) -> Any:
+    """Returns the number that `as_json` serialized. Other values are returned unchanged."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
 class MetricsWriter:
     """Writes the metrics of each step, which have names of the form `group/name`."""
 

@@ -35,7 +35,7 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
-from bacr_jax.runs.metrics import MetricsWriter
+from bacr_jax.runs.metrics import MetricsWriter, from_json
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import (
     check_same_prompts,
@@ -193,7 +193,8 @@ class Trainer:
             records = read_lines(self.folder.evaluations)
             for metrics in read_lines(self.folder.metrics):
                 # Discard these warnings, because they were printed before the run stopped.
-                list(self.health.warnings(metrics))
+                numbers = {name: from_json(value) for name, value in metrics.items()}
+                list(self.health.warnings(numbers))
         existing_steps = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self._note_evaluation(record, has_checkpoint=record["step"] in existing_steps)
