@@ -1,6 +1,7 @@
-"""The command `bacr methods`, which lists the method presets.
+"""Implements the command `bacr methods`, which lists the presets of the training methods.
 
-For each preset, it also lists the settings whose published values have not been verified.
+For each preset, the command also lists the settings whose values have not been verified against the
+method's publication.
 """
 
 import argparse

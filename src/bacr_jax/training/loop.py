@@ -62,7 +62,7 @@ from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
 
-# Evaluations that happen once per run. All others are identified by their step, too.
+# Evaluations that happen once per run, so their name identifies them without a step.
 FRAME = ("before", "after")
 # Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
 _ORIGIN = ("start_fingerprint", "base_fingerprint")
@@ -83,7 +83,8 @@ class Trainer:
         """Reads the data and builds everything that training needs, without training.
 
         Args:
-          poll: called wherever the work can be interrupted. It raises an exception to interrupt.
+          poll: called wherever the work can be interrupted. It raises an exception to interrupt the
+            work.
           on_phase: called with the name and the step of each phase when it begins.
         """
         self.config = config
@@ -150,10 +151,7 @@ class Trainer:
 
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
-        """Returns the state to continue from, and the number of steps already done.
-
-        It is restored from the newest checkpoint. A new run starts from a model or a warm-up.
-        """
+        """Returns the state to start or continue from, and the number of steps already done."""
         initialize.check_restarts(self.config, self.folder)
         if self.checkpoints.latest is not None:
             return self._resume(self.checkpoints.latest)
@@ -205,9 +203,9 @@ class Trainer:
         return state, step
 
     def _record_origin(self, start: RunState) -> None:
-        """Records digests of the initial weights, and copies the trained ones for a KL penalty.
+        """Records digests of the initial weights, and copies them as the reference of a KL penalty.
 
-        The frozen base weights are shared with the reference policy.
+        The copy contains only trained weights. It shares the frozen base weights with the policy.
 
         Raises:
           UserError: the weights differ from the initial weights of the run that is being resumed.
@@ -226,7 +224,7 @@ class Trainer:
             self.reference = trained | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
-        """Adds the record of an evaluation and selects the best checkpoint again.
+        """Adds the record of an evaluation, and updates the selection of the best checkpoint.
 
         Args:
           has_checkpoint: False if the checkpoint that was evaluated no longer exists.
@@ -298,8 +296,8 @@ class Trainer:
     def expected_steps(self, state: RunState, step: int) -> int:
         """Returns the number of steps after which the run is expected to end.
 
-        It is lower than in the config if `train.max_generated_tokens` is reached earlier, with the
-        mean number of tokens per step so far as the estimate for future steps.
+        The mean number of tokens per step predicts the step that reaches
+        train.max_generated_tokens.
         """
         limit = self.config.train.max_generated_tokens
         if limit is None or step == 0:
@@ -345,7 +343,7 @@ class Trainer:
             self.progress.print_line(f"WARNING, step {step}: {warning}")
 
     def maintain(self, state: RunState, step: int) -> None:
-        """Evaluates and saves if the step requires it, and stops a run that can't continue.
+        """Evaluates and saves at the configured steps, and stops a run that can't continue.
 
         Raises:
           TrainingFailed: the value head is not finite, or too many updates in a row were skipped.
@@ -388,7 +386,12 @@ class Trainer:
         raise failures.head_not_finite(step, last_saved, self.folder.checkpoints)
 
     def _refuse_verifier(self, state: RunState, step: int, name: str, answers: str) -> NoReturn:
-        """Saves a checkpoint, then raises VerifierFailed for a verifier that scored no answer."""
+        """Saves a checkpoint, then raises VerifierFailed for a verifier that scored no answer.
+
+        Args:
+          name: name of the verifier.
+          answers: phrase that describes the answers, such as "of 3 steps in a row".
+        """
         last_failure = self.environment.last_failure(name)
         self.leave(state, step)
         raise failures.verifier_failed(name, answers, last_failure, step, self.folder.checkpoints)
@@ -422,7 +425,7 @@ class Trainer:
         """Saves the last checkpoint, waits until it is written, and closes the environment.
 
         Args:
-          finished: True keeps the metrics writer open, because the summary still has to be logged.
+          finished: True to keep the metrics writer open, because the summary is logged later.
         """
         self.save(state, step)
         self.checkpoints.close()
@@ -489,7 +492,7 @@ class Trainer:
                 )
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
-        """Returns the results of `evaluate_set` for each set, and checks the weights for damage."""
+        """Returns the results of each set, and raises if the weights on a device changed."""
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
