@@ -26,9 +26,10 @@ import time
 from pathlib import Path
 
 from bacr_grading import Grader, parse_reference
-from bacr_grading.compare import bases_clash, read
+from bacr_grading.compare import bases_clash
 from bacr_grading.extract import reference_answer
 from bacr_grading.guards import refuse
+from bacr_grading.parsed_answer import read
 
 _THINKING = "Let us add what both of them have and divide by the number of days. " * 12
 
