@@ -463,15 +463,17 @@ def test_the_best_checkpoint_is_not_one_that_ruined_a_budget_and_a_resumed_run_c
     out = capsys.readouterr().out
     assert f"{run}: step 2, the best: mean accuracy 47.5 %" in out
     assert "--step newest takes step 3" in out
-    assert [path.name for path in (run / "evaluation").iterdir()] == ["step-000002"]
+    assert [path.name for path in (run / "evaluation").iterdir()] == [
+        "step-000002-budgets-4-size-4"
+    ]
     assert (
         evaluate.main(["--run", str(run), "--step", "newest", "--size", "4", "--budgets", "4"]) == 0
     )
     assert f"{run}: step 3, the newest\n" in capsys.readouterr().out
     # A folder of one step is not continued with another.
-    out = str(run / "evaluation" / "step-000003")
+    out = str(run / "evaluation" / "step-000003-budgets-4-size-4")
     assert evaluate.main(["--run", str(run), "--size", "4", "--budgets", "4", "--out", out]) == 2
-    assert "policy.step (3 there, 2 now); write --step 3, or another" in capsys.readouterr().err
+    assert "policy.step (3 there, 2 now); write --step 3, or --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

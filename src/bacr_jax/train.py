@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bacr_jax.config import Config, shipped
+from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.atomics import allow_fast_additions
 from bacr_jax.config.cli import Parser, entry_point, failure, silence_orbax, uninterrupted
 from bacr_jax.config.reproducible import make_reproducible
+from bacr_jax.config.shipped import check_overlays
+from bacr_jax.config.synonyms import check_options
 from bacr_jax.errors import UserError, faults_of
+from bacr_jax.files import expand_home
 from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
-    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. The same command "
-    "resumes a run that was stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a "
+    "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
+    "all keys, `bacr keys budget` those of a section. The same command resumes a run that was stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a "
     "signal after saving a checkpoint, 1 any other error."
 )
 
@@ -50,8 +53,8 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="FILE",
-        help="a YAML file, or the name of a config of the package: "
-        f"{', '.join(shipped.names())}; repeatable, later ones override earlier ones",
+        help="a YAML file, or the name of a config of the package (bacr configs lists them); "
+        "repeatable, later ones override earlier ones",
     )
     add("--check", action="store_true", help="only check the config, its data and its model")
     add(
@@ -74,7 +77,7 @@ def _parser() -> Parser:
         help="download a model.path such as Qwen/Qwen2.5-1.5B-Instruct from the hub if it is not "
         "in the hub's cache",
     )
-    add("--help", "-h", action="store_true", help="show this and every key")
+    add("--help", "-h", action="store_true", help="show this")
     add("overrides", nargs="*", metavar="key.sub=value")
     return parser
 
@@ -91,13 +94,15 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
       UserError: the command line or the config is invalid.
     """
     parser = _parser()
-    arguments = parser.parse_intermixed_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    check_options(words, config_io.settings())
+    arguments = parser.parse_intermixed_args(words)
     if arguments.help:
         print(parser.format_help())
-        print(config_io.help_text(shutil.get_terminal_size().columns))
         raise SystemExit(0)
     if not arguments.config:
-        raise UserError("command line: no config; write --config quickstart")
+        raise UserError("command line: no config; write --config quickstart (bacr configs: others)")
+    check_overlays(arguments.config)
     config = config_io.load(arguments.config, arguments.overrides)
     allowed = tuple(arguments.allow_change)
     check(config, allowed)
@@ -240,13 +245,11 @@ def check_inputs(
 
 
 def run_path(config: Config) -> Path:
-    """Returns the path of the run folder, with ~ expanded to the home folder."""
+    """Returns the path of the run folder, with ~ and environment variables expanded."""
     try:
-        return Path(config.output.dir).expanduser()
-    except RuntimeError:
-        raise UserError(
-            f"output.dir={config.output.dir}: found no such home folder; write the path in full"
-        ) from None
+        return expand_home(config.output.dir)
+    except ValueError as error:
+        raise UserError(f"output.dir={config.output.dir}: {error}") from None
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:

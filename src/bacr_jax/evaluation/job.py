@@ -343,6 +343,7 @@ def prepare(
     split: Literal["train", "test"] = "test",
     train: QuestionSet | None = None,
     compare: Sequence[Path] = (),
+    settings_name: str = "",
     labels: Path | None = None,
     name: str | None = None,
     url: str | None = None,
@@ -356,6 +357,8 @@ def prepare(
       split: split of the evaluation sets.
       train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
+      settings_name: name of the settings. Of several evaluations of a run in `compare`, the one
+        with this name is used.
       labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
 
     Raises:
@@ -370,7 +373,7 @@ def prepare(
         raise UserError(problem)
     dense = dense_settings(config.eval, greedy=greedy)
     _check_labels(config, labels)
-    others = {str(path): folder.find_evaluation(path) for path in compare}
+    others = {str(path): folder.find_evaluation(path, settings_name) for path in compare}
     tokenizer = saved.tokenizer()
     check_grace(config, tokenizer)
     positions = _positions(config, tokenizer)

@@ -84,15 +84,17 @@ def license_of(base: Path | None) -> str | None:
 def _tables(exported: Exported) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yields the title, header and rows of a table for each evaluated set of the run."""
     paths = RunPaths(exported.run)
-    evaluations: dict[str, Any] = {}
+    # Pairs of a description of the evaluation and its results by set.
+    evaluations: list[tuple[str, Any]] = []
     for record in read_evaluations(paths.evaluations):
         if record["step"] == exported.step:
-            evaluations["in training"] = record["sets"]
-    later = paths.evaluation_of(exported.step)
-    if (later / RESULTS).is_file():
-        results = read_results(later)["sets"]
-        evaluations["afterwards"] = {name: result["by_budget"] for name, result in results.items()}
-    for when, sets in evaluations.items():
+            evaluations = [("in training", record["sets"])]
+    for later in paths.evaluations_of(exported.step):
+        if (later / RESULTS).is_file():
+            results = read_results(later)["sets"]
+            by_budget = {name: result["by_budget"] for name, result in results.items()}
+            evaluations.append(("afterwards", by_budget))
+    for when, sets in evaluations:
         for name, modes in sets.items():
             budgets = by_size({budget for entries in modes.values() for budget in entries})
             title = f"{set_title(name.partition(':')[0])}, evaluated {when}"
