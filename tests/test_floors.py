@@ -29,7 +29,8 @@ FLOORS = {
     8: "report",
     9: "export",
     10: "training",
-    11: "train evaluate generate list_configs list_keys list_methods data plan study grading doctor gguf",
+    11: "train evaluate generate list_configs list_keys list_methods data plan study grading "
+    "doctor gguf",
     12: "facade",
     13: "__main__",
 }

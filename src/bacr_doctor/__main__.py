@@ -20,7 +20,7 @@ from bacr_doctor.records import Record, Subject, format_record, overlay_keys, to
 from bacr_jax import files, train
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point, whole_number
-from bacr_jax.config.shipped import locate
+from bacr_jax.config.shipped import check_overlays, locate
 from bacr_jax.errors import UserError
 from bacr_plan.devices import find
 
@@ -89,6 +89,8 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     options = _parser().parse_intermixed_args(argv)
     if options.overrides and not options.config:
         raise UserError("command line: keys without a config; write --config F before them")
+    if options.config:
+        check_overlays(options.config)
     configs = [locate(config).resolve() for config in options.config]
     _check_output(options.out, configs)
     if options.write_overlay is not None:

@@ -8,6 +8,7 @@ validate the config before they use a device. They then call `train`, which runs
 import contextlib
 import dataclasses
 import difflib
+import shlex
 import shutil
 import sys
 import threading
@@ -30,12 +31,15 @@ from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
 
 if TYPE_CHECKING:
+    from bacr_jax.methods import Method
+    from bacr_jax.prompts.task_data import TaskData
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
     "Every key can be overridden: bacr train --config F seed=1 budget.max=64. `bacr keys` lists "
-    "all keys, `bacr keys budget` those of a section. The same command resumes a run that was stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a "
-    "signal after saving a checkpoint, 1 any other error."
+    "all keys, `bacr keys budget` those of a section. The same command resumes a run that was "
+    "stopped. Exit codes: 0 trained, 2 invalid input, 75 stopped by a signal after saving a "
+    "checkpoint, 1 any other error."
 )
 
 
@@ -107,12 +111,11 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     allowed = tuple(arguments.allow_change)
     check(config, allowed)
     if arguments.check:
-        from bacr_jax.methods.registry import built_in_departures
-
         lines = check_inputs(config, arguments.resume, allowed, download=arguments.download)
         print(f"{', '.join(arguments.config)}: a good config; its data and its model are there")
-        for line in (*lines, *built_in_departures(config)):
-            print(f"  {line}")
+        print(*lines, sep="\n")
+        command = ["bacr", "train", *(word for word in words if word != "--check")]
+        print(f"next     {shlex.join(command)}")
         raise SystemExit(0)
     config = with_local_model(config, download=arguments.download)
     config = with_available_sets(config)
@@ -200,12 +203,14 @@ def check_inputs(
       download: download the model if it is not in the hub's cache.
 
     Returns:
-      Lines to print: the scores that the verifiers assign to the reference answers.
+      Lines to print: the scores that the verifiers assign to the reference answers, the data sets,
+      the settings that differ from the method's publication, and a summary of the run.
 
     Raises:
       UserError: at least one check failed. The error lists all failures.
     """
     from bacr_jax.parallel import processes
+    from bacr_jax.questions.missing import missing_together
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training import initialize
     from bacr_jax.training.warmup_folder import check_warmup
@@ -213,22 +218,38 @@ def check_inputs(
     # Each step below replaces `resolved` by its result. A step that fails leaves it unchanged.
     resolved = config
     lines: list[str] = []
+    # Inputs whose absence is reported once, so that they are not opened again.
+    reported: set[str] = set()
 
     def resolve_model() -> None:
         nonlocal resolved
+        reported.add("model.path")
         resolved = with_local_model(resolved, download=download)
+        reported.remove("model.path")
 
     def resolve_sets() -> None:
         nonlocal resolved
+        line, missing = missing_together(resolved)
+        if line:
+            reported.update(missing)
+            raise UserError(line)
         resolved = with_available_sets(resolved)
 
     def resolve_prompt_date() -> None:
         nonlocal resolved
-        resolved = with_prompt_date(resolved)
+        if "model.path" not in reported:
+            resolved = with_prompt_date(resolved)
 
     def read_inputs() -> None:
         processes.check_platform()
-        lines.extend(initialize.check_inputs(resolved))
+        if reported:
+            others = initialize.faults_of_inputs(resolved, frozenset(reported))
+            if others:
+                raise UserError(*others)
+            return
+        method, environment, verifier_lines = initialize.check_inputs(resolved)
+        lines.extend(verifier_lines)
+        lines.extend(_described(resolved, method, environment))
 
     faults = faults_of(
         resolve_model,
@@ -242,6 +263,21 @@ def check_inputs(
     if faults:
         raise UserError(*faults)
     return lines
+
+
+def _described(config: Config, method: "Method", environment: "TaskData") -> Iterator[str]:
+    """Yields the lines of --check about a run whose inputs are valid."""
+    from bacr_jax.methods.published import departures
+    from bacr_jax.runs.setup import model_shape
+    from bacr_jax.training.run_summary import NO_DEVICES, RunFacts, start_lines
+
+    yield from environment.describe_data(config.eval.size)
+    for departure in departures(config, method):
+        yield f"  {departure}"
+    shape = model_shape(config, environment.vocab_size)
+    facts = RunFacts(config, run_path(config), method, shape, environment)
+    width = shutil.get_terminal_size().columns
+    yield from start_lines(facts, NO_DEVICES, width, departures_in="listed above")
 
 
 def run_path(config: Config) -> Path:

@@ -17,6 +17,7 @@ from bacr_jax import train
 from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.config.cli import Parser, entry_point
+from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
 from bacr_plan.devices import DEVICES, find, smallest_with
 
@@ -108,6 +109,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = _parser().parse_intermixed_args(argv)
     if not arguments.config:
         raise UserError("command line: no config; write --config qwen2.5-7b-math")
+    check_overlays(arguments.config)
     count = arguments.devices
     if not 1 <= count <= MOST_DEVICES:
         raise UserError(f"--devices: found {count}; write a number of GPUs, 1 to {MOST_DEVICES}")

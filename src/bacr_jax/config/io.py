@@ -146,14 +146,27 @@ def _over(
     accept_earlier: bool = False,
 ) -> Config:
     """Builds a config from values, then files, then overrides. The last value of each key wins."""
-    parsed = [*files, *map(parse_override, overrides)]
-    sections = {name for name, key in schema().items() if key.is_section}
-    parsed_entries = [entry for document in parsed for entry in entries(document, sections)]
+    parsed_entries = _entries_of([*files, *map(parse_override, overrides)])
     if accept_earlier:
         parsed_entries = [
             _current_entry(entry) for entry in parsed_entries if not _is_removed(entry)
         ]
     return _build(Config, "", {**values, **_read(parsed_entries)})
+
+
+def _entries_of(parsed: Iterable[Parsed]) -> list[Entry]:
+    """Returns the entries of all documents, in their order."""
+    sections = {name for name, key in schema().items() if key.is_section}
+    return [entry for document in parsed for entry in entries(document, sections)]
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns only the values that a YAML file sets, keyed by dotted name.
+
+    Raises:
+      UserError: as for `load`.
+    """
+    return _read(_entries_of([parse_file(path)]))
 
 
 def _current_entry(entry: Entry) -> Entry:

@@ -11,6 +11,7 @@ import yaml
 
 from bacr_jax import __version__, files
 from bacr_jax.config import Config
+from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import cap, mixture
 from bacr_jax.evaluation.folder import RESULTS, read_results
 from bacr_jax.model.hf.vocabulary import check_links
@@ -127,6 +128,7 @@ def model_card(exported: Exported) -> str:
     card = _templates.get_template("model_card.md.jinja").render(
         exported=exported,
         config=config,
+        preset=preset_of(config),
         budget=config.budget,
         rollout=config.rollout,
         head=yaml.safe_dump(head, sort_keys=False),

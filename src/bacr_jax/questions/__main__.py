@@ -19,6 +19,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.config.checks import BUDGET
 from bacr_jax.config.cli import Parser, data_set, entry_point
 from bacr_jax.config.resolve import own_tokens
+from bacr_jax.config.shipped import check_overlays
 from bacr_jax.errors import UserError
 from bacr_jax.questions.published_sets import PUBLISHED_SETS
 
@@ -257,6 +258,8 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> Any:
 
 def _config(options: argparse.Namespace) -> Config:
     """Returns the checked config of a run on this set, for its prompt format and groups."""
+    if options.config:
+        check_overlays(options.config)
     config = config_io.load(options.config, options.overrides)
     spec = options.inspect
     if spec is not None:

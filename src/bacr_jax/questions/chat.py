@@ -40,7 +40,7 @@ def single_turn(messages: list[dict[str, Any]]) -> ChatQuestion | None:
     Args:
       messages: messages with the fields role and content.
     """
-    system = ""
+    system: Any = ""
     if messages and messages[0]["role"] == "system":
         system = messages[0].get("content")
         messages = messages[1:]

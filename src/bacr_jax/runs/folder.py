@@ -281,7 +281,7 @@ def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
       UserError: the path is a file, or the folder contains other files but no `marker`.
     """
     if path.exists() and not path.is_dir():
-        raise UserError(f"{where}: is a file; write a folder, such as {free_folder(where, path)}")
+        raise UserError(f"{where}: is a file; write the name of a folder")
     names = [entry.name for entry in path.iterdir()] if path.exists() else []
     # A process that is killed while it creates the folder leaves a lock file and temporary
     # files.

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import jax
 
 from bacr_jax.config import Config, resolve
+from bacr_jax.config.presets import preset_of
 from bacr_jax.config.resolve import HOLDOUT, selection_set
 from bacr_jax.errors import UserError
 from bacr_jax.evaluation.decline import Decline, declines
@@ -22,7 +23,6 @@ from bacr_jax.evaluation.selection import Candidate, choose, make_candidate, to_
 from bacr_jax.evaluation.summary import Summary
 from bacr_jax.files import append_line, read_lines, write_json
 from bacr_jax.methods.published import departures
-from bacr_jax.methods.registry import advice
 from bacr_jax.out_of_memory import phase_memory
 from bacr_jax.parallel import host_memory, processes
 from bacr_jax.parallel.compile_cache import keep_programs
@@ -57,6 +57,13 @@ from bacr_jax.training.output import (
     write_traces,
 )
 from bacr_jax.training.run import RunState, make_run, precompile, total_steps
+from bacr_jax.training.run_summary import (
+    RunFacts,
+    devices_text,
+    hint_lines,
+    next_lines,
+    start_lines,
+)
 from bacr_jax.training.served import largest_mismatch, with_servers
 from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
@@ -103,12 +110,16 @@ class Trainer:
         cache = keep_programs(config.output.compile_cache)
         self.method, self.environment = initialize.open_inputs_together(config)
         check_warmup(config, folder)
+        self.preset = preset_of(config)
         self.departures = departures(config, self.method)
         vocab_size = self.environment.vocab_size
         shape = setup.model_shape(config, vocab_size)
         mesh = setup.mesh_shape(config, shape, jax.device_count())
         self.policy = make_policy(config, self.method, vocab_size, mesh)
-        self._describe_setup(shape.num_parameters, cache.line)
+        facts = RunFacts(config, folder.path, self.method, shape, self.environment)
+        devices = devices_text(config, mesh)
+        for line in (*start_lines(facts, devices, self.progress.width), *hint_lines(facts, cache)):
+            self.progress.print_line(line)
         self.steps = total_steps(config, len(self.environment.train))
         run = make_run(config, self.environment, self.method, self.policy, self.steps)
         self.run = with_servers(run, folder.path, self.progress.print_line)
@@ -131,20 +142,6 @@ class Trainer:
         self.failing_verifiers: list[str] = []
         self.step_metrics: dict[str, float] = {}
         self.phase = Phase(self.progress, "training", self.steps)
-
-    def _describe_setup(self, num_parameters: int, cache_line: str) -> None:
-        """Prints the method, advice about the config, the data sets and the compilation cache."""
-        count = len(self.departures)
-        suffix = f", {count} settings unlike its publication (--check lists them)" if count else ""
-        self.progress.print_line(f"method {self.method.name}{suffix}")
-        if host_memory.lacks_huge_pages(num_parameters):
-            variable = f"{host_memory.TUNABLES}={host_memory.HUGE_PAGES}"
-            self.progress.print_line(f"faster on this CPU with {variable} in its environment")
-        for line in advice(self.config):
-            self.progress.print_line(f"  {line}")
-        for line in self.environment.describe_data(self.config.eval.size):
-            self.progress.print_line(line)
-        self.progress.print_line(cache_line)
 
     # Start ------------------------------------------------------------------------------------
 
@@ -551,7 +548,7 @@ class Trainer:
             self.evaluated_sets("after"),
             self.evaluations["before"],
             self.evaluations["after"],
-            self.method.name,
+            self.method.name if self.preset is None else self.preset.name,
         )
         publish(self.folder, self.config, self.metrics, step, again=self.took is not None)
         self.progress.print_line(
@@ -562,6 +559,9 @@ class Trainer:
             warn_of_declines(self.progress, name, of_set)
         if any(worse.values()) or (self.best is not None and self.best.step != step):
             self.progress.print_line(best_note(self.best_record))
+        question = next(iter(self.environment.eval.values())).set.questions[0]
+        for line in next_lines(self.config, self.folder.path, question):
+            self.progress.print_line(line)
         return summary
 
     def _summary(
@@ -571,6 +571,7 @@ class Trainer:
         first_set = next(iter(self.environment.eval))
         return {
             "method": self.method.name,
+            "preset": None if self.preset is None else self.preset.text,
             "departures": self.departures,
             "seed": self.config.seed,
             "steps": step,
