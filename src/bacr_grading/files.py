@@ -55,7 +55,8 @@ def expand_home(path: str | Path) -> Path:
     Raises:
       ValueError: if a variable is not set or the user does not exist.
     """
-    expanded = os.path.expanduser(_VARIABLE.sub(_value_of, str(path)))
+    with_variables = _VARIABLE.sub(_value_of, str(path))
+    expanded = os.path.expanduser(with_variables)
     if expanded.startswith("~"):
         raise ValueError("found no such home folder; write the path in full")
     unset = _VARIABLE.search(expanded)
@@ -66,7 +67,8 @@ def expand_home(path: str | Path) -> Path:
 
 def _value_of(match: re.Match[str]) -> str:
     """Returns the value of a matched environment variable, or the matched text if it is unset."""
-    return os.environ.get(match[1] or match[2], match.group())
+    name = match[1] or match[2]
+    return os.environ.get(name, match.group())
 
 
 def nearest(path: Path, otherwise: str) -> str:

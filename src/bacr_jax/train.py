@@ -31,8 +31,6 @@ from bacr_jax.runs import folder as run_folder
 from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
 
 if TYPE_CHECKING:
-    from bacr_jax.methods import Method
-    from bacr_jax.prompts.task_data import TaskData
     from bacr_jax.training.events import Callback, Finished
 
 EPILOG = (
@@ -209,75 +207,83 @@ def check_inputs(
     Raises:
       UserError: at least one check failed. The error lists all failures.
     """
-    from bacr_jax.parallel import processes
-    from bacr_jax.questions.missing import missing_together
     from bacr_jax.runs.metrics import check_wandb
-    from bacr_jax.training import initialize
     from bacr_jax.training.warmup_folder import check_warmup
 
-    # Each step below replaces `resolved` by its result. A step that fails leaves it unchanged.
-    resolved = config
-    lines: list[str] = []
-    # Inputs whose absence is reported once, so that they are not opened again.
-    reported: set[str] = set()
-
-    def resolve_model() -> None:
-        nonlocal resolved
-        reported.add("model.path")
-        resolved = with_local_model(resolved, download=download)
-        reported.remove("model.path")
-
-    def resolve_sets() -> None:
-        nonlocal resolved
-        line, missing = missing_together(resolved)
-        if line:
-            reported.update(missing)
-            raise UserError(line)
-        resolved = with_available_sets(resolved)
-
-    def resolve_prompt_date() -> None:
-        nonlocal resolved
-        if "model.path" not in reported:
-            resolved = with_prompt_date(resolved)
-
-    def read_inputs() -> None:
-        processes.check_platform()
-        if reported:
-            others = initialize.faults_of_inputs(resolved, frozenset(reported))
-            if others:
-                raise UserError(*others)
-            return
-        method, environment, verifier_lines = initialize.check_inputs(resolved)
-        lines.extend(verifier_lines)
-        lines.extend(_described(resolved, method, environment))
-
+    inputs = _Inputs(config, download=download)
+    path = run_path(config)
     faults = faults_of(
-        resolve_model,
-        resolve_sets,
-        resolve_prompt_date,
-        lambda: check_run_folder(run_path(config), resolved, resume=resume, allowed=allowed),
+        inputs.resolve_model,
+        inputs.resolve_sets,
+        inputs.resolve_prompt_date,
+        lambda: check_run_folder(path, inputs.config, resume=resume, allowed=allowed),
         lambda: check_wandb(config),
-        lambda: check_warmup(resolved, run_folder.RunPaths(run_path(config))),
-        read_inputs,
+        lambda: check_warmup(inputs.config, run_folder.RunPaths(path)),
+        inputs.read,
     )
     if faults:
         raise UserError(*faults)
-    return lines
+    return inputs.lines
 
 
-def _described(config: Config, method: "Method", environment: "TaskData") -> Iterator[str]:
-    """Yields the lines of --check about a run whose inputs are valid."""
-    from bacr_jax.methods.published import departures
-    from bacr_jax.runs.setup import model_shape
-    from bacr_jax.training.run_summary import NO_DEVICES, RunFacts, start_lines
+class _Inputs:
+    """The inputs of a run, which `check_inputs` checks one after another.
 
-    yield from environment.describe_data(config.eval.size)
-    for departure in departures(config, method):
-        yield f"  {departure}"
-    shape = model_shape(config, environment.vocab_size)
-    facts = RunFacts(config, run_path(config), method, shape, environment)
-    width = shutil.get_terminal_size().columns
-    yield from start_lines(facts, NO_DEVICES, width, departures_in="listed above")
+    A check that fails leaves the config unchanged, so that the next checks still run.
+
+    Attributes:
+      config: config with the results of the checks so far.
+      lines: lines to print about valid inputs.
+    """
+
+    def __init__(self, config: Config, *, download: bool):
+        self.config = config
+        self.lines: list[str] = []
+        self._download = download
+        # `model.path` and names of sets that are missing. They are reported once.
+        self._reported: set[str] = set()
+
+    def resolve_model(self) -> None:
+        """Replaces a model's name by its folder. Raises UserError if the model is missing."""
+        self._reported.add("model.path")
+        self.config = with_local_model(self.config, download=self._download)
+        self._reported.remove("model.path")
+
+    def resolve_sets(self) -> None:
+        """Removes sets that may be missing. Raises UserError if a needed set is missing."""
+        from bacr_jax.questions.missing import missing_together
+
+        line, missing = missing_together(self.config)
+        if line:
+            self._reported.update(missing)
+            raise UserError(line)
+        self.config = with_available_sets(self.config)
+
+    def resolve_prompt_date(self) -> None:
+        """Sets the date in the prompts, which depends on the model's chat template."""
+        if "model.path" not in self._reported:
+            self.config = with_prompt_date(self.config)
+
+    def read(self) -> None:
+        """Reads all inputs that are not reported as missing. Raises UserError if any is invalid."""
+        from bacr_jax.parallel import processes
+        from bacr_jax.training import initialize, run_summary
+
+        processes.check_platform()
+        if self._reported:
+            faults = initialize.faults_of_inputs(self.config, frozenset(self._reported))
+            if faults:
+                raise UserError(*faults)
+            return
+        method, environment, verifier_lines = initialize.check_inputs(self.config)
+        described = run_summary.check_lines(
+            self.config,
+            run_path(self.config),
+            method,
+            environment,
+            width=shutil.get_terminal_size().columns,
+        )
+        self.lines = [*verifier_lines, *described]
 
 
 def run_path(config: Config) -> Path:

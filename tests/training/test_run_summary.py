@@ -1,9 +1,12 @@
 """The first lines of a run, and the commands after its last one."""
 
 import dataclasses
+import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bacr_jax import generate, train
@@ -11,6 +14,7 @@ from bacr_jax.config import io as config_io
 from bacr_jax.methods import load_method
 from bacr_jax.model.sizes import preset
 from bacr_jax.parallel.compile_cache import CacheFolder
+from bacr_jax.parallel.mesh import MeshShape
 from bacr_jax.questions.question_set import LeftOut
 from bacr_jax.questions.splits import REASON as HELD_OUT
 from bacr_jax.report.__main__ import main as report
@@ -20,6 +24,7 @@ from bacr_jax.training.initialize import open_inputs
 from bacr_jax.training.run_summary import (
     NO_DEVICES,
     RunFacts,
+    devices_text,
     hint_lines,
     next_lines,
     number_text,
@@ -124,6 +129,22 @@ def test_advice_and_a_cache_that_cannot_be_written_are_hints(environment):
     facts = facts_of(environment)
     assert hint_lines(facts, CacheFolder(None, "kept")) == []
     assert hint_lines(facts, CacheFolder(None, "WARNING", refused=True)) == ["WARNING"]
+
+
+def test_several_devices_have_their_mesh(monkeypatch):
+    devices = [SimpleNamespace(device_kind="NVIDIA H100", platform="gpu")] * 8
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    config = config_io.load([], [])
+    text = devices_text(config, MeshShape(2, 4, 1, 1))
+    assert text == "8 x NVIDIA H100; data 2, fsdp 4, tensor 1; computes in bfloat16"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "tensor 1; 2 processes; computes" in devices_text(config, MeshShape(2, 4, 1, 1))
+    monkeypatch.undo()
+    one = [SimpleNamespace(device_kind="cpu", platform="cpu")]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    text = devices_text(config_io.load(["quickstart"]), MeshShape(1, 1, 1, 1))
+    assert text == "1 CPU with 2 cores; computes in float32"
 
 
 class TestNext:

@@ -335,6 +335,14 @@ def _check_compared(
     return compared
 
 
+def _budgets_by_mode(settings: Sequence[EvalSetting]) -> dict[str, list[int]]:
+    """Returns the budgets of each decoding mode."""
+    modes: dict[str, list[int]] = {}
+    for setting in settings:
+        modes.setdefault(setting.mode, []).append(setting.budget)
+    return modes
+
+
 def prepare(
     saved: SavedPolicy,
     *,
@@ -357,8 +365,7 @@ def prepare(
       split: split of the evaluation sets.
       train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
-      settings_name: name of the settings. Of several evaluations of a run in `compare`, the one
-        with this name is used.
+      settings_name: see `folder.find_evaluation`.
       labels, name, url: see `Work`. A `name` of None stands for the name of the saved policy.
 
     Raises:
@@ -386,9 +393,7 @@ def prepare(
         indices = subset(len(questions), config.eval.size, config.seed)
         chosen[set_name] = indices
         described[set_name] = _describe(questions, indices)
-    modes: dict[str, list[int]] = {}
-    for setting in settings:
-        modes.setdefault(setting.mode, []).append(setting.budget)
+    modes = _budgets_by_mode(settings)
     grader = _grader_settings(config)
     name = name or saved.name
     compared = _check_compared(others, name, described, modes, grader)

@@ -24,11 +24,13 @@ from bacr_jax.model import adapters
 from bacr_jax.model.sizes import Qwen2Config
 from bacr_jax.parallel import host_memory
 from bacr_jax.parallel.compile_cache import CacheFolder
+from bacr_jax.parallel.mesh import MeshShape
 from bacr_jax.prompts.task_data import TaskData
 from bacr_jax.questions.question_set import LeftOut
 from bacr_jax.questions.splits import REASON as HELD_OUT
 from bacr_jax.report.table import set_title
 from bacr_jax.runs.folder import RunPaths, steps_in
+from bacr_jax.runs.setup import model_shape
 from bacr_jax.training.run import total_steps
 
 # Width of the column with the labels, in characters.
@@ -96,6 +98,26 @@ def start_lines(facts: RunFacts, devices: str, width: int, departures_in: str = 
 def _fixed(text: str) -> str:
     """Returns a text that is not broken across lines."""
     return text.replace(" ", _FIXED_BLANK)
+
+
+def check_lines(
+    config: Config, folder: Path, method: Method, environment: TaskData, *, width: int
+) -> Iterator[str]:
+    """Yields what --check prints about valid inputs: sets, departures, and the run's first lines.
+
+    Args:
+      config: config of the run.
+      folder: run folder, which may not exist.
+      method: method built from the config.
+      environment: questions and prompts.
+      width: maximum line width in characters.
+    """
+    yield from environment.describe_data(config.eval.size)
+    for departure in departures(config, method):
+        yield f"  {departure}"
+    shape = model_shape(config, environment.vocab_size)
+    facts = RunFacts(config, folder, method, shape, environment)
+    yield from start_lines(facts, NO_DEVICES, width, departures_in="listed above")
 
 
 def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
@@ -195,16 +217,21 @@ def _left_out(rows: list[LeftOut], folder: Path) -> str:
     return f"{text}, {held_out:,} {HELD_OUT}" if held_out else text
 
 
-def devices_text(config: Config, mesh: jax.sharding.Mesh) -> str:
-    """Describes the devices of a run, their mesh and the dtype, such as `1 CPU with 2 cores`."""
+def devices_text(config: Config, mesh: MeshShape) -> str:
+    """Describes the devices of a run, such as `1 CPU with 2 cores; computes in float32`.
+
+    Args:
+      config: config of the run.
+      mesh: number of devices along each mesh axis.
+    """
     devices = jax.devices()
     kind = devices[0].device_kind
     if devices[0].platform == "cpu":
         kind = f"CPU with {os.cpu_count()} cores"
-    parts = [f"{len(devices)} x {kind}" if len(devices) > 1 else f"1 {kind}"]
+    parts = [f"1 {kind}"]
     if len(devices) > 1:
-        axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-        parts.append(f"mesh {axes}")
+        parts = [f"{len(devices)} x {kind}"]
+        parts.append(f"data {mesh.data}, fsdp {mesh.fsdp}, tensor {mesh.tensor}")
     if jax.process_count() > 1:
         parts.append(f"{jax.process_count()} processes")
     return f"{'; '.join(parts)}; computes in {config.model.compute_dtype}"
