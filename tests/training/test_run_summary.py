@@ -83,11 +83,11 @@ def test_questions_left_out_are_counted_with_the_command_that_lists_them(environ
     rows = (LeftOut("a", "no question"), LeftOut("b", "no question"), LeftOut("c", HELD_OUT))
     questions = dataclasses.replace(environment.train.set, left_out=rows)
     train_set = dataclasses.replace(environment.train, set=questions)
-    other = dataclasses.replace(environment, train=train_set)
+    other = dataclasses.replace(environment, train=train_set, eval={"ledger": train_set})
     text = "\n".join(start_lines(facts_of(other), "-", 200))
     assert (
-        "2 left out (bacr data --config runs/quickstart/config.yaml), 1 held out for validation"
-        in text
+        "2 left out (bacr data --config runs/quickstart/config.yaml), 1 held out for validation; "
+        "3 left out of the evaluation sets" in text
     )
 
 

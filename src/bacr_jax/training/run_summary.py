@@ -7,7 +7,7 @@ one. `bacr train --check` ends with `start_lines`. Nothing here is computed on a
 import os
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,18 +196,20 @@ def _size(facts: RunFacts) -> list[str]:
     if limit is not None:
         size += f", at most {limit:,} generated tokens"
     names = ", ".join(set_title(name) for _, name in mixture(config.data.train))
-    left_out = list(train.left_out)
-    for questions in facts.environment.eval.values():
-        left_out += questions.set.left_out
+    questions = f"{len(train):,} questions of {names}, {_left_out(train.left_out, facts.folder)}"
+    evaluated = facts.environment.eval.values()
+    num_unevaluated = sum(len(prompted.set.left_out) for prompted in evaluated)
+    if num_unevaluated:
+        questions += f"; {num_unevaluated:,} left out of the evaluation sets"
     return [
         f"{size}; budgets {config.budget.min:,} to {config.budget.max:,}",
-        f"{len(train):,} questions of {names}, {_left_out(left_out, facts.folder)}",
+        questions,
         f"in {_fixed(str(facts.folder))}; Ctrl-C saves and stops, the same command resumes",
     ]
 
 
-def _left_out(rows: list[LeftOut], folder: Path) -> str:
-    """Returns the numbers of questions that are left out and that are held out."""
+def _left_out(rows: Sequence[LeftOut], folder: Path) -> str:
+    """Returns the numbers of training questions that are left out and that are held out."""
     held_out = sum(row.reason == HELD_OUT for row in rows)
     unusable = len(rows) - held_out
     text = "none left out"
