@@ -107,6 +107,7 @@ BAD = [
     ),
     (REPORT, "summary.json: is damaged; remove it", {**TRAINED, "run/summary.json": "[]"}),
     ("study --config {}/none.yaml", "no such file", {}),
+    ("serve", "command line: write --run DIR or --model HFDIR", {}),
     ("report --run '{}/a\nb'", r"{}/a\nb: holds no config.yaml", {}),
     ("trian --config x", "no command 'trian'; write train", {}),
 ]
@@ -210,7 +211,7 @@ def test_a_change_that_the_run_can_not_go_on_with_changes_nothing(model, tmp_pat
     line = words_of(TRAIN + "seed=3 --allow-change seed", tmp_path)
     assert __main__.main(line) == 2
     captured = capsys.readouterr()
-    assert "the run can't go on with another seed" in captured.err.splitlines()[-1]
+    assert "if the new value of seed is the cause" in captured.err.splitlines()[-1]
     after = everything_in(tmp_path)
     assert {path: after.pop(path) for path in before} == before
     # What is new tells nothing of the run.

@@ -1,5 +1,8 @@
 """Splits the response to a prompt into calls to an inference engine.
 
+A response has two segments: the thinking (`Thinking`) and the answer (`Answering`). A segment is
+sampled by one or more calls:
+
     segment = Thinking(rules, prompt, limit)
     while (call := segment.call()) is not None:
         segment.take(tokens_of(call))
@@ -47,7 +50,7 @@ class Call:
       max_tokens: maximum number of new tokens.
       stop: strings at which the engine may stop.
       stop_ids: token ids at which the engine may stop.
-      number: zero-based index of the call within its segment.
+      number: zero-based index of the call within its segment, which is the thinking or the answer.
     """
 
     prompt: tuple[int, ...]
@@ -59,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Response:
-    """The response to a prompt.
+    """The response to a prompt, which consists of the thinking and the answer.
 
     Attributes:
       thinking: token ids of the thinking, including its closing tag but excluding an end-of-turn
@@ -120,7 +123,7 @@ class _Segment(ABC):
     Attributes:
       rules: budget rules of the exported policy.
       prompt: token ids before the segment.
-      stop: the stop string, usually the closing tag.
+      stop: the stop string, usually the closing tag, as an automaton over token ids.
       tokens: token ids sampled so far.
       logprobs: log-probabilities of `tokens`, or an empty list if the engine does not return them.
       state: state of the automaton `stop` after `tokens`.
@@ -204,10 +207,14 @@ class _Segment(ABC):
 
 
 class Thinking(_Segment):
-    """The thinking of a response, which is cut after at most `limit` tokens.
+    """The thinking of a response, which is truncated after at most `limit` tokens.
 
-    With a limit of 0, the response has no thinking. If the rules define a grace window, the
-    thinking continues to the next line break within this window before it is cut.
+    With a limit of 0, the response has no thinking. The rules may define a grace window, which is a
+    number of additional tokens. The thinking is then truncated at the first line break within this
+    window, or at its end.
+
+    Attributes:
+      limit: maximum number of thinking tokens, excluding the grace window.
     """
 
     def __init__(self, rules: BudgetRules, prompt: Sequence[int], limit: int):
@@ -249,16 +256,19 @@ class Thinking(_Segment):
         return Answering(self.rules, context, forced)
 
     def answering_at(self, cut: int) -> "Answering":
-        """Returns the segment for an answer after only the first `cut` tokens of the thinking.
+        """Returns the segment for an answer to a truncated thinking.
 
         The closing text is inserted between the thinking and the answer.
+
+        Args:
+          cut: truncation point, as the number of thinking tokens that are kept.
         """
         context = (*self.prompt, *self.tokens[:cut])
         return Answering(self.rules, context, self.rules.closing)
 
 
 class Answering(_Segment):
-    """The answer of a response.
+    """The answer of a response, which follows the prompt, the thinking and the inserted tokens.
 
     Attributes:
       forced: token ids inserted between the thinking and the answer.

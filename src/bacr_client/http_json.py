@@ -75,8 +75,8 @@ async def request_json(url: str, body: Any = None, timeouts: Timeouts = SHORT) -
 
     Raises:
       Refused: if the status code is not 200.
-      EngineError: if the server cannot be reached, an attempt times out, all attempts are cut off,
-        or the response is not JSON.
+      EngineError: if the server cannot be reached, an attempt times out, the connection is closed
+        early in all attempts, or the response is not JSON.
     """
     for seconds in BACK_OFF:
         try:
@@ -106,9 +106,13 @@ async def _request_once(url: str, body: Any, timeouts: Timeouts) -> Any:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Formats a server's text as one line of at most `most` characters.
+    """Formats a text from a server as a single line for an error message.
 
     Control characters are escaped.
+
+    Args:
+      text: the text.
+      most: maximum length of the line in characters.
     """
     line = " ".join(text[: 4 * most].split())
     if not line.isprintable():
@@ -139,13 +143,13 @@ async def stream_json(url: str, body: Any, timeouts: Timeouts = SHORT) -> AsyncG
     Args:
       url: full URL of the endpoint.
       body: value that is sent as JSON in a POST request.
-      timeouts: timeouts of the request, of which `whole` is not used.
+      timeouts: timeouts of the request. The field `whole` is ignored.
 
     Raises:
       Refused: if the status code is not 200.
       ConnectionCut: if the connection is closed before the event `[DONE]`.
       EngineError: if the server cannot be reached, is silent for too long, or sends an error or
-        something else than events.
+        a response that is not a stream of events.
     """
     async with _opened(url, body, timeouts) as (status, pieces):
         if status != 200:
@@ -169,7 +173,7 @@ async def stream_json(url: str, body: Any, timeouts: Timeouts = SHORT) -> AsyncG
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Splits a response body into lines. The rest after the last line break is dropped."""
+    """Yields the lines of a response body and drops an incomplete last line."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -188,7 +192,8 @@ def _json_or_none(content: bytes) -> Any:
 async def _exchange(url: str, body: Any, timeouts: Timeouts) -> tuple[int, bytes]:
     """Sends a request and returns the status code and the body of the response.
 
-    Raises: as `_opened`.
+    Raises:
+      EngineError: for the same reasons as `_opened`.
     """
     async with _opened(url, body, timeouts) as (status, pieces):
         content = bytearray()

@@ -19,8 +19,8 @@ def read_budget(budget: Any, levels: Mapping[str, int], most: int = LARGEST) -> 
     """Converts a budget to a number of thinking tokens.
 
     Args:
-      budget: an integer, the name of a level, or None or "none" for no budget.
-      levels: budgets in tokens by the name of their level.
+      budget: an integer, the name of a budget level such as "low", or None or "none" for no budget.
+      levels: dict from the name of a budget level to its number of tokens.
       most: maximum budget in tokens.
 
     Returns:
@@ -64,7 +64,7 @@ class StopString:
     The automaton starts in state 0 and detects the stop string regardless of how it is tokenized.
 
     Attributes:
-      text: the stop string. The empty string if there is none.
+      text: the stop string, or "" if the segment has no stop string.
       anywhere: maps a token to the next state, from any state. Tokens that are missing lead to
         state 0.
       inside: maps a state and a token to the next state. Takes precedence over `anywhere`.
@@ -108,12 +108,14 @@ class BudgetRules:
       think_close: stop string of the thinking.
       answer_close: stop string of the answer.
       ends: ids of the end-of-turn tokens.
-      line_breaks: ids of the tokens at which the thinking may be cut within the grace window.
+      line_breaks: ids of the tokens with a line break, after which the thinking may be truncated
+        within the grace window.
       closing: token ids inserted after the thinking if it did not end with its closing tag.
       natural: token ids inserted after the thinking if it ended with its closing tag.
       never: ids of tokens that are never sampled.
       cap: maximum number of thinking tokens if no budget is set.
-      grace: length of the grace window in tokens, in which a cut is delayed to the next line break.
+      grace: length of the grace window: the maximum number of tokens by which the thinking may
+        exceed its limit to reach the next line break.
       answer_tokens: maximum number of answer tokens.
       vocab_size: number of token ids.
     """
@@ -139,7 +141,11 @@ class BudgetRules:
         return self.cap if budget is None else budget
 
     def longest(self, budget: int | None) -> int:
-        """Returns the maximum number of tokens in a response, including inserted tokens."""
+        """Returns the maximum number of tokens in a response, including inserted tokens.
+
+        Args:
+          budget: thinking budget in tokens, or None for no budget.
+        """
         grace = self.grace if self.limit(budget) else 0
         forced = max(len(self.closing), len(self.natural))
         return self.limit(budget) + grace + forced + self.answer_tokens

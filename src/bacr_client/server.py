@@ -400,8 +400,8 @@ class Server:
 
         Args:
           prompt: a text, a list of chat messages, or a list of token ids, which is returned as is.
-          budget: thinking budget, which is passed to the chat template. It is used by policies
-            whose prompt contains the budget.
+          budget: thinking budget in tokens, or None for no budget. For chat messages, the budget is
+            passed to the chat template, because the prompts of some policies contain the budget.
 
         Returns:
           The token ids.
@@ -435,11 +435,16 @@ class Server:
         Args:
           rules: budget rules of the served folder (see `read_folder`).
           prompt: token ids, a text, or chat messages.
-          budget: thinking budget as a number of tokens or the name of a level. None for no budget.
-          levels: budgets in tokens by the name of their level.
+          budget: thinking budget as a number of tokens or the name of a budget level. None for no
+            budget.
+          levels: dict from the name of a budget level to its number of tokens.
           sampling: sampling parameters. Defaults to greedy decoding.
 
+        Returns:
+          The response, including its decoded text.
+
         Raises:
+          EngineError: for the reasons listed in the class docstring.
           ValueError: if the budget is invalid, or if the response could be longer than the server
             allows.
         """

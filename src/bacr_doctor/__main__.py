@@ -81,7 +81,7 @@ def read_subject(argv: Sequence[str] | None) -> tuple[Subject, argparse.Namespac
     """Parses and validates the command line.
 
     Returns:
-      The run to check for, and the parsed options.
+      The run for which the machine is checked (`Subject`), and the parsed options.
 
     Raises:
       UserError: if an option or the config is invalid.

@@ -1,4 +1,4 @@
-"""The list of all checks, in the order in which they run and are printed.
+"""Lists all checks of `bacr doctor`, in the order in which they run and are printed.
 
 `__main__` imports this module only after it has parsed the command line, because the modules that
 implement the checks import JAX.

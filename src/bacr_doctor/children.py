@@ -1,6 +1,6 @@
-"""Runs checks in child processes, so that a crash or a hang in a check cannot stop the doctor.
+"""Runs checks in child processes, so that a check that crashes or hangs can't stop `bacr doctor`.
 
-`__main__` calls `run_checks`. Checks that need a second process (in `paths` and `rates`) call
+`__main__` calls `run_checks`. Checks in `paths` and `rates` that need a second process call
 `child_process`. The checks themselves are implemented in other modules.
 """
 
@@ -39,14 +39,15 @@ NextRecord = Callable[["Check", float], Record | None]
 
 @dataclass(frozen=True)
 class Check:
-    """A check to run. Each check produces one `Record`.
+    """A check of the machine, which produces one `Record` when it runs.
 
     Attributes:
       name: name of the check in the doctor's output.
       function: called as `function(subject, *arguments)`. It must be a module-level function,
         because it is pickled.
       arguments: additional positional arguments for the function.
-      keys: config overrides that may work around the problem if the check is broken on a GPU.
+      keys: config overrides, by dotted key, that may work around the problem if the check is broken
+        on a GPU.
       advice: suggestion for the user if the check is broken and its record contains no advice.
     """
 
@@ -61,7 +62,7 @@ class Check:
         return Record("broken", reason, name=self.name)
 
     def run(self, subject: Subject) -> Record:
-        """Runs the check in this process and converts any exception to a broken record."""
+        """Runs the check in this process. An exception in the check gives a broken record."""
         started = time.monotonic()
         try:
             record = self.function(subject, *self.arguments)
@@ -76,7 +77,10 @@ class Check:
 
 
 class _Clock:
-    """Computes deadlines of checks, with time limits scaled to the total time available."""
+    """A clock that computes the deadlines of checks.
+
+    The time limit of each check is scaled in proportion to the limit for all checks together.
+    """
 
     def __init__(self, most_seconds: float):
         self._share = most_seconds / MOST_SECONDS
@@ -110,8 +114,10 @@ def run_checks(
     total time limit are also reported as warnings.
 
     Args:
-      most_seconds: time limit in seconds for all checks together. The limit of each check scales
-        with it.
+      checks: checks to run, in this order.
+      subject: the run for which the machine is checked.
+      most_seconds: time limit in seconds for all checks together. The limit of each check is scaled
+        in proportion to this limit.
 
     Yields:
       The record of each check, as soon as it is available.
@@ -144,9 +150,10 @@ def run_checks(
 def _complete_broken(
     record: Record, check: Check, subject: Subject, clock: _Clock, *, on_gpu: bool
 ) -> Record:
-    """Adds advice to a broken record, and the check's config keys if they fix the problem on a GPU.
+    """Adds advice to the record of a broken check, and config keys that work around the problem.
 
-    A check with `keys` is run again in a new process with these keys applied to the config.
+    On a GPU, a check with `keys` is run again in a new process with these keys applied to the
+    config. The keys are added to the record if the check then succeeds.
     """
     if record.status != "broken":
         return record
@@ -164,6 +171,7 @@ def overdue_record(check: Check, seconds: float, allowed: float) -> Record:
     """Builds the record of a check that has not finished.
 
     Args:
+      check: the check.
       seconds: time in seconds for which the check has been running.
       allowed: time limit in seconds above which a check counts as hanging, unless the machine is
         busy.
@@ -186,8 +194,8 @@ def child_process(checks: Sequence[Check], subject: Subject) -> Iterator[NextRec
     """Starts a process that runs checks one after another, and kills it when the context exits.
 
     Yields:
-      A function that waits for the record of the next check. If the process dies, it returns a
-      broken record with the last line of the process's output.
+      A function that waits for the record of the next check until a deadline. If the process dies,
+      the function returns a broken record with the last line of the process's output.
     """
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -224,6 +232,7 @@ def _dead_record(check: Check, exit_code: int, output: Path) -> Record:
     """Builds the record of a check whose process died.
 
     Args:
+      check: the check that was running.
       exit_code: exit code of the process. A negative value is the number of the signal that killed
         it.
       output: file with the process's stdout and stderr.
@@ -240,6 +249,8 @@ def _run_in_child(
     """Runs checks in the child process and sends their records through a pipe.
 
     Args:
+      checks: checks to run, in this order.
+      subject: the run for which the machine is checked.
       sender: the sending end of the pipe.
       output_path: file to which stdout and stderr are redirected.
     """

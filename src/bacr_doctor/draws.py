@@ -1,8 +1,8 @@
-"""Checks that the run's sampler draws tokens from the correct distribution.
+"""Checks that the sampler draws tokens from the correct distribution.
 
-`checks` calls `draws`. The model in this check predicts the same known distribution after every
-prefix, so that the frequencies of sampled tokens can be tested. `paths` checks separately that the
-distribution of a real model is correct.
+`checks` lists the function `draws`. Its model predicts the same known distribution after every
+prefix, so that the frequencies of sampled tokens can be tested. `paths` separately checks
+the distribution of a model with random weights.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ from bacr_jax.training.stages import round_keys
 from bacr_jax.types import Params, Prompts
 from bacr_plan.workload import planned_shape
 
-# Two rollouts of 32 rows produce 4,096 thinking tokens. Answers at two cuts of each row produce
-# 4,096 answer tokens.
+# Two rollouts of 32 rows (traces) produce 4,096 thinking tokens. The answers at two truncation
+# points (cuts) of each row produce 4,096 answer tokens.
 _ROWS = 32
 _THINKING = 64
 _ANSWER = 32
@@ -37,7 +37,7 @@ _GREEDY_ROWS = 8
 _SIZES = {
     "rollout.questions": _ROWS,
     "rollout.group_size": 1,
-    # Use fewer slots than rows, so that slots are refilled.
+    # Fewer decoding slots than rows, so that the check covers the refill of finished slots.
     "rollout.slots": 16,
     "rollout.answer_tokens": _ANSWER,
     "rollout.chunk": 16,
@@ -55,8 +55,8 @@ _TEST_LEVEL = FALSE_ALARM / 26
 # Number of tokens with a high probability. All other tokens share a mass of 0.15 at temperature 1.
 _FREQUENT = 64
 _RARE_MASS = 0.15
-# Range of the logits of frequent tokens, in which bfloat16 has a resolution of 1/16, and lower
-# bound of the logits of rare tokens.
+# Range of the logits of frequent tokens, and lower bound of the logits of rare tokens. bfloat16 has
+# a resolution of 1/16 in the range of the frequent tokens.
 _LOWEST_LOGIT = 9.0
 _HIGHEST_LOGIT = 12.0
 _LEAST_LOGIT = 0.25
@@ -78,13 +78,13 @@ PerToken = Float[np.ndarray, "V"]
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """Tokens of independent rows that were sampled with the same settings.
+    """The sampled tokens of independent traces (rows) with the same sampling settings.
 
     Attributes:
-      setting: `training` or `evaluation`.
+      setting: `training` or `evaluation`, the phase of a run whose settings were used.
       probabilities: the distribution from which every token should be drawn.
       thinking: thinking tokens of each row.
-      answers: answer tokens, one sequence for each of the two cuts of each row.
+      answers: answer tokens, with one sequence for each of the two truncation points of each row.
     """
 
     setting: str
@@ -100,13 +100,13 @@ class SampledTokens:
 def draws(subject: Subject) -> Record:
     """Checks the distribution of sampled tokens.
 
-    Tests token frequencies, the temperature, the independence of rows and of decoding steps, and
-    that greedy decoding always selects the most likely token.
+    The check tests token frequencies, the temperature, the independence of sequences and of
+    decoding steps, and that greedy decoding always selects the most likely token.
     """
     dtype = run_dtype(subject)
     vocabulary = vocabulary_of(subject)
     trial = make_trial(subject, dtype, **_SIZES)
-    # The model has the shape of the tiny trial and the vocabulary of the run.
+    # The model has the shape of the tiny test run (`trial`) and the vocabulary of the checked run.
     method = load_method(trial.config)
     policy = make_policy(trial.config, method, vocabulary)
     logits = known_logits(vocabulary, policy.learner.dtype)
@@ -137,7 +137,13 @@ def _with_sampling_of(run: Config, config: Config) -> Config:
 
 
 def _record(dtype: str, samples: tuple[SampledTokens, ...], problems: list[str]) -> Record:
-    """Builds the record with token count, smallest p-value and temperature error."""
+    """Builds the record with the token count, the smallest p-value and the temperature error.
+
+    Args:
+      dtype: compute dtype of the model.
+      samples: the sampled tokens of each setting.
+      problems: descriptions of the detected faults.
+    """
     p_values = {}
     errors = {}
     count = 0
@@ -194,8 +200,8 @@ def frequent_ids(vocabulary: int) -> Int[np.ndarray, "F"]:
 def known_logits(vocabulary: int, dtype: Any) -> PerToken:
     """Returns logits for frequent and rare tokens, rounded to `dtype`.
 
-    The logits of frequent tokens are evenly spaced and randomly permuted. This allows the
-    chi-square test to detect shifted token ids and missing ranges of ids.
+    The logits of frequent tokens are evenly spaced and randomly permuted, so that the chi-square
+    test can detect shifted token ids and missing ranges of ids.
     """
     frequent = frequent_ids(vocabulary)
     count = len(frequent)
@@ -266,7 +272,7 @@ def constant_params(policy: Policy, logits: PerToken) -> Params:
 
 
 def _rules(vocabulary: int) -> DecodeRules:
-    """Builds decode rules under which a row ends only at its budget."""
+    """Builds decoding rules under which the thinking ends only at its budget."""
     never = no_stop_string(vocabulary)
     return decode_rules(
         allowed_tokens=allowed_tokens(vocabulary),
@@ -287,7 +293,10 @@ def _prompts(count: int) -> Prompts:
 
 
 def _budgets(count: int) -> dict[str, np.ndarray]:
-    """Returns the same budget for every row, with one cut in the middle and one at the end."""
+    """Returns the same budget for every trace, and two truncation points of each trace.
+
+    The truncation points (cuts) are at half the budget and at the budget.
+    """
     budgets = np.full(count, _THINKING, np.int32)
     cuts = np.stack([budgets // 2, budgets], axis=1)
     return {"budgets": budgets, "cuts": cuts}
@@ -350,10 +359,11 @@ def sample_training(policy: Policy, config: Config, logits: PerToken) -> Sampled
 def sample_evaluation(
     policy: Policy, config: Config, logits: PerToken
 ) -> tuple[SampledTokens, Int[np.ndarray, "n"]]:
-    """Samples evaluation rollouts: greedy rows, and sampled rows with two different random keys.
+    """Samples evaluation rollouts with greedy decoding and with two different random keys.
 
     Returns:
-      The tokens of the sampled rows, and all tokens of the greedy rows as a flat array.
+      The tokens of the randomly sampled traces, and all tokens of the greedy traces as a flat
+      array.
     """
     vocabulary = len(logits)
     settings = config.eval
@@ -453,8 +463,9 @@ def chi_square(tokens: Int[np.ndarray, "..."], probabilities: PerToken) -> float
 def cells_of(expected: PerToken) -> Int[np.ndarray, "V"]:
     """Assigns each token id to a cell of the chi-square test.
 
-    An id with a sufficient expected count has a separate cell. Other ids are merged with their
-    neighbours until the expected count of the cell is sufficient.
+    A chi-square test needs a sufficient expected count in each cell. An id with a sufficient
+    expected count has a separate cell. Other ids are merged with their neighbours until the
+    expected count of the cell is sufficient.
 
     Args:
       expected: expected count of each token id.
@@ -501,11 +512,12 @@ def describe_frequencies(tokens: Int[np.ndarray, "..."], probabilities: PerToken
 def temperature_ratio(tokens: Int[np.ndarray, "n"], probabilities: PerToken) -> tuple[float, float]:
     """Estimates the temperature at which tokens were sampled, relative to the correct temperature.
 
-    At 1 / s times the correct temperature, the probabilities are p^s / sum(p^s), where the sum is
-    over ids with nonzero p. The maximum-likelihood estimate of s is the value for which the
-    expectation of log p equals its mean over the sampled tokens. A likelihood-ratio test of s = 1
-    (chi-square with one degree of freedom) returns the p-value. It is more sensitive than the test
-    of all frequencies, which has one degree of freedom per cell.
+    Let p be the correct probabilities. At 1 / s times the correct temperature, the probabilities
+    are p^s / sum(p^s), where the sum is over ids with nonzero p. The maximum-likelihood estimate of
+    s is the value for which the expectation of log p equals the mean of log p over the sampled
+    tokens. A likelihood-ratio test of s = 1 (chi-square with one degree of freedom) returns the
+    p-value. This test is more sensitive than the test of all frequencies, which has one degree of
+    freedom per cell.
 
     The standard error of the estimate is 1 / (sd(log p) sqrt(n)). With 8,192 tokens it is 0.7 % for
     600 ids at temperature 1, and 1.5 % for the 27 ids of the `ledger` task, which has no rare
@@ -545,10 +557,10 @@ def temperature_ratio(tokens: Int[np.ndarray, "n"], probabilities: PerToken) -> 
 def agreement_fault(sequences: Int[np.ndarray, "n T"], probabilities: PerToken) -> str:
     """Tests whether sequences agree at as many positions as independent sequences would.
 
-    The number of positions at which two independent sequences agree has a binomial distribution. A
-    one-sided test checks the pair with the most agreements, with a Bonferroni correction for all
-    pairs. A two-sided test checks the total number of agreements in disjoint pairs of adjacent
-    sequences.
+    Sequences agree at too many positions if they share random numbers. The number of positions at
+    which two independent sequences agree has a binomial distribution. A one-sided test checks the
+    pair with the most agreements, with a Bonferroni correction for all pairs. A two-sided test
+    checks the total number of agreements in disjoint pairs of adjacent sequences.
 
     Returns:
       A description of the fault, or an empty string if both tests pass.

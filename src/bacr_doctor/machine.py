@@ -1,6 +1,7 @@
-"""Checks of the environment: software versions, devices, disk, grader, and the model folder.
+"""Checks the environment: software versions, devices, disk, grader, and the model folder.
 
-`checks` lists these functions. They do not run a model, unlike the checks in `paths` and `rates`.
+`checks` lists the functions of this module that return a `Record`. Unlike the checks in `paths` and
+`rates`, these checks do not run a model.
 """
 
 import contextlib
@@ -35,19 +36,19 @@ from bacr_jax.runs.agreement import start_facts
 from bacr_jax.runs.folder import LOCK, lock_folder
 from bacr_jax.runs.provenance import commit
 
-# Packages that can break a run or change its speed, in addition to the packages that every run
-# records (`start_facts`).
+# Matches further packages that can break a run or change its speed. The versions of the packages in
+# `start_facts`, which every run records, are reported in any case.
 _MORE_PACKAGES = re.compile(
     r"orbax-checkpoint|transformers|jax-cuda1\d-p\w+|nvidia-(nccl|cudnn)\S*"
 )
-# Versions that are printed. The JSON file contains all of them.
+# Names of the versions that are printed. The JSON file contains all versions.
 _PRINTED = ("python", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "commit")
 # Fields that are requested from `nvidia-smi --query-gpu`.
 _GPU_QUERY = (
     "name,memory.total,clocks.sm,clocks.max.sm,temperature.gpu,power.limit,ecc.mode.current"
 )
-# A disk counts as slow if replacing a small file, including fsync, takes longer than this, in
-# seconds.
+# A disk counts as slow if the replacement of a small file, including fsync, takes longer than this
+# number of seconds.
 _SLOW_FSYNC = 1.0
 # Minimum free disk space in GiB for the checkpoints of a run.
 _LITTLE_ROOM = 1.0

@@ -1,8 +1,8 @@
 """Checks the library's programs on a tiny model against a float64 implementation in NumPy.
 
 The checks cover the learner's forward pass, decoding, updates with and without LoRA adapters,
-checkpoints, long rows, and an update shared by two processes. `trial` builds the tiny runs, and
-`reference` implements the model in NumPy.
+checkpoints, long sequences, and an update that two processes share. `trial` builds the tiny runs,
+and `reference` implements the model in NumPy.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from bacr_jax.runs.digest import fingerprint
 from bacr_jax.runs.health import MISMATCH, SYMPTOMS
 from bacr_jax.types import Params
 
-# Maximum error of a log-probability in nats, by compute dtype. On rows of thousands of tokens,
+# Maximum error of a log-probability in nats, by compute dtype. On sequences of thousands of tokens,
 # rounding causes about 1/7 of this error in float32 and 1/3 in bfloat16.
 _LARGEST_ERROR = {"float32": 1e-3, "bfloat16": 0.5}
-# Maximum mean error of log-probabilities in nats. Rounding stays below it by similar factors.
+# Maximum mean error of log-probabilities in nats. Rounding causes similar fractions of this error.
 _MEAN_ERROR = {"float32": 1.5e-4, "bfloat16": 0.08}
-# Maximum error of a directional derivative, relative to the norm of the leaf's gradient.
+# Maximum error of a directional derivative, relative to the gradient norm of the parameter array.
 _SLOPE_ERROR = {"float32": 2e-3, "bfloat16": 0.25}
 # Maximum error of an Adam step, relative to the learning rate.
 _STEP_ERROR = 1e-3
@@ -86,7 +86,7 @@ def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -
     )
     problems = []
     is_near = largest <= _LARGEST_ERROR[dtype] and mean <= _MEAN_ERROR[dtype]
-    # Also False if an error is NaN.
+    # The condition is negated, because `is_near` is False if an error is NaN.
     if not is_near:
         problems.append("log-probabilities are not those of float64")
     return ok_or_broken(measured, problems, {"most": largest, "mean": mean})
@@ -95,8 +95,12 @@ def _compare_logprobs(trial: Trial, batch: Batch, thinking: Any, answers: Any) -
 def forward(subject: Subject, dtype: str) -> Record:
     """Compares the learner's log-probabilities with the NumPy reference.
 
-    The batch is sampled in float32. It contains trunks (prompt and thinking) and branches
-    (answers).
+    The batch is sampled in float32. It contains prompts with their thinking, and answers that
+    continue the thinking from truncation points.
+
+    Args:
+      subject: the run for which the machine is checked.
+      dtype: compute dtype of the learner.
     """
     trial = make_trial(subject, dtype)
     batch = make_trial(subject, "float32").batch
@@ -115,7 +119,9 @@ def decode(subject: Subject, dtype: str | None) -> Record:
     """Compares the sampler's log-probabilities with the NumPy reference.
 
     Args:
-      dtype: compute dtype. If None, the check uses the compute dtype and the row length of the run.
+      subject: the run for which the machine is checked.
+      dtype: compute dtype. If None, the check uses the compute dtype and the sequence length of the
+        run.
     """
     trial = make_long_trial(subject) if dtype is None else make_trial(subject, dtype)
     batch = trial.batch
@@ -123,10 +129,10 @@ def decode(subject: Subject, dtype: str | None) -> Record:
 
 
 def mismatch(subject: Subject) -> Record:
-    """Compares the bfloat16 log-probabilities of sampler and learner, which importance weights use.
+    """Compares the log-probabilities of the sampler and the learner in bfloat16.
 
-    The status is `warn` if the mean absolute difference is above a fifth of the threshold at which
-    a training run warns.
+    Importance weights correct for this difference during training. The status is `warn` if the mean
+    absolute difference is above a fifth of the threshold at which a training run warns.
     """
     trial = make_trial(subject, "bfloat16")
     _, metrics = trial.step(trial.start(), trial.batch)
@@ -190,7 +196,8 @@ def _slope(
 def _moments(state: TrainState, name: str) -> dict[Any, np.ndarray]:
     """Returns Adam's first moment (`mu`) or second moment (`nu`) of every parameter array, by path.
 
-    The moments are collected from several Adam states, because each parameter group has one.
+    The moments, which are running means of the gradient and of its square, are collected from
+    several Adam states, because each parameter group has a separate state.
     """
     moments = {}
     trees = optax.tree_utils.tree_get_all_with_path(state.policy_opt, name)
@@ -207,7 +214,7 @@ class LeafStep:
 
     Attributes:
       path: path of the array in the parameter tree.
-      before: values before the step.
+      before: parameter values before the step.
       gradient: gradient before clipping, recovered from Adam's first moment.
       is_adam: True if the second moment and the step are the ones that Adam computes from this
         gradient.
@@ -270,7 +277,9 @@ def update(subject: Subject, dtype: str | None, rank: int | None = None) -> Reco
     difference of the reference loss.
 
     Args:
-      dtype: compute dtype. If None, the check uses the compute dtype and the row length of the run.
+      subject: the run for which the machine is checked.
+      dtype: compute dtype. If None, the check uses the compute dtype and the sequence length of the
+        run.
       rank: rank of LoRA adapters on frozen parameters. If None, all parameters are trained.
     """
     keys = {"adapter.rank": rank} if rank else {}
@@ -387,6 +396,7 @@ def half(
     """Runs one of the two processes of a shared update.
 
     Args:
+      subject: the run for which the machine is checked.
       batch: the batch of the whole update.
       address: host and port of the JAX coordinator.
       index: index of this process, 0 or 1.

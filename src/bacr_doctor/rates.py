@@ -1,5 +1,6 @@
-"""Measures the library's speed and compares it with data sheets and the assumptions of `bacr plan`.
+"""Measures the library's speed on this machine.
 
+The speed is compared with the data sheet of the device and with the rates that `bacr plan` assumes.
 `checks` lists the functions that return a `Record`. They time a few layers with the shape of the
 run's model. To time whole models, use the scripts in `benchmarks/`.
 """
@@ -106,7 +107,7 @@ def measure_peak(dtype: str) -> tuple[float, float]:
 
 
 def device_peak(subject: Subject) -> Device:
-    """Returns the peak rates of the device from its data sheet, or measures them if it has none."""
+    """Returns the peak rates of the device: from its data sheet, or measured if it has no sheet."""
     sheet = data_sheet(subject)
     if sheet is not None:
         return sheet
@@ -127,7 +128,7 @@ def device_peak(subject: Subject) -> Device:
 
 
 def _float32_factor(subject: Subject) -> int:
-    """Returns the factor by which `bacr plan` reduces FLOP/s: 2 in float32, otherwise 1."""
+    """Returns the divisor that `bacr plan` applies to FLOP/s: 2 in float32, otherwise 1."""
     return 2 if run_dtype(subject) == "float32" else 1
 
 
@@ -164,8 +165,8 @@ def measure_throughput(subject: Subject) -> dict[str, float]:
       absolute rates for the two fractions.
     """
     trial = make_trial(subject, run_dtype(subject), **_sizes(subject))
-    # Accessing `batch` samples a first rollout, which includes compilation. The second one is
-    # timed.
+    # The access to `batch` samples a first rollout, which includes compilation. Only the second
+    # rollout is timed.
     batch = trial.batch
     counters = trial.rollout().counters
     decode_seconds = counters["decode_s"] + counters["answer_s"]

@@ -1,7 +1,8 @@
 """Defines the input of every check (`Subject`) and its result (`Record`), and formats the results.
 
-Records are formatted as lines for the terminal, as a config overlay, and as the content of
-`doctor.json`. All modules of this package use these classes. No checks are run here.
+Records are formatted as lines for the terminal, as a config overlay (a YAML file with overrides),
+and as the content of `doctor.json`. All modules of this package use these classes. This module does
+not run checks.
 """
 
 import dataclasses
@@ -30,7 +31,8 @@ class Subject:
     """The training run for which the machine is checked.
 
     Attributes:
-      config: config of the run, or the `quickstart` config if the command line contains no config.
+      config: config of the run. It is the `quickstart` config if the command line contains no
+        config.
       named: True if the command line contains a config.
       device: name of the data sheet to compare with (see `bacr_plan.devices`). If None, the data
         sheet is selected by the name of the device.
@@ -65,7 +67,8 @@ class Record:
     """The result of a check.
 
     Attributes:
-      status: `ok`, `warn` (a run works, but the user should read the advice) or `broken`.
+      status: `ok`, `warn` (a run works, but the user should read the advice), or `broken` (the
+        check failed).
       measured: the result in one sentence.
       advice: suggestion for the user. Empty if the status is `ok`.
       keys: config overrides that work around the problem, by dotted key.

@@ -1,9 +1,10 @@
 """Reference implementation of a small Qwen2 model in NumPy, in float64.
 
-`paths` compares the library's log-probabilities with the ones computed here. The code follows the
-description of the model and shares no code with the forward pass in `bacr_jax.model`. It processes
-one sequence at a time with full attention, without a KV cache or tree attention. This is slow, but
-it is easy to verify and returns the same numbers on every machine.
+`paths` compares the library's log-probabilities with the log-probabilities of this module. The code
+follows the description of the model and shares no code with the forward pass in `bacr_jax.model`.
+It processes one sequence at a time with full attention, without a KV cache and without tree
+attention (several answers that attend to one shared trace). This is slow, but it is easy to verify
+and returns the same numbers on every machine.
 """
 
 from typing import Any
@@ -30,6 +31,7 @@ def random_params(config: Qwen2Config, rank: int | None = None) -> Params:
     deviation is 0.2.
 
     Args:
+      config: shape of the model.
       rank: rank of the LoRA adapters. If None, the model has no adapters.
 
     Returns:

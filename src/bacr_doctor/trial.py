@@ -1,8 +1,8 @@
 """Builds tiny training runs with random parameters, random prompts and random advantages.
 
-A tiny run uses some settings of the run to check, for example remat and the head shape. The checks
-in `paths`, `draws` and `rates` create one with `make_trial` or `make_long_trial` and compare its
-results. No results are compared here.
+A tiny run (`Trial`) uses some settings of the run for which the machine is checked, such as remat
+and the head shape. The checks in `paths`, `draws` and `rates` create a trial with `make_trial` or
+`make_long_trial` and compare its results. This module does not compare results.
 """
 
 import contextlib
@@ -58,11 +58,12 @@ _TINY = {
     "optimizer.learning_rate": 0.01,
     "optimizer.conditioning_learning_rate": 0.02,
 }
-# Number of tokens after the prompt in a long row, for thinking and the answer.
+# Number of tokens for thinking and the answer in a long sequence. All other tokens are the prompt.
 _AFTER_PROMPT = 80
-# Length in tokens of a long row if the command line contains no config. Also the maximum on a CPU.
+# Length in tokens of a long sequence if the command line contains no config. Also the maximum
+# length on a CPU.
 _LONGEST = 4096
-# Maximum number of attention scores of a long row on a CPU, summed over all heads.
+# Maximum number of attention scores of a long sequence on a CPU, summed over all heads.
 _MOST_SCORES = 2**26
 
 
@@ -71,7 +72,7 @@ class Trial:
     """A tiny run that can sample one rollout and apply one update with random advantages.
 
     Attributes:
-      devices: number of devices over which parameters and rows are sharded.
+      devices: number of devices over which the parameters and the batch are sharded.
     """
 
     config: Config
@@ -95,10 +96,10 @@ class Trial:
 
     @functools.cached_property
     def rules(self) -> DecodeRules:
-        """Builds decode rules that allow every token.
+        """Builds decoding rules that allow every token.
 
         The last token of the vocabulary is the end-of-turn token. A long trial has no end-of-turn
-        token, because it has only two rows and they must not end early.
+        token, because its only two traces must not end early.
         """
         never = no_stop_string(_VOCABULARY)
         is_long = len(self.rows.budgets) <= 2
@@ -127,7 +128,7 @@ class Trial:
 
     @functools.cached_property
     def rows(self) -> RolloutRequest:
-        """Generates the budget and two cuts of each row.
+        """Generates the budget and two truncation points (cuts) of each trace.
 
         Budgets fall from the maximum to 0, and most of them are large. The cuts are at half the
         budget and at the full budget.
@@ -197,10 +198,12 @@ class Trial:
     ) -> tuple[Float[np.ndarray, "B T"], Float[np.ndarray, "B K A"]]:
         """Computes the reference log-probabilities of the sampled thinking and answer tokens.
 
-        Each branch is scored as a separate sequence. Entries without a sampled token are 0.
+        Each answer is scored as a separate sequence, together with the prompt and the thinking
+        that it continues. Entries without a sampled token are 0.
 
         Args:
           params: float64 parameters with merged adapters, as returned by `reference.to_float64`.
+          batch: the batch with the sampled tokens.
 
         Returns:
           Log-probabilities of thinking tokens, [B, T], and of answer tokens, [B, K, A].
@@ -258,10 +261,11 @@ def make_trial(subject: Subject, dtype: str, devices: int = 1, **keys: Any) -> T
     """Builds a tiny run with the head shape, kernels, remat and layer scan of the run to check.
 
     Args:
-      dtype: compute dtype. Float32 uses the default attention kernels, because the run's kernels
-        may not support it.
-      devices: number of devices over which parameters and rows are sharded.
-      keys: additional config overrides, by dotted key.
+      subject: the run for which the machine is checked.
+      dtype: compute dtype. With float32, the default attention kernels are used, because the
+        kernels of the run may not support float32.
+      devices: number of devices over which the parameters and the batch are sharded.
+      **keys: additional config overrides, by dotted key.
     """
     config = subject.config
     run_keys: dict[str, Any] = {
@@ -293,7 +297,7 @@ def run_dtype(subject: Subject) -> str:
 
 
 def make_long_trial(subject: Subject) -> Trial:
-    """Builds a trial whose first row is as long as the longest row of the run.
+    """Builds a trial whose first sequence is as long as the longest sequence of the run.
 
     On a CPU, the length is limited to `_LONGEST` tokens and `_MOST_SCORES` attention scores.
     """
@@ -306,7 +310,7 @@ def make_long_trial(subject: Subject) -> Trial:
         longest = config.data.max_prompt_tokens + most_thinking + config.rollout.answer_tokens
     if jax.default_backend() == "cpu":
         heads = make_trial(subject, dtype).config.model.num_heads
-        # The number of attention scores of a row is heads x tokens^2.
+        # A sequence has heads x tokens^2 attention scores.
         most_tokens = math.isqrt(_MOST_SCORES // heads)
         longest = min(longest, _LONGEST, most_tokens)
     keys = {

@@ -75,7 +75,7 @@ class TensorEntry(NamedTuple):
     Attributes:
       name: name of the tensor in the file.
       shape: shape with the outermost axis first, as in safetensors.
-      kind: data type of the stored values.
+      kind: GGUF type of the stored values, such as a quantised type.
       start: offset of the first byte in the file.
       num_bytes: size in bytes in the file.
     """
@@ -89,7 +89,7 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The header of a GGUF file. Tensor values are not loaded.
+    """The header of a GGUF file, without the values of the tensors.
 
     Attributes:
       path: path of the file.

@@ -19,7 +19,7 @@ USER_DEFINED = 4
 UNUSED = 5
 TYPES = (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED)
 _KEY = "tokenizer.ggml."
-# Tokens that end a turn or a message. llama.cpp stops at these tokens as it does at eos.
+# End-of-turn and end-of-message tokens. llama.cpp stops at these tokens as it does at eos.
 TURN_ENDS = ("eot", "eom")
 # Names of special tokens in this package, mapped to their names in GGUF keys.
 _SPECIAL = {
@@ -149,7 +149,7 @@ def _added_tokens(vocab: dict[str, int], types: tuple[int, ...]) -> list[tokeniz
     """Builds the tokens that are matched before BPE is applied.
 
     Unknown and control tokens are marked as special, so that decoding can skip them. User-defined
-    tokens are not.
+    tokens are not marked as special.
     """
     is_skipped = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
     return [

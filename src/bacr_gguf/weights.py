@@ -42,10 +42,10 @@ _EPSILON = "attention.layer_norm_rms_epsilon"
 _CAUSAL = "attention.causal"
 _VOCAB_SIZE = "vocab_size"
 _SUPPORTED = {*_SHAPE.values(), *_HEAD_WIDTH, _THETA, _EPSILON, _CAUSAL, _VOCAB_SIZE}
-# Values of other settings that are ignored, because llama.cpp computes the same results without
-# them.
+# Other settings with one of these values are ignored, because llama.cpp computes the same results
+# without the setting.
 _NEUTRAL = (0, "", "none")
-# Settings that are used as a factor. For these, 1 is also ignored.
+# Settings that are used as a factor. They are also ignored if their value is 1.
 _FACTORS = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
@@ -83,7 +83,7 @@ def _source_name(entry: Entry) -> str:
 
 
 def _check_settings(file: GgufFile, kind: str) -> None:
-    """Checks that the file contains no settings that change how the plain model is computed.
+    """Checks that the file contains no settings that change the computation of the model.
 
     Raises:
       GgufError: if a setting is not supported, for example scaled RoPE or a sliding window.

@@ -52,8 +52,8 @@ def compare(
       places: number of decimal places to which decimals must agree.
 
     Returns:
-      A dict with the key "correct", the verdict. The key "whole" is True if the whole answer could
-      be parsed and is correct. For prose, the key "found" contains the part that was compared.
+      A dict. "correct" is True if the answer is correct. "whole" is True if the whole answer could
+      be parsed and is correct. For prose, "found" is the part of the text that was compared.
     """
     if not prose:
         gold = _reference(reference, True) if reference_is_prose else _parse_whole(reference)
@@ -306,7 +306,7 @@ def _compare_solutions(gold: Any, pred: Any, places: int, precision: int) -> boo
 
 
 def _same_polynomials(gold: Any, pred: Any) -> bool | None:
-    """True if two polynomial equations have the same zeros, None for other equations."""
+    """True if two polynomial equations have the same zeros. None if either is not polynomial."""
     numerators = []
     for equation in (gold, pred):
         difference = sympy.nsimplify(equation.lhs - equation.rhs, rational=True)

@@ -37,8 +37,8 @@ _CLOSE = ")]}"
 _COLON = re.compile(":")
 _CLOCK_PART = re.compile(r"0\d")
 ELISION = re.compile(r"\\(?:[lcdv]?dots[a-z]?|ddots)(?![A-Za-z])|[…⋯]|\.\s*\.|\betc\b")
-# Words and signs that join two relations: with `_BOTH`, both relations must be true, and with
-# `_EITHER`, at least one of them.
+# Words and signs that join two equations or inequalities. With `_BOTH`, both must be true. With
+# `_EITHER`, at least one must be true.
 _BOTH = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\wedge(?![A-Za-z])")
 _EITHER = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\vee(?![A-Za-z])")
 _VOWEL = re.compile(r"[aeiouy]", re.IGNORECASE)
@@ -113,7 +113,7 @@ class ParsedAnswer:
 
     @cached_property
     def unit(self) -> tuple[str, int] | None:
-        """Name and power of the unit at the end of the answer, or None without a known unit."""
+        """The name and power of the unit at the end of the answer, or None without a known unit."""
         if self.number is not None:
             return self.number.unit
         return trailing_unit(self.text, self.key)
@@ -125,7 +125,7 @@ class ParsedAnswer:
 
     @cached_property
     def based(self) -> tuple[str, str] | None:
-        """Digits and base of a number with a base subscript such as 204_5, or None otherwise."""
+        """The digits and the base of a number such as 204_5, or None without a base subscript."""
         match = _BASED.match(self.key)
         if match is None:
             return None
@@ -134,12 +134,12 @@ class ParsedAnswer:
 
     @cached_property
     def items(self) -> Items | None:
-        """Members of a list, tuple, interval, set or matrix, or None for any other answer."""
+        """The members of a list, tuple, interval, set or matrix, or None for any other answer."""
         return _items(self.key)
 
     @cached_property
     def ratio(self) -> tuple["ParsedAnswer", ...] | None:
-        """Members of a ratio with at least three members, such as 2:3:5, or None otherwise.
+        """The members of a ratio with at least three members, such as 2:3:5, or None otherwise.
 
         A time of day such as 10:05:00 is not a ratio.
         """
@@ -154,9 +154,9 @@ class ParsedAnswer:
 
     @cached_property
     def joined(self) -> str | None:
-        """The word ("and" or "or") that joins the relations in this answer.
+        """The word ("and" or "or") that joins the equations or inequalities in this answer.
 
-        None if the answer has no relation, neither word, or both words.
+        None if the answer has no equation or inequality, or contains neither word or both words.
         """
         if not _RELATION.search(self.key):
             return None
@@ -168,7 +168,7 @@ class ParsedAnswer:
 
     @cached_property
     def assignment(self) -> Assignment | None:
-        """Variable and value of an answer such as "x = 5", or None for any other answer."""
+        """The variable and the value of an answer such as "x = 5", or None for any other answer."""
         match = _ASSIGNMENT.match(self.key)
         if match is None or _RELATION.search(self.key, match.end()):
             return None
@@ -177,7 +177,7 @@ class ParsedAnswer:
 
 
 def read(answer: str) -> ParsedAnswer:
-    """Cleans and parses the content of a box or answer tag."""
+    r"""Cleans and parses the content of `\boxed{...}` or of an `<answer>` tag."""
     return ParsedAnswer(clean(answer))
 
 
@@ -262,7 +262,7 @@ def decide(
     Args:
       pred: the model's answer.
       reference: the reference answer.
-      lenient: apply the lenient rules of docs/grading.md.
+      lenient: if True, apply the lenient rules of docs/grading.md, otherwise the strict rules.
       relative_tolerance: maximum error of a number, relative to the reference.
 
     Returns:
@@ -361,7 +361,7 @@ def _is_marked_spelling(marked: ParsedAnswer, other: ParsedAnswer) -> bool:
 
 
 def _joined_otherwise(pred: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if one answer joins its relations by "and" and the other answer by "or"."""
+    """True if "and" joins the equations or inequalities of one answer, and "or" of the other."""
     if pred.joined is None:
         return False
     if pred.joined == "and" and "\\cup" in reference.key:

@@ -61,7 +61,7 @@ _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 
 class Box(NamedTuple):
-    """A closed box or tag.
+    r"""A closed box (`\boxed{...}`) or a closed `<answer>` tag in a text.
 
     Attributes:
       content: the stripped text inside the box or tag.
@@ -95,7 +95,9 @@ class Extracted(NamedTuple):
 
 
 def last_box(text: str) -> Box | None:
-    r"""Returns the closed box that starts last, or None if the text has no closed box.
+    r"""Returns the last closed box (`\boxed{...}` or `\fbox{...}`) in a text, or None if missing.
+
+    If boxes are nested, this is the box that starts last.
 
     An empty box and a placeholder such as `\boxed{...}` are returned only if the text has no other
     box.
@@ -131,7 +133,13 @@ def _start_of_last_closed(text: str) -> int | None:
 
 
 def _is_hollow(text: str, start: int, end: int) -> bool:
-    """True if a box contains only whitespace and dots."""
+    r"""True if the content of `\boxed{...}` is only whitespace and dots.
+
+    Args:
+      text: the text that contains the box.
+      start: position of the first character of the content.
+      end: position after the last character of the content.
+    """
     if end - start > MOST_HOLLOW:
         return False
     return _HOLLOW.fullmatch(text, start, end) is not None
@@ -160,7 +168,7 @@ def _bare_box(text: str) -> Box | None:
 
 
 def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
-    """Joins the contents of the last boxes of a text into a comma-separated list.
+    r"""Joins the contents of the last boxes (`\boxed{...}`) into a comma-separated list.
 
     Boxes are joined if they are separated by a comma, a semicolon, "and" or "or". The list is
     graded as a whole, so an answer with several boxes does not get several attempts. At most
@@ -195,7 +203,10 @@ def box_run(text: str, last: Box, *, adjacent: bool = False) -> str | None:
 
 
 def closed_answer(text: str) -> Extracted:
-    """Extracts the answer for a training reward: a closed tag or box after the thinking."""
+    r"""Extracts the answer for a training reward.
+
+    The answer must be in a closed `<answer>` tag or `\boxed{...}` after the thinking.
+    """
     response = after_thinking(text)
     return Extracted("", "none", unclosed=True) if response is None else _closed(response)
 

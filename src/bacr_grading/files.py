@@ -199,7 +199,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """Reads and parses a JSON file. Raises the exceptions of `read_file` and `parse_json`."""
+    """Reads and parses a JSON file.
+
+    Raises:
+      OSError, ValueError: for the same reasons as `read_file`.
+      NotJson: for the same reasons as `parse_json`.
+    """
     return parse_json(read_file(path))
 
 

@@ -63,13 +63,13 @@ def _try_a_socket() -> NoReturn:
 def scores_of_forks(
     score: Callable[[Any], Scored], rows: Sequence[Any], *, seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores rows in a forked process.
+    """Scores a batch of answers in a forked process.
 
-    If a row times out or crashes the process, the remaining rows are scored in a new fork.
+    If an answer times out or crashes the process, the remaining answers are scored in a new fork.
 
     Args:
       score: scores one row.
-      rows: the rows.
+      rows: the rows of the batch. A row contains an answer and the problem that it answers.
       seconds: timeout of a row in seconds.
       confined: True to sandbox the forked processes.
 
@@ -85,9 +85,10 @@ def scores_of_forks(
 def _scores_of_a_fork(
     score: Callable[[Any], Scored], rows: Sequence[Any], seconds: float, confined: bool
 ) -> list[Scored]:
-    """Scores rows in a single fork until one of them times out or crashes the process.
+    """Scores rows in a single fork until a row times out or crashes the process.
 
-    The last item of the result is then the failure of that row.
+    In this case, the last item of the result is the failure of this row, and the result is shorter
+    than `rows` if further rows follow. The arguments are as for `scores_of_forks`.
     """
     # A random token at the start of each reply. Output of other code in the process lacks it.
     token = secrets.token_hex(16)
@@ -125,7 +126,7 @@ def _score_and_exit(
 
 
 def _replies(pipe: int, token: str, count: int, seconds: float) -> list[Scored]:
-    """Reads up to `count` replies of a forked process. The last one can be a failure."""
+    """Reads up to `count` replies of a forked process. The last reply can be a failure."""
     scores: list[Scored] = []
     buffer = b""
     deadline = time.monotonic() + seconds

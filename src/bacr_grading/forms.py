@@ -115,7 +115,7 @@ class _Scanner:
     Every method raises `_NotConstant` if the expression is not a constant.
 
     Attributes:
-      tokens: the signs, numbers, letters and commands of the expression.
+      tokens: the tokens of the expression: signs, numbers, letters and LaTeX commands.
       undone: names of the operations that are left unevaluated.
       position: index of the next token.
       depth: nesting depth of sums at the next token.
@@ -147,7 +147,11 @@ class _Scanner:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, token: str = "") -> str:
-        """Consumes and returns the next token, which must be equal to `token` if that is given."""
+        """Consumes and returns the next token.
+
+        Args:
+          token: the token that must be next, or "" to accept any token.
+        """
         following = self.peek()
         if not following or (token and following != token):
             raise _NotConstant
@@ -398,7 +402,12 @@ def _is_power(value: Fraction | None) -> bool:
 
 
 def _is_simplest(value: Fraction, index: int) -> bool:
-    """True if no factor can be taken out of the root of a number, so that it is simplified."""
+    """True if the root of a number cannot be simplified by taking a factor out of the root.
+
+    Args:
+      value: the radicand.
+      index: the degree of the root, such as 2 for a square root.
+    """
     number = abs(value.numerator * value.denominator)
     if number > LARGEST_RADICAND:
         return True

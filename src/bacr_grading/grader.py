@@ -14,7 +14,7 @@ from bacr_grading.judge import EXTRACTED_CHARS, LENIENT, STRICT, Reading, Undeci
 from bacr_grading.pool import Outcome, Poll, Program, Request, WorkerPool
 from bacr_grading.pooled import PooledGrader, Texts, check_request
 
-# Number of texts between two calls of `poll`.
+# Number of texts that are graded by rules between two calls of the `poll` callback.
 POLL_ROWS = 256
 
 
@@ -69,10 +69,11 @@ class Grader(PooledGrader[Request, Outcome]):
         poll: Poll = None,
         questions: Texts | None = None,
     ) -> list[Verdict]:
-        """Grades texts against their references.
+        r"""Grades texts against their references.
 
         Args:
-          texts: model outputs, including answer tags and boxes.
+          texts: model outputs, including `<answer>` tags and boxes (`\boxed{...}`). None is
+            a missing output.
           references: one reference for each text.
           mode: "strict" or "lenient". In the strict mode, used for rewards, only a closed answer
             tag or box counts. In the lenient mode, used for reports, prose is searched too.

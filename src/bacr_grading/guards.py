@@ -37,10 +37,13 @@ _UNBOUNDED_IN_EXPONENT = re.compile(r"!|\\[dt]?binom|\\sum|\\prod")
 
 
 def refuse(text: str) -> bool:
-    """True if a cleaned answer must not be evaluated.
+    """True if an answer exceeds a limit and must not be sent to math-verify.
 
     The limits are generous, and no reference answer of MATH or GSM8K is close to them. The deadline
     and the memory limit of the workers still apply to all other answers.
+
+    Args:
+      text: the answer after `normalize.clean`.
     """
     if len(text) > MAX_CHARS or not_text(text) or _CODE.search(text):
         return True

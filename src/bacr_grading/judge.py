@@ -82,10 +82,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One interpretation of an answer. It is correct if math-verify confirms all of its requests.
+    """An interpretation of an answer, such as the last box or the list of the last boxes.
+
+    The interpretation is correct if math-verify confirms all of its requests.
 
     Attributes:
-      requests: the comparisons.
+      requests: the comparisons that math-verify has to make.
       strict: True if the strict mode also accepts this interpretation, provided that math-verify
         can parse the whole answer.
     """
@@ -99,7 +101,8 @@ class Undecided:
     """An answer that only math-verify can grade.
 
     Attributes:
-      readings: interpretations of the answer. The answer is correct if any of them is correct.
+      readings: interpretations of the answer. The answer is correct if any interpretation is
+        correct.
       extracted: the answer, or None if math-verify has to extract it from the text.
     """
 
@@ -108,16 +111,16 @@ class Undecided:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The requests of all readings."""
+        """The requests of all interpretations of the answer."""
         return tuple(request for reading in self.readings for request in reading.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A usable reference answer.
+    r"""A usable reference answer.
 
     Attributes:
-      text: the answer without its box, math delimiters and the surrounding solution. Grading
+      text: the answer without `\boxed{}`, math delimiters and the surrounding solution. Grading
         against this text gives the same verdicts as grading against the whole reference.
       kind: "number", "text", "list" or "expression". Only expressions need the worker pool.
     """
@@ -127,7 +130,10 @@ class Reference:
 
 
 def parse_reference(text: str | None) -> Reference | None:
-    """Parses a reference while the dataset is loaded, so that unusable rows never reach training.
+    """Parses a reference answer.
+
+    Called while a dataset is loaded, so that problems with an unusable reference never reach
+    training.
 
     Returns:
       The reference, or None if it is unusable: empty, longer than 2,000 characters, with unbalanced
@@ -234,10 +240,11 @@ class _Comparison(NamedTuple):
     def judge_extracted(
         self, extracted: Extracted, is_closed: bool, later_statement: str | None = None
     ) -> Verdict | Undecided:
-        """Grades an extracted answer.
+        r"""Grades an extracted answer.
 
-        The answer is correct if any of its interpretations is correct: the last box, the list
-        formed by the last boxes, and, in the lenient mode, a statement after the last box.
+        The answer has up to three interpretations: the last box (`\boxed{...}`), the list formed by
+        the last boxes, and, in the lenient mode, a sentence after the last box that states the
+        answer. The answer is correct if any interpretation is correct.
 
         Args:
           extracted: the answer.
@@ -315,7 +322,7 @@ class _Comparison(NamedTuple):
         return True, path
 
     def _decide_claim(self, claim: Claim) -> Decision:
-        """Compares the two sides of one equality by rules."""
+        """Compares the two sides of a claim, which is an equality that must be true, by rules."""
         answer = claim.answer
         reference = claim.reference
         if claim.places is None:
@@ -359,9 +366,9 @@ class _Comparison(NamedTuple):
     def judge_open_text(self, text: str) -> Verdict | Undecided:
         """Grades a text without a tag or box, for the lenient mode only.
 
-        A short text is compared as if it were the answer. In prose, the sentence that states the
-        answer is compared first, then the last number if it has a percent sign or a currency
-        symbol. If neither decides, math-verify searches the text.
+        A short text is compared as if it were the answer. Prose is graded in three steps. First the
+        sentence that states the answer is compared, then the last number if it has a percent sign
+        or a currency symbol. If neither step decides, math-verify searches the text.
         """
         tail = text[-PROSE_CHARS:].strip()
         answer = clean(tail)

@@ -33,8 +33,8 @@ from bacr_grading.verifier_worker import end_offspring
 START_SECONDS = 120.0
 # Maximum number of consecutive failed starts before the pool gives up.
 START_ATTEMPTS = 3
-# The same maximum if workers are killed by a signal or if a worker has started before. In these
-# cases the machine may be short of memory or processes only temporarily.
+# Maximum number of consecutive failed starts if workers are killed by a signal or if a worker has
+# started before. In these cases the machine may be short of memory or processes only temporarily.
 PATIENT_ATTEMPTS = 8
 # Exponential backoff between failed starts, in seconds: the first pause, which doubles after each
 # further failure, and its upper bound.
@@ -456,7 +456,15 @@ class WorkerPool:
                 self._end_late(worker, outcomes)
 
     def _read(self, worker: _Worker, outcomes: dict[Any, Any]) -> None:
-        """Reads from a worker's stdout: one line when it is ready, then one line per batch."""
+        """Reads a worker's stdout and handles a complete line.
+
+        The first line reports that the worker is ready or could not start. Every further line is
+        the reply to a batch of requests.
+
+        Args:
+          worker: the worker.
+          outcomes: dict to which the outcomes of answered requests are added.
+        """
         data = os.read(worker.stdout.fileno(), 1 << 16)
         worker.buffer += data
         if not data:
@@ -489,7 +497,7 @@ class WorkerPool:
         """Handles the first reply of a worker: either it is ready, or it could not start.
 
         Raises:
-          ValueError: if the reply is neither of the two.
+          ValueError: if the reply is any other message.
         """
         if worker.ready or reply.keys() - {"ready", "refused"}:
             raise ValueError("the reply is not a greeting")

@@ -15,7 +15,7 @@ from bacr_grading.normalize import LIST_COMMA, split_multiplier, split_unit, uni
 
 
 class Claim(NamedTuple):
-    """An equality that must be true for the answer to be correct.
+    """A claim: an equality that must be true for the answer to be correct.
 
     Attributes:
       answer: the left side, usually the answer or a part of the answer.
@@ -184,7 +184,11 @@ def _known_signs(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
 
 
 def _only_units(answer: ParsedAnswer, reference: ParsedAnswer) -> bool:
-    """True if every word in an answer joins list members, names a unit or is in the reference."""
+    """True if all words in an answer are harmless.
+
+    For example, words are harmless if they join list members, name a unit, a counted noun or a
+    quantity, or occur in the reference.
+    """
     reference_words = [content.strip() for _, content in _GROUP.findall(reference.text)]
     reference_unit = _bare_unit(reference.text)
     if reference_unit is not None:
@@ -286,7 +290,11 @@ def _members(answer: ParsedAnswer, reference: ParsedAnswer) -> tuple[Claim, ...]
 
 
 def _without_name(sides: list[str]) -> list[str]:
-    """Removes the name of a quantity, or an empty string, from one end of a chain."""
+    """Removes the name of a quantity, or an empty string, from one end of a chain of equalities.
+
+    Args:
+      sides: the parts of an answer between its equals signs.
+    """
     if not sides[0] or _is_name(sides[0]):
         return sides[1:]
     if _is_name(sides[-1]):
@@ -305,8 +313,8 @@ def _equation(
       sides: the parts of the answer between its equals signs.
 
     Returns:
-      The comparison, or None if the answer is a chain, or an equation that is not solved although
-      the reference is.
+      The comparison. None if the answer is a chain of equalities, or if the reference is a solved
+      equation and the answer is not.
     """
     if _is_list(answer):
         return (Claim(answer, reference),)
@@ -480,7 +488,7 @@ def _is_counted(text: str, *, plural: bool) -> bool:
 
     Args:
       text: the words.
-      plural: require that the last word is a unit, a plural or a noun of `_NOUNS` or `_COUNTED`.
+      plural: if True, the last word must be a unit, a plural, or a noun in `_NOUNS` or `_COUNTED`.
     """
     if _is_unit(text) or not text:
         return True
@@ -505,7 +513,10 @@ def _is_unit(name: str) -> bool:
 
 
 def _could_change_meaning(name: str) -> bool:
-    """True for words of `_NEVER`, their plurals, and words that end with "ly", except for units."""
+    """True if a word could change the meaning of an answer.
+
+    These are the words of `_NEVER`, their plurals, and words that end with "ly", except for units.
+    """
     if _is_unit(name):
         return False
     singulars = {name, name[:-1], name[:-2], f"{name[:-3]}y"}
@@ -513,7 +524,7 @@ def _could_change_meaning(name: str) -> bool:
 
 
 def _is_countable(name: str) -> bool:
-    """True if a word is a noun of `_NOUNS` or `_COUNTED`, or looks like a regular plural."""
+    """True if a word is in `_NOUNS` or `_COUNTED`, or looks like a regular plural."""
     if name in _NOUNS or name in _COUNTED:
         return True
     return len(name) > 3 and name.endswith("s") and not name.endswith(("ss", "us", "is"))

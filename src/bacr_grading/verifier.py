@@ -70,8 +70,8 @@ class Verifier:
       source: source code of the file. All workers of a run use this source code, even if the file
         changes during the run.
       digest: first 16 hexadecimal digits of the SHA-256 hash of the file.
-      of_rows: True if the function has the signature score(answer, row), where the row comes from a
-        question source.
+      of_rows: True if the function has the signature score(answer, row), where the row is the
+        problem's entry in the dataset.
       whole: True if an answer counts as correct only with a score of 1.0. Otherwise the score
         itself is used.
       of_response: True if the function receives the whole response instead of the extracted answer.
@@ -101,7 +101,11 @@ class Verifier:
         return self.trl or self.name.endswith(BATCH_SUFFIX)
 
     def graded_text(self, text: str | None) -> str | None:
-        """Returns the part of a response that is passed to the function, or None if missing."""
+        """Returns the part of a response that is passed to the function.
+
+        This is the whole response or the extracted answer, depending on the function. Returns None
+        if the response is None or has no answer.
+        """
         return text if self.of_response or self.trl else answer_of(text)
 
     def extracted(self, graded_text: str) -> str:
@@ -198,8 +202,8 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
 
     Attributes:
       verifier: the verifier.
-      rows: dict from (question, reference) to the row as returned by `packed`, for functions with
-        the signature score(answer, row). None for all other functions.
+      rows: dict from (question, reference) to the problem's dataset row, serialized by `packed`.
+        Needed by functions with the signature score(answer, row). None for all other functions.
       last_failure: error message of the last answer without a score, or "".
     """
 
@@ -223,8 +227,9 @@ class VerifierGrader(PooledGrader[VerifierRequest, Score]):
 
         Args:
           verifier: the verifier.
-          rows: dict from (question, reference) to the row as returned by `packed`, for functions
-            with the signature score(answer, row).
+          rows: dict from (question, reference) to the problem's dataset row, serialized by
+            `packed`. Needed by functions with the signature score(answer, row). None for all other
+            functions.
           workers: maximum number of worker processes.
           deadline: timeout per answer in seconds. The timeout of a batch is this value times the
             number of answers.
@@ -364,8 +369,8 @@ def _requests_of(
       answers: the answers.
       references: one reference for each answer.
       questions: one question for each answer.
-      rows: dict from (question, reference) to the row as returned by `packed`. If it is not None,
-        the row is sent in place of the reference.
+      rows: dict from (question, reference) to the problem's dataset row, serialized by `packed`. If
+        the dict is not None, the row is sent in place of the reference.
     """
     for question, answer, reference in zip(questions, answers, references, strict=True):
         question = question or ""
@@ -443,7 +448,7 @@ def _encoder(
 
 
 def packed(row: Mapping[str, Any]) -> str:
-    """Serializes a row of a question source for the workers, as a base64-encoded pickle.
+    """Serializes a dataset row (one problem) for the workers, as a base64-encoded pickle.
 
     Raises:
       UserError: if the row contains an object that cannot be pickled, such as a function.
@@ -456,7 +461,7 @@ def packed(row: Mapping[str, Any]) -> str:
 
 
 def _checked(questions: Texts | None, count: int) -> Texts:
-    """Returns `questions`, or raises a `UserError` if there is not one question per text."""
+    """Returns `questions` if it has one question per text, else raises a `UserError`."""
     if questions is None or len(questions) != count:
         raise UserError(
             f"grade: a verifier needs questions; give one for each of the {count} texts"

@@ -134,9 +134,10 @@ def load(module: types.ModuleType, setup: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _score_of_row(function: Callable[..., Any]) -> Callable[[str, str, str], Any]:
-    """Adapts score(answer, row) to the signature of other verifiers.
+    """Adapts score(answer, row) to the signature verifier(question, answer, reference).
 
-    The adapted function expects the serialized row in place of the reference.
+    A row is the dataset entry of one problem. The adapted function expects the serialized row in
+    place of the reference.
     """
 
     def score(question: str, answer: str, row: str) -> Any:
@@ -245,6 +246,8 @@ def scorer(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Returns a function that answers requests by calling score(answer, row) in forked processes.
 
+    A row is the dataset entry of one problem, and a request contains a batch of answers.
+
     If the file defines a function prepare(row), it is called in this process before forking, so
     that the forks inherit objects that are slow to create. It never receives an answer.
 
@@ -281,10 +284,10 @@ def scorer(
 
 
 def unpacked(text: str) -> types.SimpleNamespace:
-    """Deserializes a row that `verifier.packed` serialized.
+    """Deserializes a dataset row (one problem) that `verifier.packed` serialized.
 
     Returns:
-      An object with the attributes id, question, answer, metadata and level.
+      An object with the attributes id, question, answer, metadata and level (difficulty level).
     """
     return types.SimpleNamespace(**pickle.loads(base64.b64decode(text)))
 

@@ -33,9 +33,9 @@ def _interrupted_at_the_start(
         sys.__excepthook__(kind, error, trace)
 
 
-# With `python -m bacr_jax.COMMAND`, `sys.argv[0]` is "-m" until Python has located the module. The
-# same is true for a module of another package that imports this one, so the module name is read
-# from `sys.orig_argv`.
+# With `python -m bacr_jax.COMMAND`, `sys.argv[0]` is "-m" until Python has located the module. It
+# is also "-m" if a module of another package is run and imports this package. The name of the
+# module that is run is therefore read from `sys.orig_argv`.
 _asked = "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("-m")[2]
 if sys.argv[:1] == ["-m"] and _asked.partition(".")[0] == __name__:
     sys.excepthook = _interrupted_at_the_start

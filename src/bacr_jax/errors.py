@@ -20,7 +20,7 @@ def first_of(names: Sequence[str], most: int = 1) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or the name of its type if it is empty."""
+    """Returns the first line of an exception's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -28,17 +28,17 @@ def attempt(what: str, call: Callable[..., Any], *args: Any) -> bool:
     """Calls a function and turns an exception into a warning on stderr.
 
     Args:
-      what: start of the warning, such as a description of the failed action.
-      call: the function.
-      *args: its arguments.
+      what: start of the warning, which describes the failed action.
+      call: the function to call.
+      *args: arguments of the function.
 
     Returns:
       True if the call succeeded. Its return value is discarded.
     """
     try:
         call(*args)
-    # The calls plot figures, write files or use the network, whose libraries can raise any type of
-    # exception.
+    # Callers use `attempt` to plot figures, write files and use the network. The libraries for
+    # these tasks can raise any type of exception.
     except Exception as error:
         print(f"warning: {what} ({printable(reason_of(error))})", file=sys.stderr)
         return False

@@ -1,6 +1,7 @@
-"""Implements `bacr evaluate --run DIR | --model HFDIR`: accuracy at several thinking budgets.
+"""Implements `bacr evaluate --run DIR | --model HFDIR`.
 
-This module parses the command line. `evaluation.job` runs the evaluation.
+The command measures the accuracy of a policy at several thinking budgets. This module parses the
+command line and prepares the config. `evaluation.job` runs the evaluation.
 """
 
 import argparse
@@ -48,8 +49,8 @@ EPILOG = (
     "conditioning.budget_input=prompt can "
     "be written too; it puts the budget into the prompt."
 )
-# Config keys, or prefixes of keys, that can be overridden. All other keys belong to the policy,
-# which is evaluated as it was trained.
+# Config keys, or prefixes of keys, that can be overridden. All other keys are rejected, because
+# they define the policy, which must be evaluated with the settings of its training.
 OVERRIDABLE = (
     "budget.cap",
     "budget.grace",
@@ -71,8 +72,8 @@ OVERRIDABLE = (
     "rollout.refill",
     "rollout.windows",
 )
-# Config keys that define how a policy receives its budget. A Hugging Face folder does not contain
-# them, so they can be set on the command line.
+# Config keys that define how a policy receives its budget. They can be set on the command line for
+# a Hugging Face folder, because the folder does not contain them.
 BUDGET_INPUT_KEYS = ("conditioning.budget_input", "conditioning.prompt_text")
 # Default values of the command-line options.
 TEMPERATURE = 0.6
@@ -91,7 +92,11 @@ _RANGES = {
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line. Raises UserError if an option or an override is invalid."""
+    """Parses and validates the command line.
+
+    Raises:
+      UserError: if an option or an override is invalid.
+    """
     parser = Parser(prog="bacr evaluate", description=DESCRIPTION, epilog=EPILOG)
     add_saved_policy(parser)
     _add_sampling_options(parser)
@@ -210,7 +215,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _faults_of_numbers(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields the errors of all options that can be checked without reading a file."""
+    """Yields an error message for each option that is invalid regardless of the files it names."""
     data = arguments.data
     samples = arguments.samples
     if arguments.model is not None and not data:
@@ -248,7 +253,7 @@ def _option(name: str) -> str:
 
 
 def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields the errors of the options that name sets and files."""
+    """Yields an error message for each invalid value of --train and --label-difficulty."""
     if arguments.train == "ledger":
         yield (
             "--train ledger: its test problems differ from its training problems by construction; "
@@ -280,12 +285,15 @@ def _faults_of_files(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields an error for every override of a key that belongs to the policy."""
+    """Yields an error message for each override of a key that defines the policy.
+
+    Unknown keys are not reported here, but when the overrides are applied.
+    """
     for text in arguments.overrides:
         key = text.partition("=")[0]
         if key.startswith(OVERRIDABLE) or key not in config_io.schema():
             continue
-        # A Hugging Face folder may not specify how its policy receives the budget.
+        # Allowed, because a Hugging Face folder may not specify how its policy receives the budget.
         if arguments.model is not None and _describes_budget_input(text):
             continue
         near = difflib.get_close_matches(key, OVERRIDABLE, n=1, cutoff=0.0)
@@ -298,8 +306,8 @@ def _faults_of_overrides(arguments: argparse.Namespace) -> Iterator[str]:
 def _describes_budget_input(override: str) -> bool:
     """True if the override sets how the policy receives its budget.
 
-    This holds for the keys in `BUDGET_INPUT_KEYS`, and for `method` if the responses of that method
-    begin with a budget.
+    These are overrides of the keys in `BUDGET_INPUT_KEYS`, and overrides of `method` with a method
+    whose responses begin with a budget.
     """
     from bacr_jax.methods.registry import declares_budget
 
@@ -317,7 +325,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
       trained: config with which the policy was trained.
 
     Raises:
-      UserError: an option or an override can't be used with this policy.
+      UserError: if an option or an override can't be used with this policy.
     """
     from bacr_jax.methods.registry import declares_budget
 
@@ -361,7 +369,7 @@ def settle(arguments: argparse.Namespace, trained: Config) -> Config:
 
 
 def _budgets(arguments: argparse.Namespace, config: Config) -> tuple[tuple[int, ...], bool]:
-    """Returns the budgets in ascending order, and True if the policy also runs without one."""
+    """Returns the budgets in tokens, and True if the policy is also evaluated without a budget."""
     if arguments.budgets is None:
         return config.eval.budgets, config.eval.no_budget
     budgets = read_budgets(arguments.budgets, option="--budgets", levels=config.budget.levels)
@@ -437,13 +445,17 @@ def training_set(arguments: argparse.Namespace, config: Config) -> "tuple[Questi
 
     docs/evaluation.md describes the search for near-duplicates.
 
+    Args:
+      arguments: parsed command line.
+      config: config of the evaluation.
+
     Returns:
-      A tuple of the questions and a warning. The questions are None if no near-duplicates are
-      marked. The warning is a line to print if the run's training set can't be read, which does not
-      stop the evaluation, and otherwise an empty string.
+      A tuple of the questions and a warning. The questions are None if near-duplicates are not
+      searched. The warning is a line to print if the run's training set can't be read, which does
+      not stop the evaluation. Otherwise the warning is an empty string.
 
     Raises:
-      UserError: the set of --train can't be read.
+      UserError: if the set of --train can't be read.
     """
     from bacr_jax.prompts.task_data import load_training_texts
     from bacr_jax.questions.loaders import is_made
@@ -466,14 +478,15 @@ def evaluate(
 
     Args:
       arguments: parsed command line.
-      poll: called regularly. It may raise an exception to stop the evaluation; calling `evaluate`
-        again with the same arguments continues it.
+      poll: function that is called regularly and may raise an exception to stop the evaluation. A
+        later call of `evaluate` with the same arguments continues the evaluation. If None, the
+        evaluation can't be stopped in this way.
 
     Returns:
       The content of results.json.
 
     Raises:
-      UserError: an input is invalid.
+      UserError: if an input is invalid.
     """
     from bacr_jax.evaluation import job
     from bacr_jax.evaluation.folder import (
@@ -554,8 +567,8 @@ def main(argv: Sequence[str] | None) -> int:
         print(f"{signal}: stopped; the same command continues", file=sys.stderr)
         return EXIT_CODE
     except OutOfMemory as error:
-        # The samples depend on the number of slots, so an evaluation with fewer slots needs
-        # a new folder.
+        # The samples depend on the number of rows that are decoded together (slots), so an
+        # evaluation with fewer slots can't continue in the same folder.
         fewer = max(arguments.slots // 2, 1)
         return failure(f"{error}; write --slots {fewer} --out DIR, a new folder")
     except KeyboardInterrupt:

@@ -22,7 +22,8 @@ from bacr_jax.files import expand_home
 from bacr_jax.generate import AskOptions, budgets_of, open_session
 from bacr_jax.runs.folder import RunPaths
 
-# A budget is a number of tokens, the name of a level, or None for no budget.
+# A thinking budget: a number of tokens, a name that `budget.levels` maps to a number, or None for
+# no budget.
 Budget = int | str | None
 
 
@@ -31,12 +32,12 @@ class Policy:
 
     Attributes:
       folder: run folder or Hugging Face folder of the policy.
-      step: step of the checkpoint, or None for a Hugging Face folder.
-      config: config that defines prompts and answers.
+      step: training step of the checkpoint, or None for a Hugging Face folder.
+      config: config that defines how prompts are built and answers are sampled.
     """
 
     def __init__(self, session: Session):
-        """Wraps a session. Use `load` to create a policy."""
+        """Wraps an open session. Users create a policy with `load` instead."""
         self._session = session
         self.folder: Path = session.saved.folder
         self.step: int | None = session.saved.step
@@ -59,8 +60,9 @@ class Policy:
 
         Args:
           questions: one question, or several.
-          budget: one or several thinking budgets: numbers of tokens, names of `budget.levels`, or
-            None for no budget, in which case the thinking is limited to `budget.cap` tokens.
+          budget: one or several thinking budgets. Each is a number of tokens, a name from
+            `budget.levels`, or None for no budget. Without a budget, the thinking is limited to
+            `budget.cap` tokens.
           samples: number of answers per question and budget.
           temperature: sampling temperature. 0 selects the most likely tokens. The default is 0 for
             one sample and `eval.temperature` for several samples.
@@ -72,7 +74,7 @@ class Policy:
           The answers, ordered by question, then budget, then sample.
 
         Raises:
-          UserError: an argument is invalid.
+          UserError: if an argument is invalid.
         """
         if samples < 1:
             raise UserError(f"samples={samples}: write 1 or more")
@@ -113,13 +115,14 @@ class Policy:
           questions: one question, or several.
           responses: one response per question, as text or as token ids such as `Answer.tokens`. A
             single string is the response to a single question.
-          budget: thinking budget of the prompts.
+          budget: thinking budget of all prompts: a number of tokens, a name from `budget.levels`,
+            or None for no budget.
 
         Returns:
-          The score of each response.
+          The score of each response, which contains the log-probabilities of its tokens.
 
         Raises:
-          UserError: an argument is invalid.
+          UserError: if an argument is invalid.
         """
         (budget_number,) = self._budgets(budget)
         return self._session.score(
@@ -148,8 +151,11 @@ def load(
         the newest step if no evaluation selected a best one.
       overrides: overrides of config keys for prompts and answers, as `key.sub=value`.
 
+    Returns:
+      The loaded policy.
+
     Raises:
-      UserError: the folder contains no policy, or an argument is invalid.
+      UserError: if the folder contains no policy, or an argument is invalid.
     """
     silence_orbax()
     try:

@@ -91,7 +91,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Appends a record to a JSONL file and flushes it to the operating system."""
+    """Appends a record to a JSONL file and flushes the file to the operating system.
+
+    Raises:
+      UserError: if the file can't be written.
+    """
     line = json.dumps(record, allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -101,9 +105,10 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of a JSONL file with its parsed record. Skips an incomplete last line.
+    """Yields each line of a JSONL file, without its line break, and the parsed record.
 
-    The last line is incomplete if the process that wrote it was interrupted.
+    An incomplete last line is skipped, because the process that wrote the line was interrupted. A
+    missing file yields nothing.
 
     Raises:
       UserError: if another line is malformed, or if the `step` of a record is not an integer.
@@ -116,6 +121,7 @@ def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _records_of(file: BinaryIO, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the lines and records of an open JSONL file, as `_complete_lines` describes."""
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
             return
@@ -161,11 +167,15 @@ def lines_until(path: Path, step: int) -> Iterator[str]:
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Removes the records after `step`, and an incomplete last line, from a JSONL file."""
+    """Removes the records of later steps than `step` from a JSONL file.
+
+    An incomplete last line is removed too. Records without a `step` are kept. Nothing happens if
+    the file is missing.
+    """
     if not path.exists():
         return
     # Usually nothing has to be removed, so the file is only rewritten if its size would change. The
-    # metrics of a long run can have a hundred megabytes.
+    # metrics of a long run can be a hundred megabytes in size.
     remaining_size = sum(len(text.encode()) + 1 for text in lines_until(path, step))
     if remaining_size != path.stat().st_size:
         write_atomically(path, (f"{text}\n" for text in lines_until(path, step)))

@@ -1,7 +1,7 @@
 """Implements `bacr generate --run DIR | --model HFDIR --budget 512 ["question"]`.
 
-The command asks a policy one or several questions and prints the answers. `bacr_jax.load` opens
-policies with the same functions, and `evaluation.ask` samples the answers.
+The command asks a policy one or several questions and prints the answers. `evaluation.ask` samples
+the answers. `bacr_jax.load` uses `open_session` and `budgets_of` of this module.
 """
 
 import argparse
@@ -69,10 +69,11 @@ _MIN_COLUMN_WIDTH = 24
 
 @dataclasses.dataclass(frozen=True)
 class AskOptions:
-    """Settings of the next answer.
+    """Sampling settings for the answers to the next question.
 
     Attributes:
-      budgets: thinking budget of each answer in tokens, or None for no budget.
+      budgets: thinking budgets in tokens, with None for no budget. One answer is sampled per
+        budget.
       temperature: sampling temperature. 0 selects the most likely token (greedy decoding).
       top_p: cumulative probability for nucleus sampling.
       seed: random seed for sampling.
@@ -108,7 +109,12 @@ class AskOptions:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses and validates the command line.
 
-    `question` in the result is None if the command line contains no question.
+    Returns:
+      The parsed options. `question` is None if the command line contains no question, and
+      `overrides` lists the overrides of config keys.
+
+    Raises:
+      UserError: if an option or the question is invalid.
     """
     parser = Parser(prog="bacr generate", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
@@ -150,11 +156,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> "PromptFormat":
-    """Returns the prompt format of the run's training, or a default format for a plain model.
+    """Returns the prompt format in which the policy is asked.
+
+    A run uses the format of its training. A Hugging Face folder uses `data.prompt_format`. If this
+    key is `auto` and `data.train` is not overridden, a Hugging Face folder uses `think_answer`,
+    unless the method's responses begin with a budget.
 
     Args:
       config: config of the policy.
-      is_run: True for a run, False for a Hugging Face folder.
+      is_run: True for the policy of a run, False for a Hugging Face folder.
       overrides: config overrides from the command line.
     """
     from bacr_jax.methods.registry import declares_budget
@@ -163,8 +173,8 @@ def prompt_format(config: Config, *, is_run: bool, overrides: Sequence[str]) -> 
     declares = declares_budget(config)
     is_automatic = config.data.prompt_format == "auto" and not declares
     train_is_overridden = any(text.startswith("data.train=") for text in overrides)
-    # The automatic format depends on the training set, which a Hugging Face folder does not
-    # record.
+    # With `data.prompt_format=auto`, the format depends on the training set, but a Hugging Face
+    # folder does not contain the name of its training set.
     if is_automatic and not is_run and not train_is_overridden:
         return with_texts(FORMATS["think_answer"], config)
     return format_for(config, declares_budget=declares)
@@ -186,10 +196,13 @@ def open_session(
       step: step number, "best" or "newest". None selects the best step, or the newest step if no
         best step was recorded.
       overrides: config overrides as `key.sub=value`.
-      download: download the model if it is not on this machine.
+      download: True to download the model if it is not on this machine.
+
+    Returns:
+      A session, which answers questions with the policy.
 
     Raises:
-      UserError: the policy can't be opened or an override is invalid.
+      UserError: if the policy can't be opened or an override is invalid.
     """
     from bacr_jax.runs.saved_policy import open_policy
 
@@ -215,19 +228,22 @@ def open_session(
 
 
 def budgets_of(session: "Session", text: str, option: str) -> tuple[int | None, ...]:
-    """Parses a list of budgets such as "8,low,none". Names are levels of the policy's config.
+    """Parses a comma-separated list of budgets, such as "8,low,none".
 
     Args:
-      session: session of the policy.
-      text: comma-separated budgets.
+      session: session of the policy, whose `budget.levels` maps names such as `low` to budgets.
+      text: the list of budgets.
       option: name of the option that contains `text`, for error messages.
+
+    Returns:
+      The budgets in tokens, with None for `none` (no budget).
     """
     levels = session.saved.config.budget.levels
     return tuple(read_budgets(text, option=option, levels=levels))
 
 
 class Stopped(Exception):
-    """Raised after the user pressed Ctrl-C during an answer."""
+    """Raised to stop decoding after the user pressed Ctrl-C during an answer."""
 
 
 @contextlib.contextmanager
@@ -310,7 +326,13 @@ class LiveColumns(Live):
         return console.is_terminal and console.width >= _MIN_COLUMN_WIDTH * len(budgets)
 
     def watch(self, row: int, thinking: str, answer: str) -> None:
-        """Shows the current texts of a row. Passed as `watch` to `ask.Session.ask`."""
+        """Shows the current texts of a column. Passed as `watch` to `ask.Session.ask`.
+
+        Args:
+          row: index of the budget, and of its column.
+          thinking: thinking that has been decoded so far.
+          answer: answer text that has been decoded so far.
+        """
         title, *_ = self._columns[row]
         self._columns[row] = (title, thinking, answer, "")
         self.update(self._table(), refresh=True)
@@ -335,7 +357,10 @@ class LiveColumns(Live):
 
 
 class _Stream:
-    """Prints the thinking of a single row as it grows. Passed as `watch` to `ask.Session.ask`."""
+    """Callback that prints the thinking for a single budget while it is decoded.
+
+    Passed as `watch` to `ask.Session.ask`.
+    """
 
     def __init__(self, print_line: Callable[[str], Any]):
         self._say = print_line
@@ -348,9 +373,9 @@ class _Stream:
 
 
 def converse(session: "Session", options: AskOptions, print_line: Callable[[str], Any]) -> None:
-    """Reads questions and commands from the terminal until end of input.
+    """Reads questions and commands from the terminal, and prints the answers, until end of input.
 
-    Invalid input prints an error of one line, and the conversation continues.
+    If the input is invalid, a one-line error is printed and the next line is read.
 
     Args:
       session: session of the policy.
@@ -387,7 +412,7 @@ def converse(session: "Session", options: AskOptions, print_line: Callable[[str]
 
 
 def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
-    """Returns the settings after a command such as `/budget 8,64`.
+    """Returns the sampling settings after a command such as `/budget 8,64`.
 
     Args:
       session: session of the policy.
@@ -395,7 +420,7 @@ def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
       line: command with its leading slash.
 
     Raises:
-      UserError: the command or its value is invalid.
+      UserError: if the command or its value is invalid.
     """
     name, _, value = line[1:].partition(" ")
     value = value.strip()
@@ -424,7 +449,7 @@ def _changed(session: "Session", options: AskOptions, line: str) -> AskOptions:
 
 
 def _settings_line(options: AskOptions) -> str:
-    """Returns a line with the settings, followed by a line with the available commands."""
+    """Returns a line with the sampling settings and a line with the available commands."""
     budgets = ",".join(NONE if budget is None else str(budget) for budget in options.budgets)
     return (
         f"budget {budgets}, temperature {options.temperature:g}, top-p {options.top_p:g}, "
@@ -433,16 +458,15 @@ def _settings_line(options: AskOptions) -> str:
 
 
 def from_pipe(session: "Session", options: AskOptions, print_line: Callable[[str], Any]) -> None:
-    """Asks every non-empty line of standard input.
+    """Asks the question in every non-empty line of standard input and prints the answers.
 
     Raises:
-      UserError: a line is invalid, or the input contains no question.
+      UserError: if a line is invalid, or the input contains no question.
     """
     num_questions = 0
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Bytes that are not valid UTF-8 become surrogate escapes, as in the C locale, and
-        # `check_text` reports them. In other locales, decoding would raise an exception
-        # here.
+        # Without this call, bytes that are not valid UTF-8 would raise an exception in most
+        # locales. With it, they become surrogate escapes, which `check_text` reports.
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(sys.stdin, 1):
         question = line.strip()
@@ -463,7 +487,12 @@ def from_pipe(session: "Session", options: AskOptions, print_line: Callable[[str
 
 
 def generate(arguments: argparse.Namespace, print_line: Callable[[str], Any]) -> None:
-    """Opens the policy and answers the questions from the command line, a terminal or a pipe."""
+    """Opens the policy and answers the questions from the command line, a terminal or a pipe.
+
+    Args:
+      arguments: result of `parse`.
+      print_line: function that prints a text.
+    """
     session = open_session(
         arguments.run,
         arguments.model,

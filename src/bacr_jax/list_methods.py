@@ -1,7 +1,8 @@
-"""The command `bacr methods`, which lists the method presets.
+"""Implements the command `bacr methods`, which lists the presets of the training methods.
 
-For each preset, it also lists the settings whose published values have not been verified. With
---run, it lists the settings of a run that differ from its preset and from the publication.
+For each preset, the command also lists the settings whose values have not been verified against the
+method's publication. With --run, it lists the settings of a run that differ from its preset and
+from the publication.
 """
 
 import argparse

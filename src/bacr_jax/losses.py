@@ -82,7 +82,7 @@ def sequence_ratio(
     `token_ratio` or `gspo_ratio` in practice.
 
     Returns:
-      rho of each row, repeated for every token of the row.
+      rho of each sequence, repeated for every token of the sequence.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, mask])
@@ -103,15 +103,15 @@ def gspo_ratio(
     ranges are about 3e-4 and 4e-4 instead of 0.2.
 
     Returns:
-      rho, whose value is s at every token of the row. Its gradient is s times the gradient of the
-      token's log-probability, and 0 outside the mask.
+      rho, whose value is s at every token of the sequence. The gradient of rho is s times the
+      gradient of the token's log-probability, and 0 outside the mask.
     """
     chex.assert_rank([logprobs, old_logprobs, mask], 2)
     chex.assert_equal_shape([logprobs, old_logprobs, mask])
     frozen = jax.lax.stop_gradient(logprobs)
     frozen_log_ratio = _log_ratio(frozen, old_logprobs, mask)
     mean = masked_mean(frozen_log_ratio, mask, axis=1, keepdims=True)
-    # Always 0 in value, but carries the gradient of the token's log-probability.
+    # The value is always 0. The gradient is the gradient of the token's log-probability.
     gradient_carrier = _log_ratio(logprobs, logprobs, mask)
     return jnp.exp(jnp.minimum(mean + gradient_carrier, _GSPO_LOG_LIMIT))
 
@@ -170,10 +170,14 @@ def truncated_importance_weight(
     weights. The loss is multiplied by w, and the gradient through w is stopped.
 
     Args:
-      logprobs: the learner's log-probabilities under the weights that sampled the tokens.
-      rollout_logprobs: the sampler's log-probabilities.
+      logprobs: log-probabilities that the learner computes with the weights that sampled the
+        tokens.
+      rollout_logprobs: log-probabilities that the sampler computed.
       mask: tokens to include (see `token_ratio`).
       cap: maximum weight, typically 2 to 5.
+
+    Returns:
+      Weight w of each token, without a gradient.
     """
     ratio = token_ratio(logprobs, rollout_logprobs, mask)
     return jax.lax.stop_gradient(jnp.minimum(ratio, cap))
@@ -186,15 +190,21 @@ def sequence_mask(
     *,
     bound: Scalar,
 ) -> Bool[Array, "B 1"]:
-    """Selects rows on which the learner and the sampler assign similar log-probabilities.
+    """Selects sequences on which the learner and the sampler assign similar log-probabilities.
 
         mean_t |log pi_learner(y_t) - log pi_sampler(y_t)| <= bound
 
-    The mean is compared instead of the sum, because the sum would exclude rows merely for being
-    long.
+    The mean over tokens is compared instead of the sum, because the sum would exclude sequences
+    merely for being long.
+
+    Args:
+      logprobs: log-probabilities that the learner computes.
+      rollout_logprobs: log-probabilities that the sampler computed.
+      mask: tokens to include.
+      bound: maximum mean absolute difference, in nats per token.
 
     Returns:
-      True for rows within the bound.
+      True for sequences within the bound.
     """
     gap = jnp.abs(jax.lax.stop_gradient(logprobs - rollout_logprobs))
     return masked_mean(gap, mask, axis=1, keepdims=True) <= bound
@@ -215,7 +225,13 @@ def aggregate_sum(
 ) -> Float[Array, ""]:
     """Computes the numerator of the aggregated loss.
 
-    The numerator is additive over rows, and therefore over micro-batches and devices.
+    A row is one sequence of the batch. The numerator is additive over rows, and therefore over
+    micro-batches and devices.
+
+    Args:
+      x: loss of each token.
+      mask: tokens to include.
+      mode: how the losses are aggregated (see `loss_denominator`).
 
     Returns:
       Sum over the tokens in the mask. For "seq_mean_token_mean", the sum of the row means.
@@ -235,7 +251,9 @@ def aggregate_sum(
 def loss_denominator(
     mask: Shaped[Array, "B T"], *, mode: Aggregation, constant: Scalar
 ) -> Float[Array, ""]:
-    """Computes the denominator of the loss, which sets the relative weight of long and short rows.
+    """Computes the denominator of the loss, which sets the weight of long and short sequences.
+
+    A row is one sequence of the batch. The modes aggregate the loss as follows:
 
         token_mean           sum over tokens / number of tokens (DAPO): long rows weigh more
         seq_mean_token_sum   sum over tokens / number of rows
@@ -246,6 +264,8 @@ def loss_denominator(
     It is 0 for an empty batch.
 
     Args:
+      mask: tokens to include.
+      mode: one of the modes above.
       constant: tokens per row in mode "constant", for example the maximum response length. The
         other modes ignore it.
 
@@ -272,7 +292,11 @@ def value_loss(
 
         L = (V - R)^2
 
-    PPO's factor of 1/2 is absorbed into the loss coefficient.
+    The factor 1/2 of PPO's value loss is absorbed into the loss coefficient.
+
+    Args:
+      values: predictions V of the value head.
+      returns: regression targets R. Gradients through them are stopped.
     """
     chex.assert_equal_shape([values, returns])
     return jnp.square(values - jax.lax.stop_gradient(returns))
@@ -339,7 +363,10 @@ def total_loss(
     Args:
       policy: aggregated `policy_loss`.
       value: aggregated `value_loss`.
-      entropy: aggregated token entropy. It is a bonus and is therefore subtracted.
+      entropy: aggregated token entropy H, in nats. H is subtracted, because it is a bonus.
+      value_coef: weight c_v of the value loss.
+      entropy_coef: weight c_h of the entropy bonus.
       kl: aggregated `kl_penalty`, which is not part of the paper's loss.
+      kl_coef: weight c_kl of the KL penalty.
     """
     return policy + value_coef * value - entropy_coef * entropy + kl_coef * kl

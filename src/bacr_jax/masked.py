@@ -18,7 +18,7 @@ def at_least_float32(x: Num[Array, "*shape"] | float) -> Array:
 
 
 def _masked_values(x: Array, mask: Array) -> tuple[Array, Array]:
-    """Sets values outside the mask to 0. Returns them with the mask as 0/1 of the same dtype."""
+    """Returns `x` with zeros outside the mask, and the mask as 0/1 in the same dtype and shape."""
     x = at_least_float32(x)
     keep = jnp.broadcast_to(jnp.asarray(mask).astype(bool), x.shape)
     values = jnp.where(keep, x, 0.0)
@@ -39,7 +39,7 @@ def masked_sum(
     *,
     keepdims: bool = False,
 ) -> Array:
-    """Computes the sum of the entries inside the mask."""
+    """Computes the sum of the entries inside the mask. An empty mask gives 0."""
     values, _ = _masked_values(x, mask)
     return jnp.sum(values, axis=axis, keepdims=keepdims)
 
@@ -68,9 +68,9 @@ def masked_std(
 ) -> Array:
     """Computes the standard deviation of the entries inside the mask.
 
-    The result is 0 if the mask has too few entries. The mean is subtracted before squaring, because
-    a large common offset would otherwise lose float32 precision. The gradient at zero standard
-    deviation is 0.
+    The result is 0 if the mask selects fewer than two entries. The mean is subtracted
+    before squaring, because a large common offset would otherwise lose float32 precision. The
+    gradient at zero standard deviation is 0.
 
     Args:
       ddof: delta degrees of freedom. The sum of squares is divided by n - ddof.

@@ -1,7 +1,9 @@
-"""Converts out-of-memory errors to a single line with phase, sizes and requested bytes.
+"""Converts out-of-memory errors to one line with the phase, its sizes and the requested memory.
 
-XLA reports many lines about buffers, and raises the error at the Python line that waits for the
-device. Therefore the phases of a run are wrapped in `phase_memory`. Phases can be nested:
+XLA's own message has many lines about buffers, and XLA raises the error at the Python line that
+waits for the device, not at the line that started the computation. Therefore each phase of a run,
+such as decoding, is wrapped in `phase_memory`, which adds the name of the phase. Phases can be
+nested:
 
     with phase_memory("evaluation"):
         with phase_memory("decode", slots=512, positions=6272):
@@ -21,8 +23,8 @@ _SIGNS = re.compile(
     r"RESOURCE_EXHAUSTED|Resource exhausted|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CU(?:BLAS|DNN|SOLVER|FFT)_STATUS_ALLOC_FAILED|[Oo]ut of memory|ran out of memory"
 )
-# Must match as well, because RESOURCE_EXHAUSTED is also the status for messages that are too long
-# and for full queues.
+# An out-of-memory error must match this expression as well as `_SIGNS`, because XLA also uses
+# RESOURCE_EXHAUSTED for messages that are too long and for full queues.
 _MEMORY = re.compile(r"memory|allocat|ALLOC", re.IGNORECASE)
 _REQUESTED = re.compile(
     r"allocat\w*(?: request for)? (?P<number>\d+(?:\.\d+)?) ?"
@@ -39,7 +41,8 @@ class OutOfMemory(RuntimeError):
     Attributes:
       phases: names of the phases in which the error occurred, innermost first.
       sizes: sizes that determine the memory use of these phases, by name.
-      asked: number of bytes of the failed allocation, or None if the error does not contain it.
+      asked: number of bytes of the failed allocation, or None if the error message does not contain
+        this number.
       on_host: True if the host ran out of memory, False if a device did.
     """
 
@@ -82,7 +85,8 @@ def size_text(count: int) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an exception reports that a device or the host ran out of memory.
 
-    XLA raises a RuntimeError for every error, and the message begins with the status code.
+    XLA raises a RuntimeError for every error, so the message is checked for the status codes and
+    texts of memory errors.
     """
     if isinstance(error, MemoryError):
         return True
@@ -91,7 +95,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def asked_for(text: str) -> int | None:
-    """Parses the size in bytes of a failed allocation; None if the message contains none."""
+    """Parses an error message and returns the bytes of the failed allocation, or None."""
     request = _REQUESTED.search(text)
     if request is None:
         return None
@@ -107,10 +111,10 @@ def phase_memory(phase: str, **sizes: int) -> Iterator[None]:
 
     Args:
       phase: name of the phase in the error message.
-      **sizes: sizes that determine the memory use of the phase.
+      **sizes: sizes that determine the memory use of the phase, for the error message.
 
     Raises:
-      OutOfMemory: a device or the host ran out of memory in the block.
+      OutOfMemory: if a device or the host ran out of memory in the block.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""Truncation-aware dense reward: cuts of a trace, and the reward and weight of each cut.
+"""Computes the truncation-aware dense reward of a reasoning trace.
 
-A cut truncates a reasoning trace after a number of thinking tokens. The outcome r_j is the
-correctness of the answer that the policy gives after the first c_j thinking tokens. For a trace
-with four cuts:
+A trace is truncated at M truncation points (cuts). Cut j keeps the first c_j thinking tokens, and
+the policy then answers. The outcome r_j is the correctness of this answer. Each cut has a reward
+R_j, and the reward of the trace is their weighted sum. For a trace with four cuts:
 
-    cuts    = cut_points(budgets, num_cuts=4)               # [.., M], the last one is the budget
-    source  = distinct_cuts(cuts, lengths)                  # cuts past the natural end are equal
+    cuts    = cut_points(budgets, num_cuts=4)               # [.., M], the last cut is the budget
+    source  = distinct_cuts(cuts, lengths)                  # cuts past the end share an answer
     r       = take_along_axis(outcomes, source, -1)         # one outcome per cut
     R       = dense_reward(r, coefficient=.3)               # Eq. 7
     R_bar   = sum(cut_weights("uniform", 4) * R, -1)        # Eq. 9
@@ -26,11 +26,12 @@ from jaxtyping import Array, Float, Int
 
 from bacr_jax.types import Scalar
 
-# The return type of a function of `Numbers` is the array type of its arguments.
+# Functions annotated with `Numbers` return the same array type, JAX or NumPy, as their arguments.
 Numbers = TypeVar("Numbers", Array, np.ndarray)
 
-# Weight of the last cut in "final_heavy". When the prompt contains the largest budget, the policy
-# only keeps its long, more accurate style if the cut at that budget has a weight above about .6.
+# Weight of the last truncation point (cut), which is at the budget, for "final_heavy". With a
+# weight below about .6, training makes the policy abandon long, more accurate traces, even if it
+# receives the largest budget.
 _FINAL_SHARE = 0.7
 
 
@@ -40,11 +41,19 @@ def _namespace(x: Array | np.ndarray) -> ModuleType:
 
 
 def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*batch M"]:
-    """Returns M evenly spaced cuts per budget, in tokens (paper appendix: b/4, b/2, 3b/4, b).
+    """Returns M evenly spaced truncation points (cuts) for each budget.
 
         c_j = ceil(j b / M),  j = 1..M
 
-    For a budget below M, some cuts are equal (see `distinct_cuts`).
+    For M = 4 these are b/4, b/2, 3b/4 and b, as in the paper's appendix. For a budget below M, some
+    cuts are equal (see `distinct_cuts`).
+
+    Args:
+      budgets: thinking budgets b, in tokens.
+      num_cuts: number of cuts M per budget.
+
+    Returns:
+      Number of thinking tokens that each cut keeps, in increasing order.
     """
     index = jnp.arange(1, num_cuts + 1, dtype=budgets.dtype)
     return (budgets[..., None] * index + (num_cuts - 1)) // num_cuts
@@ -53,15 +62,20 @@ def cut_points(budgets: Int[Array, "*batch"], *, num_cuts: int) -> Int[Array, "*
 def random_cut_points(
     key: Array, budgets: Int[Array, "*batch"], *, num_cuts: int
 ) -> Int[Array, "*batch M"]:
-    """Samples cuts uniformly up to each budget and appends the budget (Algorithm 1, line 10).
+    """Samples M - 1 truncation points (cuts) per trace and appends the budget as the last cut.
 
-        c_1 <= .. <= c_{M-1} sorted samples from 1..b,  c_M = b
+        c_1 <= .. <= c_{M-1} sorted uniform samples from 1..b,  c_M = b
 
-    The last cut is always the budget, because pass rates and the final answer are measured at the
-    budget. Cuts can coincide (see `distinct_cuts`).
+    This is line 10 of the paper's Algorithm 1. The last cut is always the budget, because pass
+    rates and the final answer are measured at the budget. Cuts can be equal (see `distinct_cuts`).
 
     Args:
-      budgets: thinking budget of each trace, in tokens, at least 1.
+      key: JAX random key.
+      budgets: thinking budget b of each trace, in tokens, at least 1.
+      num_cuts: number of cuts M per trace.
+
+    Returns:
+      Number of thinking tokens that each cut keeps, in increasing order.
     """
     shape = (*budgets.shape, num_cuts - 1)
     last_cut = budgets[..., None]
@@ -75,16 +89,20 @@ def cuts_of_trace(
     lengths: Int[np.ndarray, "*batch"],
     budgets: Int[np.ndarray, "*batch"],
 ) -> Int[np.ndarray, "*batch M"]:
-    """Rescales the cuts of a budget to the actual length of each trace.
+    """Rescales truncation points (cuts) from the budget to the actual length of each trace.
 
         ceil(c n / b) if c < b, else c
 
-    A cut at the budget is unchanged, because it keeps the entire trace.
+    A cut at half the budget moves to half the trace. A cut at the budget is unchanged, because it
+    keeps the entire trace.
 
     Args:
-      cuts: cuts c in [1, b], in tokens.
+      cuts: number of thinking tokens c that each cut keeps, in [1, b].
       lengths: number of thinking tokens n of each trace.
-      budgets: budgets b, in tokens.
+      budgets: thinking budget b of each trace, in tokens.
+
+    Returns:
+      The rescaled cuts, in tokens.
     """
     budgets = budgets[..., None]
     # Computed in int64, because the product of two int32 values can overflow int32.
@@ -96,14 +114,20 @@ def cuts_of_trace(
 def with_grace(
     cuts: Int[Numbers, "*batch M"], limits: Int[Numbers, "*batch"], grace: int
 ) -> Int[Numbers, "*batch M"]:
-    """Moves cuts at or beyond the token limit to the end of the grace window.
+    """Moves truncation points (cuts) at or beyond the budget to the end of the grace window.
 
         b + g if c >= b, else c
 
+    The grace window allows a trace to exceed its budget by up to g tokens, so that it can end at a
+    line break. A cut at the budget must include these tokens.
+
     Args:
-      cuts: cuts c, in tokens.
-      limits: number of tokens b after which each trace is truncated.
-      grace: maximum number of extra tokens g that are sampled beyond the limit, up to a line break.
+      cuts: number of thinking tokens c that each cut keeps.
+      limits: number of thinking tokens b after which each trace is truncated.
+      grace: maximum number of tokens g in the grace window.
+
+    Returns:
+      The moved cuts, in tokens.
     """
     limits = limits[..., None]
     return _namespace(cuts).where(cuts >= limits, limits + grace, cuts)
@@ -112,14 +136,14 @@ def with_grace(
 def distinct_cuts(
     cuts: Int[Numbers, "*batch M"], lengths: Int[Numbers, "*batch"]
 ) -> Int[Numbers, "*batch M"]:
-    """Maps each cut to the first cut that truncates the trace to the same text.
+    """Maps each truncation point (cut) to the first cut that keeps the same part of the trace.
 
     All cuts at or past the natural end of a trace keep the entire trace. These cuts share one
     sampled answer, so that the progress reward between them is exactly 0 instead of sampling noise.
     `take_along_axis(r, source, -1)` copies the outcome of a shared answer to all its cuts.
 
     Args:
-      cuts: cuts, in tokens.
+      cuts: number of thinking tokens that each cut keeps.
       lengths: number of thinking tokens of each trace.
 
     Returns:
@@ -134,11 +158,11 @@ def distinct_cuts(
 
 
 def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[np.ndarray, "M"]:
-    """Returns the weight of each cut in the objective sum_j w_j R_j.
+    """Returns the weight w_j of each truncation point (cut) in the objective sum_j w_j R_j.
 
-    The paper weights all cuts equally, so most of the reward comes from answers long before the
-    budget in the prompt, as in anytime reasoning. The other choices give more weight to the answer
-    at that budget.
+    The last cut is at the budget that the policy received. The paper weights all cuts equally, so
+    most of the reward comes from answers before this budget, as in anytime reasoning. The other
+    choices give more weight to the answer at this budget.
 
     Args:
       kind: one of the following.
@@ -146,6 +170,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
         "final_heavy": .7 for the last cut; the other cuts share the rest equally.
         "last": 1 for the last cut and 0 for all others (Eq. 1).
         A list of M nonnegative weights that sum to 1.
+      num_cuts: number of cuts M.
 
     Returns:
       Weights that sum to 1, as a float64 NumPy array.
@@ -165,7 +190,7 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
         weights[-1] = _FINAL_SHARE
         return weights
     raise ValueError(
-        f"weights: found {kind!r}; write uniform, final_heavy or own_budget, or a list of "
+        f"weights: found {kind!r}; write uniform, final_heavy or last, or a list of "
         f"{num_cuts} numbers"
     )
 
@@ -173,7 +198,11 @@ def cut_shares(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float
 def _checked_weights(
     weights: Sequence[float] | np.ndarray, num_cuts: int
 ) -> Float[np.ndarray, "M"]:
-    """Validates a list of weights and rescales it to sum to exactly 1."""
+    """Validates a list of weights and rescales the weights so that they sum to exactly 1.
+
+    Raises:
+      ValueError: If there are not `num_cuts` nonnegative weights whose sum is 1 up to 1e-4.
+    """
     array = np.asarray(weights, np.float64)
     is_valid = array.shape == (num_cuts,) and array.min() >= 0.0
     # The comparison is negated so that NaN is rejected: every comparison with NaN is false.
@@ -185,17 +214,21 @@ def _checked_weights(
 
 
 def cut_weights(kind: str | Sequence[float] | np.ndarray, num_cuts: int) -> Float[Array, "M"]:
-    """Returns `cut_shares` as a float32 JAX array."""
+    """Returns the weights of the truncation points from `cut_shares` as a float32 JAX array."""
     return jnp.asarray(cut_shares(kind, num_cuts), jnp.float32)
 
 
 def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
-    """Computes the change of the outcome since the previous cut (paper Eq. 8).
+    """Computes the change of the outcome since the previous truncation point (paper Eq. 8).
 
         delta_j = r_j - r_{j-1},  with r_0 = 0
 
+    Args:
+      r: outcome of each truncation point: correctness of the answer, in [0, 1].
+
     Returns:
-      Progress in [-1, 1]. It is negative if more thinking turned a correct answer into a wrong one.
+      Progress delta_j in [-1, 1]. It is negative if more thinking turned a correct answer
+      into a wrong one.
     """
     xp = _namespace(r)
     before_first = xp.zeros_like(r[..., :1])
@@ -205,18 +238,19 @@ def progress(r: Float[Numbers, "*batch M"]) -> Float[Numbers, "*batch M"]:
 def dense_reward(
     r: Float[Numbers, "*batch M"], *, coefficient: Scalar
 ) -> Float[Numbers, "*batch M"]:
-    """Computes the reward of each cut: its outcome plus weighted progress (paper Eq. 7).
+    """Computes the reward of each truncation point (cut): outcome plus progress (paper Eq. 7).
 
         R_j = r_j + lambda (r_j - r_{j-1})
 
     For 0/1 outcomes, R takes the values 0, 1, 1 + lambda and -lambda, so a value function of R must
     not be restricted to [0, 1]. With uniform weights, the progress terms telescope: mean_j R_j =
-    mean_j r_j + (lambda / M) r_M. Over a whole trace, progress therefore only adds weight to the
-    final answer. It distinguishes between segments only if the credit of a segment starts at that
-    segment (`advantages.to_go`).
+    mean_j r_j + (lambda / M) r_M. Averaged over a whole trace, progress therefore only adds weight
+    to the final answer. Progress distinguishes between the segments of a trace only if the
+    advantage of a segment excludes the rewards of earlier cuts (`advantages.to_go`).
 
     Args:
-      coefficient: lambda.
+      r: outcome of each cut: correctness of the answer, in [0, 1].
+      coefficient: weight lambda of the progress.
     """
     return r + coefficient * progress(r)
 
@@ -228,15 +262,19 @@ def outcome_coefficients(
 
         u_j = (1 + lambda) w_j - lambda w_{j+1},  w_{M+1} = 0
 
-    The outcome r_j contributes to R_j, as outcome and progress, and to R_{j+1}, as lost progress.
+    R_j is the reward of truncation point (cut) j from `dense_reward`. The outcome r_j contributes
+    to R_j, directly and through the progress, and r_j is subtracted in the progress of R_{j+1}.
     With uniform weights, u_j is 1/M, and (1 + lambda)/M for the last cut. If the weight grows by
     more than a factor of (1 + lambda)/lambda from cut j to cut j + 1, u_j is negative and the
     objective rewards a wrong answer at cut j. For "final_heavy" with 4 cuts, this happens for
     lambda above 1/6.
 
     Args:
-      weights: weight w of each cut.
-      coefficient: lambda of Eq. 7.
+      weights: weight w_j of each cut.
+      coefficient: weight lambda of the progress in Eq. 7.
+
+    Returns:
+      Weight u_j of each outcome.
     """
     next_weights = _namespace(weights).append(weights[1:], 0.0)
     return (1.0 + coefficient) * weights - coefficient * next_weights

@@ -1,8 +1,8 @@
 """Implements `bacr train --config F [key.sub=value ...]`, which trains a policy.
 
-`main` is the entry point of the command line and `run` is the entry point from Python. Both
-validate the config before they use a device. They then call `train`, which runs the steps of
-`training.loop.Trainer`.
+`main` is the entry point of the command line, and `run` is the entry point from Python. Both
+validate the config before they use a device, and then call `train`. `train` runs the training steps
+with `training.loop.Trainer`.
 """
 
 import contextlib
@@ -25,10 +25,9 @@ from bacr_jax.config.reproducible import make_reproducible
 from bacr_jax.config.shipped import check_overlays
 from bacr_jax.config.synonyms import check_options
 from bacr_jax.errors import UserError, faults_of
-from bacr_jax.files import expand_home
 from bacr_jax.out_of_memory import OutOfMemory
 from bacr_jax.runs import folder as run_folder
-from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run
+from bacr_jax.runs.folder import Resume, RunFolder, check_run_folder, open_run, run_path
 
 if TYPE_CHECKING:
     from bacr_jax.training.events import Callback, Finished
@@ -42,7 +41,10 @@ EPILOG = (
 
 
 def _parser() -> Parser:
-    """Returns the command-line parser. `parse` handles --help itself."""
+    """Returns the command-line parser.
+
+    The parser has no built-in --help, because `parse` also prints the help of all config keys.
+    """
     parser = Parser(
         prog="bacr train",
         description="Train a policy to reason within a token budget.",
@@ -88,12 +90,13 @@ def parse(argv: Sequence[str] | None) -> tuple[Config, Resume, tuple[str, ...]]:
     """Parses and validates the command line without using any device.
 
     Returns:
-      A tuple of the config, how to treat an existing run (`Resume`), and the keys whose values may
-      differ from the existing run.
+      A tuple of the config, the value of --resume, and the keys of --allow-change. --resume defines
+      what happens to an existing run in `output.dir`, and --allow-change lists keys whose values
+      may differ from the existing run.
 
     Raises:
-      SystemExit: --help or --check was passed. Neither of them trains.
-      UserError: the command line or the config is invalid.
+      SystemExit: if --help or --check was passed, which end the program without training.
+      UserError: if the command line or the config is invalid.
     """
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -129,9 +132,9 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
       allowed: keys passed with --allow-change, which must be keys of the config.
 
     Raises:
-      UserError: the config or a key is invalid. The error lists all problems of the config.
+      UserError: if the config or a key is invalid. The error lists all problems of the config.
     """
-    # The method registry imports JAX, which no other check needs.
+    # Imported here because the method registry imports JAX.
     with uninterrupted():
         from bacr_jax.methods.registry import problems
 
@@ -143,11 +146,14 @@ def check(config: Config, allowed: Sequence[str] = ()) -> None:
 
 
 def with_local_model(config: Config, *, download: bool) -> Config:
-    """Replaces a model name on the Hugging Face hub by the model's folder in the hub's cache.
+    """Replaces the name of a Hugging Face hub model in `model.path` by a local folder.
 
     Args:
-      config: config whose `model.path` is resolved.
-      download: download the model if it is not in the cache.
+      config: config whose `model.path` is a folder, a name on the hub, or None.
+      download: True to download the model if it is not in the hub's cache.
+
+    Returns:
+      A config whose `model.path` is a local folder, or None if it was None.
     """
     if config.model.path is None:
         return config
@@ -158,7 +164,7 @@ def with_local_model(config: Config, *, download: bool) -> Config:
 
 
 def begun_config(config: Config) -> Config | None:
-    """Returns the config of the run in `output.dir`, or None if it is missing or unreadable."""
+    """Returns the config of an existing run in `output.dir`, or None if it can't be read."""
     # An unreadable config is reported later, when the run folder is opened.
     with contextlib.suppress(UserError, OSError, ValueError):
         return run_folder.read_config_file(run_folder.RunPaths(run_path(config)).config)
@@ -168,8 +174,8 @@ def begun_config(config: Config) -> Config | None:
 def with_prompt_date(config: Config) -> Config:
     """Sets the date that the chat template writes into prompts.
 
-    The date is today's date, or the recorded date if a run is resumed. The config is returned
-    unchanged if its template writes no date.
+    A new run uses today's date, and a resumed run uses the date that it recorded. The config is
+    returned unchanged if its chat template writes no date.
     """
     from bacr_jax.prompts import prompt_date
 
@@ -177,7 +183,7 @@ def with_prompt_date(config: Config) -> Config:
 
 
 def with_available_sets(config: Config) -> Config:
-    """Removes missing evaluation sets from the config, if `data.eval_missing` allows it.
+    """Removes missing evaluation sets from the config if `data.eval_missing` is `skip`.
 
     Prints one line for every removed set.
     """
@@ -196,16 +202,16 @@ def check_inputs(
 
     Args:
       config: config to check.
-      resume: how to treat an existing run in `output.dir`.
+      resume: what to do with an existing run in `output.dir` (see `run`).
       allowed: keys whose values may differ from the existing run.
-      download: download the model if it is not in the hub's cache.
+      download: True to download the model if it is not in the hub's cache.
 
     Returns:
       Lines to print: the scores that the verifiers assign to the reference answers, the data sets,
       the settings that differ from the method's publication, and a summary of the run.
 
     Raises:
-      UserError: at least one check failed. The error lists all failures.
+      UserError: if at least one check failed. The error lists all failures.
     """
     from bacr_jax.runs.metrics import check_wandb
     from bacr_jax.training.warmup_folder import check_warmup
@@ -276,36 +282,24 @@ class _Inputs:
                 raise UserError(*faults)
             return
         method, environment, verifier_lines = initialize.check_inputs(self.config)
-        described = run_summary.check_lines(
-            self.config,
-            run_path(self.config),
-            method,
-            environment,
-            width=shutil.get_terminal_size().columns,
-        )
+        path = run_path(self.config)
+        described = run_summary.check_lines(self.config, path, method, environment)
         self.lines = [*verifier_lines, *described]
-
-
-def run_path(config: Config) -> Path:
-    """Returns the path of the run folder, with ~ and environment variables expanded."""
-    try:
-        return expand_home(config.output.dir)
-    except ValueError as error:
-        raise UserError(f"output.dir={config.output.dir}: {error}") from None
 
 
 def joint_run(config: Config, resume: Resume, allowed: Sequence[str]) -> RunFolder:
     """Initializes the distributed processes of the run and opens the run folder.
 
-    Process 0 opens the folder before the other processes continue.
+    The other processes continue after process 0 has opened the folder.
 
     Args:
       config: config of the run.
-      resume: how to treat an existing run in the folder (see `runs.folder.open_run`).
+      resume: what to do with an existing run in the folder (see `run`).
       allowed: keys whose values may differ from the existing run.
 
     Raises:
-      SystemExit: raised in all other processes if process 0 can't open the folder.
+      UserError: if the folder can't be opened, or if the processes have different configs.
+      SystemExit: in all other processes, if process 0 can't open the folder.
     """
     import numpy as np
 
@@ -346,12 +340,12 @@ def train(
     Args:
       config: config of the run.
       folder: opened run folder.
-      poll: called wherever the work can be interrupted. It raises `Preempted` to stop the run, and
-        a checkpoint is then saved.
-      callbacks: functions that are called with every event of the run.
+      poll: function that is called wherever the work can be interrupted. It raises `Preempted` to
+        stop the run, and a checkpoint is then saved. If None, the run can't be stopped in this way.
+      callbacks: functions that are called with every event of the run, such as the end of a step.
 
     Returns:
-      The last event of the run.
+      The last event of the run, which contains the content of summary.json.
     """
     # Imported here because these modules import JAX, which --help does not need.
     from bacr_jax.parallel.peers import watched
@@ -402,13 +396,18 @@ def train(
 
 
 def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) -> None:
-    """Exports the policy as a Hugging Face folder to exports/ if `export.every` requires it.
+    """Exports the policy to a Hugging Face folder in exports/ every `export.every` steps.
+
+    Nothing is exported if `export.every` is None, at step 0, or if the export exists already.
 
     Args:
-      trainer: the trainer, whose run folder receives the export.
+      trainer: the `Trainer` of the run, in whose run folder exports/ is located.
       state: current training state, which is saved as a checkpoint before the export.
       step: current step.
-      last: True at the end of the run. The last step is always exported if `export.every` is set.
+      last: True at the end of the run, which is always exported if `export.every` is not None.
+
+    Raises:
+      UserError: if the export can't be written.
     """
     every = trainer.config.export.every
     out = trainer.folder.exports / str(step)
@@ -432,7 +431,8 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
             export(trainer.folder.path, out, step=step)
         except UserError as error:
             error_text = str(error)
-    # The other processes wait here for process 0, in a phase that has no typical duration.
+    # The other processes wait here until process 0 has written the export. The error is broadcast,
+    # so that all processes raise it.
     error_text = processes.text_from_first(error_text)
     if error_text:
         raise UserError(error_text)
@@ -442,8 +442,12 @@ def export_if_due(trainer: Any, state: Any, step: int, *, last: bool = False) ->
 def _start(trainer: Any, folder: RunFolder) -> Any:
     """Initializes or restores the training state.
 
-    Changed values that --allow-change permits are written to the run folder only after the run was
-    resumed successfully.
+    Values that --allow-change permits to differ are written to the run folder only after the run
+    was resumed successfully.
+
+    Args:
+      trainer: the `Trainer` of the run.
+      folder: opened run folder.
 
     Returns:
       A tuple of the training state and the step to continue from.
@@ -455,8 +459,8 @@ def _start(trainer: Any, folder: RunFolder) -> Any:
         if not changed:
             raise
         raise UserError(
-            f"--allow-change: the run can't go on with another {', '.join(changed)} ({error}); "
-            "nothing was changed: leave the new value out, or write another output.dir"
+            f"{error} (nothing was changed; if the new value of {', '.join(changed)} is the cause, "
+            "leave --allow-change out)"
         ) from None
     folder.keep_config()
     return state, step
@@ -474,7 +478,7 @@ def main(argv: Sequence[str] | None) -> int:
 
 
 def _train(config: Config, folder: RunFolder) -> int:
-    """Calls `train` and converts its exceptions to exit codes."""
+    """Calls `train` and returns the exit code of the command."""
     silence_orbax()
     with uninterrupted():
         from bacr_jax.parallel.preemption import EXIT_CODE, Preempted, PreemptionHandler
@@ -503,14 +507,14 @@ def run(
     resume: Resume = "auto",
     allow_change: Sequence[str] = (),
 ) -> "Finished":
-    """Trains a policy from a notebook or a script; available as `bacr_jax.train(config)`.
+    """Trains a policy from a notebook or a script.
 
-    It behaves like the command `bacr train`: a stopped run is resumed, and a finished run is not
-    trained again.
+    Users call this function as `bacr_jax.train(config)`. Like the command `bacr train`, it resumes
+    a stopped run and does not train a finished run again.
 
     Args:
-      config: a config, or the value of --config: a file, the name of a packaged config, or a
-        sequence of these, in which later entries override earlier ones.
+      config: a `Config`, a YAML file, the name of a config that ships with the package, or a
+        sequence of files and names, in which later entries override earlier entries.
       overrides: overrides of config keys as `key.sub=value`, as on the command line.
       callbacks: functions of one argument that are called with every event of the run.
         docs/notebook.md describes what a callback may do and how its exceptions are handled.
@@ -523,14 +527,14 @@ def run(
       summary.json.
 
     Raises:
-      UserError: the input is invalid and nothing was trained, or a verifier scored no answer
+      UserError: if the input is invalid and nothing was trained, or if a verifier scored no answer
         (`VerifierFailed`). In the second case a checkpoint was saved.
-      KeyboardInterrupt: Ctrl-C was pressed or the notebook's kernel was interrupted. A checkpoint
-        was saved, and the same call resumes the run.
-      SystemExit: the process received SIGTERM or SIGUSR1, or no server is left. A checkpoint was
-        saved. The exit code is 75.
-      TrainingFailed: training can't continue.
-      OutOfMemory: a device ran out of memory.
+      KeyboardInterrupt: if Ctrl-C was pressed or the notebook's kernel was interrupted. A
+        checkpoint was saved, and the same call resumes the run.
+      SystemExit: if the process received SIGTERM or SIGUSR1, or no vLLM server is reachable. A
+        checkpoint was saved. The exit code is 75.
+      TrainingFailed: if training can't continue.
+      OutOfMemory: if a device ran out of memory.
     """
     if not isinstance(config, Config):
         files = [config] if isinstance(config, str | Path) else config
@@ -579,10 +583,10 @@ def _interruptible() -> Iterator[Callable[[], None] | None]:
 
 
 class _CallableModule(types.ModuleType):
-    """Module class that makes this module callable; calling the module calls `run`.
+    """Class of this module, which makes the module callable.
 
-    Therefore both `bacr_jax.train(config)` and `bacr_jax.train.main` work, regardless of the order
-    of imports.
+    A call of the module calls `run`. Therefore both `bacr_jax.train(config)` and
+    `bacr_jax.train.main` work, regardless of the order of imports.
     """
 
     __call__ = staticmethod(run)

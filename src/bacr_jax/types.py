@@ -2,16 +2,17 @@
 
 Axis names:
 
-* B: rows; Q: questions; G: rollouts per question (the group size); M: cuts per trunk.
+* B: rows of a batch, one per trace; Q: questions; G: rollouts per question (the group size).
+* M: truncation points (cuts) per trunk.
 * P: tokens of a prompt; S: tokens of a trunk; A: tokens of a branch; T: tokens of any other
   sequence, such as the sampled tokens of `logprobs`.
 * V: vocabulary; D: model width; N: query heads; H: head width; L: layers.
 * K: key/value heads; in the curriculum, difficulty groups.
 
-A *trunk* is a prompt followed by sampled thinking tokens. A *branch* starts at a cut of a trunk and
-contains a forced suffix, such as the closing tag, followed by sampled answer tokens. Arrays are
-right-padded. Masks must be computed from the lengths, because padding can't be recognized by the
-token ids.
+A *trunk* is a prompt followed by sampled thinking tokens. A *cut* is a point at which the thinking
+is truncated. A *branch* is an answer that continues the trunk from a cut: a forced suffix, such as
+the closing tag, followed by sampled answer tokens. Arrays are right-padded. Masks must be computed
+from the lengths, because padding can't be recognized by the token ids.
 """
 
 if __name__ == "types":
@@ -46,8 +47,8 @@ _T = typing.TypeVar("_T")
 Scalar = int | float | Array
 # Nested dict with the parameters of a model or of one of its layers.
 Params = dict[str, Any]
-# Callback that a long operation calls periodically. It can stop the operation by raising an
-# exception. None if nothing has to be called.
+# Callback that a long operation calls periodically. The callback can stop the operation by raising
+# an exception. With None, no callback is called.
 Poll = Callable[[], None] | None
 
 
@@ -67,13 +68,13 @@ CLOSED_BY_BUDGET = 0  # Truncated at the budget.
 CLOSED_BY_TAG = 1  # The model generated the closing tag.
 CLOSED_BY_EOS = 2  # The model generated an end token without closing its thinking.
 
-# Used in place of a budget if the model receives no budget and may think until the buffer is full.
+# Value of a budget if the model receives no budget and may think until the token buffer is full.
 NO_BUDGET = -1
 
 
 @pytree
 class Prompts:
-    """A batch of tokenised prompts, right-padded.
+    """A batch of right-padded, tokenised prompts.
 
     Attributes:
       tokens: token ids, padded with zeros.
@@ -88,7 +89,7 @@ class Prompts:
     question_end: Int[Array, "B"]
 
     def take(self, index: Int[np.ndarray, "n"]) -> "Prompts":
-        """Returns the rows at the given indices as NumPy arrays."""
+        """Returns the prompts at the given batch indices as NumPy arrays."""
         return jax.tree.map(lambda x: np.asarray(x)[index], self)
 
     def padded(self, width: int) -> "Prompts":
@@ -100,23 +101,25 @@ class Prompts:
 
 @pytree
 class Trunks:
-    """A batch of prompts, each followed by its sampled thinking tokens.
+    """A batch of trunks: prompts, each followed by its sampled thinking tokens.
 
-    The thinking starts directly after the prompt and rows are right-padded, so the position id of
-    a token equals its index.
+    Each row of the batch is one trace. The thinking starts directly after the prompt and rows are
+    right-padded, so the position id of a token equals its index.
 
     Attributes:
-      tokens: token ids of prompt and thinking.
+      tokens: token ids of the prompt and the thinking.
       prompt_lengths: number of prompt tokens per row.
       sampled: number of sampled tokens per row, including the tokens with which the model itself
         ended its thinking.
       thinking: number of thinking tokens per row, without the closing tag. If the thinking was
-        truncated, this is the budget plus up to a grace window.
-      close: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
-      budgets: number of thinking tokens at which the row is truncated, without the grace window. If
-        the model was conditioned on another budget, that is a separate argument of `make_batch`.
-      logprobs: log-probability of the t-th sampled token under the sampling distribution; 0 for
-        padding.
+        truncated, this number can exceed the budget by the grace window, a few extra tokens that
+        are sampled up to the next line break (`budget.grace`).
+      close: reason why the thinking ended: CLOSED_BY_BUDGET, CLOSED_BY_TAG or CLOSED_BY_EOS.
+      budgets: number of thinking tokens at which each row is truncated, without the grace window.
+        If the model was conditioned on another budget, the other budget is a separate argument of
+        `make_batch`.
+      logprobs: log-probability of the t-th sampled token under the sampling distribution, in nats;
+        0 for padding.
     """
 
     tokens: Int[Array, "B S"]
@@ -144,21 +147,23 @@ class Trunks:
 
 @pytree
 class Branches:
-    """Answers that were sampled at M cuts of each trunk, right-padded.
+    """A batch of right-padded answers (branches), sampled at M truncation points of each trace.
 
-    A branch contains the forced suffix that ends the thinking, followed by sampled answer tokens.
+    A branch continues the prompt and its thinking (the trunk) from a truncation point (cut). It
+    contains the forced suffix that ends the thinking, followed by sampled answer tokens.
 
     Attributes:
       tokens: token ids of the suffix and the answer.
       context: number of trunk tokens that the branch attends to (the prompt, and the thinking up to
         the cut).
       forced: number of forced tokens at the start of the branch, at least 1.
-      sampled: number of sampled answer tokens after the suffix.
+      sampled: number of sampled answer tokens after the forced suffix.
       finished: True if the answer ended with its closing tag or an end token, False if it was
         truncated at the maximum length.
-      source: index of the branch that contains the answer of this cut. Cuts after the natural end
-        of the thinking share one branch.
-      logprobs: log-probability of the t-th sampled answer token under the sampling distribution.
+      source: for each cut, the index along M of the branch that contains its answer. Cuts after
+        the natural end of the thinking share one branch.
+      logprobs: log-probability of the t-th sampled answer token under the sampling distribution, in
+        nats; 0 for padding.
     """
 
     tokens: Int[Array, "B M A"]
@@ -174,8 +179,8 @@ class Branches:
         """Returns zero-initialized NumPy arrays.
 
         Args:
-          rows: number of trunks.
-          cuts: number of cuts per trunk; may be 0.
+          rows: number of traces B.
+          cuts: number of truncation points M per trace; may be 0.
           width: maximum number of tokens per branch, including the forced suffix.
           sampled: maximum number of sampled tokens per branch.
         """

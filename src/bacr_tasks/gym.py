@@ -1,10 +1,12 @@
 """Implements the source `gym:NAME?field=value&field=value`, which wraps a reasoning-gym generator.
 
-`bacr_jax.questions.loaders` calls `source`. All splits use the same seed, and a hash of the
-question assigns each item to the training or test split. "Splits" in docs/tasks.md explains the
-reason.
+A generator creates questions of one kind, such as sums. An item is one question with its answer and
+metadata. `bacr_jax.questions.loaders` calls `source`. All splits use the same seed, and a hash of
+the question assigns each item to the training or test split. The section "Splits" in docs/tasks.md
+explains the reason.
 
-When run as a script, this module prints the items of one split. `_items_by_program` uses this.
+If this module is run as a script, it prints the items of one split. `_items_by_program` runs the
+script.
 """
 
 import ast
@@ -38,8 +40,8 @@ TRAIN_START = 10_000
 _LAST_INDEX = 1 << 31
 # Fraction of all questions that belong to the test split, in 256ths (64 is a quarter).
 TEST_SHARE = 64
-# Maximum number of items to generate per item in the result. If this is not enough, the split is
-# smaller than requested.
+# Maximum number of items to generate for each item of the result, because items of the other split
+# are dropped. If this is not enough, the split is smaller than requested.
 MOST_TRIES = 16
 # The `size` passed to the generator. A few generators create all items in advance and raise an
 # IndexError for larger indices.
@@ -131,7 +133,10 @@ def source(spec: str, *, short: bool) -> SimpleNamespace:
 
 
 def _traces_in_words(form: ShortForm) -> Callable[[Any, str], str]:
-    """Returns a function that writes the trace of a row in a given style for a language model."""
+    """Returns a function that writes the solution trace of a row for a language model.
+
+    The arguments of the returned function are the row and the style of the trace.
+    """
 
     def trace(row: Any, style: str) -> str:
         return in_words(form.trace(row, style), style)

@@ -1,9 +1,10 @@
 """Lists the reasoning-gym generators whose scorers were reviewed, with a digest of their sources.
 
-The scorers of nine of these generators evaluate an answer as code, and `gym_safe` replaces them.
-The other scorers do not. `gym` rejects a generator if any source file that its scorer could call
-has changed, because the new version was not reviewed. `python -m bacr_tasks.gym_checked` prints the
-table for the installed version. Review the changed sources before you copy a line into this file.
+A scorer compares an answer with an item. The scorers of nine of these generators evaluate an answer
+as code, and `gym_safe` replaces these scorers. The other scorers do not evaluate answers as
+code. `gym` rejects a generator if any source file that its scorer could call has changed, because
+the new version was not reviewed. `python -m bacr_tasks.gym_checked` prints the table for the
+installed version. Review the changed sources before you copy a line into this file.
 """
 
 import ast

@@ -28,7 +28,8 @@ CALL_LEVELS = 20
 MOST_NAME = 12
 # Maximum number of digits of an integer.
 MOST_DIGITS = 30
-# Maximum absolute exponent for a number, and for an expression with variables.
+# Maximum absolute value of the exponent in a power of a number, and in a power of an expression
+# with variables.
 MOST_EXPONENT = 100
 MOST_POWER = 1_000
 # Maximum number of bits in the power of a number.
@@ -44,7 +45,8 @@ _FUNCTIONS = (
 )
 _CONSTANTS = ("pi", "E", "I")
 
-# Called with reasoning-gym's data set, the answer, and the item that contains the question.
+# Function that returns the score of an answer. Its arguments are reasoning-gym's data set, the
+# answer, and the item with the question.
 Scorer = Callable[[Any, str, Mapping[str, Any]], float]
 
 
@@ -164,7 +166,7 @@ def _combine(sign: ast.operator, left: Any, right: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Computes a power.
+    """Computes a power of two sympy expressions.
 
     Raises:
       ValueError: if the base or the exponent is so large that the result could be huge.
@@ -200,7 +202,7 @@ def _literal(text: str) -> Any:
 
 
 def _integers(text: str) -> list[int]:
-    """Returns the integers in a text."""
+    """Returns all integers in a text, in order."""
     return [int(digits) for digits in _INTEGER.findall(text)]
 
 
@@ -344,7 +346,7 @@ def score_answer(name: str, dataset: Any, answer: str, entry: Mapping[str, Any])
     scorer, unparsable_score = SCORERS[name]
     try:
         return scorer(dataset, answer, entry)
-    # Parsers and sympy can raise any exception on malformed answers. The memory of this process is
-    # limited.
+    # Parsers and sympy can raise any exception on malformed answers, including MemoryError, because
+    # the memory of this process is limited.
     except Exception:
         return unparsable_score

@@ -13,7 +13,7 @@ from bacr_tasks.gym_safe import score_answer
 # Number of items in a data set that is used only for scoring. It is small because a few generators
 # create all items in advance.
 _SIZE = 20
-# Data sets that were created in this process, by generator and fields.
+# Cache of the data sets that were created in this process, keyed by generator and fields.
 _DATASETS: dict[str, Any] = {}
 
 

@@ -1,9 +1,10 @@
-"""Short prompts and solution traces for eight generators of reasoning-gym.
+"""Writes short prompts and solution traces for eight generators of reasoning-gym.
 
-They are written for a small model that reads one character at a time and learns to solve problems
-in styles of different lengths. For these eight generators, such a model is less accurate with short
-solutions than with long ones. `gym` calls `ShortForm.prompt`, `ShortForm.trace` and `in_words`. A
-trace begins with the marker of its style and ends with the answer, after the last `=`:
+The prompts and traces are written for a small model whose tokens are single characters. The model
+learns to solve problems in three styles of different lengths. For these eight generators, such a
+model is less accurate with short solutions than with long solutions. `gym` calls
+`ShortForm.prompt`, `ShortForm.trace` and `in_words`. A trace begins with the
+marker of its style and ends with the answer, after the last `=`:
 
     at_once  =7         only the answer
     steps    :...=7     intermediate steps
@@ -24,7 +25,7 @@ _OPENINGS = {"at_once": "", "steps": "Step by step:\n", "checks": "With checks:\
 
 @dataclass(frozen=True)
 class ShortForm:
-    """Short prompts and traces for the items of a generator.
+    """The functions that write short prompts and solution traces for the items of a generator.
 
     Attributes:
       prompt: returns the short prompt of a row.
@@ -39,9 +40,14 @@ class ShortForm:
     answer: Callable[[Mapping[str, Any]], str] | None = None
 
     def trace(self, row: Row, style: str) -> str:
-        """Returns the trace of a row in a given style.
+        """Returns the solution trace of a row in a given style.
 
-        It consists of the style's marker, the steps separated by semicolons, `=` and the answer.
+        The trace consists of the style's marker, the steps separated by semicolons, `=` and the
+        answer.
+
+        Args:
+          row: the item, with its question, answer and metadata.
+          style: `at_once` (no steps), `steps`, or `checks` (steps that can be verified).
         """
         steps = []
         if style != "at_once":
@@ -50,7 +56,7 @@ class ShortForm:
 
 
 def in_words(trace: str, style: str) -> str:
-    """Rewrites a trace for a language model.
+    """Rewrites a solution trace for a pretrained language model.
 
     The result consists of an opening sentence, one step per line, and a sentence with the answer.
     For the style `at_once`, it contains only the sentence with the answer.
@@ -101,7 +107,7 @@ def _path_prompt(row: Row) -> str:
 def _path_work(row: Row, checks: bool) -> list[str]:
     """Follows the path backwards from the goal to the center, since nodes have one incoming edge.
 
-    Without checks, the only step is the list of nodes. With checks, each edge is a step.
+    Without `checks`, the only step is the list of nodes. With `checks`, each edge is a step.
     """
     graph = _path_star(row)
     starts_at_center = int(graph.last) == row.metadata["center"]

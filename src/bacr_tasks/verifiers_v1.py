@@ -20,7 +20,7 @@ THIRD_PARTY = True
 CHECKED = False
 # Maximum number of tasks to load, because a task set may be infinite.
 MOST = 20_000
-# Maximum length in characters of an error from `verifiers` in our error message.
+# Maximum number of characters that an error message quotes from an error of `verifiers`.
 _SHOWN_CHARACTERS = 200
 
 

@@ -63,7 +63,7 @@ def test_the_quickstart_begins_with_four_entries_in_80_columns(environment):
 
 
 def test_a_check_points_to_its_own_list_of_departures(environment):
-    lines = start_lines(facts_of(environment), NO_DEVICES, 80, departures_in="listed above")
+    lines = start_lines(facts_of(environment), NO_DEVICES, 80, is_check=True)
     assert (
         lines[0] == "method   bacr-robust (BACR); 19 departures from its publication, listed above"
     )
@@ -89,6 +89,8 @@ def test_questions_left_out_are_counted_with_the_command_that_lists_them(environ
         "2 left out (bacr data --config runs/quickstart/config.yaml), 1 held out for validation; "
         "3 left out of the evaluation sets" in text
     )
+    checked = start_lines(facts_of(other), "-", 200, is_check=True)
+    assert "2 left out (listed above), 1 held out" in "\n".join(checked)
 
 
 def test_the_model_line_names_where_the_weights_come_from(environment, tmp_path):

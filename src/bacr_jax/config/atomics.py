@@ -6,7 +6,7 @@ loops instead of the GPU's atomic add. If many tokens of a batch are equal, the 
 The flag set here enables the atomic add, which flushes sums below 1e-38 to zero.
 
 The flag must be set before XLA starts, so this module does not import JAX. `bacr train` and
-`bacr doctor` call it.
+`bacr doctor` call `allow_fast_additions`.
 """
 
 import importlib.metadata

@@ -1,4 +1,7 @@
-"""Validates the settings of budgets, cuts and the curriculum. Called by `checks`."""
+"""Validates the settings of budgets, truncation points (cuts) and the budget curriculum.
+
+`checks` calls this module.
+"""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +24,10 @@ PRESETS = {
 
 
 def budget_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each conflict between budgets, cuts, lengths and curriculum."""
+    """Yields an error message for each conflict between settings of budgets.
+
+    The settings are the budgets, truncation points (cuts), maximum lengths and the curriculum.
+    """
     budget = config.budget
     cuts = config.cuts
     model = config.model

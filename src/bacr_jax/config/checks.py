@@ -1,7 +1,7 @@
-"""Validates a config before any device is used: each value, then combinations of values.
+"""Validates a config before any device is used.
 
-Every problem is reported as a one-line message with the dotted keys, the invalid value, and what to
-write instead.
+The validation first checks each value and then combinations of values. Every problem is reported as
+a one-line message with the dotted key, the invalid value, and what to write instead.
 """
 
 import datetime
@@ -44,7 +44,8 @@ BUDGET = "{budget}"
 # they would be harmful or unreachable, so the error message suggests these values instead.
 _FROM_SCRATCH = {"learning_rate": "1e-5", "hold_accuracy": "0", "target_accuracy": "0"}
 
-# Maximum number of cuts per trace in a dense evaluation, because an answer is sampled at every cut.
+# Maximum number of truncation points (cuts) per trace in an evaluation with `eval.cut_every`. It is
+# limited because an answer is sampled at every cut.
 _MOST_CUTS = 256
 
 # String settings that may be empty.
@@ -62,6 +63,7 @@ def _items(value: Any) -> tuple[Any, ...]:
 
 
 def _out_of_range(config: Config) -> Iterator[str]:
+    """Yields an error message for each setting with a number outside its bounds."""
     for name, key in walk(config):
         if key.bounds is None:
             continue
@@ -73,6 +75,7 @@ def _out_of_range(config: Config) -> Iterator[str]:
 
 
 def _blank_texts(config: Config) -> Iterator[str]:
+    """Yields an error message for each string setting that is blank but must not be."""
     for name, key in walk(config):
         blank = any(isinstance(item, str) and not item.strip() for item in _items(key.value))
         if blank and name not in _TEXTS:
@@ -80,6 +83,7 @@ def _blank_texts(config: Config) -> Iterator[str]:
 
 
 def _grader(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of `grader` and `data.answers`."""
     if config.grader is not None and config.grader.strip():
         yield from filter(None, [grader_problem(config.grader)])
     if config.data.answers == "verbatim" and config.grader is None:
@@ -92,11 +96,12 @@ def _grader(config: Config) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the section `reward`."""
     weights = config.reward.weights
     if weights and CORRECT not in weights:
         yield (
             f"reward.weights: found {written(weights)}; write {{{CORRECT}: 1, FILE.py:function: "
-            "0.2}, because accuracy and pass rates come from {CORRECT}"
+            f"0.2}}, because accuracy and pass rates come from {CORRECT}"
         )
     for name in weights:
         problem = None if name == CORRECT else grader_problem(name, "reward.weights", CORRECT)
@@ -114,6 +119,7 @@ def _rewards(config: Config) -> Iterator[str]:
 
 
 def _words(config: Config) -> Iterator[str]:
+    """Yields an error message unless `conditioning.prompt_text` has one `{budget}` in it."""
     words = config.conditioning.prompt_text
     if words.count(BUDGET) != 1:
         yield (
@@ -124,6 +130,7 @@ def _words(config: Config) -> Iterator[str]:
 
 
 def _prompt_date(config: Config) -> Iterator[str]:
+    """Yields an error message if `data.prompt_date` is not a date."""
     date = config.data.prompt_date
     if date is None:
         return
@@ -156,6 +163,7 @@ def _arithmetic(config: Config) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the sections `model` and `mesh`."""
     model = config.model
     mesh = config.mesh
     if model.preset not in (*PRESETS, "custom"):
@@ -177,6 +185,7 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _custom_shape(config: Config) -> Iterator[str]:
+    """Yields an error message for each inconsistent size of a custom architecture."""
     model = config.model
     heads = model.num_heads
     kv_heads = model.num_kv_heads
@@ -206,6 +215,7 @@ def _custom_shape(config: Config) -> Iterator[str]:
 
 
 def _sources(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the data sets and their tokenizer."""
     data = config.data
     model = config.model
     if not data.eval:
@@ -254,6 +264,7 @@ def _sources(config: Config) -> Iterator[str]:
 
 
 def _groups(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the difficulty groups and their levels."""
     data = config.data
     procedural = data.train == "ledger"
     if data.groups == "level" and data.num_groups > NUM_LEVELS:
@@ -308,6 +319,7 @@ def _warmup_of_pretrained(config: Config) -> Iterator[str]:
 
 
 def _warmup(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the supervised warm-up."""
     data = config.data
     warmup = config.warmup
     procedural = data.train == "ledger"
@@ -348,6 +360,7 @@ def _warmup(config: Config) -> Iterator[str]:
 
 
 def _batches(config: Config) -> Iterator[str]:
+    """Yields an error message for each problem of the batch and micro-batch sizes."""
     rollout = config.rollout
     train = config.train
     if rollout.questions % train.minibatches:
@@ -385,6 +398,7 @@ def _batches(config: Config) -> Iterator[str]:
 
 
 def _servers(config: Config) -> Iterator[str]:
+    """Yields an error message if the vLLM servers do not match `rollout.engine`."""
     rollout = config.rollout
     if rollout.engine == "vllm" and not rollout.urls:
         yield "rollout.urls=[]: rollout.engine=vllm needs servers; write [http://HOST:PORT]"
@@ -399,6 +413,7 @@ def _servers(config: Config) -> Iterator[str]:
 
 
 def _ahead(config: Config) -> Iterator[str]:
+    """Yields an error message for each setting that conflicts with `rollout.async_steps=1`."""
     rollout = config.rollout
     loss = config.loss
     if not rollout.async_steps:
@@ -425,6 +440,7 @@ def _ahead(config: Config) -> Iterator[str]:
 
 
 def _loss(config: Config) -> Iterator[str]:
+    """Yields an error message for each conflict between settings of the loss."""
     loss = config.loss
     value = config.value
     if config.optimizer.single_rate and value.inner_steps:
@@ -453,7 +469,10 @@ def _loss(config: Config) -> Iterator[str]:
 
 
 def dense_problems(config: Config, key: str = "eval.cut_every=") -> Iterator[str]:
-    """Yields an error message if `eval.cut_every` would make no cuts or too many cuts.
+    """Yields an error message if `eval.cut_every` gives no truncation points or too many.
+
+    An evaluation with `eval.cut_every` truncates each trace at every multiple of this number of
+    tokens (a cut) and samples an answer at each cut.
 
     Args:
       config: the config to check.
@@ -519,11 +538,12 @@ def problems(config: Config, also: Finder | None = None) -> Iterator[str]:
 def check_ranges(config: Config) -> None:
     """Checks the config of a saved policy before the policy is loaded.
 
-    Only checks value ranges, texts, budget names, and whether dtypes and attention kernels are
-    compatible. All other combinations were checked when the policy was trained.
+    This function checks only value ranges, texts, the names in `budget.levels`, and that dtypes and
+    attention kernels are compatible. All other combinations were checked when the policy was
+    trained.
 
     Raises:
-      UserError: with the first problem.
+      UserError: if a check fails. The error contains the first problem.
     """
     for find in (_out_of_range, _words, _prompt_date, level_problems, _arithmetic):
         for problem in find(config):

@@ -102,7 +102,7 @@ def check_saved_policy(arguments: argparse.Namespace) -> None:
 
 
 def whole_number(text: str, *, most: int) -> int | None:
-    """Parses an integer between 0 and `most`, written in ASCII digits; None for any other text."""
+    """Parses an integer from 0 to `most`, written in ASCII digits. Returns None for other text."""
     text = text.strip()
     # isascii is needed because isdecimal also accepts the digits of other scripts. The length is
     # checked before calling int(), which raises ValueError for more than 4300 digits.
@@ -111,7 +111,9 @@ def whole_number(text: str, *, most: int) -> int | None:
 
 
 def silence_orbax() -> None:
-    """Suppresses Orbax's log messages and secondary warnings. Exceptions are still raised.
+    """Suppresses log messages and secondary warnings of Orbax, which writes the checkpoints.
+
+    Exceptions are still raised.
 
     If one write of a checkpoint fails, Orbax closes the event loop that the other writes use. Each
     of these writes would then print a traceback from its thread, or a warning about a coroutine

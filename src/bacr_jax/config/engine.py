@@ -1,4 +1,7 @@
-"""The options `--engine` and `--url` of `bacr evaluate`, which select a vLLM server."""
+"""Defines and checks the options `--engine` and `--url`, which select a decoder.
+
+`bacr evaluate` uses them. The decoder is either the decoder of this package or a vLLM server.
+"""
 
 import argparse
 from collections.abc import Iterator

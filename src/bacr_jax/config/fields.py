@@ -44,7 +44,7 @@ class Key:
       hint: type of the value; for a section, its dataclass.
       value: the value in the config.
       meaning: the description that `--help` prints.
-      bounds: the interval that numbers must lie in, or None.
+      bounds: the interval that numbers must lie in, such as `[0, 1)`. None allows every value.
       is_section: True for a section, False for a single setting.
     """
 
@@ -78,6 +78,7 @@ def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
 
 
 def _ends(bounds: str) -> tuple[float, float]:
+    """Returns the lower and the upper end of an interval such as `[0, 1)`."""
     low, high = bounds[1:-1].split(",")
     return float(low), float(high)
 

@@ -1,8 +1,8 @@
 """Loads, overrides, serializes and fingerprints configs.
 
-Everything is derived from the dataclass fields in `schema`. A key that is added there can be set in
-files and overrides, and appears in `--help` and config.yaml, without a change in this module.
-`checks` validates the values.
+All config keys are derived from the dataclass fields in `schema`. A new field can be set in files
+and overrides, and appears in `--help` and config.yaml, without a change in this module. `checks`
+validates the values.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ from bacr_jax.config.yaml import (
 )
 from bacr_jax.errors import UserError
 
-# Keys that were added after the study results in the repository had been committed. Their defaults
-# do not change any sample. `fingerprint` ignores these keys at their defaults, so that the
+# Keys that were added after the study results in the repository had been committed. Their default
+# values do not change any sample. `fingerprint` ignores a key with its default value, so that the
 # fingerprints of the committed results stay valid.
 _ADDED_LATER = frozenset(
     {
@@ -51,7 +51,10 @@ _OF_SPEED = frozenset({"output.compile_cache", "rollout.refill", "rollout.window
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Returns the settings that can affect a run's samples, keyed by dotted name."""
+    """Returns the settings that can affect the samples of a run, keyed by dotted name.
+
+    Settings that affect only speed are left out.
+    """
     return {name: value for name, value in flatten(config).items() if name not in _OF_SPEED}
 
 
@@ -62,7 +65,10 @@ def schema() -> Mapping[str, Key]:
 
 
 def _read(parsed_entries: Iterable[Entry]) -> dict[str, Any]:
-    """Converts entries to the types of their keys.
+    """Converts the values of parsed config entries to the types of their keys.
+
+    Returns:
+      The converted values, keyed by dotted name. The last entry of a key wins.
 
     Raises:
       UserError: with one line for each unknown key or invalid value.
@@ -170,13 +176,16 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _current_entry(entry: Entry) -> Entry:
-    """Translates an entry of an earlier version to the current names."""
+    """Translates the key and the value of an entry from earlier to current names."""
     key, value = renamed_keys.current(entry.key, entry.value)
     return dataclasses.replace(entry, key=key, value=value)
 
 
 def _is_removed(entry: Entry) -> bool:
-    """True if the entry's key was deleted and the entry has the value that needs no key."""
+    """True if the entry can be ignored because its key was deleted.
+
+    An entry can be ignored only if its value means the same as a config without the key.
+    """
     removed = renamed_keys.REMOVED
     return entry.key in removed and entry.value == removed[entry.key]
 
@@ -212,7 +221,7 @@ def settings() -> tuple[str, ...]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Returns all settings of a config as a flat dict keyed by dotted name, in config order."""
+    """Returns all settings of a config as a dict keyed by dotted name, in order of definition."""
     values = operator.attrgetter(*settings())(config)
     return dict(zip(settings(), values, strict=True))
 
@@ -225,7 +234,8 @@ def fingerprint(config: Config, *sections: str) -> str:
 
     Args:
       config: the config to hash.
-      sections: dotted names of the sections or keys to include. Defaults to the whole config.
+      *sections: dotted names of the sections or keys to include. Without any, the whole config is
+        hashed.
 
     Raises:
       KeyError: if a name is not a section or key of the config.

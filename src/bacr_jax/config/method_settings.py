@@ -1,7 +1,7 @@
 """Defines the settings of the training methods as frozen dataclasses.
 
-These are the settings of budgets, cuts, rewards, advantages and the loss, which most methods share,
-and a section for each method with its own constants.
+Most methods share the sections for budgets, truncation points (cuts), rewards, advantages and the
+loss. Each method that has further constants has a section for them. `schema` combines the sections.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,10 @@ from bacr_jax.config.values import FrozenMap
 
 @dataclass(frozen=True)
 class ConditioningConfig:
-    """How the policy receives its budget. The paper uses an embedding phi(b) (Eq. 2-3)."""
+    """Settings for how the policy receives its thinking budget b.
+
+    The paper adds an embedding phi(b) to the residual stream, scaled by a gate (Eq. 2-3).
+    """
 
     budget_input: Literal["embedding", "prompt", "both", "none"] = key(
         "embedding",
@@ -58,7 +61,7 @@ class ConditioningConfig:
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """Thinking budgets, in tokens, and the distribution from which they are sampled."""
+    """Settings of the thinking budgets, in tokens, and of their distribution during training."""
 
     min: int = key(256, "smallest budget b_min", "[1, inf)")
     max: int = key(4096, "largest budget b_max", "[1, inf)")
@@ -98,7 +101,10 @@ class BudgetConfig:
 
 @dataclass(frozen=True)
 class CurriculumConfig:
-    """Curriculum that adapts the budgets to the pass rate of each group (paper Eq. 4-6)."""
+    """Settings of the curriculum over budgets (paper Eq. 4-6).
+
+    The curriculum adapts the distribution of budgets to the pass rate of each difficulty group.
+    """
 
     alpha: float = key(0.6, "how strongly a high pass rate shortens the budget (Eq. 5)", "[0, 1]")
     beta: float = key(0.3, "how strongly a low pass rate lengthens the budget (Eq. 5)", "[0, 1]")
@@ -130,7 +136,7 @@ class CurriculumConfig:
 
 @dataclass(frozen=True)
 class CutsConfig:
-    """Truncation points of the traces, and their weights in the objective."""
+    """Settings of the points at which traces are truncated (cuts), and of the cuts' weights."""
 
     count: int = key(4, "number of truncation points M per trace, the last one at b", "[1, 64]")
     kind: Literal["even", "random"] = key(
@@ -148,7 +154,11 @@ class CutsConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """Reward functions, and the dense progress reward (paper Eq. 7-9)."""
+    """Settings of the reward functions and of the dense reward (paper Eq. 7-9).
+
+    The dense reward adds progress: the change of correctness from one truncation point of a trace
+    to the next.
+    """
 
     weights: Mapping[str, float] = key(
         FrozenMap(),
@@ -167,7 +177,7 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """Budget-conditioned advantage estimation (paper Eq. 10-14)."""
+    """Settings of the advantage estimation, whose baseline depends on the budget (Eq. 10-14)."""
 
     baseline: Literal[
         "value",
@@ -216,7 +226,10 @@ class AdvantageConfig:
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """Value head V(q, b) and its optimizer (paper Eq. 11)."""
+    """Settings of the value head V(q, b) and its optimizer (paper Eq. 11).
+
+    V predicts the return for question q at budget b.
+    """
 
     hidden_size: int = key(1024, "hidden size of the two-layer head", "[1, inf)")
     input: Literal["cut", "trace_and_cut", "trace"] = key(
@@ -235,7 +248,10 @@ class ValueConfig:
 
 @dataclass(frozen=True)
 class AnytimeConfig:
-    """AnytimeReasoner (arXiv 2505.13438). Its budgets are the truncation points of budget.max."""
+    """Settings of the method AnytimeReasoner (arXiv 2505.13438).
+
+    Its budgets are the truncation points of a trace with the budget `budget.max`.
+    """
 
     prior: Literal["base", "uniform", "linear"] = key(
         "uniform",
@@ -256,7 +272,10 @@ class AnytimeConfig:
 
 @dataclass(frozen=True)
 class DapoConfig:
-    """DAPO (arXiv 2503.14476). Its other settings are loss.clip_high and loss.aggregate."""
+    """Settings of the method DAPO (arXiv 2503.14476).
+
+    DAPO also uses `loss.clip_high` and `loss.aggregate`.
+    """
 
     dynamic_sampling: bool = key(
         True, "continue sampling until enough questions have mixed outcomes"
@@ -275,7 +294,7 @@ class DapoConfig:
 
 @dataclass(frozen=True)
 class HapoConfig:
-    """HAPO (arXiv 2505.11225)."""
+    """Settings of the method HAPO (arXiv 2505.11225)."""
 
     weight: float = key(1.0, "weight of the length reward", "[0, inf)")
     # Above -1, because a lower value would rank a long correct response below wrong responses.
@@ -285,9 +304,10 @@ class HapoConfig:
 
 @dataclass(frozen=True)
 class SelfBudgeterConfig:
-    """SelfBudgeter (arXiv 2505.11274).
+    """Settings of the method SelfBudgeter (arXiv 2505.11274).
 
-    Its constants were written from memory and have not been verified against the publication.
+    The default constants were written from memory and have not been verified against the
+    publication.
     """
 
     alpha_start: float = key(
@@ -329,7 +349,10 @@ class SelfBudgeterConfig:
 
 @dataclass(frozen=True)
 class L1Config:
-    """L1 (arXiv 2503.04697). Its budgets are sampled as budget.prior specifies."""
+    """Settings of the method L1 (arXiv 2503.04697).
+
+    Its budgets are sampled from the distribution that `budget.prior` selects.
+    """
 
     kind: Literal["exact", "max"] = key(
         "exact",
@@ -347,7 +370,11 @@ class L1Config:
 
 @dataclass(frozen=True)
 class LengthConfig:
-    """Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370) and GFPO (arXiv 2508.09726)."""
+    """Settings of three methods that reward short responses.
+
+    The methods are Laser (arXiv 2505.15612), ShorterBetter (arXiv 2504.21370) and GFPO (arXiv
+    2508.09726).
+    """
 
     kind: Literal["laser", "shorter_better", "gfpo"] = key(
         "laser", "method that rewards short responses"
@@ -369,14 +396,18 @@ class LengthConfig:
 
 @dataclass(frozen=True)
 class ElasticConfig:
-    """Elastic Reasoning (arXiv 2505.05315). Its budget for solutions is rollout.answer_tokens."""
+    """Settings of the method Elastic Reasoning (arXiv 2505.05315).
+
+    The method has separate budgets for thinking and for the solution. The budget for the solution
+    is `rollout.answer_tokens`.
+    """
 
     share: float = key(0.25, "thinking budget, as a fraction of budget.max", "(0, 1]")
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Clipped policy loss, value loss and entropy bonus (paper Eq. 15-16)."""
+    """Settings of the policy loss, the value loss and the entropy bonus (paper Eq. 15-16)."""
 
     # Between 0 and 1, because a lower limit 1 - clip_low of 0 or less would never clip a ratio.
     clip_low: float = key(0.2, "clipping range epsilon_c for ratios below 1", "(0, 1)")

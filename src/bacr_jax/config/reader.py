@@ -16,7 +16,13 @@ from bacr_jax.errors import UserError
 
 
 def refusal(where: str, found: str, write: str) -> UserError:
-    """Returns a UserError whose message has the form `where: found; write ...`."""
+    """Returns a UserError with the message `{where}: {found}; write {write}`.
+
+    Args:
+      where: location of the value, such as a file and a line.
+      found: description of the invalid value.
+      write: what the user should write instead.
+    """
     return UserError(f"{where}: {found}; write {write}")
 
 
@@ -87,7 +93,8 @@ def read_dataclass(
       cls: the dataclass. Values of fields annotated as `Mapping[...]` or `Any` are not converted.
       parsed: the parsed mapping.
       where: location of the mapping, for error messages.
-      given: values of fields that the caller sets. The mapping must not contain these fields.
+      given: values of fields that the caller sets. The parsed mapping must not contain these
+        fields.
 
     Raises:
       UserError: if `parsed` is not a mapping, a key is unknown, a value has the wrong type, or a

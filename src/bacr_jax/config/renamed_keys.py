@@ -1,9 +1,10 @@
 """Config keys and values that had other names in earlier commits.
 
-Two callers need the earlier names. A run folder that was written under them can still be read, and
-the fingerprint of a config uses them, so that committed results and existing run folders keep their
-fingerprints. A config that a user writes must use the current names: `reader` refuses an earlier
-name and names the current one.
+The earlier names are needed for two purposes. A run folder that was written with earlier names can
+still be read. The fingerprint of a config is computed with the earlier names, so that committed
+results and existing run folders keep their fingerprints. A config that a user writes must use the
+current names: `reader` raises an error for an earlier name, and the error contains the current
+name.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Renamed:
-    """Current name of a key, and the current names of those of its values that were renamed.
+    """The current name of a renamed key, and the current names of its renamed values.
 
     Attributes:
       name: current dotted name of the key.
@@ -24,8 +25,8 @@ class Renamed:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-# Maps the earlier dotted name of a key to its current name. A key of which only values were renamed
-# is listed under its unchanged name.
+# Maps the earlier dotted name of a key to its current name. If only values of a key were renamed,
+# the key is listed with its unchanged name.
 RENAMED: Mapping[str, Renamed] = {
     "advantage.score_uniform": Renamed("advantage.same_shift_for_batch"),
     "conditioning.told": Renamed(
@@ -39,7 +40,7 @@ RENAMED: Mapping[str, Renamed] = {
     "rollout.ahead": Renamed("rollout.async_steps"),
     "rollout.engine": Renamed("rollout.engine", {"own": "jax"}),
 }
-# Deleted keys with the only value under which an earlier run means the same without the key.
+# Maps each deleted key to its only value that has the same meaning as a config without the key.
 REMOVED: Mapping[str, Any] = {"rollout.transfer": "folder"}
 
 _EARLIER = {renamed.name: earlier for earlier, renamed in RENAMED.items()}
@@ -49,8 +50,11 @@ def current(key: str, value: Any) -> tuple[str, Any]:
     """Translates an earlier key and its value to the current names. Other keys are unchanged.
 
     Args:
-      key: dotted name of a key, as an earlier or the current version writes it.
+      key: dotted name of a key, either an earlier or the current name.
       value: value of the key, as YAML parses it.
+
+    Returns:
+      A tuple of the current key and the current value.
     """
     renamed = RENAMED.get(key)
     if renamed is None:
@@ -60,7 +64,7 @@ def current(key: str, value: Any) -> tuple[str, Any]:
 
 
 def earlier(key: str, value: Any) -> tuple[str, Any]:
-    """Translates a current key and its value to the earlier names: the inverse of `current`."""
+    """Translates a current key and its value to the earlier names, as the inverse of `current`."""
     name = _EARLIER.get(key, key)
     if name not in RENAMED or not isinstance(value, str):
         return name, value

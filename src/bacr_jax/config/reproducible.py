@@ -20,8 +20,8 @@ from bacr_jax.config.schema import Config
 from bacr_jax.errors import UserError
 
 VARIABLE = "XLA_FLAGS"
-# Flags that make reductions run in a fixed order, and that exclude nondeterministic kernels, whose
-# choice would depend on measured times.
+# Flags that make reductions run in a fixed order, and that exclude nondeterministic kernels,
+# whose selection would depend on measured times.
 FIXED_ORDER = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 DUMP = "xla_gpu_dump_autotune_results_to"
 LOAD = "xla_gpu_load_autotune_results_from"

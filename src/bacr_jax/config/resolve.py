@@ -1,7 +1,7 @@
-"""Computes values that depend on several config keys.
+"""Computes values that depend on several config keys, and validates some of these keys.
 
-Examples are the budgets of a prior, the evaluation set that selects the best checkpoint, and the
-dtype of the model's weights.
+Examples are the budgets that `budget.prior` can sample, the evaluation set that selects the best
+checkpoint, and the dtype of the model's weights.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ CORRECT = "correct"
 def reward_shares(config: Config) -> dict[str, float]:
     """Returns the normalized weights of the rewards, keyed by their names in `reward.weights`.
 
-    The weights sum to 1. The mapping is empty if there are fewer than two rewards, in which case
-    only correctness is rewarded.
+    The weights sum to 1. If there are fewer than two rewards, the result is empty, and only
+    correctness is rewarded.
     """
     weights = config.reward.weights
     total = sum(weights.values())
@@ -71,8 +71,8 @@ def function_name(spec: str) -> str:
     return spec.rpartition(":")[2]
 
 
-# Written in place of a budget: the policy receives no budget and may think for up to budget.cap
-# tokens.
+# Value that users write in place of a budget if the policy should receive no budget. The policy may
+# then think for up to budget.cap tokens.
 NONE = "none"
 # Allowed names of budgets in `budget.levels`.
 _LEVEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -108,7 +108,7 @@ def read_budgets(text: str, *, option: str, levels: Mapping[str, int]) -> list[i
 
 
 def cap(config: Config) -> int:
-    """Returns the maximum number of thinking tokens for a row without a budget."""
+    """Returns the maximum number of thinking tokens if the policy receives no budget."""
     return config.budget.max if config.budget.cap is None else config.budget.cap
 
 
@@ -141,8 +141,9 @@ def largest_evaluated(config: Config) -> int:
 def level_problems(config: Config) -> Iterator[str]:
     """Yields an error message for each invalid name in `budget.levels`.
 
-    A name must start with a letter and must not be `none`, so that it can't be confused with a
-    number or with the word for no budget.
+    `budget.levels` maps names such as `low` to budgets in tokens. A name must start with a letter
+    and must not be `none`, so that it can't be confused with a number or with the word for no
+    budget.
     """
     for name in config.budget.levels:
         if not _LEVEL.fullmatch(name) or name == "none":
@@ -157,17 +158,22 @@ HOLDOUT = "train_holdout"
 
 
 def _named(config: Config) -> list[str]:
-    """Returns the sets of data.eval that eval.select names: by entry, or by the part before `:`."""
+    """Returns the entries of data.eval that match eval.select.
+
+    An entry NAME:PATH matches if it equals eval.select. If no entry does, an entry matches if its
+    NAME equals eval.select.
+    """
     name = config.eval.select
     exact_matches = [spec for spec in config.data.eval if spec == name]
     return exact_matches or [spec for spec in config.data.eval if spec.partition(":")[0] == name]
 
 
 def selection_set(config: Config) -> str | None:
-    """Returns the name in evaluations of the set that chooses best.json.
+    """Returns the name of the evaluation set whose accuracy selects the best checkpoint.
 
-    None if held-out questions would choose, but only the last checkpoint is evaluated, so that the
-    run has no choice.
+    The selected checkpoint is recorded in best.json. The result is None if held-out
+    training questions would select the checkpoint, but only the last checkpoint is evaluated, so
+    that a selection is not needed.
     """
     if config.eval.select == HOLDOUT:
         return None if config.eval.every is None else HOLDOUT
@@ -207,7 +213,7 @@ def samples_of(config: EvalConfig, spec: str) -> int:
 
 
 def samples_problems(config: Config) -> Iterator[str]:
-    """Yields an error message for each set in `data.eval` that `eval.samples` does not cover."""
+    """Yields an error message for each set in `data.eval` without a number in `eval.samples`."""
     samples = config.eval.samples
     if isinstance(samples, int):
         return

@@ -1,8 +1,9 @@
 """Defines the settings of a run as frozen dataclasses.
 
-Each field has a type, a default, a description for `--help`, and optional bounds. The defaults
-follow the paper's 7B setting. `method_settings` defines the sections for the paper's method and for
-the other training methods. `io` loads and overrides configs, and `checks` validates them.
+`Config` contains all settings, in sections such as `ModelConfig`. Each field has a type, a default,
+a description for `--help`, and optional bounds. The defaults follow the paper's setting for a 7B
+model. `method_settings` defines the sections of the training methods. `io` loads and overrides
+configs, and `checks` validates them.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from bacr_jax.config.values import FrozenMap
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Files that a run writes, and the run folder."""
+    """Settings of the run folder and of the files that a run writes."""
 
     dir: str = key(
         "runs/default",
@@ -53,7 +54,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Model architecture, dtypes and memory settings of the policy."""
+    """Settings of the policy's model: architecture, dtypes, attention kernels and memory."""
 
     path: str | None = key(None, "Hugging Face folder with config, weights and tokenizer")
     tokenizer: str | None = key(None, "folder of the tokenizer; null: the tokenizer in model.path")
@@ -103,9 +104,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """LoRA adapters on a frozen base model (arXiv 2106.09685).
+    """Settings of LoRA adapters on a frozen base model (arXiv 2106.09685).
 
-    The budget embedding phi and its gates are trained together with the adapters.
+    The budget embedding phi, which gives the model its thinking budget as input, is trained
+    together with the adapters, and so are the gates that scale phi.
     """
 
     rank: int | None = key(
@@ -127,7 +129,7 @@ class AdapterConfig:
 
 @dataclass(frozen=True)
 class LedgerConfig:
-    """The procedurally generated task: a ledger of sums modulo 10, with levels 1 to 5."""
+    """Settings of the generated task `ledger`: sums modulo 10, with difficulty levels 1 to 5."""
 
     variant: Literal["redundant", "tradeoff"] = key(
         "redundant",
@@ -146,7 +148,7 @@ class LedgerConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data sets of questions with verifiable answers, and the prompt format."""
+    """Settings of the data sets (questions with verifiable answers) and of the prompts."""
 
     train: str | tuple[str, ...] = key(
         "ledger",
@@ -228,7 +230,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class GradingConfig:
-    """Worker processes that grade answers, and their limits."""
+    """Settings of the worker processes that grade answers."""
 
     workers: int = key(2, "number of worker processes", "[1, 1024]")
     deadline: float = key(3.0, "timeout for grading one answer, in seconds", "[0.05, 3600]")
@@ -245,7 +247,7 @@ class GradingConfig:
 
 @dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised warm-up before reinforcement learning, for data sets with worked solutions."""
+    """Settings of the supervised warm-up on worked solutions, before reinforcement learning."""
 
     steps: int = key(0, "number of supervised steps; 0: no warm-up", "[0, 2147483647]")
     dir: str | None = key(
@@ -310,7 +312,7 @@ class WarmupConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Sampling of traces and answers during training."""
+    """Settings for sampling reasoning traces and answers during training."""
 
     questions: int = key(64, "number of questions Q per step", "[1, 1000000]")
     group_size: int = key(8, "number of rollouts G per question", "[1, 1000000]")
@@ -357,7 +359,7 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and the learning rate schedule."""
+    """Settings of the AdamW optimizer and of the learning rate schedule."""
 
     learning_rate: float = key(1e-6, "peak learning rate of the backbone", "[0, inf)")
     conditioning_learning_rate: float = key(
@@ -391,7 +393,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Length of reinforcement learning, and its batch sizes."""
+    """Settings of reinforcement learning: number of steps and batch sizes."""
 
     steps: int | None = key(
         None, "iterations; 0: only evaluate; null: computed from train.epochs", "[0, 2147483647]"
@@ -446,7 +448,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation of the accuracy at several budgets, before, during and after training."""
+    """Settings of the evaluations, which measure accuracy at several thinking budgets."""
 
     every: int | None = key(
         None, "steps between evaluations; null: only before and after training", "[1, inf)"
@@ -504,7 +506,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Frequency and number of checkpoints."""
+    """Settings for how often checkpoints are saved, and how many are kept."""
 
     every: int | None = key(20, "steps between checkpoints; null: only at the end", "[1, inf)")
     keep: int = key(2, "number of most recent checkpoints to keep", "[1, inf)")
@@ -512,7 +514,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Exports to Hugging Face folders during training, in addition to the checkpoints."""
+    """Settings of the exports to Hugging Face folders, which are written during training."""
 
     every: int | None = key(
         None,
@@ -524,7 +526,7 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Device mesh. The product of its axis sizes must equal the number of devices."""
+    """Axis sizes of the device mesh. Their product must equal the number of devices."""
 
     data: int = key(1, "number of data-parallel replicas", "[1, inf)")
     fsdp: int = key(-1, "number of parameter shards (FSDP); -1: all remaining devices", "[-1, inf)")
@@ -539,7 +541,7 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run."""
+    """All settings of a training run. Most fields are sections with further settings."""
 
     # At most 32 bits, because jax.random.key ignores higher bits, so that different seeds would
     # give the same run.

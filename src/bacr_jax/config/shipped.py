@@ -31,7 +31,7 @@ STUDIES = ("studies",)
 SUMMARY = "# In short: "
 _FOLDER = "configs"
 _NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
-# os.path.isfile returns False for a file name that is too long, where Path.is_file raises OSError.
+# Used instead of Path.is_file, which raises OSError for a file name that is too long.
 _is_file = os.path.isfile
 
 

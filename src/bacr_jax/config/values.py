@@ -23,13 +23,14 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
-# Words for null in other programming languages, which YAML parses as strings.
+# Words for null in programming languages. YAML parses them as strings, so the error message
+# suggests null instead.
 _NOT_NULL = ("None", "none", "nil")
 _PLURALS = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
 
 
 class FrozenMap(dict[str, Any]):
-    """A hashable dict for mapping settings. It must not be modified."""
+    """A hashable dict, used for settings that are mappings. It must not be modified."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         """Returns a hash that does not depend on the order of the items."""
@@ -58,7 +59,7 @@ def shown(value: Any, *, quote: bool = True) -> str:
 
     Args:
       value: the value. None and bools are formatted as in YAML (null, true, false).
-      quote: whether to put quotes around strings.
+      quote: True to put quotes around strings.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -225,7 +226,10 @@ def expected(hint: Any, value: Any) -> str:
 
 
 def _as_list(hint: Any, value: Any) -> str | None:
-    """Formats a value such as `8` or `8, 16` as the list that was probably meant, or None."""
+    """Formats a value such as `8` or `8, 16` as the list that was probably meant.
+
+    The result is None if the value can't be read as a list of the type `hint`.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     items = [item.strip() for item in str(value).split(",")]

@@ -1,6 +1,7 @@
-"""Parses YAML files and command-line overrides into entries.
+"""Parses YAML files and command-line overrides into entries (`Entry`).
 
-An entry is a value with its dotted key, and with its file and line for error messages.
+An entry is the value of one config key. It also contains the dotted name of the key, and the file
+and line for error messages.
 """
 
 import difflib
@@ -23,7 +24,7 @@ from bacr_jax.errors import UserError
 # something else, such as model weights or a data set.
 LARGEST_FILE = 1_000_000
 # Minimum similarity (the ratio of difflib) at which an unknown key is treated as a typo of an
-# existing key. At this ratio, names differ by one or two letters.
+# existing key. Names with this ratio differ by one or two letters.
 _SLIP = 0.8
 
 
@@ -74,13 +75,13 @@ for _kind, (_pattern, _first) in _NUMBERS.items():
 
 @dataclass(frozen=True)
 class Entry:
-    """A value from a config file or an override.
+    """The value of one key in a config file or an override.
 
     Attributes:
       key: dotted name of the key.
       value: the value as parsed by YAML.
       text: the value as short printable text, for error messages.
-      raw: the value as the user typed it, if it is a scalar without quotes. Otherwise None.
+      raw: the value as the user typed it if the value is a scalar without quotes, else None.
       where: file and line, or `command line`.
       lenient: True if a string setting accepts an unquoted number. This is the case for overrides,
         because the shell removes quotes.
@@ -187,7 +188,8 @@ def parse_file(path: Path) -> Parsed:
 def _nearest_file(path: Path) -> str:
     """Suggests a replacement for a missing path, for error messages.
 
-    This is a YAML file with a similar name in the same folder, or else a shipped config.
+    The replacement is a YAML file with a similar name in the same folder, or else a config that
+    ships with the package.
     """
     try:
         files = sorted(p for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))

@@ -1,6 +1,6 @@
-"""Loads a policy once to sample its answers at given budgets and to score given responses.
+"""Loads a policy once, samples its answers at given budgets, and scores given responses.
 
-It is used by `bacr generate` and `bacr_jax.load`. It does not grade answers.
+`bacr generate` and `bacr_jax.load` use this module. It does not grade answers.
 """
 
 import collections
@@ -46,15 +46,16 @@ from bacr_jax.runs import setup
 from bacr_jax.runs.saved_policy import SavedPolicy
 from bacr_jax.types import NO_BUDGET, Poll, Prompts
 
-# Called with a row, the text of its thinking so far, and the text of its answer so far. The latter
-# includes the forced tokens before the answer.
+# Called with the index of a row (one answer of the rollout), the text of its thinking so far, and
+# the text of its answer so far. The text of the answer includes the forced tokens before the
+# answer.
 Watch = Callable[[int, str, str], Any]
 
 # Minimum width of prompts and budgets. Widths are rounded up to a power of two, so that the next
 # question can reuse the compiled programs.
 _SMALLEST_WIDTH = 32
-# Maximum number of rows for which the KV cache is allocated at full length from the start. It is
-# small in this case, and decoding then needs only one compiled program.
+# Maximum number of rows for which the KV cache is allocated at full length from the start. With few
+# rows, the cache is small at full length, and decoding then needs only one compiled program.
 _FEW_ROWS = 16
 # Number of responses that are scored in one forward pass.
 _ROWS_OF_A_PASS = 16
@@ -73,7 +74,7 @@ class Answer:
       forced_tokens: number of tokens inserted between the thinking and the answer.
       answer_tokens: number of sampled answer tokens, including the closing tag.
       answer: text of the answer, without the closing tag.
-      closed_by: reason why the thinking ended: tag, budget or end of turn.
+      closed_by: reason why the thinking ended: the closing tag, the budget or the end of the turn.
       finished: True if the answer was closed within `rollout.answer_tokens` tokens.
       tokens: token ids after the prompt: the thinking with its closing tag, the forced tokens and
         the answer.
@@ -151,8 +152,8 @@ class Session:
           temperature: sampling temperature. 0 selects the most likely token.
           top_p: cumulative probability for nucleus sampling.
           seed: random seed.
-          watch: called after every decoded chunk for each row with new tokens, with the row's
-            current texts.
+          watch: called after every decoded chunk, for each row (one answer of the rollout) with new
+            tokens. It receives the row number and the current texts of thinking and answer.
           poll: called regularly. It may raise an exception to stop.
 
         Returns:
@@ -194,7 +195,12 @@ class Session:
         ]
 
     def _spec_for(self, num_rows: int, largest_budget: int) -> RolloutSpec:
-        """Returns a rollout spec with rounded sizes, so that other questions reuse its programs."""
+        """Returns rollout settings with rounded sizes, so that programs are reused.
+
+        Args:
+          num_rows: number of answers to sample.
+          largest_budget: largest thinking budget in tokens.
+        """
         spec = self._decoder.spec
         slots = min(1 << (num_rows - 1).bit_length(), spec.slots)
         spec = dataclasses.replace(spec, max_thinking=rounded_up(largest_budget), slots=slots)
@@ -245,7 +251,11 @@ class Session:
     def _largest_budget(
         self, prompts: Prompts, budgets: Sequence[int | None], limits: Int[np.ndarray, "n"]
     ) -> int:
-        """Returns the largest limit. Raises UserError if it exceeds the model's free positions."""
+        """Returns the largest of the limits on thinking tokens.
+
+        Raises:
+          UserError: prompt, thinking and answer would exceed the model's number of positions.
+        """
         config = self.saved.config
         largest = max(int(limits.max()), 1)
         positions = setup.model_shape(config, self.vocab_size).max_positions
@@ -261,13 +271,20 @@ class Session:
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        """Loads the policy on its device. `ask` replaces `max_thinking` of its spec."""
+        """Loads the policy on its device.
+
+        `ask` replaces `max_thinking` in the rollout settings of the decoder.
+        """
         return open_decoder(self.saved, self.vocab_size, max_thinking=1)
 
     def _answer(
         self, rollout: Rollout, row: int, question: str, budget: int | None, sample: int
     ) -> Answer:
-        """Extracts the answer of one row from a rollout."""
+        """Extracts one answer from a rollout.
+
+        Args:
+          row: index of the answer in the rollout.
+        """
         trunks = rollout.trunks
         branches = rollout.branches
         forced = int(branches.forced[row, 0])
@@ -385,7 +402,7 @@ class Session:
         return ids
 
     def _token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Decodes each token separately. Padding ids of the embedding have an empty text."""
+        """Decodes each token separately. Padding rows of the embedding have an empty text."""
         size = len(self.tokenizer)
         return tuple(decode_ids(self.tokenizer, [i]) if i < size else "" for i in ids)
 
@@ -401,7 +418,7 @@ def rounded_up(number: int) -> int:
 
 
 def _watching(tokenizer: Any, watch: Watch, poll: Poll) -> Callbacks:
-    """Returns callbacks that pass the texts of rows to `watch` during sampling.
+    """Returns callbacks that pass the texts of all answers to `watch` during sampling.
 
     A character is passed on only after all of its tokens have been sampled.
     """

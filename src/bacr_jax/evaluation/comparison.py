@@ -1,6 +1,6 @@
-"""Compares two evaluations on the same problems with differences that are paired by problem.
+"""Compares two evaluations on the same problems, with paired differences per problem.
 
-It is used by `bacr evaluate --compare`. It neither reads files nor samples answers.
+`bacr evaluate --compare` uses this module. It neither reads files nor samples answers.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from bacr_jax.evaluation.intervals import bootstrap_intervals, difference_interv
 from bacr_jax.evaluation.metrics import anytime_weights
 from bacr_jax.evaluation.samples import EvalSetting, Graded, budget_key, measured, number
 
-# Graded samples by evaluation set and setting.
+# Graded samples by evaluation set and setting (decoding mode and budget).
 Results = Mapping[str, Mapping[EvalSetting, Graded]]
 # Pairs of graded samples, one of each evaluation, by budget.
 _PairsByBudget = Mapping[int, tuple[Graded, Graded]]
@@ -39,7 +39,7 @@ def check_comparable(
 
     Args:
       mine: entry `sets` in the settings of this evaluation.
-      theirs: settings of the other evaluation.
+      theirs: all settings of the other evaluation.
       modes: budgets of this evaluation by decoding mode.
       where: folder of the other evaluation as written by the user.
       grader: file and digest of this evaluation's verifier. None or empty for the built-in rules.
@@ -90,8 +90,9 @@ def _check_sets(mine: Mapping[str, Any], theirs: Mapping[str, Any], where: str) 
 def compare(one: Results, other: Results) -> dict[str, Any]:
     """Computes differences `one` - `other` with 95 % confidence intervals.
 
-    The intervals are computed by a paired bootstrap over problems. Sets and settings that only one
-    evaluation contains are omitted, and so are traces that were cut early.
+    The intervals are computed by a paired bootstrap over problems. A setting is a decoding mode and
+    a budget. Sets and settings that only one evaluation contains are omitted. Answers at truncation
+    points before the budget are omitted, too.
 
     Returns:
       A dict by evaluation set with the entries `by_budget` (by mode and budget) and `anytime` (by
@@ -118,7 +119,7 @@ def compare(one: Results, other: Results) -> dict[str, Any]:
 def _pairs(
     name: str, one: Mapping[EvalSetting, Graded], other: Mapping[EvalSetting, Graded]
 ) -> dict[str, dict[int, tuple[Graded, Graded]]]:
-    """Pairs the samples of both evaluations of a set, by mode and common budget.
+    """Pairs the samples of two evaluations of a set, by decoding mode and common budget.
 
     Raises:
       UserError: the problems of a common setting differ.
@@ -163,7 +164,10 @@ def _token_counts(graded: Graded) -> Float[np.ndarray, "n 2"]:
 
 
 def _anytime_differences(pairs: _PairsByBudget) -> dict[str, Any]:
-    """Returns differences in the mean over the positive budgets and in the area under the curve."""
+    """Returns differences in two aggregates of the accuracy over all positive budgets.
+
+    The aggregates are the mean and the area under the curve (`metrics.anytime_weights`).
+    """
     budgets = sorted(budget for budget in pairs if budget > 0)
     my_rates = []
     their_rates = []

@@ -1,8 +1,8 @@
 """Detects budgets at which a policy is worse after training than before.
 
-A mean over budgets can hide a budget at which training degraded the policy. This rule is used by
-the training loop, reports and studies. It compares two policies on one evaluation set, and does not
-test which of two methods is better.
+A mean over budgets can hide a budget at which training degraded the policy. The training loop,
+reports and studies use this rule. It compares a policy before and after training on one evaluation
+set, and does not test which of two methods is better.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 from bacr_jax.evaluation.intervals import wilson_interval
 from bacr_jax.evaluation.summary import Summary
 
-# A policy that closes at least this share of its answers never counts as declined in closed
-# answers.
+# The share of closed answers never counts as declined if it is at least this number.
 CLOSED_ANSWERS = 0.95
 ACCURACY, CLOSED = "accuracy", "closed answers"
 
 
 class Decline(NamedTuple):
-    """A significant decline of a share between the start and the end of training.
+    """A significant decline of a rate at one budget, from before training to after training.
 
     Attributes:
       mode: decoding mode, greedy or sampled.
-      budget: thinking budget in tokens, as a key of a summary.
-      measure: `ACCURACY`, or `CLOSED` for the share of answers that were closed.
-      before: the share before training, in [0, 1].
-      after: the share after training, in [0, 1].
+      budget: thinking budget in tokens, as text. It is a key of the results.
+      measure: `ACCURACY`, or `CLOSED` for the share of answers that ended with a closing tag or an
+        end token.
+      before: the rate before training, in [0, 1].
+      after: the rate after training, in [0, 1].
     """
 
     mode: str
@@ -56,9 +56,9 @@ def declines(before: Summary, after: Summary) -> Iterator[Decline]:
     """Yields each accuracy and each share of closed answers that declined, in the order of `after`.
 
     Args:
-      before: summary before training, by decoding mode and budget.
-      after: summary after training. Budgets are skipped if `before` does not contain them or does
-        not contain their number of problems.
+      before: results before training, by decoding mode and budget.
+      after: results after training, in the same format. Budgets are skipped if `before` does not
+        contain them or does not contain their number of problems.
     """
     for mode, budgets in after.items():
         for budget, entry in budgets.items():

@@ -1,7 +1,7 @@
 """Samples and grades a policy's answers at given budgets.
 
 `evaluate_set` runs the evaluation between training steps. `bacr evaluate` calls `draw_samples` for
-each batch (evaluation/job.py). `ask` and `served` use only the decoder.
+each batch (evaluation/job.py). The modules `ask` and `served` use only the class `Decoder`.
 """
 
 import dataclasses
@@ -66,8 +66,9 @@ class Decoder:
       params: weights in the layout for decoding.
       spec: static settings of the rollout. Its maximum thinking length covers every evaluated
         budget.
-      phi_of: maps budgets to budget embeddings, or None if the policy has no budget embedding.
-      cap: maximum number of thinking tokens of a row without a budget.
+      phi_of: function that maps budgets to budget embeddings, or None if the policy has no budget
+        embedding.
+      cap: maximum number of thinking tokens of a trace without a budget.
       sample: function that replaces `rollout.generate` if a server samples, otherwise None.
     """
 
@@ -80,10 +81,10 @@ class Decoder:
     def traces(
         self, prompts: Sequence[Prompts], parts: Sequence[Part], sampling: EvalSampling
     ) -> list[tuple[Trunks, Branches]]:
-        """Samples the thinking of each row up to its budget, and an answer at each cut.
+        """Samples thinking up to the budget, and an answer at each truncation point (cut).
 
-        All parts are sampled in one call and share the decoding slots. Rows with the largest
-        budgets start first.
+        A part is a list of rows (one trace each) with one decoding mode and budget. All parts are
+        sampled in one call and share the decoding slots. Rows with the largest budgets start first.
 
         Args:
           prompts: prompts of the rows of each part.
@@ -91,7 +92,7 @@ class Decoder:
           sampling: sampling setup of the evaluation.
 
         Returns:
-          For each part, the arrays of its rows on the host.
+          For each part, prompts with thinking (`Trunks`) and answers (`Branches`), on the host.
         """
         first_settings = [settings[0] for _, settings in parts]
         rows_of_parts = [len(rows) for rows, _ in parts]
@@ -113,8 +114,9 @@ class Decoder:
             limits=for_each_row(limits),
             streams=for_each_row(range(len(parts))),
         )
-        # The number of streams is part of the compiled program. It is rounded up to a power
-        # of two, so that all evaluations need only a few programs.
+        # The number of streams (groups of rows with the same PRNG key and temperature) is part of
+        # the compiled program. It is rounded up to a power of two, so that all evaluations need
+        # only a few programs.
         num_streams = 2 ** (len(parts) - 1).bit_length()
         padding = [first_settings[-1]] * (num_streams - len(parts))
         streams = [*first_settings, *padding]
@@ -168,9 +170,10 @@ def open_decoder(
     Args:
       saved: policy to load.
       vocab_size: number of embedding rows of a custom model.
-      max_thinking: maximum number of thinking tokens of a row.
-      slots: number of rows decoded together on all devices, or None to use the number from the
-        policy's evaluation settings. It is rounded up to a multiple of the number of row shards.
+      max_thinking: maximum number of thinking tokens of a trace.
+      slots: number of traces decoded at the same time on all devices, or None to use the number
+        from the policy's evaluation settings. It is rounded up to a multiple of the number of
+        shards of the batch.
       num_devices: number of devices.
 
     Raises:
@@ -218,8 +221,8 @@ def declaration(
 ) -> Int[np.ndarray, "n"]:
     """Returns the tokens that declare a budget at the start of a response.
 
-    They are appended to the prompt. The result is empty if the format has no budget tag, or if the
-    policy declares the budget itself.
+    The tokens are appended to the prompt. The array is empty if the format has no budget tag, or if
+    the policy writes the tag itself.
     """
     if not style.budget_close or config.budget_tag == "declared":
         return np.zeros(0, np.int32)
@@ -265,6 +268,9 @@ def draw_samples(
 ) -> list[list[Sample]]:
     """Samples and grades the answers of several parts, which are decoded together.
 
+    A part is a list of rows (one trace each) with one decoding mode and budget. A setting is a
+    decoding mode, a budget and a truncation point.
+
     Args:
       decoder: policy that samples the answers.
       questions: questions of the set.
@@ -304,10 +310,11 @@ def _graded_samples(
     *,
     name: str,
 ) -> list[Sample]:
-    """Grades the traces of a part. See `draw_samples`.
+    """Grades the answers of one part of `draw_samples`.
 
     Args:
-      problems: index of each row's problem in `questions`.
+      problems: index of each trace's problem in `questions`.
+      part: row numbers and settings of the traces.
     """
     environment = sampling.environment
     data = questions.set
@@ -317,7 +324,7 @@ def _graded_samples(
     records: list[dict[str, Any]] = []
     for row, problem in enumerate(problems):
         for lane, setting in enumerate(settings):
-            # A cut at the budget is the end of the trace.
+            # A cut (truncation point) at the budget is the end of the trace.
             early_cut = None if setting.cut == setting.budget else setting.cut
             thinking, answer, counts = _read_cut(
                 environment.tokenizer, trunks, branches, row, lane, early_cut
@@ -362,19 +369,21 @@ def for_grader(text: str, style: PromptFormat) -> str:
 def _read_cut(
     tokenizer: Any, trunks: Trunks, branches: Branches, row: int, lane: int, cut: int | None
 ) -> tuple[str, str, dict[str, Any]]:
-    """Extracts one answer of a trace.
+    """Extracts the answer at one truncation point (cut) of a trace.
 
     Args:
-      lane: index of the answer among the cuts of the row.
+      row: index of the trace.
+      lane: index of the cut among all cuts of the trace.
       cut: number of thinking tokens before the answer, or None for the full thinking.
 
     Returns:
-      A tuple of the text of the thinking up to the cut, the text after the cut, and the fields of a
-      `Sample` that contain token counts.
+      A tuple of the text of the thinking up to the cut, the text from the cut on (suffix and
+      answer), and the fields of a `Sample` that contain token counts.
     """
     thinking = int(trunks.thinking[row])
     sampled = int(trunks.sampled[row])
-    # If the thinking ended before the cut, it is used in full, including its closing tag.
+    # If the thinking ended before the cut (truncation point), it is used in full, including its
+    # closing tag.
     used = sampled if cut is None or cut >= thinking else cut
     early = used < sampled
     forced = int(branches.forced[row, lane])
@@ -412,7 +421,7 @@ def evaluate_set(
 ) -> dict[str, Any]:
     """Evaluates a policy on one set at all budgets, between training steps.
 
-    For every method, the thinking is cut at each budget in the same way.
+    The thinking is truncated at each budget in the same way for all methods.
 
     Args:
       decoder: policy to evaluate.
@@ -423,7 +432,7 @@ def evaluate_set(
       seed: random seed for selecting `config.size` questions.
       spec: entry of `data.eval` for this set. It selects the number of samples if `config.samples`
         contains several.
-      on_progress: called with the number of decoded rows and the total number of rows.
+      on_progress: called with the number of decoded traces and the total number of traces.
       poll: called regularly. It may raise an exception to stop.
 
     Returns:
@@ -443,7 +452,7 @@ def evaluate_set(
 
     sampling = EvalSampling(environment, key, config, poll, count)
     results = {}
-    # All parts of one call must have the same number of cuts.
+    # All parts of one call must have the same number of truncation points.
     for _, same_length in itertools.groupby(settings, key=len):
         parts = [(np.arange(len(chosen) * cuts[0].samples), cuts) for cuts in same_length]
         samples = draw_samples(decoder, questions, chosen, parts, sampling, name=questions.set.name)

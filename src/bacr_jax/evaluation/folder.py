@@ -1,8 +1,8 @@
 """Reads and writes the folder of an evaluation.
 
 samples.jsonl stores the progress of an evaluation. If an evaluation is killed, the same command
-continues after the last complete batch in this file. `job` writes the folder. Reports and
-comparisons read it.
+continues after the last complete batch in this file. The module `job` writes the folder. Reports
+and comparisons read it.
 """
 
 import contextlib
@@ -48,12 +48,13 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Rows that are sampled and written together.
+    """A batch of answers that are sampled and written together.
 
     Attributes:
       set: name of the evaluation set.
-      settings: settings of the rows. Together with `rows`, they form a `Part`.
-      rows: row numbers. Row number = problem * samples + sample.
+      settings: decoding mode and budget of all rows. Several settings differ in the truncation
+        point.
+      rows: row numbers. The row with number problem * samples + sample is one trace of a problem.
       keys: `Sample.key` of each row and setting, ordered by row and then by setting.
     """
 
@@ -70,8 +71,9 @@ def sample_batches(
 
     Args:
       ids: ids of the evaluated problems by set.
-      settings: groups of settings. All settings of a group use the same traces.
-      most: maximum number of rows per batch.
+      settings: groups of settings (decoding mode, budget and truncation point). All settings of a
+        group use the same traces.
+      most: maximum number of rows (traces) per batch.
     """
     batches = []
     for name, problems in ids.items():
@@ -94,8 +96,8 @@ def sample_batches(
 def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[SampleBatch]]:
     """Groups consecutive batches that are decoded together.
 
-    The batches of a group belong to the same set, have the same number of cuts, and have at most
-    `most` rows in total. A batch with more rows forms a group by itself.
+    The batches of a group belong to the same set, have the same number of truncation points, and
+    have at most `most` rows (traces) in total. A batch with more rows forms a group by itself.
     """
     together: list[SampleBatch] = []
     num_rows = 0
@@ -113,7 +115,7 @@ def in_one_call(batches: Sequence[SampleBatch], most: int) -> Iterator[list[Samp
 
 
 def _shape(batch: SampleBatch) -> tuple[str, int]:
-    """Returns what all batches of one call must share: the set and the number of cuts."""
+    """Returns the set and the number of truncation points, which all batches of a call share."""
     return batch.set, len(batch.settings)
 
 
@@ -307,12 +309,14 @@ def read_results(path: Path, names: Iterable[str] = ()) -> dict[str, Any]:
     return results
 
 
-# Samples by evaluation set and setting.
+# Samples by evaluation set and setting (decoding mode, budget and truncation point).
 SamplesBySet = dict[str, dict[EvalSetting, list[Sample]]]
 
 
 def read_samples(path: Path) -> SamplesBySet:
-    """Reads the samples of a finished evaluation by set and setting, without their texts.
+    """Reads the samples of a finished evaluation by set and setting, without texts.
+
+    A setting is a decoding mode, a budget and a truncation point.
 
     Raises:
       UserError: the evaluation is missing, unfinished or damaged.
@@ -347,7 +351,7 @@ def read_samples(path: Path) -> SamplesBySet:
 
 
 def _expected_counts(settings: dict[str, Any]) -> dict[tuple[Any, ...], int]:
-    """Returns the number of answers of a finished evaluation by set, mode, budget and cut."""
+    """Returns the expected number of answers by set, mode, budget and truncation point."""
     decoding = settings["decoding"]
     every = decoding.get("every")
     largest = max(decoding["budgets"], default=0)

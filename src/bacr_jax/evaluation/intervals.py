@@ -6,8 +6,9 @@ resamples is used for all values. The difference between two policies on the sam
 such a score.
 
 Scores may be verdicts (0 or 1) or any numbers in [0, 1]. If the bootstrap interval has zero width,
-it is replaced by a formula for proportions. The formula is conservative for any scores, because no
-score in [0, 1] with mean p has a variance larger than p (1 - p).
+it is replaced by the interval of a formula for proportions (Wilson, or Agresti and Min). The
+formula is conservative for any scores, because no score in [0, 1] with mean p has a variance larger
+than p (1 - p).
 """
 
 import functools
@@ -24,7 +25,8 @@ Shares = Float[np.ndarray, "n"]
 # Lower and upper bound of the interval of each column, with shape [columns, 2].
 Ends = Float[np.ndarray, "s 2"]
 
-# With this number, the bounds of an interval vary between seeds by about 2 % of its width.
+# Number of bootstrap resamples. With this number, the bounds of an interval vary between seeds by
+# about 2 % of its width.
 RESAMPLES = 10_000
 # Number of resamples drawn at a time, which limits the memory use.
 _BLOCK = 500
@@ -52,12 +54,12 @@ def wilson_interval(successes: float | int, trials: float | int) -> tuple[float,
     half = Z95 / denominator * np.sqrt(variance)
     low = max(float(centre - half), 0.0)
     high = min(float(centre + half), 1.0)
-    # For rates of 0 and 1, one bound equals the rate up to rounding.
+    # For rates of 0 and 1, one bound equals the rate except for rounding errors.
     return min(low, rate), max(high, rate)
 
 
 def paired_difference_interval(differences: Shares) -> tuple[float, float]:
-    """Returns the 95 % interval, in [-1, 1], of an accuracy difference on the same problems.
+    """Returns the 95 % interval of an accuracy difference on the same problems, in [-1, 1].
 
     This is the normal interval of the mean of the differences d_i after adding two pseudo-problems,
     which are spread evenly over the four possible pairs of verdicts (Agresti and Min 2005). Its
@@ -169,7 +171,7 @@ def ratio_interval(part: Shares, total: Shares) -> tuple[float, float]:
 
 
 def difference_intervals(one: Scores, other: Scores) -> Ends:
-    """Returns 95 % intervals of mean(one) - mean(other) on the same problems, for each column.
+    """Returns the 95 % interval of mean(one) - mean(other) on the same problems, by column.
 
     The intervals are computed by a paired bootstrap. If all problems have the same difference, the
     bootstrap interval has zero width, so `paired_difference_interval` is used instead.

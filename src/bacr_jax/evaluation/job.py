@@ -59,7 +59,7 @@ GROUPS = ("above .75", "above .5, up to .75", "above .25, up to .5", "up to .25"
 
 
 def write_labels(path: Path, graded: Graded) -> dict[str, int]:
-    """Writes the avg@k of each problem, the share of its k samples that are correct.
+    """Writes the avg@k of each problem: the share of its k samples that are correct.
 
     The paper specifies pass@8. For a single problem, pass@8 is either 0 or 1, so it can't be
     divided into groups at 0.25, 0.5 and 0.75. Therefore the mean over samples is used instead.
@@ -81,10 +81,10 @@ def write_labels(path: Path, graded: Graded) -> dict[str, int]:
     return {name: int((groups == group).sum()) for group, name in enumerate(GROUPS)}
 
 
-# Number of rows of a batch per slot. Larger batches keep the slots busier. Smaller batches lose
-# less work if the process is killed.
+# Number of rows of a batch (one trace each) per decoding slot. Larger batches keep the slots
+# busier. Smaller batches lose less work if the process is killed.
 _WAVES = 4
-# Maximum number of rows per slot in one call, summed over all batches of the call.
+# Maximum number of rows per decoding slot in one call, summed over all batches of the call.
 _WAVES_OF_A_CALL = 16
 
 
@@ -97,14 +97,14 @@ class Work:
       saved: policy to evaluate.
       tokenizer: tokenizer of the policy.
       sets: questions and prompts by set.
-      chosen: indices of the evaluated problems by set.
-      eval_settings: groups of decoding modes, budgets and cuts. All settings of a group use the
-        same traces.
-      compared: folders of other evaluations by name.
+      chosen: indices of the evaluated problems, by set.
+      eval_settings: groups of settings (decoding mode, budget and truncation point). All settings
+        of a group use the same traces.
+      compared: folders of the other evaluations to compare with, by name of their policy.
       labels: output file for difficulty labels, or None to write none.
       settings: all settings that affect the samples, which are written to evaluation.json.
       style: prompt format.
-      url: address of the server that decodes, or None to decode in this process.
+      url: address of the server that samples, or None to sample in this process.
     """
 
     name: str
@@ -216,7 +216,10 @@ def arithmetic_line(config: Config) -> str:
 
 
 def _smaller_settings(config: Config, self_consistency: int | None) -> list[EvalSetting]:
-    """Returns the settings at smaller budgets that are used only for votes at equal total tokens.
+    """Returns the settings at smaller budgets that are needed for majority votes.
+
+    A majority vote of k samples (maj@k) is compared with a single sample at an equal total number
+    of tokens. Each vote therefore has the budget divided by k.
 
     Args:
       config: config of the evaluation.
@@ -241,7 +244,7 @@ def _smaller_settings(config: Config, self_consistency: int | None) -> list[Eval
 
 
 def _largest_option(config: Config) -> str:
-    """Returns the options that determine the longest thinking, for error messages."""
+    """Returns the options that set the maximum thinking length, for error messages."""
     largest = largest_evaluated(config)
     if config.eval.no_budget and largest not in config.eval.budgets:
         return f"--budgets none, budget.cap={largest}"
@@ -356,12 +359,12 @@ def prepare(
     name: str | None = None,
     url: str | None = None,
 ) -> Work:
-    """Loads the questions and validates all settings before any device work.
+    """Loads the questions and validates all settings, before any work on a device.
 
     Args:
       saved: policy to evaluate.
-      greedy: evaluate greedy answers, even if samples are drawn as well.
-      self_consistency: number of samples that vote at equal total tokens, or None for no votes.
+      greedy: True to evaluate greedy answers, even if samples are drawn as well.
+      self_consistency: number of samples that share a budget and vote, or None for no votes.
       split: split of the evaluation sets.
       train: training questions whose near-duplicates are marked, or None to skip the search.
       compare: folders of runs or evaluations to compare with.
@@ -434,7 +437,12 @@ def _draw_missing(
     done: list[list[Sample]],
     poll: Poll,
 ) -> None:
-    """Samples the missing batches, and appends them to the folder and to `done`."""
+    """Samples the missing batches, and appends their answers to the folder and to `done`.
+
+    Args:
+      planned: all batches of the evaluation.
+      done: answers of the batches that are already sampled.
+    """
     key = jax.random.fold_in(jax.random.key(work.config.seed), 4)
     total = sum(len(batch.keys) for batch in planned)
     finished = sum(map(len, done))
@@ -445,8 +453,8 @@ def _draw_missing(
         work.url, work.saved, environment, slots=slots, print_line=progress.print_line
     )
     with source as decoder, progress.phase("evaluation", total) as phase:
-        # With a server, every batch is a separate call, because a server keeps its slots
-        # busy by itself and can fail at any time.
+        # With a server, every batch is a separate call, because a server schedules its requests by
+        # itself and can fail at any time.
         most = 0 if work.url is not None else _WAVES_OF_A_CALL * slots
         for together in folder.in_one_call(planned[len(done) :], most):
             name = together[0].set
@@ -473,9 +481,9 @@ def _draw_missing(
 
 
 def _row_counter(phase: Phase, finished: int, batch: folder.SampleBatch) -> Callable[[int], None]:
-    """Returns a callback that displays how many rows of a call have been decoded.
+    """Returns a callback that displays how many traces of a decoding call are done.
 
-    The rows are graded and written at the end of the call.
+    The answers are graded and written at the end of the call, which may contain several batches.
 
     Args:
       phase: phase of the progress display.
@@ -515,7 +523,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
             environment.check_verifier()
             _draw_missing(work, environment, out, progress, planned, done, poll)
         graded_by_set = graded_sets(_by_setting(work, planned, done))
-        # These are only the failures in this process. `paths` in results.json counts all of
+        # This line counts only the failures in this process. `paths` in results.json counts all of
         # them.
         for line in failures(environment.grader, {}):
             progress.print_line(line)
@@ -551,7 +559,7 @@ def run(work: Work, out: Path, progress: Progress, poll: Poll = None) -> dict[st
 def _by_setting(
     work: Work, planned: Sequence[folder.SampleBatch], done: Sequence[Sequence[Sample]]
 ) -> dict[str, dict[EvalSetting, list[Sample]]]:
-    """Groups the samples of all batches by set and setting."""
+    """Groups the samples of all batches by set and setting (mode, budget, truncation point)."""
     by_set: dict[str, dict[EvalSetting, list[Sample]]] = {name: {} for name in work.sets}
     for batch, samples in zip(planned, done, strict=True):
         num_settings = len(batch.settings)
@@ -573,7 +581,7 @@ def _compare_with(path: Path, graded_by_set: comparison.Results) -> dict[str, An
 def graded_sets(
     samples_by_set: Mapping[str, Mapping[EvalSetting, Sequence[Sample]]],
 ) -> dict[str, dict[EvalSetting, Graded]]:
-    """Converts samples by set and setting to arrays."""
+    """Converts the samples of each set and setting to arrays."""
     return {
         name: {setting: graded(samples, setting) for setting, samples in by_setting.items()}
         for name, by_setting in samples_by_set.items()

@@ -1,7 +1,8 @@
-"""Estimates metrics from graded samples: pass@k, maj@k, accuracy over budgets and others.
+"""Estimates metrics from graded samples.
 
-The other metrics are completion rates and budget adherence. `summary` calls these functions for
-every setting of an evaluation. They do not access any files.
+The metrics are pass@k, maj@k, aggregates of accuracy over budgets, completion rates and budget
+adherence. `summary` calls these functions for every setting (decoding mode and budget) of an
+evaluation. They do not access any files.
 """
 
 import functools
@@ -74,7 +75,7 @@ def pass_at_k(correct: Verdicts, k: int) -> Estimates:
 def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) -> float:
     """Returns the probability that an answer wins a vote of k samples drawn without replacement.
 
-    If the answer ties with t other answers, the vote counts as 1 / (t + 1).
+    If the answer ties with t other answers, the win counts as 1 / (t + 1).
 
     Args:
       votes: number of samples with this answer.
@@ -93,7 +94,13 @@ def _win_probability(votes: int, others: tuple[int, ...], blank: int, k: int) ->
 def _ways_to_lose_or_tie(
     others: tuple[int, ...], blank: int, votes: int, k: int
 ) -> Float[np.ndarray, "n"]:
-    """Counts the draws of the other k - `votes` samples in which no other answer exceeds `votes`.
+    """Counts draws of the other k - `votes` samples in which no answer exceeds `votes`.
+
+    Args:
+      others: number of samples of every other answer.
+      blank: number of samples without an answer.
+      votes: number of samples with the answer that is tested.
+      k: number of samples that vote.
 
     Returns:
       An array whose entry t is the number of draws in which exactly t other answers have `votes`
@@ -119,7 +126,7 @@ def _ways_to_lose_or_tie(
 
 
 def majority_at_k(answers: Clusters, correct: Verdicts, k: int) -> Estimates:
-    """Estimates the probability that the majority answer of k samples is correct, per problem.
+    """Estimates the probability that the majority answer of k samples is correct (maj@k).
 
     The estimator is unbiased, because it is the exact mean over all subsets of k samples. Ties are
     broken at random, so a tie counts as the share of correct answers among the tied answers.
@@ -192,7 +199,7 @@ def anytime_weights(budgets: Sequence[int]) -> Float[np.ndarray, "2 budgets"]:
 def answer_clusters(
     answers: Sequence[Sequence[str | None]], correct: Verdicts, grader: Any, poll: Poll = None
 ) -> Clusters:
-    """Assigns numbers to the answers of each problem such that equal answers have equal numbers.
+    """Numbers the answers of each problem such that equal answers have equal numbers.
 
     Correct answers all equal the reference, so they form one cluster. Two wrong answers are equal
     if the grader accepts one of them with the other as the reference, in strict mode. Each wrong
@@ -274,7 +281,10 @@ _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 def _accuracy_if(
     name: str, correct: np.ndarray, chosen: Bool[np.ndarray, "n samples"]
 ) -> dict[str, Any]:
-    """Returns the mean score of the selected answers and its interval, None if none is selected."""
+    """Returns the mean score of the selected answers and its 95 % interval.
+
+    Both are None if no answer is selected.
+    """
     mean_key = f"accuracy_if_{name}"
     interval_key = f"if_{name}_ci95"
     if not chosen.any():
@@ -285,9 +295,10 @@ def _accuracy_if(
 
 
 def completion(graded: Graded) -> dict[str, Any]:
-    """Returns the shares of thinking and of answers that ended naturally, and accuracy by ending.
+    """Returns the shares of traces and answers that ended naturally, and accuracy by ending.
 
-    docs/evaluation.md defines each value of this function and of `adherence`.
+    A natural end is not forced by the budget or the maximum length. docs/evaluation.md defines each
+    value.
     """
     complete = ~graded.forced
     rates = np.column_stack([complete.mean(1), graded.finished.mean(1)])
@@ -300,7 +311,10 @@ def completion(graded: Graded) -> dict[str, Any]:
 
 
 def adherence(graded: Graded) -> dict[str, Any]:
-    """Compares the number of thinking tokens with the budget, which a grace window may exceed."""
+    """Compares the number of thinking tokens with the budget.
+
+    Thinking may exceed the budget by a grace window. docs/evaluation.md defines each value.
+    """
     used = graded.thinking
     requested = None if graded.budget == NO_BUDGET else graded.budget
     excess = np.zeros_like(used) if requested is None else np.maximum(used - requested, 0)

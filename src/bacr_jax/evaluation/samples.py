@@ -1,9 +1,9 @@
 """Defines the settings, problems and answer records of an evaluation.
 
-An evaluation is a list of settings, each a decoding mode and a budget. The rows of a setting are
-ordered by problem and then by sample. They are sampled in batches whose composition is fixed in
-advance. Therefore an evaluation that was interrupted and continued has the same results as an
-uninterrupted one.
+An evaluation is a list of settings, each a decoding mode and a budget. The rows of a setting (one
+trace each) are ordered by problem and then by sample. Rows are sampled in batches whose composition
+is fixed in advance. Therefore an evaluation that was interrupted and continued has the same results
+as an uninterrupted one.
 """
 
 import collections
@@ -26,19 +26,21 @@ GREEDY, SAMPLED = "greedy", "sampled"
 UNLIMITED = "none"
 CLOSE_NAMES = {CLOSED_BY_BUDGET: "budget", CLOSED_BY_TAG: "tag", CLOSED_BY_EOS: "end of turn"}
 
-# Set, mode, budget, cut, problem id and index of a sample.
+# Set, decoding mode, budget, truncation point, problem id and index of a sample.
 SampleKey = tuple[str, str, int, int | None, str, int]
 
 
 @dataclass(frozen=True)
 class EvalSetting:
-    """A decoding mode and a budget. Results are averaged over the answers of one setting.
+    """A decoding mode, a budget and a truncation point.
+
+    Results are averaged over the answers of one setting.
 
     Attributes:
       mode: `GREEDY` or `SAMPLED`.
       budget: thinking budget in tokens that the policy receives, or NO_BUDGET.
       samples: number of answers per problem.
-      cut: number of thinking tokens after which the thinking is cut early to force an answer. None
+      cut: number of thinking tokens after which the thinking is truncated to force an answer. None
         if the thinking ends naturally or at the budget.
     """
 
@@ -57,13 +59,14 @@ class Sample:
       id: id of the problem.
       mode: see `EvalSetting`.
       budget: see `EvalSetting`.
-      cut: see `EvalSetting`.
+      cut: truncation point; see `EvalSetting`.
       sample: index of the answer, from 0 to samples - 1.
-      level: difficulty of the problem from 1 to 5, or 0 if unknown.
+      level: difficulty level of the problem from 1 to 5, or 0 if unknown.
       subject: subject of the problem, or "" if unknown.
-      text: text after the prompt: thinking, forced suffix and answer. For an early cut it does not
-        contain the thinking, which is stored with the full trace.
-      extracted: answer extracted by the grader, or None if it found none.
+      text: text after the prompt: thinking, forced suffix and answer. If the thinking was truncated
+        before the budget, the text does not contain the thinking, which is stored with the full
+        trace.
+      extracted: answer extracted by the grader, or None if the grader found no answer.
       gold: reference answer.
       correct: lenient verdict, or score.
       strict: strict verdict, as used in rewards, or the same score.
@@ -76,7 +79,7 @@ class Sample:
         closing tag of the thinking.
       closed_by: reason why the thinking ended, one of `CLOSE_NAMES`. It is "budget" if the end was
         forced.
-      finished: True if the answer was closed.
+      finished: True if the answer ended with a closing tag or an end token.
     """
 
     set: str
@@ -150,7 +153,10 @@ def budget_key(budget: int) -> str:
 
 
 def dense_cuts(budget: int, every: int) -> list[int]:
-    """Returns all multiples of `every` below the budget, and the budget itself, in tokens."""
+    """Returns truncation points: the multiples of `every` below the budget, and the budget.
+
+    All numbers are thinking tokens.
+    """
     return [*range(every, budget, every), budget]
 
 
@@ -159,9 +165,11 @@ def dense_settings(
 ) -> list[list[EvalSetting]]:
     """Returns the settings of the dense curve, or [] if `config.cut_every` is None.
 
+    The dense curve is the accuracy at many truncation points of the same traces.
+
     Returns:
-      For each decoding mode, the settings for all cuts of the same traces. The traces are sampled
-      with the largest budget.
+      For each decoding mode, one setting per truncation point. The traces are sampled with the
+      largest budget.
     """
     if config.cut_every is None:
         return []
@@ -180,24 +188,24 @@ _DIGITS = 10
 
 @dataclass(frozen=True)
 class Graded:
-    """The samples of a setting as arrays with shape [problems, samples].
+    """The samples of a setting (decoding mode and budget), as arrays [problems, samples].
 
     Attributes:
       budget: thinking budget in tokens that the policy received, or NO_BUDGET.
       ids: id of each problem.
-      levels: difficulty of each problem.
-      subjects: subject of each problem.
+      levels: difficulty level of each problem, 0 if unknown.
+      subjects: subject of each problem, "" if unknown.
       correct: lenient verdicts, or scores in [0, 1] from a user's verifier.
       strict: strict verdicts, or the same scores.
       thinking: number of thinking tokens.
       total: number of thinking, forced and answer tokens.
       forced_tokens: number of tokens inserted between the thinking and the answer.
-      answered: number of answer tokens.
+      answered: number of sampled answer tokens.
       forced: True if the thinking was ended by the budget.
-      finished: True if the answer was closed.
+      finished: True if the answer ended with a closing tag or an end token.
       timed_out: True if the grader timed out.
       answers: extracted answers by problem, with None for a missing answer.
-      paths: number of verdicts by the grading rule that determined them.
+      paths: number of verdicts that each grading rule determined, by name of the rule.
     """
 
     budget: int
@@ -255,7 +263,7 @@ def graded(samples: Sequence[Sample], setting: EvalSetting) -> Graded:
 
 
 def number(value: Any) -> float:
-    """Rounds a number for a report, so that all evaluations of the same samples agree exactly."""
+    """Rounds a number for a report, so that equal samples always give equal reports."""
     return round(float(value), _DIGITS)
 
 
@@ -283,22 +291,23 @@ def measured(
     return entries
 
 
-# Row numbers (problem * samples + sample) and their settings. All settings of a part have the same
-# decoding mode and budget. If there are several, they differ in the cut.
+# Row numbers (problem * samples + sample) and the settings of these rows. All settings of a part
+# have the same decoding mode and budget. If a part has several settings, they differ in the
+# truncation point (cut).
 Part = tuple[Int[np.ndarray, "rows"], Sequence[EvalSetting]]
 
 
 @dataclass(frozen=True)
 class EvalSampling:
-    """Sampling setup that is shared by all rows of an evaluation.
+    """Sampling settings that all traces of an evaluation share.
 
     Attributes:
       environment: prompts, decoding rules and graders.
-      key: PRNG key of the evaluation. The tokens of a row depend on this key, the row number and
+      key: PRNG key of the evaluation. The tokens of a trace depend on this key, its row number and
         the budget.
       config: temperature and top-p of sampled answers, and the content of the budget tag.
       poll: called regularly. It may raise an exception to stop.
-      on_rows: called with the number of rows that were decoded since the last call.
+      on_rows: called with the number of traces that were decoded since the last call.
     """
 
     environment: TaskData

@@ -16,7 +16,7 @@ class WorstBudget(NamedTuple):
     """The budget at which a checkpoint lost the most accuracy, or gained the least.
 
     Attributes:
-      budget: thinking budget in tokens, as a key of a summary.
+      budget: thinking budget in tokens, as text. It is a key of the results.
       before: accuracy before training, in [0, 1].
       after: accuracy of the checkpoint, in [0, 1].
     """
@@ -39,7 +39,8 @@ class Candidate(NamedTuple):
       accuracy: mean accuracy over budgets on the selection set, in [0, 1], or None if this set was
         not evaluated.
       worst: budget with the largest loss, or None if the set was not evaluated before training.
-      declines: declines since the start of training, in the decoding mode used for selection.
+      declines: results that are significantly worse than before training, in the decoding mode used
+        for selection.
     """
 
     step: int
@@ -55,7 +56,7 @@ def make_candidate(
 
     Args:
       record: record of an evaluation during or after training.
-      before: summaries of the evaluation before training, by set. The selection set is missing if
+      before: results of the evaluation before training, by set. The selection set is missing if
         `eval.select` or `eval.every` was changed when the run was resumed. In this case, no
         declines are reported.
       set_name: name of the selection set, or None if no set is used for selection.
@@ -79,11 +80,12 @@ def make_candidate(
 def choose(candidates: Sequence[Candidate]) -> Candidate | None:
     """Returns the best checkpoint, or None if the list is empty.
 
-    A checkpoint without a decline at any budget is preferred to one with a decline. Among
-    checkpoints without a decline, the one with the highest mean accuracy is selected. If all have
-    declined, the one with the smallest loss at its worst budget is selected, and the mean accuracy
-    breaks ties. Remaining ties go to the earlier checkpoint. If no checkpoint has an accuracy, the
-    last one is returned.
+    A decline is a result at some budget that is significantly worse than before training. A
+    checkpoint without a decline is preferred to a checkpoint with a decline. Among checkpoints
+    without a decline, the checkpoint with the highest mean accuracy is selected. If all checkpoints
+    have a decline, the checkpoint with the smallest loss at its worst budget is selected, and the
+    mean accuracy breaks ties. Remaining ties go to the earlier checkpoint. If no checkpoint has an
+    accuracy, the last one is returned.
     """
     measured = [candidate for candidate in candidates if candidate.accuracy is not None]
     if measured:
@@ -92,7 +94,11 @@ def choose(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
-    """Returns a sort key. `max` returns the first candidate with the highest key."""
+    """Returns the sort key of a candidate.
+
+    Candidates are in the order of their steps, and `max` returns the first maximum. Ties therefore
+    go to the earlier checkpoint.
+    """
     assert candidate.accuracy is not None
     if not candidate.declines:
         return True, candidate.accuracy, 0.0

@@ -1,7 +1,7 @@
 """Samples the answers of an evaluation on a vLLM server, exchanging token ids over HTTP.
 
-`job` calls `open_source`, which opens the server if --url is set, and otherwise the decoder of this
-package.
+The module `job` calls `open_source`, which opens the server if --url is set, and otherwise the
+decoder of this package.
 """
 
 import asyncio
@@ -75,11 +75,16 @@ def check_served(saved: SavedPolicy) -> None:
 def open_served(
     url: str, saved: SavedPolicy, environment: TaskData, *, slots: int
 ) -> Iterator[Decoder]:
-    """Context manager that yields a decoder whose rows are sampled by the server at `url`.
+    """Context manager that yields a decoder that samples on the server at `url`.
+
+    Args:
+      saved: policy to evaluate.
+      environment: tokenizer, prompt format and graders.
+      slots: number of traces that are requested at the same time.
 
     Raises:
-      UserError: the server can't be used, serves a different folder, or its maximum row length is
-        too short.
+      UserError: the server can't be used, serves a different folder, or its maximum sequence length
+        is too short.
     """
     config = saved.config
     largest = largest_evaluated(config)
@@ -121,7 +126,7 @@ def open_source(
       url: address of the server, or None.
       saved: policy to evaluate.
       environment: tokenizer, prompt format and graders.
-      slots: number of rows decoded together on all devices.
+      slots: number of traces decoded at the same time on all devices.
       print_line: prints a line about the devices if there are several.
     """
     if url is not None:

@@ -1,6 +1,7 @@
 """Computes reported metrics and their confidence intervals from graded samples.
 
-`job` writes them to results.json, and `decoder.evaluate_set` returns them to the training loop.
+The module `job` writes the metrics to results.json, and `decoder.evaluate_set` returns them to the
+training loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,14 +43,17 @@ _OVER_BUDGETS = (("mean", "mean_ci95"), ("area", "area_ci95"))
 
 
 def dense_curve(by_cut: Mapping[int, Graded]) -> dict[str, Any]:
-    """Returns the metrics of the same traces at every cut (`dense` in docs/metrics.md).
+    """Returns the metrics of the same traces at each truncation point.
+
+    The result is the entry `dense` in docs/metrics.md.
 
     Args:
-      by_cut: samples by cut, in thinking tokens. The largest cut is the budget of the traces.
+      by_cut: samples by truncation point (cut), in thinking tokens. The largest cut is the budget
+        of the traces.
     """
     cuts = sorted(by_cut)
     cells = [by_cut[cut] for cut in cuts]
-    # All cuts use the same problems, so they share one set of resamples.
+    # All truncation points use the same problems, so they share one set of resamples.
     correct = np.column_stack([cell.correct.mean(1) for cell in cells])
     over_cuts = correct @ anytime_weights(cuts).T
     ends = rate_intervals(np.concatenate([correct, over_cuts], axis=1))
@@ -81,7 +85,7 @@ def numbers_of_samples(samples: int) -> list[int]:
 
 
 def _unbounded_numbers(graded: Graded) -> dict[str, Any]:
-    """Returns the metrics of a setting that are reported without an interval."""
+    """Returns the metrics that are reported without a confidence interval."""
     return {
         "mean_forced_tokens": number(graded.forced_tokens.mean()),
         "mean_answer_tokens": number(graded.answered.mean()),
@@ -104,7 +108,12 @@ def _slice(graded: Graded, keep: Bool[np.ndarray, "n"]) -> dict[str, Any]:
 
 
 def _slices(graded: Graded, labels: np.ndarray, unknown: int | str) -> dict[str, Any]:
-    """Returns `_slice` for the problems of each label, except for the label `unknown`."""
+    """Returns accuracy and token counts of the problems with each label, except `unknown`.
+
+    Args:
+      labels: label of each problem, such as its difficulty level or subject.
+      unknown: label of problems without a known level or subject.
+    """
     slices = {}
     for label in np.unique(labels).tolist():
         if label != unknown:
@@ -129,7 +138,9 @@ def _rates(graded: Graded, grader: Any, ks: Sequence[int], poll: Poll) -> Float[
 def entry_of(
     graded: Graded, grader: Any, duplicates: Bool[np.ndarray, "n"] | None = None, poll: Poll = None
 ) -> dict[str, Any]:
-    """Returns all metrics of one setting. docs/metrics.md defines them.
+    """Returns all metrics of one setting (decoding mode and budget).
+
+    docs/metrics.md defines the metrics.
 
     Args:
       graded: samples of the setting.
@@ -169,7 +180,7 @@ def entry_of(
         entry["maj_at"] = {
             str(k): {
                 **rate(2 + len(ks) + i),
-                # A vote uses the tokens of all its k samples.
+                # A majority vote uses the tokens of all its k samples.
                 "mean_thinking_tokens": number(k * thinking),
                 "mean_total_tokens": number(k * total),
             }
@@ -179,7 +190,9 @@ def entry_of(
 
 
 def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
-    """Returns the mean and the area of accuracy over budgets (`metrics.anytime_weights`).
+    """Returns the mean accuracy over budgets, and the area under its curve.
+
+    `metrics.anytime_weights` defines both.
 
     Args:
       by_budget: samples of the same problems by budget. Budget 0 and NO_BUDGET are skipped, because
@@ -194,7 +207,9 @@ def anytime(by_budget: Mapping[int, Graded]) -> dict[str, Any]:
 def self_consistency(
     entries: Mapping[int, Mapping[str, Any]], budgets: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns maj@k (Self-Consistency, arXiv 2203.11171) at equal tokens per sample and in total.
+    """Returns maj@k at equal numbers of tokens per sample, and at equal total numbers.
+
+    maj@k is the accuracy of a majority vote of k samples (Self-Consistency, arXiv 2203.11171).
 
     Args:
       entries: results of `entry_of` for sampled settings, by budget. They may contain budgets that
@@ -206,7 +221,7 @@ def self_consistency(
       which is k b tokens in total. `matched_total` uses k samples of floor(b / k) tokens each,
       which is at most b tokens in total. It is present only if these samples were drawn.
     """
-    # Votes by k and by the budget of each sample.
+    # Accuracies of majority votes, by k and by the budget of each sample.
     votes: dict[int, dict[int, dict[str, Any]]] = {}
     for budget, entry in entries.items():
         for key, vote in entry.get("maj_at", {}).items():
@@ -237,10 +252,10 @@ def summarise(
     """Returns the metrics of one set in the format of results.json.
 
     Args:
-      results: samples by setting.
+      results: samples by setting (decoding mode, budget and truncation point).
       grader: grader that determines which wrong answers are equal, for maj@k.
       budgets: reported budgets, or None to report all. Settings at other budgets are used only for
-        votes at equal total tokens.
+        majority votes at equal total tokens.
       problems: problems of the set with marked near-duplicates, or None if near-duplicates were not
         searched.
       poll: called regularly. It may raise an exception to stop.
@@ -289,6 +304,9 @@ def scoring_mode(modes: Mapping[str, Any]) -> str:
 
 
 def anytime_score(anytime: dict[str, dict[str, Any]], name: str | None) -> float | None:
-    """Returns the mean accuracy of a set over budgets in the scoring mode, None if missing."""
+    """Returns the mean accuracy of a set over budgets, or None if it was not measured.
+
+    The accuracy is measured in the decoding mode that selects checkpoints (`scoring_mode`).
+    """
     modes = anytime.get(name) if name else None
     return float(modes[scoring_mode(modes)]["mean"]) if modes else None

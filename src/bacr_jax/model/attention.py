@@ -1,9 +1,12 @@
 """Softmax attention over one or more key/value segments, with grouped query heads.
 
-A query can attend to keys in different arrays: the cache of a trunk, which its branches share
-without modifying it, and the few tokens of the query's branch. Each segment yields a `Partial`,
-which consists of the maximum score, the sum of exponentials and the weighted sum of values.
-Partials can be merged exactly into one softmax over all keys. The softmax is computed in fp32.
+A query can attend to keys in different arrays (segments). For example, several answers (branches)
+continue the same prompt and thinking (the trunk). A query of a branch attends to the cache of the
+trunk, which all branches share without modifying it, and to the few tokens of its branch.
+
+Each segment yields a `Partial`, which consists of the maximum score, the sum of exponentials and
+the weighted sum of values. Partials can be merged exactly into one softmax over all keys. The
+softmax is computed in fp32.
 """
 
 import functools
@@ -22,8 +25,8 @@ from bacr_jax.types import pytree
 
 Implementation = Literal["xla", "cudnn"]
 
-# Used in place of minus infinity. It is finite so that rows without visible keys yield zeros
-# instead of NaN.
+# Score of masked keys. Minus infinity would yield NaN instead of zeros for rows without visible
+# keys.
 _MASKED = -1e30
 
 # Causal attention is computed in blocks of 128 queries. Every block is compiled separately, so the
@@ -173,7 +176,8 @@ def causal_attention(
 
     Args:
       implementation: "xla" runs on any device. "cudnn" requires an NVIDIA GPU and 16-bit floats.
-      lengths: number of real tokens per row, which lets cuDNN skip padding.
+      lengths: number of real tokens per row, with which cuDNN skips padding. None computes padding
+        too.
 
     Raises:
       UserError: If the implementation is "cudnn" and the inputs are 32-bit floats.
@@ -280,10 +284,10 @@ def _causal_blocks(
 def branch_mask(
     context: Int[Array, "B M"], branch_of: Int[Array, "B F"] | None, trunk_length: int, count: int
 ) -> Bool[Array, "B F T"]:
-    """Returns the mask of the keys that are visible to each branch token.
+    """Returns the mask of the keys that are visible to each token of an answer (branch).
 
-    A branch token attends to the trunk up to the context of its branch, and to its branch up to
-    itself.
+    A branch continues the prompt and its thinking (the trunk) after `context` tokens. Its tokens
+    attend to these trunk tokens, and to the tokens of the same branch up to themselves.
 
     Args:
       context: number of trunk tokens visible to each branch.
@@ -312,9 +316,11 @@ def tree_attention(
     implementation: Implementation = "xla",
     lengths: Int[Array, "B"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Computes attention over a trunk of S tokens followed by M branches of A tokens, T = S + M A.
+    """Computes attention over token trees: a trunk of S tokens, followed by M branches of A tokens.
 
-    Alternatively, the branches are packed into F positions without padding between them, T = S + F.
+    The trunk is a prompt and its thinking. A branch is an answer that continues the trunk from a
+    truncation point. A row has T = S + M A tokens. Alternatively, the branches are packed into F
+    positions without padding between them, T = S + F.
 
     Trunk tokens attend causally to the trunk. A branch token attends to the trunk up to the context
     of its branch, and to its branch up to itself. Branches are not visible to each other:
@@ -328,7 +334,8 @@ def tree_attention(
       branch_of: branch index of each packed position, -1 for unused positions. None for M branches
         of A tokens.
       implementation: kernel for the attention of the trunk (`causal_attention`).
-      lengths: number of real tokens of each trunk, which lets cuDNN skip padding.
+      lengths: number of real tokens of each trunk, with which cuDNN skips padding. None computes
+        padding too.
     """
     count = q.shape[1] - trunk_length
     if implementation == "xla" and count > 0:
@@ -357,7 +364,7 @@ def _tree_attention_by_blocks(
     branch_of: Int[Array, "B F"] | None,
     trunk_length: int,
 ) -> Float[Array, "B T N H"]:
-    """Computes `tree_attention` with XLA, in blocks of trunk queries and a block for branches."""
+    """Computes `tree_attention` with XLA, in blocks of trunk queries and one block of branches."""
     count = q.shape[1] - trunk_length
     sizes = _block_sizes(trunk_length)
     trunk_rows = 0

@@ -1,7 +1,8 @@
 """A decoder layer: normalization, rotary embedding, attention, gated MLP and budget gate.
 
 The learner, prefill and decoding store keys and values in different places. A layer therefore
-receives its attention as a function: `attend(q, k, v) -> (output, anything)`.
+receives its attention as a function: `attend(q, k, v) -> (output, state)`. The state is any value
+that the caller needs from each layer, such as the updated cache.
 """
 
 import functools
@@ -182,10 +183,10 @@ class Block(nn.Module):
         """Returns the residual stream after the layer, and the second output of `attend`.
 
         Args:
-          attend: function from rotated q [B, T, N, H], k and v [B, T, K, H] to ([B, T, N, H],
-            anything).
-          condition: function that adds the gated budget embedding after the layer, or None for a
-            plain model.
+          attend: function of rotated q [B, T, N, H], k and v [B, T, K, H]. It returns the attention
+            output [B, T, N, H], and a value that is passed on to the caller.
+          condition: function that adds the gated budget embedding to the residual stream after the
+            layer. None for a model without budget conditioning.
           adapter: scaled low-rank adapters of this layer (`adapters.scaled`), or None.
         """
         q, k, v = self._queries_keys_values(x, rotary, adapter)

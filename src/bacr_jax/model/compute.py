@@ -20,7 +20,8 @@ class Compute:
       dtype: dtype of activations, and of weights in matrix products.
       product_dtype: 16-bit dtype to which both operands of products with weight matrices are
         rounded, while everything else is in fp32. None uses `dtype`.
-      implementation: kernel for the causal attention of a sequence or trunk.
+      implementation: kernel for the causal attention of a sequence, or of a prompt and its
+        thinking.
       scan: True compiles a single layer and loops over it. False unrolls the layers, which is
         faster for small models on CPUs.
       remat: what the backward pass recomputes. "full" recomputes entire layers, "selective"

@@ -45,7 +45,7 @@ class DecodeParams:
 
     Attributes:
       layers: parameters of each layer, with joined matrices (`join_products`).
-      gates: gate weights w_g of each layer, or None without conditioning.
+      gates: gate weights w_g of each layer, or None for a model without budget conditioning.
       head: output matrix, from final hidden states to logits.
     """
 
@@ -194,7 +194,10 @@ def make(
 def write(
     cache: LayerCache, k: Float[Array, "B 1 K H"], v: Float[Array, "B 1 K H"], at: Int[Array, "B"]
 ) -> LayerCache:
-    """Writes one token per row at position `at`. Positions beyond the end are dropped."""
+    """Writes the keys and values of one token per row at position `at` of the row.
+
+    A token whose position is beyond the end of the cache is dropped.
+    """
     rows = jnp.arange(k.shape[0])
     key_slots = cache.k.at[rows, :, :, at] if cache.transposed else cache.k.at[rows, :, at]
     value_slots = cache.v.at[rows, :, at]
@@ -204,9 +207,10 @@ def write(
 
 
 def put_rows(cache: LayerCache, new: LayerCache, at: Int[Array, "F"]) -> LayerCache:
-    """Copies rows of another cache to the rows `at`. Rows beyond the end are dropped.
+    """Copies the rows of the cache `new` to the rows `at` of `cache`.
 
-    Positions of `new` beyond the length of `cache` are dropped as well.
+    Indices in `at` beyond the last row are dropped, as are positions of `new` beyond the length of
+    `cache`.
     """
     length = min(cache.length, new.length)
     new = resize(new, length)

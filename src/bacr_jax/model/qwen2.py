@@ -42,7 +42,8 @@ def init(
     """Initializes random parameters in fp32, with stacked layers.
 
     Args:
-      conditioning: settings of a new budget module, or None for a plain model.
+      conditioning: settings of the new budget module (the embedding of the budget and its gates).
+        None initializes a model without a budget module.
     """
     embed_key, layers_key, head_key, budget_key = jax.random.split(key, 4)
     normal = nn.initializers.normal(0.02)
@@ -121,8 +122,10 @@ def run_layers(
 
     Args:
       attend: attention as a function of q [B, T, N, H], k and v [B, T, K, H].
-      conditioned: budget embeddings of the rows. None runs exactly the plain model.
-      length: upper bound of positions that are only known at run time (see `rotation`).
+      conditioned: budget embeddings of the rows of the batch. None runs exactly the model without
+        budget conditioning.
+      length: upper bound of `positions`, for positions that are only known at run time (see
+        `rotation`). None computes the rotary embedding directly from the positions.
 
     Returns:
       Hidden states after the final norm.
@@ -186,8 +189,9 @@ def forward(
     meaningless. Use `logits` to compute logits from the states.
 
     Args:
-      lengths: number of real tokens per row, which lets cuDNN skip padding.
-      conditioned: budget embeddings of the rows, or None for a plain model.
+      lengths: number of real tokens per row, with which cuDNN skips padding. None computes padding
+        too.
+      conditioned: budget embeddings of the rows, or None for a model without budget conditioning.
     """
     chex.assert_rank(tokens, 2)
     attend = functools.partial(
@@ -205,16 +209,20 @@ def forward(
 
 
 class Tree(NamedTuple):
-    """Token trees: trunks, and branches that start at positions within them.
+    """A batch of B token trees.
+
+    A tree consists of a prompt with its thinking (the trunk, S tokens) and M answers (branches, A
+    tokens each). Each branch continues the thinking from a truncation point (cut).
 
     Attributes:
-      trunk: prompt and thinking, right-padded. The index equals the position.
-      branches: suffix and answer of each cut, right-padded.
+      trunk: token ids of prompt and thinking, right-padded. The index equals the position.
+      branches: token ids of the suffix and answer at each cut, right-padded.
       context: number of trunk tokens visible to each branch. The positions of the branch continue
         from there.
       packing: index m A + a of each branch token to compute, and -1 for unused positions. The
         tokens of a branch must be contiguous and in order. None computes all M A tokens.
-      lengths: number of real tokens of each trunk, which lets cuDNN skip padding.
+      lengths: number of real tokens of each trunk, with which cuDNN skips padding. None computes
+        padding too.
     """
 
     trunk: Int[Array, "B S"]
@@ -233,9 +241,9 @@ class Tree(NamedTuple):
 
 
 def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Returns the tokens and positions of each trunk and its branches as one row, T = S + M A.
+    """Returns the tokens and positions of each tree as one row: first the trunk, then its branches.
 
-    With packing, T = S + F.
+    The length of a row is T = S + M A, or T = S + F if the branches are packed (`Tree.packing`).
     """
     trunk, branches, context, packing, _ = tree
     chex.assert_rank([trunk, branches, context], [2, 3, 2])
@@ -256,8 +264,8 @@ def _tree_rows(tree: Tree) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
 def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Conditioned:
     """Converts budget embeddings of rows into budget embeddings for a list of tokens.
 
-    The list is a single row of U tokens, each of which selects the embedding of its original row
-    via `index`.
+    The list is a single row of the U real (not padding) tokens of all rows. Each token selects the
+    embedding of its original row via `index`.
     """
     mask = None
     if conditioned.mask is not None:
@@ -269,7 +277,10 @@ def _listed_conditioned(conditioned: Conditioned, real: RealTokens) -> Condition
 
 
 def _with_branches_masked_in(conditioned: Conditioned, num_branch_tokens: int) -> Conditioned:
-    """Extends a mask over the trunk to branch tokens, to which phi is always added."""
+    """Extends the mask of a budget embedding from the trunk to the answers (branches).
+
+    The embedding phi is always added to branch tokens, so their mask is True.
+    """
     if conditioned.mask is None:
         return conditioned
     pad = ((0, 0), (0, num_branch_tokens))
@@ -280,11 +291,11 @@ def _with_branches_masked_in(conditioned: Conditioned, num_branch_tokens: int) -
 def _attend_list(
     tree: Tree, real: RealTokens, attend_rows: Callable[..., Array], compute: Compute
 ) -> Callable[..., Array]:
-    """Returns the attention function for a list of real tokens.
+    """Returns the attention function for a list of the real (not padding) tokens of all rows.
 
-    If this is supported and the list has fewer pairs of tokens than the padded rows, the list
-    attends to itself with a single mask. Otherwise, tokens are converted to padded rows for the
-    attention only.
+    The list attends to itself with a single mask if it has no more pairs of tokens than the padded
+    rows, and masks are supported (XLA, one device, no packed branches). Otherwise, the queries,
+    keys and values are converted to padded rows, and only the attention is computed on these rows.
 
     Args:
       attend_rows: attention function for padded rows.
@@ -311,14 +322,19 @@ def tree_states(
     real: RealTokens | None = None,
     compute: Compute = Compute(),
 ) -> Float[Array, "B T D"] | Float[Array, "1 U D"]:
-    """Computes the final hidden states of trunks and their branches, concatenated along the row.
+    """Computes the final hidden states of token trees, with trunk and branches in one row.
 
-    `forward_tree` returns the same states separately.
+    `forward_tree` returns the same states of the trunk (prompt and thinking) and the branches
+    (answers) separately.
 
     Args:
-      conditioned: see `forward_tree`.
-      real: list of the real tokens of these rows. If specified, the states of the list are
-        returned, and padding is computed at most in attention. None computes the padded rows.
+      conditioned: budget embeddings of the rows, as in `forward_tree`.
+      real: positions of the real (not padding) tokens of these rows. Only real tokens are then
+        computed, except that attention may include padding. None computes the padded rows.
+
+    Returns:
+      The states of the padded rows [B, T, D], or of the list of U real tokens [1, U, D] if `real`
+      is specified.
     """
     trunk_length = tree.trunk.shape[1]
     tokens, positions = _tree_rows(tree)
@@ -361,14 +377,14 @@ def forward_tree(
     conditioned: Conditioned | None = None,
     compute: Compute = Compute(),
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B M A D"] | Float[Array, "B F D"]]:
-    """Runs trunks and all their branches in a single pass.
+    """Runs prompts with their thinking (trunks) and all their answers (branches) in a single pass.
 
     The results are the same as for running each branch as a separate sequence trunk[:context] +
     branch. A row has S + M A tokens instead of about M (S + A).
 
     Args:
-      conditioned: budget embedding phi(b) of each row, or None for a plain model. A mask only
-        covers the trunk, because phi is always added to branch tokens.
+      conditioned: budget embedding phi(b) of each row, or None for a model without budget
+        conditioning. A mask only covers the trunk, because phi is always added to branch tokens.
 
     Returns:
       Final hidden states of the trunk, and of the branches or packed branch tokens.

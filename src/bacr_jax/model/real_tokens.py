@@ -18,7 +18,7 @@ from bacr_jax.types import pytree
 
 @pytree
 class RealTokens:
-    """Maps between positions of padded rows and entries of a list of real tokens.
+    """A mapping between positions of padded rows and entries of a list of real tokens.
 
     Attributes:
       source: row times T plus position of the token of each entry. Arbitrary for unused entries.
@@ -53,10 +53,10 @@ class RealTokens:
     def visible(self, context: Int[Array, "B M"], trunk_length: int) -> Bool[Array, "U U"]:
         """Returns the mask [U, U] of the entries that are visible to each entry.
 
-        Rows consist of a trunk and its branches (see `attention.tree_attention`). An entry attends
-        to the trunk of its row. If the row shares a prefix, this part of the trunk belongs to the
-        row's owner. A branch entry attends to the trunk only up to the branch's context, and to its
-        branch.
+        A row consists of a prompt with its thinking (the trunk) and of answers (branches) that
+        continue the thinking (see `attention.tree_attention`). An entry attends to the trunk of its
+        row. If the row shares a prefix, this part of the trunk is stored in the owner's entries. An
+        entry of a branch attends to the trunk only up to the branch's context, and to its branch.
 
         The mask does not include causality, which `attention.masked_attention` adds.
 

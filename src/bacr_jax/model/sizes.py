@@ -87,7 +87,7 @@ class Qwen2Config:
 
     @property
     def num_parameters(self) -> int:
-        """Returns the number of parameters of the plain model, without a budget module."""
+        """Returns the number of parameters of the model, without a budget module or adapters."""
         per_layer = self.layer_matrices
         if self.qkv_bias:
             per_layer += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

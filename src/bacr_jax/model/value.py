@@ -52,11 +52,11 @@ def pool_question(
 def phi_budgets(
     budgets: Int[Array, "B"], cuts: Int[Array, "B M"], *, kind: ValueInput
 ) -> Int[Array, "B M"]:
-    """Returns the budget whose embedding phi is a feature of the value at each cut.
+    """Returns the budget whose embedding phi is a feature of the value at each truncation point.
 
     Args:
       budgets: budget b of each row, in thinking tokens.
-      cuts: position b_j of each cut, in thinking tokens.
+      cuts: position b_j of each truncation point (cut) of the thinking, in tokens.
       kind: "cut" returns b_j (paper Eq. 10 to 12, where R(q, t, b) and V(q, b) have the same
         budget). "trace_and_cut" and "trace" return b.
     """
@@ -72,7 +72,10 @@ def value_features(
     b_max: int,
     kind: ValueInput,
 ) -> Float[Array, "B M F"]:
-    """Concatenates the features of the value head for each cut: h_q, phi and codes of budgets.
+    """Concatenates the features of the value head for each truncation point (cut) of the thinking.
+
+    The features are the question's mean hidden state h_q, the budget embedding phi, and sinusoidal
+    codes of the budget b and of the cut's position b_j:
 
         kind            V               features after h_q
         cut             V(q, b_j)       phi(b_j), code(b_j)            (paper)
@@ -85,8 +88,8 @@ def value_features(
     the residual stream at all positions, h_q depends on b for every kind.
 
     Args:
-      phi: embedding of `phi_budgets`, averaged over layers if each layer has a separate embedding.
-        None for a model without conditioning.
+      phi: embedding of the budgets that `phi_budgets` returns, averaged over layers if each layer
+        has a separate embedding. None for a model without budget conditioning.
     """
     chex.assert_rank([h_q, budgets, cuts], [2, 1, 2])
     code = functools.partial(sinusoids, width=_CODE_WIDTH, scale="log", b_max=b_max)
@@ -107,7 +110,7 @@ def init(key: Array, *, num_features: int, hidden_size: int) -> Params:
 
 
 def values(params: Params, features: Float[Array, "B M F"]) -> Float[Array, "B M"]:
-    """Computes V at every cut, in units of reward."""
+    """Computes the value V at every truncation point (cut) of the thinking, in units of reward."""
     hidden_size = params["hidden"]["bias"].shape[0]
     return jnp.asarray(ValueHead(hidden_size).apply({"params": params}, features))
 

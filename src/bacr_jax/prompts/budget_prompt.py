@@ -1,4 +1,4 @@
-"""Prompts with a sentence after the question that contains the budget of each row.
+"""Builds prompts with a sentence after the question that contains the thinking budget.
 
     prompt up to the number | number | rest of the sentence, rest of the template, think_open
 
@@ -45,13 +45,14 @@ def largest_prompt_budget(config: Config) -> int:
 
 @dataclass(frozen=True)
 class BudgetPrompts:
-    """Prompts into which the number of a budget can be inserted.
+    """Tokenized prompts into which the number of a budget can be inserted.
 
     Attributes:
       opened: prompts up to the number.
-      closing: token ids after the number.
+      closing: token ids after the number, equal for all prompts.
       digits: maximum number of tokens of a number. The width of a batch is based on it, so that it
         does not depend on the budgets.
+      tokenizer: tokenizer of the numbers.
     """
 
     opened: Prompts
@@ -81,7 +82,7 @@ class BudgetPrompts:
         The token positions of the question are the same with and without a budget.
 
         Args:
-          index: question index of each row.
+          index: index of the question in each row of the batch.
           budgets: budget of each row in tokens, or NO_BUDGET for a prompt without the sentence.
           without_budget: prompts of the same rows without a budget.
 
@@ -93,7 +94,6 @@ class BudgetPrompts:
         width = max(prompt_width, np.asarray(without_budget.tokens).shape[1])
         tokens: Any = np.zeros((len(index), width), np.int32)
         lengths: Any = np.zeros(len(index), np.int32)
-        # All rows with the same budget are filled in one step.
         for budget in np.unique(budgets):
             rows = np.flatnonzero(np.asarray(budgets) == budget)
             if budget == NO_BUDGET:
@@ -121,7 +121,7 @@ def make_budget_prompts(
     largest: int,
     max_tokens: int,
 ) -> tuple[BudgetPrompts, Int[np.ndarray, "dropped"]]:
-    """Formats and tokenizes questions, up to the number of a budget.
+    """Formats and tokenizes questions as prompts with a gap for the number of the budget.
 
     Args:
       words: sentence with the budget (`budget_words`).

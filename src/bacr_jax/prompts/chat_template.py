@@ -164,8 +164,8 @@ def _failing(reason: str) -> UserError:
 def turn_end(tokenizer: Any, style: PromptFormat) -> str:
     """Returns the token with which the chat template ends an assistant message.
 
-    Returns an empty string if the template does not write a token there, or rejects assistant
-    messages.
+    Returns an empty string if the template does not write a token after the message, or rejects
+    assistant messages.
     """
     try:
         text = render(tokenizer, style, style.system, "\ue000", answer=_ANSWER)

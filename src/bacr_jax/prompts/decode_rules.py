@@ -1,4 +1,4 @@
-"""Vocabulary tables for the decoding loop: allowed tokens, end tokens and stop strings."""
+"""Defines the vocabulary tables of the decoding loop: allowed and end tokens, stop strings."""
 
 from typing import Any
 
@@ -11,15 +11,16 @@ from bacr_jax.types import pytree
 
 @pytree
 class Automaton:
-    """A stop string as a transition table over token ids, compiled by `stop_strings`.
+    """A stop string, compiled by `stop_strings` to a transition table over token ids.
 
     State 0 is the initial state. The last state is absorbing and means that the stop string has
     been generated.
 
     Attributes:
       next_state: next state for each state and token id.
-      opens: True if the partial or complete match after the token started inside that token. The
-        last such token of a row is the first token of the stop string.
+      opens: for each state and token id, True if the partial or complete match after the token
+        started inside that token. The last such token of a sequence is the first token of the stop
+        string.
     """
 
     next_state: Int[Array, "states V"]

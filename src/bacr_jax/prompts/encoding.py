@@ -52,7 +52,7 @@ def user_message(style: PromptFormat, question: str, said: str) -> str:
 
 
 def opener(tokenizer: Any, style: PromptFormat) -> str:
-    """Returns which part of a prompt opens the thinking section, for use in a message."""
+    """Returns the name of the prompt part that opens the thinking section, for a message."""
     _, tail = _render_frame(tokenizer, style, "")
     if _opens_thinking(tail):
         return "the chat template"
@@ -118,8 +118,9 @@ def _check_system(tokenizer: Any, style: PromptFormat, user: str, content: str) 
 def _default_system(tokenizer: Any, style: PromptFormat, user: str, content: str) -> str:
     """Returns the default system message of a template, or an empty string.
 
-    The texts before the question, rendered with and without a system message, are compared. Text
-    that surrounds the system message in both cases is not part of the default message.
+    The default message is found by rendering the template with and without a system message, and
+    comparing the texts before the question. Text that surrounds the system message in both cases is
+    not part of the default message.
 
     Args:
       user: user message.
@@ -332,7 +333,10 @@ def eos_ids(tokenizer: Any, style: PromptFormat) -> tuple[int, ...]:
 
 
 def line_breaks(tokenizer: Any, vocab_size: int) -> Bool[np.ndarray, "V"]:
-    """Returns a mask of token ids with a line break, at which a grace window can end."""
+    """Returns a mask of token ids whose text contains a line break.
+
+    If a run has a grace window, thinking may continue beyond its budget until such a token.
+    """
     has_break = np.zeros(vocab_size, bool)
     texts = vocabulary(tokenizer)
     has_break[: len(texts)] = [b"\n" in text for text in texts]
@@ -343,7 +347,7 @@ def allowed_tokens(tokenizer: Any, style: PromptFormat, vocab_size: int) -> Bool
     """Returns a mask of the token ids that may be sampled, of length `vocab_size`.
 
     Two kinds of ids are excluded: ids without a token (models pad their vocabulary), and added
-    tokens that are markup, such as the start of a turn or a tool call. Added tokens that end the
+    tokens that are markup, such as the start of a turn or of a tool call. Added tokens that end the
     turn or belong to the prompt format are allowed.
     """
     texts = vocabulary(tokenizer)

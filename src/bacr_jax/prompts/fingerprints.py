@@ -1,4 +1,4 @@
-"""Digests of a policy's tokenizer, chat template and prompts.
+"""Computes digests of a policy's tokenizer, chat template and prompts.
 
 Checkpoints store these digests. Resuming, evaluation and export use them to reject a modified chat
 template or vocabulary.

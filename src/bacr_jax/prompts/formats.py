@@ -4,9 +4,9 @@ All methods, and all models with the same format, use exactly these strings. A f
 
     prompt (ends with think_open) | thinking | suffix | answer answer_close
 
-The decoding loop appends the suffix. It is `forced_suffix` if the thinking was truncated at the
-budget or the turn ended without closing it, and `natural_suffix` if the model generated
-`think_close`.
+The decoding loop appends the suffix. The suffix is `natural_suffix` if the model ended its thinking
+by generating `think_close`. It is `forced_suffix` if the thinking was truncated at the budget or
+the turn ended without `think_close`.
 
 docs/prompts.md explains why instructions are placed in a system message, except in `native`.
 """
@@ -37,7 +37,7 @@ class PromptFormat:
       name: key in `FORMATS`.
       chat: whether to wrap the question in the tokenizer's chat template.
       system: system message of the chat template, or an empty string for none.
-      bare: whether to reject a chat template that adds a default system message.
+      bare: whether to reject chat templates that add a default system message.
       variables: variables of the chat template, keyed by name.
       date: date (YYYY-MM-DD) for chat templates that contain one. If empty, today's date is used.
       before: text before the question. With a chat template, it is part of the user message.
@@ -169,8 +169,8 @@ FORMATS = {
 def format_for(config: Config, *, declares_budget: bool = False) -> PromptFormat:
     """Returns the prompt format of a run.
 
-    Tasks with special tokens have a format of that name (see `own_tokens`). All other tasks use
-    data.prompt_format, where "auto" means think_answer.
+    Tasks with a built-in vocabulary (see `own_tokens`) use the format with the name of the
+    vocabulary. All other tasks use data.prompt_format, where "auto" means think_answer.
 
     Args:
       declares_budget: True for methods whose responses begin with a budget. They use separate

@@ -1,4 +1,4 @@
-"""Opens the graders of a run, shares grading among processes, and grades during sampling."""
+"""Opens the graders of a run, distributes grading over processes, and grades during sampling."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class SharedGrader:
     """
 
     def __init__(self, own: Any):
-        """Wraps the grader of this process."""
+        """Wraps the local grader of this process."""
         self._own = own
         self.own_seconds = 0.0
 
@@ -92,10 +92,12 @@ def share_grading(grader: Any) -> Any:
 def grade_cuts(
     grader: Any, texts: Sequence[Texts], answers: Texts, questions: Texts | None, poll: Poll
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Grades texts [B][M] against the reference answers of the B rows.
+    """Grades the answers of a batch against the reference answers of its B rows.
 
     Args:
-      questions: question of each row for user-defined verifiers, or None.
+      texts: M answers of each row, [B][M].
+      answers: reference answer of each row.
+      questions: question of each row for user-defined verifiers, or None if it is not needed.
       poll: callback that is called while waiting for the grader.
 
     Returns:
@@ -118,7 +120,8 @@ def grade_cuts(
     return outcomes.reshape(num_rows, num_cuts), verdict_array.reshape(num_rows, num_cuts)
 
 
-# Callback of `rollout.generate` for finished rows. Arguments: row indices, trunks and branches.
+# Callback of `rollout.generate` for finished rows. Arguments: row indices, prompts with thinking
+# (trunks) and answers (branches).
 OnRows = Callable[[Int[np.ndarray, "n"], Trunks, Branches], None]
 
 
@@ -128,15 +131,15 @@ def grade_early(
     answers: Texts,
     questions: Texts | None,
 ) -> OnRows:
-    """Returns a callback that starts grading answers as soon as their rows are finished.
+    """Returns a callback that starts grading the answers of a trace as soon as it is finished.
 
-    The call that later grades all rows reuses these results. With several processes, each process
-    only starts on its share of the texts (see `SharedGrader`).
+    The call that later grades all rows of the batch reuses these results. With several processes,
+    each process only grades its share of the texts (see `SharedGrader`).
 
     Args:
-      texts_of: function that returns the answer texts [n][M] of branches.
-      answers: reference answer of every row.
-      questions: question of every row for user-defined verifiers, or None.
+      texts_of: function that returns the texts [n][M] of the answers (branches) of n rows.
+      answers: reference answer of every row of the batch.
+      questions: question of every row for user-defined verifiers, or None if it is not needed.
     """
 
     def begin(rows: Int[np.ndarray, "n"], trunks: Trunks, branches: Branches) -> None:
@@ -182,9 +185,10 @@ def open_graders(
 ) -> dict[tuple[str, float], Any]:
     """Opens the graders of question sets.
 
+    A user-defined verifier (`config.grader`) replaces the graders of all sets.
+
     Args:
-      sets: question sets, whose `graded_by` identifies their grader. A user-defined verifier
-        (`config.grader`) replaces all of them.
+      sets: question sets. Sets with equal `graded_by` share a grader.
       encode: function that returns the token ids of a text, for verifiers with TRL's reward
         function signature.
 
@@ -298,13 +302,16 @@ def open_rewards(config: Config, encode: Encode = None) -> dict[str, VerifierGra
 
 
 def _reference_columns(config: Config) -> tuple[str, ...]:
-    """Returns the name of the reference column, a parameter of TRL-style reward functions."""
+    """Returns the names of the columns with reference answers: one name, or none.
+
+    TRL-style reward functions receive the column as a parameter of this name.
+    """
     column = config.data.answer_column
     return () if column is None else (column,)
 
 
 def _limits(config: Config) -> dict[str, Any]:
-    """Returns the number of worker processes of each grader and their limits."""
+    """Returns the settings of a grader's worker processes: number, time and memory limits."""
     names = ("workers", "deadline", "memory_mb")
     return {name: getattr(config.grading, name) for name in names}
 

@@ -1,4 +1,4 @@
-"""Worker of `limited.py`: loads tokenizers and renders chat templates of untrusted models.
+"""Loads tokenizers and renders chat templates of untrusted models, as a worker of `limited.py`.
 
 `limited.py` runs this file as a script. The script reads JSON requests from stdin, one per line,
 and writes JSON replies to stdout. The limits are enforced by the kernel, so that they also apply to
@@ -43,7 +43,7 @@ def _memory_in_use() -> int | None:
 
 @contextlib.contextmanager
 def _limits(seconds: float, memory: int) -> Iterator[None]:
-    """Limits a block to `seconds` of CPU time and `memory` bytes of additional memory.
+    """Limits a `with` block to `seconds` of CPU time and `memory` bytes of additional memory.
 
     At the time limit, SIGPROF terminates the process. Allocations beyond the memory limit fail.
     """

@@ -163,7 +163,7 @@ def _compile(texts: Vocabulary, string: str, vocab_size: int) -> Automaton:
     accept = len(byte_table) - 1
     states = np.arange(accept + 1)[:, None]
     after, begin = _token_transitions(byte_table, texts)
-    # Pairs of state and token after which a match is in progress or has just been completed.
+    # Only these pairs of state and token matter: after them, a match is in progress or complete.
     is_alive = (after > 0) & (states < accept)
     # If a match started in an earlier token, it must be the match of the previous state, which
     # started `state` bytes before the token. Otherwise, its first token is unknown.

@@ -1,6 +1,6 @@
-"""The environment of a run's policy: tokenizer, questions, prompts, stop strings and graders.
+"""Builds the task of a run: tokenizer, questions, prompts, stop strings and graders.
 
-`build_environment` constructs it once from the config, on the host. The training loop and
+`build_environment` builds a `TaskData` once from the config, on the host. The training loop and
 evaluation then only handle arrays: prompts as inputs and graded outcomes as outputs.
 """
 
@@ -55,7 +55,7 @@ REFERENCES_TRIED = 4
 
 @dataclass(frozen=True)
 class PromptedQuestions:
-    """A question set with its prompts. Row i of each field belongs to the same question.
+    """A question set with its prompts. Entry i of each field belongs to question i.
 
     Attributes:
       set: the question set.
@@ -82,7 +82,7 @@ class PromptedQuestions:
         """Returns the prompts of the given questions, including the budget if prompts contain it.
 
         Args:
-          index: question index of each row.
+          index: index of the question in each row of the batch.
           budgets: budget of each row in tokens, or NO_BUDGET for a prompt without budget.
         """
         without_budget = self.prompts.take(index)
@@ -109,7 +109,7 @@ class TaskData:
       train: training questions.
       holdout: held-out questions of the training set, without duplicates.
       eval: evaluation sets, keyed by their names in data.eval.
-      graders: graders, keyed by `QuestionSet.graded_by`.
+      graders: graders of correctness, keyed by `QuestionSet.graded_by`.
       graded_by: key of the current grader. This is the training set's grader unless it was changed
         with `graded_like`.
       rewards: graders of all rewards except correctness, keyed by their names in reward.weights.
@@ -143,7 +143,7 @@ class TaskData:
         return [grader for grader in used if isinstance(grader, VerifierGrader)]
 
     def graded_like(self, questions: PromptedQuestions) -> "TaskData":
-        """Returns a copy of this environment that uses the grader of a question set."""
+        """Returns a copy of this task data that uses the grader of a question set."""
         return dataclasses.replace(self, graded_by=questions.set.graded_by)
 
     @property
@@ -177,7 +177,7 @@ class TaskData:
         return markup_warning(self.tokenizer, self.style, texts)
 
     def exactly_graded(self) -> "TaskData":
-        """Returns a copy of this environment that grades all sets like procedural tasks."""
+        """Returns a copy of this task data that grades all sets by exact string comparison."""
         exact = {graded_by: ExactGrader() for graded_by in self.graders}
         return dataclasses.replace(self, graders=exact)
 
@@ -191,7 +191,7 @@ class TaskData:
             grader.check(functools.partial(print, file=sys.stderr, flush=True))
 
     def try_verifiers(self) -> list[str]:
-        """Scores some of the reference answers with user-defined verifiers.
+        """Scores some of the reference answers with user-defined verifiers, as a test.
 
         Returns:
           One line with the scores of each verifier.
@@ -319,11 +319,11 @@ class TaskData:
         return lines if warning is None else [*lines, warning]
 
     def answer_texts(self, branches: Branches) -> list[list[str]]:
-        """Returns the answer text [B][M] of each cut, including the closing tag if present."""
+        """Returns the answers [B][M] at all truncation points, with the closing tag if present."""
         return self._answers(branches, lambda row, cut: self.style.answer_open)
 
     def responses(self, trunks: Trunks, branches: Branches) -> list[list[str]]:
-        """Returns the full response [B][M] at each cut: truncated thinking, suffix and answer."""
+        """Returns the responses [B][M]: thinking up to a truncation point, suffix and answer."""
         prompt_lengths = np.asarray(trunks.prompt_lengths)
         contexts = np.asarray(branches.context)
         trunk_tokens = np.asarray(trunks.tokens)
@@ -338,10 +338,11 @@ class TaskData:
         return self._answers(branches, opening)
 
     def _answers(self, branches: Branches, opening: Callable[[int, int], str]) -> list[list[str]]:
-        """Returns the sampled text [B][M] of each branch, up to its closing tag.
+        """Returns the text [B][M] of each answer (branch), up to its closing tag.
 
         Args:
-          opening: function of (row, cut) that returns the text before the sampled text.
+          opening: function of the indices of a row and a truncation point (cut). It returns the
+            text before the sampled text.
         """
         starts = np.asarray(branches.forced)
         stops = starts + np.asarray(branches.sampled)
@@ -375,7 +376,7 @@ class TaskData:
     def verify(
         self, branches: Branches, answers: Texts, poll: Poll = None, questions: Texts | None = None
     ) -> np.ndarray:
-        """Grades the answer at every cut. Answers without a closing tag are wrong.
+        """Grades the answer at every truncation point (cut). Answers without closing tag are wrong.
 
         Args:
           answers: reference answer of each row.
@@ -385,7 +386,7 @@ class TaskData:
 
         Returns:
           Outcomes r, [B, M] float32: 1 if correct, else 0. Scores of user-defined verifiers are in
-            [0, 1]. Cuts that share a branch have the same outcome.
+            [0, 1]. Cuts that share an answer have the same outcome.
         """
         return self.grade_answers(branches, answers, questions, poll)[0]
 
@@ -396,7 +397,7 @@ class TaskData:
         return grade_cuts(self.grader, self.answer_texts(branches), answers, questions, poll)
 
     def early_grading(self, answers: Texts, questions: Texts | None = None) -> OnRows | None:
-        """Returns a callback that starts grading rows as soon as they are finished (`grade_early`).
+        """Returns a callback that grades each trace as soon as it is finished (`grade_early`).
 
         Returns None if the grader is not a `PooledGrader`, because such graders take no noticeable
         time.

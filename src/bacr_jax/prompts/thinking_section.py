@@ -1,7 +1,8 @@
-"""The section `thinking` in an exported model's config.json, which is read by inference servers.
+"""Writes and reads the section `thinking` of an exported model's config.json.
 
-The section contains the prompt format; the tokens that are forced, never sampled or end a part of
-the response; the stop strings as transition tables over tokens; and the lengths used in training.
+Inference servers read this section. It contains the prompt format, the tokens that are forced, the
+tokens that are never sampled, the tokens that end a part of the response, the stop strings as
+transition tables over tokens, and the lengths used in training.
 """
 
 import dataclasses

@@ -122,7 +122,7 @@ def _check_options(options: argparse.Namespace) -> None:
 def report(
     questions: "QuestionSet", config: Config, *, against: "QuestionSet | None", tokenizer: Any
 ) -> Iterator[str]:
-    """Yields lines that describe a set.
+    """Yields lines that describe a question set.
 
     Args:
       config: config of a run on this set, for its groups and prompts.
@@ -275,7 +275,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def inspect(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the lines of the command without --prepare."""
+    """Yields the output lines of the command, for all options except --prepare."""
     from bacr_jax.questions.groups import check_levels
     from bacr_jax.questions.loaders import load_questions
     from bacr_jax.questions.missing import missing_set_lines
@@ -305,7 +305,7 @@ def inspect(options: argparse.Namespace) -> Iterator[str]:
 
 @entry_point
 def main(argv: Sequence[str] | None) -> None:
-    """Runs the command; the exit code is 2, with one line on stderr, for unusable input."""
+    """Runs the command. For invalid input, prints one line to stderr and returns exit code 2."""
     options = parse(argv)
     lines = inspect(options)
     if options.prepare is not None:

@@ -18,8 +18,9 @@ LONGEST = 4096
 class CharacterTokenizer:
     """A tokenizer with one token per character or tag.
 
-    Runs only use its Rust part, because importing transformers takes a second or more. Every other
-    attribute comes from the tokenizer of transformers, which is built on first use.
+    Runs only use the fast tokenizer of the Rust library, because importing transformers takes a
+    second or more. Every other attribute is delegated to a tokenizer of transformers, which is
+    built on first use.
     """
 
     bos_token = "<bos>"
@@ -53,7 +54,7 @@ class CharacterTokenizer:
 
     @property
     def added_tokens_decoder(self) -> "dict[int, AddedToken]":
-        """Returns tags and special tokens by their ids."""
+        """Returns the tags and special tokens, keyed by their ids."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Computes difficulty groups, 0 (easiest) to K - 1, from levels or from measured solve rates."""
+"""Computes difficulty groups, 0 (easiest) to K - 1, from difficulty levels or solve rates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from bacr_jax.questions import tables
 
 
 def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[np.ndarray, "n"]:
-    """Computes difficulty groups from levels.
+    """Computes difficulty groups from difficulty levels.
 
         group = floor((level - 1) K / 5)
 
@@ -36,7 +36,7 @@ def groups_from_levels(levels: Int[np.ndarray, "n"], *, num_groups: int) -> Int[
 
 
 def check_levels(levels: Int[np.ndarray, "n"], data: DataConfig) -> None:
-    """Checks that a training set has levels if its groups depend on them.
+    """Checks that a training set has difficulty levels if its difficulty groups depend on them.
 
     Args:
       levels: level of each question, 0 if unknown.
@@ -102,7 +102,7 @@ def read_solve_rates(path: str | Path, ids: Sequence[str]) -> Float[np.ndarray, 
 
 
 def _parse_label(where: str, label: tables.Record) -> tuple[str, float]:
-    """Returns the id and the solve rate of a row of labels."""
+    """Returns the question id and the solve rate in a row of the table of labels."""
     if not {"id", "avg", "samples"} <= label.keys():
         raise UserError(
             f"{where}: found {', '.join(label) or 'no field'}; write "

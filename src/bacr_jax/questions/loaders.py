@@ -1,4 +1,4 @@
-"""Opens sets of questions by their names in data.train and data.eval."""
+"""Opens question sets by their names in data.train and data.eval."""
 
 import dataclasses
 import difflib
@@ -24,7 +24,7 @@ from bacr_tasks import gym, verifiers_v1
 LEDGER_TEST_SIZE = 2000
 # Optional packages that generate questions, by the part of a set's name before the colon.
 _PACKAGES: dict[str, Any] = {"gym": gym, "verifiers": verifiers_v1}
-# The scorer of gym, whose items repeat with another index; equal items get equal scores.
+# The scorer of gym. Its items can repeat with another index, and equal items get equal scores.
 REPEATING = gym.SCORER
 
 
@@ -67,7 +67,7 @@ def _refused(call: Callable[[], Any]) -> Any:
 
 
 def _others(package: str, path: str, config: DataConfig) -> Source:
-    """Returns a source of `bacr_tasks`; these sources do not depend on the run's seed."""
+    """Returns a source of the package `bacr_tasks`, which does not depend on the run's seed."""
     options: dict[str, Any] = {}
     if package == "gym":
         options["short"] = config.prompt_format == "characters"
@@ -182,7 +182,7 @@ def _as_rows(values: Iterable[Any], prefix: str, spec: str) -> list[Row]:
 
 
 def _as_row(value: Any, default_id: str) -> Row | None:
-    """Converts a mapping to a row; returns None if it has wrong fields or values."""
+    """Converts a mapping to a row. Returns None if a field or a value is not valid."""
     if not isinstance(value, Mapping):
         return None
     fields: dict[str, Any] = {"id": default_id, "answer": None}
@@ -200,7 +200,7 @@ def _as_row(value: Any, default_id: str) -> Row | None:
 
 
 def open_source(spec: str, config: DataConfig, seed: int, key: str = "data") -> Source:
-    """Returns the source that NAME, NAME:PATH or FILE.py names.
+    """Opens the source that is specified as NAME, NAME:PATH or FILE.py.
 
     Raises:
       UserError: if the name is unknown, or the source reports an error.
@@ -236,7 +236,7 @@ def is_made(spec: str | Sequence[str]) -> bool:
 
 
 def own_tokenizer(data: DataConfig) -> CharacterTokenizer | None:
-    """Returns the built-in tokenizer of this data; None if the tokenizer comes from a folder."""
+    """Returns the built-in tokenizer of this data, or None if it is loaded from a folder."""
     tokens = own_tokens(data)
     if tokens == "ledger":
         return ledger.ledger_tokenizer()

@@ -1,4 +1,4 @@
-"""Reads the mathematics sets, and tables with a question and an answer column."""
+"""Reads mathematics question sets, and other tables with a question and an answer column."""
 
 import difflib
 import json
@@ -36,14 +36,18 @@ _LEVEL = re.compile(r"(?:level\s*)?([1-5])(?:\.0+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Layout:
-    """Column names of a set.
+    """The layout of a published set: its possible column names and its properties.
 
     If a field has several names, the first column that exists is used.
 
     Attributes:
+      question: columns of the question.
       answer: columns of the gold answer. The answer of a row is the first that can be graded.
-      level: columns of the level, 1 to 5.
-      traces: columns of thinking texts, by the style of the warm-up, from short to long.
+      level: columns of the difficulty level, 1 to 5.
+      traces: columns of thinking texts for a supervised warm-up, keyed by the style of the text
+        (such as short or long), from short to long.
+      subject: columns of the field or course of a question.
+      id: columns of the identifier.
       any_split: True if the set is published as a single split, so that a folder with only "train"
         files contains all of it.
       relative_tolerance: `Source.relative_tolerance` of the set.
@@ -118,7 +122,7 @@ def table_source(name: str, path: str, config: DataConfig) -> Source:
 def _rows_of(
     name: str, path: str, layout: Layout, config: DataConfig, split: Split
 ) -> list[source.Row]:
-    """Returns every row of a table; questions and answers that can't be used are empty."""
+    """Returns all rows of a table. Questions and answers that can't be used are empty."""
     where = f"{name}:{path}"
     files = _read_files(path, layout, config, split, where)
     records = [record for records_of_file in files.values() for record in records_of_file]
@@ -184,7 +188,7 @@ def _question(value: Any) -> tuple[ChatQuestion, dict[str, str]]:
 def _read_files(
     path: str, layout: Layout, config: DataConfig, split: Split, where: str
 ) -> dict[Path, list[Record]]:
-    """Reads the files of a set; the error for a missing set names the command that gets it."""
+    """Reads the files of a set. If they are missing, the error contains a command to get them."""
     any_split = layout.any_split
     try:
         return read_files(path, base=config.dir, split=split, any_split=any_split, where=where)
@@ -195,7 +199,7 @@ def _read_files(
 
 
 def _check_levels_readable(records: Sequence[Record], layout: Layout, where: str) -> None:
-    """Raises an error if a set without usable levels has a column of levels."""
+    """Raises an error if a set has a column of difficulty levels, but no level can be parsed."""
     for record in records:
         level = _first(record, layout.level)
         if level is not None:
@@ -203,7 +207,7 @@ def _check_levels_readable(records: Sequence[Record], layout: Layout, where: str
 
 
 def how_to_get(spec: str, folder: str) -> str:
-    """Returns the command that downloads the set NAME:PATH; empty if no command does."""
+    """Returns the command that downloads the set NAME:PATH, or "" if there is no such command."""
     name, _, path = spec.partition(":")
     splits = PUBLISHED_SETS[name].rows if name in PUBLISHED_SETS else ()
     written = [f"{name}/{split}.jsonl" for split in splits]
@@ -266,7 +270,7 @@ def _first(row: Record, names: Sequence[str]) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns a text without surrounding blanks; empty if a model can't read the value."""
+    """Returns a value as text without surrounding blanks, or "" if it can't be a model's input."""
     if not isinstance(value, str):
         return ""
     try:
@@ -296,7 +300,7 @@ def _gold(row: Record, names: Sequence[str]) -> str:
 
 
 def _verbatim(row: Record, names: Sequence[str]) -> str:
-    """Returns the first non-empty answer of a row, lists and objects as JSON, or ""."""
+    """Returns the first non-empty answer of a row as text, or "". Lists and objects become JSON."""
     for name in names:
         value = row.get(name)
         if isinstance(value, float) and not math.isfinite(value):

@@ -12,10 +12,11 @@ from bacr_jax.questions.tables import SetNotFound, find
 
 
 def why_missing(spec: str, data: DataConfig) -> SetNotFound | None:
-    """Returns the error of a missing set.
+    """Returns the error for an evaluation set whose files are missing.
 
     Args:
       spec: the set, NAME[:PATH].
+      data: data settings of the run.
 
     Returns:
       The error. None if the files of the set exist, even if they are malformed, or if the set is
@@ -62,7 +63,7 @@ def without_missing(
         error = why_missing(spec, config.data)
         if error is not None:
             missing[spec] = error
-    # Sets that were missing when the resumed run began, and exist now.
+    # Sets that were missing when the resumed run began. They are left out although they exist now.
     late = list[str]()
     if begun is not None and set(begun.data.eval) <= set(requested):
         for spec, error in missing.items():
@@ -122,7 +123,11 @@ def missing_together(config: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def missing_set_lines(config: Config) -> tuple[str, ...]:
-    """Returns the lines of a new run about missing sets of data.eval, or raises its UserError."""
+    """Returns the log lines about missing evaluation sets that a new run with this config prints.
+
+    Raises:
+      UserError: a set is missing and data.eval_missing=refuse, or `without_missing` raises it.
+    """
     if config.data.eval_missing == "refuse":
         for spec in config.data.eval:
             missing = why_missing(spec, config.data)
@@ -133,14 +138,14 @@ def missing_set_lines(config: Config) -> tuple[str, ...]:
 
 
 def _advice(spec: str, config: Config, others: Sequence[str] = ()) -> str:
-    """Returns the end of a message with the command that gets the sets.
+    """Returns the end of an error message: the command that downloads the sets.
 
     Args:
       spec: a set.
-      others: other sets, which the command includes if it can get them.
+      others: other sets, which the command includes if it can download them.
 
     Returns:
-      The advice, after a semicolon. Empty if the command can get none of the sets.
+      The advice, after a semicolon. Empty if the command can download none of the sets.
     """
     command = ""
     for name in (spec, *others):

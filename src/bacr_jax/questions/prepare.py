@@ -61,10 +61,10 @@ def prepare(directory: Path, names: Sequence[str], origin: Path | None = None) -
 
 
 class _SplitFile(NamedTuple):
-    """A file to write.
+    """A file that `prepare` is going to write.
 
     Attributes:
-      split: split of the set.
+      split: split of the set, "train" or "test".
       source: path or hub address of the rows.
       num_rows: number of rows.
       path: path of the file.
@@ -153,7 +153,7 @@ def _read_split(name: str, published: PublishedSet, source: str, split: str) -> 
 def _described(
     path: Path, name: str, source: PublishedSet, split: Split, rows: int
 ) -> tuple[dict[str, Any], str]:
-    """Returns a written file's entry in the record, and a remark about its fingerprint."""
+    """Returns the entry of a written file in sources.json, and a remark about its fingerprint."""
     questions = load_questions(f"{name}:{path.resolve()}", DataConfig(), 0, split)
     digest = fingerprint(questions.questions, questions.answers)
     expected = source.fingerprints.get(split)
@@ -209,7 +209,7 @@ def _find_split(folder: Path, published: PublishedSet, split: str, *, alone: boo
 
 @contextlib.contextmanager
 def _folder_of(origin: Path | None) -> Iterator[Path | None]:
-    """Yields the folder of `--from`; an archive is unpacked into a temporary folder."""
+    """Yields the folder of the option `--from`. An archive is unpacked into a temporary folder."""
     if origin is None or origin.is_dir():
         yield origin
         return
@@ -248,7 +248,7 @@ def _check_size(archive: Path, size: int) -> None:
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
-    """Reads the record of the existing files; empty if there is no record."""
+    """Reads the sources of the existing files from sources.json. Empty if it does not exist."""
     path = directory / RECORD
     if not path.exists():
         return {}

@@ -10,10 +10,12 @@ class PublishedSet:
     """A public question set.
 
     Attributes:
-      hub: `hf://` place of the dataset.
-      folders: names that a folder with a copy of it goes by.
-      fingerprints: `fingerprint` of a split's usable questions; a split that is not named has no
-        known one.
+      hub: `hf://` address of the dataset.
+      rows: number of rows of each split.
+      licence: licence of the dataset.
+      folders: accepted names of a folder with a copy of the dataset.
+      fingerprints: `fingerprint` of the usable questions of each split. Splits whose fingerprint is
+        unknown are missing.
     """
 
     hub: str
@@ -61,7 +63,7 @@ PUBLISHED_SETS = {
 
 
 def fingerprint(questions: Iterable[str], answers: Iterable[str]) -> str:
-    """16 hexadecimal digits of SHA-256 over the sorted pairs of question and gold answer.
+    """Returns 16 hexadecimal digits of SHA-256 over the sorted pairs of question and gold answer.
 
     The order, columns and file format of the set do not matter.
     """

@@ -1,4 +1,4 @@
-"""Defines the type of a question set: texts, gold answers, levels, groups and omitted rows."""
+"""Defines `QuestionSet`: questions with gold answers, difficulty levels and difficulty groups."""
 
 import dataclasses
 from collections import Counter
@@ -32,6 +32,7 @@ class LeftOut:
     """A row of a source that is not in the set.
 
     Attributes:
+      id: identifier of the row.
       reason: why the row was left out. Rows with the same reason have the same text.
     """
 
@@ -46,6 +47,8 @@ class QuestionSet:
     Entry i of every field up to `duplicates` belongs to question i.
 
     Attributes:
+      name: name of the set.
+      questions: texts that the model reads.
       answers: gold answers; empty if only a scoring function can grade answers.
       levels: difficulty levels from 1 (easy) to 5, or 0 if unknown.
       groups: difficulty groups from 0 (easiest) to K - 1.
@@ -57,8 +60,9 @@ class QuestionSet:
       compared_with: name of the training set that was searched for near-duplicates; empty if none.
       left_out: rows of the sources that are not in the set.
       relative_tolerance: maximum relative error of a correct numeric answer.
-      score: `Source.score` of the sources.
-      note: `Source.note` of the sources.
+      score: how answers are scored: by the rules of the grader ("rules"), by exact comparison
+        ("exact"), or by a file with a scoring function (`Source.score`).
+      note: remarks of the sources for readers of the set's results; empty if none.
     """
 
     name: str
@@ -90,7 +94,7 @@ class QuestionSet:
 
     @property
     def graded_by(self) -> tuple[str, float]:
-        """Returns the values on which the grader depends; sets with equal values share a grader."""
+        """Returns (score, relative_tolerance). Sets with equal values share a grader."""
         return self.score, self.relative_tolerance
 
     def __len__(self) -> int:
@@ -127,7 +131,7 @@ class QuestionSet:
         return self.without(np.flatnonzero(self.duplicates))
 
     def summary(self) -> list[str]:
-        """Describes the set and the rows left out, in a few lines for a log."""
+        """Returns log lines that describe the set and the rows left out."""
         headline = f"{self.name}: {len(self):,} questions"
         if self.relative_tolerance:
             headline += f", numbers within {self.relative_tolerance:.0%} are right"

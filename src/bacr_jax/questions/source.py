@@ -3,7 +3,8 @@
 Tables, procedural tasks, generators and user modules are sources. A source returns the rows of a
 split from `questions(split)` and the text that the model reads from `render(row)`. An answer is
 scored by rules or by `score(answer, row)`, which returns a number in [0, 1]. `trace(row, style)` is
-optional and returns a thinking text for a supervised warm-up.
+optional and returns a thinking text (trace) for a supervised warm-up, in one of several styles such
+as short or long.
 """
 
 import dataclasses
@@ -37,10 +38,11 @@ REASON = "no_question_reason"
 
 @dataclass(frozen=True)
 class Row:
-    """A question.
+    """A row of a source: a question and its answer.
 
     Attributes:
       id: identifier, unique in the split.
+      question: text of the question; empty if the row can't be used.
       answer: a correct answer. None if none is known, so that only `score` can grade answers.
       metadata: other values that render, score and trace need, of Python's built-in types.
       level: difficulty level from 1 (easy) to 5, or 0 if unknown.
@@ -68,6 +70,7 @@ class Source:
     """A source of questions, which consists of pure functions.
 
     Attributes:
+      name: name of the source.
       questions: returns the rows of a split.
       render: returns the question that the model reads.
       score: RULES, EXACT, or the path of a file with a function `score(answer, row)`, which is
@@ -76,9 +79,9 @@ class Source:
       third_party: True if `score` belongs to a third-party package and must run in a sandbox.
       trace: returns the text between the thinking tags for a row and a style, for a supervised
         warm-up. The text is empty if the row has no trace.
-      styles: styles that `trace` accepts, from short to long.
+      styles: names of the styles that `trace` accepts, from short to long texts.
       relative_tolerance: maximum relative error of a correct numeric answer.
-      note: a remark for readers of the set's results.
+      note: a remark for readers of the set's results; empty if none.
     """
 
     name: str
@@ -98,8 +101,9 @@ def question_set(
 ) -> QuestionSet:
     """Builds the question set of a source, or of a weighted mixture of sources.
 
-    The numbers of rows in a mixture are proportional to the weights. All rows of the source with
-    the fewest rows for its weight are included, and evenly spaced rows of the other sources.
+    The numbers of rows in a mixture are proportional to the weights. The source with the fewest
+    rows relative to its weight is included in full. Of every other source, evenly spaced rows are
+    included.
 
     Args:
       parts: weight and source of each part of the mixture.

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Int
 from bacr_jax.questions.question_set import QuestionSet
 
 SHINGLE = 3
-# Minimum resemblance of near-duplicates, chosen by reading pairs of questions from MATH train and
-# MATH-500: both questions of a pair above the threshold ask for the same thing.
+# Minimum resemblance (Jaccard index of shingles) of near-duplicates. It was chosen by reading pairs
+# of questions from MATH train and MATH-500: both questions of a pair above it ask for the same
+# thing.
 THRESHOLD = 0.6
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[^\w\s$\\{}(),.;:!?~]")
@@ -26,7 +27,10 @@ def normalise(text: str) -> list[str]:
 
 
 def shingles(text: str) -> frozenset[tuple[str, ...]]:
-    """Returns all runs of three tokens; a shorter text is one run."""
+    """Returns all sequences of three consecutive tokens (shingles) of a text.
+
+    A text with fewer than three tokens is a single shingle.
+    """
     tokens = normalise(text)
     if len(tokens) < SHINGLE:
         return frozenset([tuple(tokens)])
@@ -35,7 +39,9 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
 
 
 def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.ndarray, "n"]:
-    """Returns True for each question whose resemblance to a known text is `THRESHOLD` or more.
+    """Returns a mask of the questions whose resemblance to a known text is `THRESHOLD` or more.
+
+    The resemblance is the Jaccard index of the texts' shingles (three consecutive tokens).
 
     The result is exact, although not every pair is compared: if the resemblance of A and B is at
     least t, they share t |A| shingles, so B has one of the |A| - ceil(t |A|) + 1 rarest shingles
@@ -69,7 +75,7 @@ def near_duplicates(known: Sequence[str], questions: Sequence[str]) -> Bool[np.n
 
 
 def _resemblance(first: frozenset[tuple[str, ...]], second: frozenset[tuple[str, ...]]) -> float:
-    """Returns the Jaccard index: shared shingles divided by all shingles of both texts."""
+    """Returns the Jaccard index: shared shingles divided by the distinct shingles of both texts."""
     num_shared = len(first & second)
     num_all = len(first) + len(second) - num_shared
     return num_shared / num_all
@@ -101,7 +107,7 @@ def _hash(text: str) -> bytes:
 
 
 def held_out(questions: Sequence[str], size: int) -> Bool[np.ndarray, "n"]:
-    """Returns True for each held-out question: the `size` distinct texts with the smallest hashes.
+    """Returns a mask of the held-out questions: the `size` distinct texts with the smallest hashes.
 
     All copies of a text are held out together. At most a tenth of the distinct texts is held out
     (docs/data.md).

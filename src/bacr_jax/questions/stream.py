@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 
 class QuestionStream:
-    """Draws questions of difficulty groups in a shuffled order.
+    """A shuffled, resumable order of the questions in each difficulty group.
 
     `draw` is a pure function of the cursors and the groups, so the object has no mutable state.
     """

@@ -1,4 +1,4 @@
-"""Refuses folders whose subsets have the same questions, such as GSM8K's `main` and `socratic`.
+"""Rejects folders whose subsets have the same questions, such as GSM8K's `main` and `socratic`.
 
 If such subsets were read together, every question would be in the set several times.
 """
@@ -82,7 +82,7 @@ def _subset_of(path: Path, num_rows: int) -> Subset:
 
 
 def _path_of(folder: Path, members: Sequence[Path], files: Iterable[Path]) -> str:
-    """Returns the path to write for a subset.
+    """Returns the path of a subset, which an error message suggests to the user.
 
     Args:
       folder: folder of the subset.

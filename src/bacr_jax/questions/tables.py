@@ -80,7 +80,8 @@ def read_files(
       path: a file or a folder, relative to `base` unless absolute, or
         hf://OWNER/NAME[@REVISION][/PATH].
       base: folder of relative paths.
-      split: "train" or "test", which selects the files of a folder. It is ignored for a file.
+      split: "train" or "test", which selects the files of a folder. It is ignored if `path` is a
+        file.
       any_split: True if the set is published as a single split, so that all files are read even if
         their names name another split.
       where: name of the set in error messages.
@@ -128,10 +129,10 @@ def _local_path(path: str, base: str, where: str) -> Path:
 
 
 def _files_of_split(folder: Path, split: str, any_split: bool, where: str) -> list[Path]:
-    """Returns the files of a split: those whose path contains a word for the split.
+    """Returns the files of a split, which are the files whose path contains a word for the split.
 
-    All files are returned if no path contains a word for any split, or if all of them name the same
-    split and `any_split` is True.
+    All files are returned if no path contains a word for any split. They are also returned if
+    `any_split` is True and all paths name the same split.
     """
     files = sorted(_table_files(folder))
     if not files:
@@ -162,7 +163,7 @@ def _table_files(folder: Path) -> Iterator[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Returns the split that a path names; empty if it does not name any."""
+    """Returns the split that a path names, or an empty string if the path names no split."""
     words = set(re.split(r"[^a-z]+", str(path).lower()))
     for name, spellings in SPLITS.items():
         if not words.isdisjoint(spellings):
@@ -274,7 +275,7 @@ def _read_csv(text: str, file: Path, where: str) -> list[Record]:
         ) from None
     check_once(reader.fieldnames or ())
     for number, row in enumerate(rows, start=1):
-        # DictReader stores surplus fields under the key None, and None for missing fields.
+        # DictReader stores additional fields under the key None, and None for missing fields.
         if None in row or None in row.values():
             raise UserError(
                 f"{where}: {file.name} row {number}: has not as many fields as the header; put "
@@ -303,8 +304,8 @@ def _read_parquet(file: Path, where: str) -> list[Record]:
 def _column_cells(column: Any, pyarrow: Any) -> list[Any]:
     """Returns the cells of an Arrow column as values that JSON can represent.
 
-    A column that Python's types can't represent is converted to text. Its cells are None if that is
-    impossible too.
+    A column that Python's types can't represent is converted to text. If the conversion fails too,
+    all of its cells are None.
     """
     for arrow_type in (column.type, pyarrow.string(), pyarrow.binary()):
         try:

@@ -86,17 +86,17 @@ def evidence_of_stale_weights(
       bound: entry of `BOUNDS` for the dtype of the server.
     """
     differs = np.abs(ours - before) > _RESOLUTION * bound
-    from_hf_names = np.abs(theirs - ours)
+    to_current = np.abs(theirs - ours)
     to_before = np.abs(theirs - before)
-    is_nearer_to_before = differs & (2 * to_before < from_hf_names)
-    is_nearer_to_ours = differs & (2 * from_hf_names < to_before)
+    is_nearer_to_before = differs & (2 * to_before < to_current)
+    is_nearer_to_ours = differs & (2 * to_current < to_before)
     # Log-likelihood ratio of a single token that is closer to the previous or to the current
     # weights.
     evidence_of_before = math.log(2 * _NEARER_OF_STALE)
-    run_folder_evidence = math.log(2 * (1 - _NEARER_OF_STALE))
+    evidence_of_current = math.log(2 * (1 - _NEARER_OF_STALE))
     before_tokens = int(np.sum(is_nearer_to_before))
     our_tokens = int(np.sum(is_nearer_to_ours))
-    return before_tokens * evidence_of_before + our_tokens * run_folder_evidence
+    return before_tokens * evidence_of_before + our_tokens * evidence_of_current
 
 
 def picked(

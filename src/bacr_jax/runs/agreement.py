@@ -41,9 +41,9 @@ Facts = dict[str, str]
 
 
 def start_facts(config: Config, options: Mapping[str, object]) -> Facts:
-    """Collects the facts that are available before any input is read.
+    """Collects the values that all processes must share and that need no input files.
 
-    The facts are the config, the command-line options, digests of the source code, package
+    The values are the config, the command-line options, digests of the source code, package
     versions, the backend and the driver of the accelerator, and environment variables.
 
     Args:
@@ -73,7 +73,10 @@ def start_facts(config: Config, options: Mapping[str, object]) -> Facts:
 
 
 def input_facts(config: Config, environment: TaskData) -> Facts:
-    """Returns digests of the questions, prompts, verifier sources, tokenizer and weights."""
+    """Returns digests of the inputs, which must be equal in all processes.
+
+    The inputs are the questions, prompts, verifier sources, tokenizer and weights.
+    """
     facts = {}
     sets = {"data.train": environment.train, **environment.eval}
     for name, questions in sets.items():
@@ -106,14 +109,16 @@ def _digest(content: bytes) -> str:
 
 
 def disagreement(facts_by_process: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """Returns an error for the first process whose facts differ from the facts of process 0.
+    """Compares the facts of all processes with process 0 and describes the first difference.
+
+    Facts are the settings, software versions and input digests that all processes must share.
 
     Args:
-      facts_by_process: facts of each process.
+      facts_by_process: facts of each process, by name.
       hosts: host name of each process.
 
     Returns:
-      The error message, or None if all facts are equal.
+      The error message for the first process that differs, or None if all facts are equal.
     """
     first = facts_by_process[0]
     for process, other in enumerate(facts_by_process):
@@ -141,16 +146,18 @@ def _short(value: str | None) -> str:
 
 
 def refuse_if_processes_differ(facts: Facts, refused: UserError | None = None) -> None:
-    """Compares the facts of all processes, and shares an error of one process with all others.
+    """Compares the facts of all processes, and raises any error in all processes.
+
+    Facts are the settings, software versions and input digests that all processes must share.
 
     This is a collective operation: every process must call it, in the same order.
 
     Args:
-      facts: facts of this process.
+      facts: facts of this process, by name.
       refused: error that prevents this process from continuing, or None.
 
     Raises:
-      UserError: raised in all processes if any process has an error or different facts.
+      UserError: raised in all processes if one process has an error or if facts differ.
     """
     report = {
         "host": socket.gethostname(),

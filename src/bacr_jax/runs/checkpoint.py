@@ -53,7 +53,7 @@ def _local_on_host(leaf: Any) -> Any:
 
 
 def _disk_error(error: BaseException | None) -> str | None:
-    """Returns the matching entry of `_DISK_ERRORS` if a disk error caused the exception."""
+    """Returns the entry of `_DISK_ERRORS` that caused an exception, or None for other causes."""
     while error is not None:
         for message in _DISK_ERRORS:
             if message in str(error):
@@ -68,7 +68,7 @@ def _text_digest(record: dict[str, Any]) -> str:
 
 
 def _record(state: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the metadata of a saved state and the digests of its arrays.
+    """Reads the metadata of a saved state, and the digests of its arrays by path.
 
     Raises:
       DigestMismatch: the metadata was changed after it was saved.
@@ -104,22 +104,23 @@ def _without_special_characters(folder: Path) -> Iterator[Path]:
 
 
 def _read(state: Path, wanted: Callable[[str], bool], like: Any = None) -> Any:
-    """Reads selected leaves of a saved state to the host and verifies their digests.
+    """Reads selected arrays of a saved state to the host, and verifies their digests.
 
     Each process reads independently, without communicating with other processes.
 
     Args:
       state: folder of the saved state. Its path must not contain any character of `_SPECIAL`.
-      wanted: returns True for the path of a leaf to read, such as "train/policy/embed".
+      wanted: function that returns True for the path of an array to read, such as
+        "train/policy/embed".
       like: a tree with the structure of the state. If None, the structure is read from the files.
-        This leaks 6 KB of memory per leaf, because the array store never frees its JSON
-        descriptions.
+        Without `like`, 6 KB of memory per array are leaked, because the array store never frees its
+        JSON descriptions.
 
     Returns:
-      The state, with a placeholder for every leaf that was not read.
+      The state, with a placeholder for every array that was not read.
 
     Raises:
-      DigestMismatch: a leaf is missing or was changed after it was saved.
+      DigestMismatch: an array is missing or was changed after it was saved.
       Exception: an exception of any class if a file is damaged.
     """
     _, expected = _record(state)
@@ -239,7 +240,7 @@ def damaged_policy(state: Path, reason: str) -> UserError:
 
 
 class _Retention:
-    """Preservation policy for Orbax that keeps the newest checkpoints and the best one.
+    """Orbax preservation policy that keeps the newest checkpoints and the best checkpoint.
 
     The previous best checkpoint is kept until the new best checkpoint has been verified.
 
@@ -260,7 +261,7 @@ class _Retention:
 
 
 class Checkpoints:
-    """Manages the checkpoints of a run: the newest ones and the best one.
+    """Saves, verifies and restores the newest checkpoints of a run and the best checkpoint.
 
     Checkpoints are saved in the background, and appear under their final names only when they are
     complete. Each checkpoint is then read back in the background and verified, a few arrays at a
@@ -290,14 +291,14 @@ class Checkpoints:
             self._path = self._contexts.enter_context(_without_special_characters(self.folder))
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._reader = self._contexts.enter_context(ThreadPoolExecutor(1, "reading back"))
-        # The last saved step that has not been verified, and the future that verifies it in
+        # The last saved step that has not been verified yet, and the future of its verification in
         # this process.
         self._unconfirmed: int | None = None
         self._reading_back: Future[None] | None = None
 
     @property
     def latest(self) -> int | None:
-        """Returns the step of the newest finished checkpoint, or None."""
+        """Returns the step of the newest finished checkpoint, or None without a checkpoint."""
         return self._manager.latest_step()
 
     @property
@@ -354,13 +355,13 @@ class Checkpoints:
         read_whole(path / "state", sizes)
 
     def confirm(self, *, wait: bool = False) -> None:
-        """Confirms that the last checkpoint was verified, and then deletes old checkpoints.
+        """Checks that the last checkpoint was verified, and then deletes old checkpoints.
 
-        This is a collective operation that all processes must call together.
+        This is a collective operation: all processes must call it together.
 
         Args:
-          wait: wait until the verification is finished. If False, an unfinished verification is
-            left to the next call.
+          wait: True to wait until the verification is finished. False to return immediately if it
+            is unfinished; the next call then checks it.
 
         Raises:
           UserError: the last checkpoint can't be written or read.
@@ -393,7 +394,7 @@ class Checkpoints:
             return _record(self._path / str(step) / "state")[0]
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
-        """Restores a state with the shapes and shardings of `like`.
+        """Restores the state of a checkpoint, with the shapes and shardings of `like`.
 
         Args:
           like: tree of arrays with the structure of the state.
@@ -432,7 +433,7 @@ class Checkpoints:
         self.confirm(wait=True)
 
     def close(self) -> None:
-        """Waits until the last checkpoint is saved and verified, and releases the folder."""
+        """Waits until the last checkpoint is saved and verified, then closes the folder."""
         with self._contexts:
             self.wait()
             self._manager.close()

@@ -1,7 +1,7 @@
 """Selects the checkpoint of a run that a command uses: the best, the newest or a requested step.
 
-It is used by `evaluate`, `generate`, `export` and `bacr_jax.load`. It reads only best.json and the
-names of the checkpoints. It neither opens nor evaluates a checkpoint.
+`evaluate`, `generate`, `export` and `bacr_jax.load` use this module. It reads only best.json and
+the names of the checkpoints. It neither opens nor evaluates a checkpoint.
 """
 
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ def _read_best(paths: RunPaths, *, required: bool) -> dict[str, Any] | None:
 
 
 def _checked(best: dict[str, Any]) -> dict[str, Any]:
-    """Validates the fields of best.json and adds defaults for optional fields.
+    """Validates the fields of best.json, and adds defaults for missing optional fields.
 
     Raises:
       KeyError: a required field is missing.
@@ -143,7 +143,7 @@ def _check_share(value: Any) -> None:
 
 
 def _check_change(change: Any) -> None:
-    """Validates a record of a metric in [0, 1] at one budget, before and after training."""
+    """Validates a record with a metric in [0, 1] at one budget before and after training."""
     _check_type(change["budget"], str)
     _check_share(change["before"])
     _check_share(change["after"])

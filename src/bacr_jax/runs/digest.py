@@ -1,6 +1,7 @@
-"""Computes array digests that do not depend on the sharding, so any mesh can verify them.
+"""Computes digests of arrays that do not depend on how the arrays are sharded.
 
-Checkpoints store the digests, and `check_replicas` uses them to compare replicas of the same array.
+A checkpoint can therefore be verified on any device mesh. Checkpoints store the digests, and
+`check_replicas` uses them to compare replicas of the same array.
 """
 
 import hashlib
@@ -20,24 +21,27 @@ from bacr_jax.parallel import processes
 
 # Number of 32-bit words that are processed at a time on the host. A chunk fits into a core's cache.
 _CHUNK = 1 << 16
-# Odd multipliers for mixing bits: one for positions, then the two multipliers of MurmurHash3's
-# finalizer.
+# Odd multipliers for mixing bits: one for the positions of words, then the two multipliers of
+# MurmurHash3's finalizer.
 _POSITION_FACTOR = 0x9E3779B1
 _FIRST_FACTOR = 0x85EBCA6B
 _SECOND_FACTOR = 0xC2B2AE35
 
 
 class DigestMismatch(ValueError):
-    """Raised if leaves differ from the leaves whose digests were recorded."""
+    """Raised if arrays of a tree do not match their recorded digests."""
 
 
 def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
-    """Returns the sums over i of f(x_i + a (i + 1)) and of g(f(x_i + a (i + 1))), modulo 2^32.
+    """Returns two sums of hashed words: f(x_i + a (i + 1)), and g of the same values.
 
-    x_i are the words in row-major order. An integer sum does not depend on the order of its terms,
-    so every sharding of an array has the same digest. f and g are bit-mixing permutations of 32-bit
-    words. Changing a single word always changes both sums. Changes to several words are missed with
-    a probability of 2^-64. The digest does not protect against deliberate changes.
+        sum_i f(x_i + a (i + 1))   and   sum_i g(f(x_i + a (i + 1))),   modulo 2^32
+
+    x_i are the words in row-major order, and a is an odd constant. An integer sum does not depend
+    on the order of its terms, so every sharding of an array has the same digest. f and g are
+    bit-mixing permutations of 32-bit words. Changing a single word always changes both sums.
+    Changes to several words are missed with a probability of 2^-64. The digest does not protect
+    against deliberate changes.
     """
     position = jnp.uint32(0)
     stride = 1
@@ -58,7 +62,7 @@ def words_digest(words: UInt32[Array, "*shape"]) -> UInt32[Array, "2"]:
 def host_words_digest(words: UInt32[np.ndarray, "n"]) -> UInt32[np.ndarray, "2"]:
     """Computes `words_digest` in NumPy, which is five times as fast as JAX on a CPU core.
 
-    All operations are in place, on chunks that fit into the core's cache.
+    All operations are in place, on chunks that fit into the cache of a core.
     """
     positions = np.arange(1, _CHUNK + 1, dtype=np.uint32) * np.uint32(_POSITION_FACTOR)
     f_buffer = np.empty(_CHUNK, np.uint32)
@@ -99,7 +103,7 @@ def _device_digest(x: Array) -> UInt32[Array, "2"]:
 
 
 def _host_digest(x: np.ndarray) -> UInt32[np.ndarray, "2"]:
-    """Computes the digest of a host array. Elements of more than 32 bits count as several words."""
+    """Computes the digest of a host array. Elements over 32 bits are hashed as several words."""
     x = np.ascontiguousarray(x).reshape(-1)
     size = x.dtype.itemsize
     words = x.view(np.uint32 if size >= 4 else f"uint{8 * size}")
@@ -152,19 +156,19 @@ def digests(tree: Any) -> dict[str, str]:
 
 
 def fingerprint(tree: Any) -> str:
-    """Returns a fingerprint of all leaves of a tree, as 12 hexadecimal digits."""
+    """Returns a fingerprint of all arrays of a tree, as 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(digests(tree)).encode()).hexdigest()[:12]
 
 
 def verify(tree: Any, expected: Mapping[str, str]) -> None:
-    """Verifies the leaves of a tree against recorded digests.
+    """Checks that the arrays of a tree match their recorded digests.
 
     Args:
       tree: tree to verify.
-      expected: digests by path. It may contain additional leaves.
+      expected: digests by path. It may contain more paths than the tree.
 
     Raises:
-      DigestMismatch: at least one leaf differs. The message lists the leaves.
+      DigestMismatch: at least one array differs. The message lists the paths of these arrays.
     """
     actual = digests(tree)
     wrong = [path for path, digest in actual.items() if digest != expected.get(path)]
@@ -175,7 +179,8 @@ def verify(tree: Any, expected: Mapping[str, str]) -> None:
 def check_replicas(tree: Any) -> None:
     """Verifies that the replicas of each array are equal on all devices and processes.
 
-    This is a collective operation: all processes must call it, each with its copy of the tree.
+    This is a collective operation: all processes must call it, each with its copy of the tree. A
+    replica is a copy of an array, or of a shard, on another device or process.
 
     Raises:
       DigestMismatch: replicas differ. It is raised in all processes, and names the first array

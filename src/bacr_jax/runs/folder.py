@@ -20,6 +20,7 @@ from bacr_jax.config import Config
 from bacr_jax.config import io as config_io
 from bacr_jax.errors import UserError, first_of
 from bacr_jax.files import (
+    expand_home,
     is_left_over,
     keep_until,
     read_lines,
@@ -28,8 +29,8 @@ from bacr_jax.files import (
 )
 
 LOCK = ".lock"
-# Defines what to do with a folder that contains a run: "auto" resumes the run and "never" raises an
-# error. "required" resumes the run, and raises an error for a folder without a run.
+# Action for a folder that contains a run: "auto" resumes the run and "never" raises an error.
+# "required" resumes the run, and raises an error for a folder without a run.
 Resume = Literal["auto", "never", "required"]
 _CONFIG = "config.yaml"
 # Prefix of the first line of config.yaml. It is followed by a digest of the remaining lines.
@@ -93,6 +94,18 @@ def read_config_file(path: Path) -> Config:
 def _digest(text: str) -> str:
     """Returns the first 16 hexadecimal digits of the SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_path(config: Config) -> Path:
+    """Returns the path of the run folder, with ~ and environment variables expanded.
+
+    Raises:
+      UserError: if the home folder can't be determined, or a variable is not set.
+    """
+    try:
+        return expand_home(config.output.dir)
+    except ValueError as error:
+        raise UserError(f"output.dir={config.output.dir}: {error}") from None
 
 
 class RunPaths:
@@ -179,16 +192,16 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
 
     Attributes:
       is_new: True if `open_run` created the run.
-      config_now: config that `keep_config` will write, or None to leave the config file unchanged.
+      config_now: config that `keep_config` will write, or None if the config file stays unchanged.
     """
 
     def __init__(self, path: Path, held: TextIO | None):
-        """Wraps a locked folder. Use `open_run` to open a folder.
+        """Wraps a locked folder. Call `open_run` instead of this constructor.
 
         Args:
           path: run folder.
-          held: the lock file, or None if another process of the same run has the lock and writes
-            the files.
+          held: the open lock file, or None if another process of the same run has the lock and
+            writes the files.
         """
         super().__init__(path)
         self._lock = held
@@ -207,10 +220,10 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         return list(_differing(self.config, self.config_now))
 
     def keep_config(self) -> None:
-        """Writes `config_now` to the config file and records the previous values.
+        """Writes `config_now` to the config file, and records the previous values.
 
-        Call it after all checks of the config have passed. If a later check failed, the run could
-        no longer be resumed with its previous config.
+        Call this method after all checks of the config have passed. If a later check failed, the
+        run could no longer be resumed with its previous config.
         """
         if self.config_now is None:
             return
@@ -225,7 +238,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
         self.config_now = None
 
     def discard(self) -> None:
-        """Removes the files that `open_run` created, if the run is new and has no other files."""
+        """Removes the files that `open_run` created, unless the run is older or has other files."""
         initial_files = {self.config, self.rollouts, self.lock}
         if not self.is_new or not set(self.path.iterdir()) <= initial_files:
             return
@@ -258,7 +271,7 @@ class RunFolder(RunPaths, contextlib.AbstractContextManager["RunFolder"]):
 
 
 def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Returns the keys that differ but must not, each with its recorded and its new value."""
+    """Returns the recorded and new values of keys that must not change, by key."""
     recorded = config_io.flatten(read_config_file(recorded_file))
     present = config_io.flatten(config)
     return {
@@ -269,7 +282,7 @@ def _differing(recorded_file: Path, config: Config) -> dict[str, tuple[Any, Any]
 
 
 def is_begun(path: Path, where: str, marker: str, what: str) -> bool:
-    """True if a folder contains the file `marker`, False if the folder is new or empty.
+    """True if a folder contains the file `marker`, False if the folder is missing or empty.
 
     Args:
       path: folder to check.
@@ -416,12 +429,13 @@ def lock_when_free(path: Path, poll: Callable[[], None] = lambda: None) -> TextI
 def open_run(
     path: Path, config: Config, *, resume: Resume = "auto", allowed: Sequence[str] = ()
 ) -> RunFolder:
-    """Opens and locks a run folder, which is created if it does not exist.
+    """Opens and locks a run folder, or creates the folder if it does not exist.
 
     Args:
       path: run folder.
       config: config of the run.
-      resume: what to do if the folder contains a run.
+      resume: "auto" resumes a run in the folder, "never" raises an error for it, and "required"
+        raises an error if the folder contains no run.
       allowed: keys whose values may differ from an existing run. `keep_config` records the previous
         values.
 
@@ -462,7 +476,10 @@ def check_run_folder(
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError if a folder, or its nearest existing parent, is not writable."""
+    """Raises OSError if a folder is not writable.
+
+    If the folder does not exist, its nearest existing parent is checked.
+    """
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     # Create a folder instead of checking permissions, because root passes every permission
     # check and because the disk may be full.
@@ -470,14 +487,14 @@ def check_writable(path: Path) -> None:
 
 
 def _key_and_value(path: Path) -> str:
-    """Returns `output.dir` and its value for error messages."""
+    """Returns the config key `output.dir` with its value, for error messages."""
     name = str(path)
     return f"output.dir={name if name.isprintable() else ascii(name)}"
 
 
 @contextlib.contextmanager
 def usable(where: str) -> Iterator[None]:
-    """Converts any OSError in the `with` block to a UserError.
+    """Context manager that converts any OSError of its block to a UserError.
 
     Args:
       where: option or config key that contains the path of the folder.

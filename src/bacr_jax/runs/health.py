@@ -1,7 +1,7 @@
 """Detects unhealthy training runs and warns once per symptom, with the likely cause.
 
-The training loop passes the metrics of every iteration to `RunHealth`. We chose the thresholds such
-that a healthy run stays within them. Warnings do not change the run.
+The training loop passes the metrics of every iteration to `RunHealth`. We chose the thresholds so
+that a healthy run does not exceed them. Warnings do not change the run.
 """
 
 import collections
@@ -12,7 +12,8 @@ Metrics = Mapping[str, float]
 
 # Number of consecutive iterations that must show a symptom before a warning.
 PATIENCE = 10
-# As `PATIENCE`, for signs that the policy is degrading, which takes only a few iterations.
+# The same number for symptoms of a degrading policy. It is smaller, because a policy degrades
+# within a few iterations.
 SHORT_PATIENCE = 3
 # Accuracy has collapsed if its maximum was above `WORTH_LOSING` and it fell below this maximum
 # times `COLLAPSED_TO`.
@@ -40,14 +41,14 @@ CLOSED = 0.95
 # Maximum change of a share since the first iteration. With 64 traces, 0.1 is almost four standard
 # errors of a share of 0.95.
 SHARE_CHANGE = 0.1
-# Maximum difference attributed to float32 rounding: of the importance ratio from 1, and of
-# `mismatch/k3` from 0 in nats per token.
+# Maximum difference attributed to float32 rounding. It applies to the difference of the importance
+# ratio from 1, and to `mismatch/k3` in nats per token.
 SAME_POLICY = 1e-6
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference values for the metrics of an iteration.
+    """Values with which the metrics of an iteration are compared.
 
     Attributes:
       first: metrics of the first iteration of the run, whose traces were sampled by the initial
@@ -64,7 +65,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom of an unhealthy run.
+    """A sign of an unhealthy run, and the warning about it.
 
     Attributes:
       is_wrong: returns True if the metrics of an iteration show the symptom.
@@ -79,8 +80,8 @@ class Symptom:
 
 def _lost(metrics: Metrics) -> bool:
     """True if more than a tenth of the answers could not be graded."""
-    # For a user's verifier, count answers without a score. For the built-in rules, count worker
-    # deaths and timeouts.
+    # A user's verifier fails by returning no score. The built-in rules fail by the death or timeout
+    # of a worker process.
     names = ["worker_deaths", "timeouts"]
     if "process/grader_failed" in metrics:
         names = ["failed"]
@@ -91,10 +92,10 @@ def _lost(metrics: Metrics) -> bool:
 
 
 def _off_centre(metrics: Metrics) -> bool:
-    """True if the mean advantage is far from 0 while the sampling and the learned policy differ.
+    """True if the mean advantage is far from 0 and the policy changed since sampling.
 
-    If both policies are equal, a baseline that differs from the mean reward does not bias the
-    gradient.
+    If the sampling policy and the current policy are equal, a baseline that differs from the mean
+    reward does not bias the gradient.
     """
     if "advantage/score_offset" not in metrics:
         return False
@@ -118,7 +119,10 @@ def _is_shortened(metrics: Metrics, _: Reference) -> bool:
 
 
 def _closes_less(metrics: Metrics, reference: Reference) -> bool:
-    """True if the share of closed answers is unhealthy and lower than in the first iteration."""
+    """True if the share of closed answers is low, and lower than in the first iteration.
+
+    A closed answer ended with a closing tag or an end token, before the maximum length.
+    """
     name = "rollout/closed_answers"
     if name not in metrics or name not in reference.first:
         return False
@@ -134,7 +138,7 @@ def _repeats_more(metrics: Metrics, reference: Reference) -> bool:
 
 
 def _accuracy(metrics: Metrics) -> float:
-    """Returns the accuracy averaged over all cuts, in [0, 1].
+    """Returns the accuracy averaged over all truncation points (cuts), in [0, 1].
 
     The rewards are not used because they may have a different scale.
     """
@@ -236,13 +240,13 @@ Totals = Mapping[str, tuple[int, int]]
 
 
 def all_failed(before: Totals, now: Totals) -> dict[str, bool]:
-    """Returns, for each verifier, True if it failed on all answers between two totals.
+    """Returns True for each verifier that failed on all answers of an interval, by name.
 
     Verifiers that received no answers are omitted.
 
     Args:
-      before: totals at the start of the interval.
-      now: totals at the end of the interval.
+      before: number of answers and of failures of each verifier, at the start of the interval.
+      now: the same numbers at the end of the interval.
     """
     failures = {}
     for name, (received_now, failed_now) in now.items():
@@ -260,7 +264,7 @@ class VerifierWatch:
         self._in_a_row: collections.Counter[str] = collections.Counter()
 
     def after_step(self, before: Totals, now: Totals) -> list[str]:
-        """Returns the verifiers that failed in each of the last `FAILING_STEPS` steps."""
+        """Returns the verifiers that failed on all answers of the last `FAILING_STEPS` steps."""
         for name, failed in all_failed(before, now).items():
             self._in_a_row[name] = self._in_a_row[name] + 1 if failed else 0
         return [name for name in now if self._in_a_row[name] >= FAILING_STEPS]
@@ -288,7 +292,9 @@ class RunHealth:
         self._best_accuracy = 0.0
 
     def warnings(self, metrics: Metrics) -> Iterator[str]:
-        """Yields the warning of each symptom that has persisted for its patience. Warns only once.
+        """Yields the warnings about symptoms, each of them once per run.
+
+        A warning is given after `Symptom.patience` consecutive iterations with the symptom.
 
         Args:
           metrics: metrics of the current iteration.

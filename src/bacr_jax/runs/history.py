@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class History:
-    """Summarizes a run's files for its checkpoints. Reads each line of metrics.jsonl only once."""
+    """A summary of a run's files for its checkpoints. Each line of metrics.jsonl is read once."""
 
     def __init__(self, paths: RunPaths):
         """Starts at the beginning of the files, which must match the newest checkpoint."""
@@ -33,12 +33,12 @@ class History:
         self._bytes_read = 0
 
     def now(self, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the current content of the files for a checkpoint, serializable as JSON.
+        """Returns the current summary of the files, serializable as JSON.
 
-        The records of eval.jsonl and changes.jsonl are few, and are included in full. The metrics
-        are represented by the number of records and a digest. metrics.jsonl is flushed to disk
-        before this method returns, because it must be on disk before the checkpoint with its
-        digest.
+        A checkpoint stores this summary. The records of eval.jsonl and changes.jsonl are few, and
+        are included in full. The metrics are represented by the number of records and a digest.
+        metrics.jsonl is flushed to disk before this method returns, because it must be on disk
+        before the checkpoint with its digest.
 
         Args:
           evaluations: all records of eval.jsonl.
@@ -61,8 +61,8 @@ class History:
 def restore_files(paths: RunPaths, kept: dict[str, Any], step: int) -> list[str]:
     """Restores a run's files to their state when the checkpoint of `step` was saved.
 
-    Later records are removed, except evaluations of the same step that were added after the
-    checkpoint.
+    Later records are removed. Evaluations of the same step are kept, even if they were added after
+    the checkpoint.
 
     Args:
       paths: files of the run.
@@ -114,7 +114,7 @@ def _restored_note(path: Path, step: int) -> str:
 
 
 def _read_or_empty(path: Path) -> Records:
-    """Reads the records of a file that can be restored, or returns [] if it can't be read."""
+    """Reads the records of a file that can be restored, or returns [] for an unreadable file."""
     try:
         return read_lines(path)
     except (OSError, ValueError):

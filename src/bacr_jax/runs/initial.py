@@ -29,7 +29,7 @@ from bacr_jax.types import Params
 
 
 def initial_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
-    """Returns the initial parameters, in float32 where they are trained.
+    """Returns the initial parameters. Trained parameters have dtype float32.
 
     Args:
       key: PRNG key for parameters that are initialized at random.
@@ -47,7 +47,7 @@ def plain_params(key: jax.Array, policy: Policy, path: str | None) -> Params:
 
 
 def _model_params(key: jax.Array, policy: Policy, path: str | None, dtype: Any) -> Params:
-    """Returns random parameters in float32, or the parameters of a folder in `dtype`."""
+    """Returns the parameters of a model folder in `dtype`, or random parameters in float32."""
     if path is None:
         return policy.make(lambda: qwen2.init(key, policy.learner.model))
     mesh = policy.learner.mesh
@@ -120,6 +120,8 @@ def _cast_and_free(leaf: jax.Array, dtype: Any) -> jax.Array:
 def with_budget_module(key: jax.Array, policy: Policy, params: Params) -> Params:
     """Adds a new budget module if the policy is conditioned and the parameters contain none.
 
+    The budget module computes the embedding that conditions the policy on its budget.
+
     If the policy is not conditioned, an existing budget module is removed.
     """
     conditioning = policy.learner.conditioning
@@ -150,13 +152,15 @@ def random_head(key: jax.Array, policy: Policy) -> Params | None:
 
 
 def read_base(folder: Path, config: Config, state: Path, moved: Path | None = None) -> Params:
-    """Loads the base weights on which a checkpoint's adapters were trained, and `adapter_scale`.
+    """Loads the base weights of a checkpoint's LoRA adapters, and `adapter_scale`.
+
+    The adapters were trained on these frozen weights, which checkpoints do not contain.
 
     Args:
       folder: run folder.
       config: config of the run.
       state: folder `state` of the checkpoint.
-      moved: current folder of `model.path` if it was moved, otherwise None.
+      moved: current location of the folder `model.path` if the folder was moved, otherwise None.
 
     Returns:
       Parameters with stacked layers.

@@ -1,6 +1,7 @@
 """Writes the metrics of a run to metrics.jsonl, TensorBoard and Weights & Biases.
 
-The last two are optional. The training loop passes the metrics of every step to `MetricsWriter`.
+TensorBoard and Weights & Biases are optional. The training loop passes the metrics of every step to
+`MetricsWriter`.
 """
 
 import importlib.util
@@ -31,7 +32,10 @@ class TensorBoard:
         self._writer: Any = None
 
     def _open_from(self, first_step: int) -> Any:
-        """Returns the event writer. The first call creates it and purges later steps."""
+        """Returns the event writer.
+
+        The first call creates the writer, and purges events of `first_step` and later steps.
+        """
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
@@ -51,7 +55,7 @@ class TensorBoard:
         return self._writer
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the metrics of a step, replacing those written before a resume."""
+        """Writes the metrics of a step. Replaces metrics that were written before a resume."""
         self._open_from(step)
         self.numbers(step, values)
 
@@ -63,7 +67,12 @@ class TensorBoard:
         writer.flush()
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """Writes PNG files as images, by name."""
+        """Writes PNG files as images.
+
+        Args:
+          step: training step.
+          paths: PNG files by the name of the image.
+        """
         import numpy as np
         from matplotlib.image import imread
 
@@ -141,13 +150,18 @@ class Wandb:
         write_atomically(id_file, f"{identity}\n")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs scalars of a step. W&B ignores the steps that a resumed run repeats."""
+        """Logs scalars of a step. W&B ignores steps that a resumed run repeats."""
         self._run.log(dict(values), step=step)
 
     metrics = numbers
 
     def pictures(self, step: int, paths: Mapping[str, Path]) -> None:
-        """Logs PNG files as images, by name."""
+        """Logs PNG files as images.
+
+        Args:
+          step: training step.
+          paths: PNG files by the name of the image.
+        """
         import wandb
 
         images = {f"pictures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
@@ -174,6 +188,11 @@ OF_THE_MACHINE = ("time/", "process/")
 def as_json(value: float | int) -> float | int | str:
     """Returns a number that can be serialized as JSON. Infinities and NaN become strings."""
     return value if math.isfinite(value) else str(value)
+
+
+def from_json(value: Any) -> Any:
+    """Returns the number that `as_json` serialized. Other values are returned unchanged."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 class MetricsWriter:

@@ -38,7 +38,9 @@ def _format_value(value: Any) -> str:
 
 
 class Phase:
-    """A phase of the work with a number of steps. Created by `Progress.phase`.
+    """A phase of a command's work with a known number of steps.
+
+    `Progress.phase` creates instances.
 
     Attributes:
       name: name of the phase in the output.
@@ -95,7 +97,7 @@ class Phase:
         return self._progress.clock() - self._started
 
     def _remaining(self) -> float | None:
-        """Estimates the remaining time in seconds from the step time since the first update.
+        """Estimates the remaining time in seconds from the time per step since the first update.
 
         The time before the first update is excluded, because the first step includes compilation.
         Returns None before the second update.
@@ -113,7 +115,7 @@ class Phase:
         """Returns the progress as one line with the name, steps, times and values.
 
         Args:
-          bar: include a progress bar.
+          bar: True to include a progress bar.
         """
         parts = [self.name]
         if self._step is None:
@@ -144,7 +146,7 @@ class Phase:
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """Displays the progress of a command on an output stream.
 
-    It prints nothing if it is disabled. It is disabled in all processes except process 0.
+    A disabled display prints nothing. Displays are disabled in all processes except process 0.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self._console = Console(file=file, highlight=False, force_jupyter=False)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         if not self._console.is_terminal:
-            # A log file has no width. A large width keeps tables from being wrapped.
+            # A log file has no width, so use a large width, which keeps tables from being wrapped.
             self._console.width = _LOG_WIDTH
         self._live: Live | None = None
         self._uses_live = enabled and terminal
@@ -248,7 +250,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.print_line(phase.line())
 
     def _end(self, phase: Phase) -> None:
-        """Prints the last line of a phase unless it was already printed."""
+        """Prints the last line of a phase, unless the line was already printed."""
         if phase in self._open:
             self._open.remove(phase)
             self._print(phase)

@@ -37,7 +37,7 @@ VERSIONED = ("bacr_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def data_fingerprint(questions: QuestionSet) -> str:
-    """Returns a digest of the questions' ids, texts, answers and difficulty groups, in order."""
+    """Returns a digest of the ids, texts, answers and difficulty groups of questions, in order."""
     content = [questions.ids, questions.questions, questions.answers, questions.groups.tolist()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -57,8 +57,10 @@ def provenance(
       questions: training questions.
       mesh: device mesh of the run, or None for a single device.
       evaluated: evaluation sets.
-      verifiers: digests of the verifiers' source files, by config key and value (`Verifier.named`).
-      prompts: digests of the prompts, from `TaskData.prompt_fingerprints`.
+      verifiers: digests of the source files of verifiers (the user's grading functions), by config
+        key and value (`Verifier.named`). None without verifiers.
+      prompts: digests of the prompts, from `TaskData.prompt_fingerprints`. None to record no
+        digests.
     """
     return {
         "seed": config.seed,

@@ -1,7 +1,7 @@
 """Counts consecutive restarts of a Slurm job during which no checkpoint was saved.
 
 The launch scripts requeue a job whenever training exits with code 75. Without a limit, a job that
-never saves a checkpoint would be restarted forever. Training calls `give_up_reason` when it starts.
+never saves a checkpoint would be restarted forever. Training calls `give_up_reason` at its start.
 """
 
 import contextlib
@@ -49,7 +49,10 @@ def give_up_reason(paths: RunPaths, warmup: Path, environment: Mapping[str, str]
 
 
 def _newest_save(*folders: Path) -> int:
-    """Returns the newest modification time in the folders in nanoseconds, 0 if empty."""
+    """Returns the newest modification time of any file in the folders, in nanoseconds.
+
+    The result is 0 if the folders are missing or empty.
+    """
     return max((time for folder in folders for time in _times(folder)), default=0)
 
 

@@ -39,7 +39,7 @@ def read_params(folder: Path, step: int, *, base: Path | None = None) -> Params:
     Args:
       folder: run folder.
       step: step of the checkpoint.
-      base: current folder of the run's model if it was moved, otherwise None.
+      base: current location of the run's model folder if the folder was moved, otherwise None.
 
     Raises:
       UserError: the checkpoint or the base weights can't be read.
@@ -61,7 +61,7 @@ def _state_folder(folder: Path, step: int) -> Path:
 
 
 def trained_style(config: Config) -> PromptFormat:
-    """Returns the prompt format with which a run was trained."""
+    """Returns the prompt format that a run was trained with."""
     from bacr_jax.methods.registry import declares_budget
 
     return format_for(config, declares_budget=declares_budget(config))
@@ -97,12 +97,14 @@ class SavedPolicy:
       folder: run folder or Hugging Face folder.
       step: step of the checkpoint, or None for a Hugging Face folder.
       config: config of the run, or a config derived from the Hugging Face folder.
-      identity: values that identify the policy in records.
+      identity: values that identify the policy in result files.
       style: prompt format that the Hugging Face folder specifies, or None to use the format of the
         config.
       called: name of the policy in tables, or None to use the name of the folder.
-      trained: config of the run, which `under` does not change, or None for a Hugging Face folder.
-      chosen: how the step was selected, or None for a Hugging Face folder.
+      trained: config with which the run was trained, which `under` does not change. None for a
+        Hugging Face folder.
+      chosen: selected checkpoint and the reason for its selection, or None for a Hugging Face
+        folder.
     """
 
     folder: Path
@@ -133,7 +135,7 @@ class SavedPolicy:
         return name if self.step is None else f"{name}, step {self.step}"
 
     def check(self) -> None:
-        """Raises UserError if the files can't be used. Does not read any weights."""
+        """Raises UserError if the policy can't be loaded. Does not read any weights."""
         if self.step is not None:
             from bacr_jax.runs.checkpoint import check_policy
 
@@ -205,9 +207,9 @@ def open_policy(
 def _policy_of_model(folder: Path) -> SavedPolicy:
     """Opens the policy of a Hugging Face folder.
 
-    The policy is conditioned by an embedding if the folder contains a budget module, and by the
-    prompt if config.json contains a budget prompt. The prompt format and the lengths are read from
-    config.json. The compute dtype is the dtype of the stored weights.
+    The policy receives its budget as an embedding if the folder contains a budget module, and as
+    text in the prompt if config.json contains a budget prompt. The prompt format and the lengths
+    are read from config.json. The compute dtype is the dtype of the stored weights.
 
     Raises:
       UserError: the folder contains no Qwen2 model, or was modified after its export.

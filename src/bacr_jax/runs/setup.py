@@ -1,6 +1,6 @@
 """Derives the policy of a run from its config: model shape, device mesh and static settings.
 
-It is used by training, evaluation, `bacr generate` and `bacr plan`. It does not read any weights.
+Training, evaluation, `bacr generate` and `bacr plan` use this module. It does not read any weights.
 """
 
 import dataclasses
@@ -62,7 +62,11 @@ def model_shape(config: Config, vocab_size: int) -> Qwen2Config:
 
 
 def run_tokenizer(config: Config) -> Any:
-    """Loads the tokenizer of a run's data or model folder; raises UserError on failure."""
+    """Loads the tokenizer of a run from its data or its model folder.
+
+    Raises:
+      UserError: the tokenizer can't be loaded.
+    """
     from bacr_jax.prompts.tokenizers import load_tokenizer
     from bacr_jax.questions.loaders import own_tokenizer
 
@@ -144,7 +148,9 @@ def check_positions(config: Config, shape: Qwen2Config, longest_prompt: int) -> 
 
 
 def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
-    """Checks that the longest row fits into `train.micro_batch_tokens`.
+    """Checks that the longest row of a batch fits into `train.micro_batch_tokens`.
+
+    A row consists of a prompt, its thinking and all answers sampled from it.
 
     Args:
       config: config of the run.
@@ -152,7 +158,7 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
       answers: number of tokens of all answers of a row, including forced tokens.
 
     Raises:
-      UserError: a row may have more tokens.
+      UserError: a row may have more tokens than `train.micro_batch_tokens`.
     """
     allowance = config.train.micro_batch_tokens
     thinking = config.budget.max + config.budget.grace
@@ -166,7 +172,7 @@ def check_allowance(config: Config, longest_prompt: int, answers: int) -> None:
 
 
 def attention_for(config: Config, head_dim: int, backend: str, wanted: str) -> Any:
-    """Returns the attention implementation for the value `wanted` of an attention key.
+    """Returns the attention implementation for the config value `wanted`.
 
     "auto" selects cuDNN attention if all GPU generations support it for this head size and dtype,
     according to the conditions that JAX checks, and XLA attention otherwise.
@@ -182,8 +188,8 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
     """Returns the mesh shape that the config section `mesh` specifies.
 
     Raises:
-      UserError: the devices, the model, or the rows of a rollout, update or micro-batch can't be
-        divided evenly in this way.
+      UserError: the devices, the model, or the rows (traces) of a rollout, update or micro-batch
+        can't be divided evenly over this mesh.
     """
     layout = parallel.resolve(
         config.mesh,
@@ -204,7 +210,7 @@ def mesh_shape(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShap
 
 
 def _check_rows_divide(config: Config, layout: MeshShape) -> None:
-    """Raises UserError if rows can't be divided evenly over the row shards of a mesh shape."""
+    """Raises UserError if a mesh shape can't divide the rows of a batch evenly."""
     rollout = config.rollout
     train = config.train
     shards = layout.row_shards
@@ -244,8 +250,9 @@ def _check_rows_divide(config: Config, layout: MeshShape) -> None:
 def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshShape:
     """Returns the mesh shape for decoding without training, with replicas of the policy.
 
-    Each replica decodes its own rows. It uses as many devices as in the run (`mesh.decode_tensor`),
-    or the largest smaller number that divides both the devices and the model.
+    Each replica decodes a different part of the batch. A replica uses as many devices as in the run
+    (`mesh.decode_tensor`). If this number does not divide both the devices and the model, the
+    largest smaller number that does is used.
     """
     wanted = config.mesh.decode_tensor or config.mesh.tensor
     common_divisor = math.gcd(
@@ -257,12 +264,12 @@ def decoding_mesh(config: Config, shape: Qwen2Config, num_devices: int) -> MeshS
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Static settings of the policy under a method.
+    """Static settings of a policy that is trained with a method.
 
     Attributes:
       learner: static settings for scoring and updates.
-      rollout: static settings for training rollouts. Its mesh contains the learner's devices in the
-        layout for decoding.
+      rollout: static settings for training rollouts. Its mesh contains the learner's devices,
+        arranged for decoding.
       evaluation: static settings for evaluation rollouts, whose budgets may be larger.
       adapter: settings of the LoRA adapters, or None if all weights are trained.
       param_dtype: dtype in which the weights of the model are stored.
@@ -282,7 +289,7 @@ class Policy:
         return parallel.place(state, parallel.shardings(state, mesh))
 
     def make(self, build: Callable[..., Any], *arrays: Any) -> Any:
-        """Calls `build(*arrays)` such that each shard of the result is created on its device.
+        """Calls `build(*arrays)` and creates each shard of the result on its device.
 
         No device stores the full result.
         """
@@ -309,18 +316,23 @@ class Policy:
         return self.make(zeros)
 
     def decode_params(self, params: Params, *, plain: bool = False) -> DecodeParams:
-        """Converts parameters to the layout for decoding: cast, sliced, and gathered over `fsdp`.
+        """Converts parameters to the layout for decoding.
+
+        Parameters are cast, sliced, and gathered over the mesh axis `fsdp`.
 
         Args:
           params: parameters of the policy.
-          plain: omit the budget module.
+          plain: True to omit the budget module.
         """
         conditioned = self.learner.conditioning is not None and not plain
         types = {"dtype": self.learner.dtype, "product_dtype": self.learner.product_dtype}
         return _decode_params(params, conditioned, self.rollout.mesh, **types)
 
     def phi_of(self, params: Params) -> Callable[[jax.Array], jax.Array] | None:
-        """Returns a function that computes phi(b) for budgets b, or None if unconditioned."""
+        """Returns a function that computes the embeddings phi(b) of budgets b.
+
+        The result is None if the policy has no budget embedding.
+        """
         if self.learner.conditioning is None:
             return None
         module = {"budget": params["budget"]}
@@ -340,12 +352,15 @@ def _decode_params(
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _phi_of(params: Params, budgets: jax.Array, spec: LearnerSpec, mesh: Mesh | None) -> jax.Array:
-    """Computes phi(b) of each budget on the devices of a mesh, in a single compiled program."""
+    """Computes the embedding phi(b) of each budget in a single compiled program."""
     return parallel.constrain([phi_of(params, budgets, spec)], mesh)[0]
 
 
 def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
-    """Returns the learner's mesh, and the mesh of the same devices for decoding."""
+    """Returns the learner's mesh, and a mesh of the same devices for decoding.
+
+    Both are None if `mesh` is None. The second mesh is also None for a single device.
+    """
     if mesh is None:
         return None, None
     learner = parallel.make_mesh(mesh)
@@ -357,7 +372,7 @@ def _meshes(mesh: MeshShape | None) -> tuple[Mesh | None, Mesh | None]:
 def make_policy(
     config: Config, method: Method, vocab_size: int, mesh: MeshShape | None = None
 ) -> Policy:
-    """Builds the static settings of a run's policy under a method.
+    """Builds the static settings of a run's policy for training with a method.
 
     Args:
       config: config of the run.

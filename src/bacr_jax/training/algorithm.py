@@ -1,9 +1,10 @@
 """One iteration of Algorithm 1 of the paper, as a function of the training state.
 
 `iterate` runs one iteration, and `loop.Trainer` calls it in a loop. Comments refer to the line
-numbers of Algorithm 1. All randomness comes from the run's key folded with the step. With
+numbers of Algorithm 1. All PRNG keys are derived from the run's key and the step. With
 data.order=shuffled, the order of the questions also depends on the seed and on the cursors in the
-state. An iteration can therefore be replayed exactly from a checkpoint.
+state (number of questions drawn so far from each difficulty group). An iteration can therefore be
+replayed exactly from a checkpoint.
 """
 
 from dataclasses import replace
@@ -47,10 +48,12 @@ def iterate(
     """Runs lines 3 to 16 of Algorithm 1: samples one batch and updates the policy on it.
 
     Args:
+      run: configuration and functions of the run.
       state: state before the iteration. Its buffers are donated.
+      step: number of iterations already done.
       reference: parameters of the reference policy for a KL penalty; None without a KL penalty.
-      poll: callback that is called repeatedly while answers are sampled and graded. If it raises,
-        `state` is still valid.
+      poll: callback that is called repeatedly while answers are sampled and graded. If it raises an
+        exception, `state` is still valid.
       on_phase: callback that receives the name of each phase and the step when the phase begins.
       guard: undoes the previous update if the traces of this step exceed a bound. None disables
         this check.
@@ -122,12 +125,16 @@ def sample_step(
 ) -> Sampled:
     """Samples all rounds of a step.
 
+    A round is a batch of Q questions with their traces and answers. A step has several rounds only
+    with dynamic sampling.
+
     Args:
       again: True if the step is sampled a second time after an undone update. The sampling then
         uses a different PRNG key.
 
     Returns:
-      The rounds, and the updated cursors of the question stream.
+      The rounds, and the updated cursors of the question stream (number of questions drawn so far
+      from each difficulty group).
     """
 
     def sample(index: int, cursors: Any) -> tuple[Round, Any]:
@@ -145,15 +152,16 @@ def guarded(
     clock: Clock,
     poll: Poll,
 ) -> tuple[RunState, list[Round], Int[np.ndarray, "K"], tuple[str, ...]]:
-    """Undoes the previous update if the traces sampled after it exceed a bound.
+    """Undoes the previous update if the new traces are beyond a bound of `train.undo_*`.
 
-    The policy parameters, the optimizer moments and the value head are restored to their values
+    The policy parameters, the optimizer state and the value head are restored to their values
     before the update. The step is then sampled again, once. Pass rates and the running means of the
     method are kept, because they describe traces of the restored policy. The cursors of the
-    question stream are kept as well. The tokens of the discarded traces still count as generated
-    tokens.
+    question stream (number of questions drawn so far from each difficulty group) are kept as well.
+    The tokens of the discarded traces still count as generated tokens.
 
     Args:
+      guard: snapshot of the state before the previous update, and the bounds on the traces.
       sampled: rounds and cursors of this step.
 
     Returns:
@@ -197,10 +205,11 @@ def sample_round(
 
     Args:
       index: index of the round within the step.
+      cursors: number of questions drawn so far from each difficulty group.
       again: True if the step is sampled a second time after an undone update.
 
     Returns:
-      The round, and the updated cursors of the question stream.
+      The round, and the updated cursors.
     """
     key = jax.random.fold_in(run.key, _SAMPLED_AGAIN) if again else run.key
     plan_key, rollout_key = stages.round_keys(key, step, index)
@@ -232,8 +241,12 @@ def plan_round(
 ) -> tuple[BatchPlan, Prompts, Int[np.ndarray, "K"]]:
     """Samples questions, budgets and truncation points (lines 3 to 8 and 10 of Algorithm 1).
 
+    Args:
+      key: PRNG key of the plan.
+      cursors: number of questions drawn so far from each difficulty group.
+
     Returns:
-      The plan, the prompts of its rows, and the updated cursors of the question stream.
+      The plan, one prompt for each of its Q * G traces, and the updated cursors.
     """
     # Lines 3 and 4: w_k and p(b | k) follow from the pass rates. Lines 6, 8 and 10: sample
     # questions with weights w_k, G budgets per question from p(b | k), and M truncation points per
@@ -262,6 +275,7 @@ def sample_ahead(
 
     Args:
       step: the next step.
+      cursors: number of questions drawn so far from each difficulty group.
       poll: callback that is called while the policy is loaded into the sampler. It is not called
         while traces are sampled.
 
@@ -284,8 +298,13 @@ def sample_ahead(
 def with_upcoming(state: RunStateAhead, upcoming: Upcoming | None, clock: Clock) -> RunStateAhead:
     """Waits for the batch that is being sampled in the background, and adds it to the state.
 
-    If no batch is being sampled, or if all servers were lost, `in_hand.there` is False in the
-    returned state.
+    Args:
+      upcoming: the batch that is being sampled. None if no batch is being sampled.
+      clock: clock of the step, which records the waiting time.
+
+    Returns:
+      The state with the batch. Its flag `in_hand.there` is False if no batch was being sampled or
+      if all servers were lost.
     """
     sampled = None if upcoming is None else upcoming.wait()
     waiting_seconds = clock.lap("rollout")

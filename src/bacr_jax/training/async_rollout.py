@@ -28,9 +28,9 @@ class PrefetchedBatch:
     Attributes:
       there: True if the batch was sampled. If False, the other fields are unused, and the next
         batch is sampled with the newest policy.
-      plan: questions, budgets and cuts of the batch.
-      trunks: prompts and sampled thinking.
-      branches: sampled answers.
+      plan: questions, budgets and truncation points (cuts) of the batch.
+      trunks: prompts and sampled thinking, one row per trace.
+      branches: sampled answers, each of which continues the thinking from a truncation point.
     """
 
     there: Bool[np.ndarray, ""]
@@ -40,7 +40,7 @@ class PrefetchedBatch:
 
     @property
     def rollout(self) -> Rollout:
-        """Returns the rollout of this batch. Its counters are recomputed from the arrays."""
+        """Returns the batch as a rollout, with counters recomputed from the arrays."""
         return Rollout(self.trunks, self.branches, sampled_counters(self.trunks, self.branches))
 
 
@@ -49,8 +49,8 @@ class Upcoming:
     """A batch that a background thread is sampling.
 
     Attributes:
-      plan: questions, budgets and cuts of the batch.
-      cursors: number of questions drawn so far from each group, including this batch.
+      plan: questions, budgets and truncation points (cuts) of the batch.
+      cursors: number of questions drawn so far from each difficulty group, including this batch.
       sampled: future of the rollout and the wall-clock seconds that sampling took.
     """
 

@@ -22,13 +22,14 @@ _ADDITIVE = ("row_steps", "tokens", "prefill_tokens", "prefill_s", "decode_s", "
 
 @pytree
 class BatchPlan:
-    """Questions, budgets and cuts of one round.
+    """Questions, budgets and truncation points of one round of sampling.
 
     Attributes:
-      questions: index of each question.
+      questions: index of each of the Q questions in the training set.
       groups: difficulty group of each question.
-      budgets: thinking budget of each rollout, in tokens.
-      cuts: positions in the thinking at which an answer is sampled, in tokens.
+      budgets: thinking budgets of the G traces of each question, in tokens.
+      cuts: the M truncation points of each trace, in thinking tokens. An answer is sampled at each
+        of them.
     """
 
     questions: Int[Array, "Q"]
@@ -38,18 +39,24 @@ class BatchPlan:
 
     @property
     def rows(self) -> Int[np.ndarray, "B"]:
-        """Returns the index of the question of each of the Q * G rows."""
+        """Returns the question index of each row of the batch (one row per trace, B = Q * G)."""
         return np.repeat(np.asarray(self.questions), self.budgets.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round of questions with their traces and outcomes.
+    """A batch of Q questions with their traces and outcomes.
+
+    Without dynamic sampling, an iteration has a single round.
 
     Attributes:
+      plan: questions, budgets and truncation points.
+      prompts: one prompt per trace.
+      rollout: sampled thinking and answers.
+      group_batch: inputs of the method's rewards and advantages.
       useful: True for questions to learn from. All other questions are excluded from the loss.
-      verdicts: [Q G, N] the grader's verdict on every answer, for the logs. None if this process
-        did not grade the answers.
+      verdicts: the grader's verdict on every answer, for the logs, with shape [Q * G, N] for N
+        answers per trace. None if this process did not grade the answers.
     """
 
     plan: BatchPlan
@@ -61,12 +68,16 @@ class Round:
 
     @property
     def tokens(self) -> int:
-        """Returns the number of sampled tokens, including all rounds this one was selected from."""
+        """Returns the number of sampled tokens.
+
+        If questions of several rounds were selected into this round, the tokens of all these rounds
+        are counted.
+        """
         return int(self.rollout.counters["tokens"])
 
     @property
     def outcomes(self) -> Float[np.ndarray, "Q G N"]:
-        """Returns the correctness of each of a row's N answers."""
+        """Returns the correctness of each of a trace's N answers, in [0, 1]."""
         by_answer = np.asarray(self.group_batch.by_answer)
         return by_answer.reshape(*by_answer.shape[:2], -1)
 
@@ -75,7 +86,7 @@ def needs_round(rounds: Sequence[Round], dynamic_sampling: DynamicSampling | Non
     """True if another round must be sampled.
 
     The first round is always sampled. Dynamic sampling then continues until Q questions are useful
-    or `max_rounds` rounds have been sampled.
+    (`Round.useful`) or `max_rounds` rounds have been sampled.
     """
     if not rounds:
         return True
@@ -93,9 +104,10 @@ def sample_rounds(
     """Samples the rounds of one iteration.
 
     Args:
-      sample_round: function that maps the index of a round and the cursors of the question stream
-        to the round and the updated cursors.
-      cursors: cursors of the question stream before the first round.
+      sample_round: function that maps the index of a round and the cursors to the round and the
+        updated cursors.
+      cursors: number of questions drawn from each difficulty group before the first round.
+      dynamic_sampling: settings of dynamic sampling. None samples a single round.
 
     Returns:
       The rounds, and the cursors after the last round.

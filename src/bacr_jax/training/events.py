@@ -37,8 +37,8 @@ class StepDone:
     Attributes:
       step: number of steps done.
       steps: total number of steps.
-      metrics: metrics of the step. They are also sent for steps that `output.log_every` does not
-        log.
+      metrics: metrics of the step. The event is also sent for steps that are not logged because of
+        `output.log_every`.
     """
 
     step: int
@@ -108,7 +108,7 @@ class CallbackRaised(Exception):
 
 
 class Reporter:
-    """Passes the events of a run to its callbacks. Each event is passed once."""
+    """Passes each event of a run to all callbacks, once."""
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class Reporter:
 
         Args:
           folder: folder of the run.
+          callbacks: functions to which each event is passed.
           evaluated: list of evaluation records. The run appends new records to it.
         """
         self._folder = folder
@@ -129,7 +130,7 @@ class Reporter:
         self._num_reported = len(evaluated)
 
     def _checkpoint_steps(self) -> Sequence[int]:
-        """Returns the steps of all checkpoints. Empty without callbacks, to save a file access."""
+        """Returns the steps of all checkpoints, or an empty sequence if there are no callbacks."""
         return steps_in(self._folder.checkpoints) if self._callbacks else ()
 
     def send(self, event: Event) -> None:

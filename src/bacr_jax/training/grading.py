@@ -24,15 +24,17 @@ _FLIP_STREAM = 7
 def verify(
     run: Run, plan: BatchPlan, rollout: Rollout, key: Array, poll: Poll = None
 ) -> tuple[Float[np.ndarray, "Q G M A"], Any]:
-    """Grades every answer at every cut on the host: r(q, t_{:b_j}) of Eq. 7.
+    """Grades every answer at every truncation point: r(q, t_{:b_j}) of Eq. 7.
 
-    If `grading.flip_rate` is set, random outcomes are flipped to simulate grading errors.
+    Grading runs on the host. If `grading.flip_rate` is set, random outcomes are flipped to simulate
+    grading errors.
 
     Args:
       key: PRNG key of the rollout, used to select the flipped outcomes.
 
     Returns:
-      The outcomes in [0, 1] after the flips, and the grader's original verdicts.
+      The outcomes in [0, 1] after the flips, for Q questions, G traces, M truncation points and A
+      answers per point, and the grader's original verdicts.
     """
     references, questions = references_of(run, plan)
     outcomes, verdicts = run.environment.grade_answers(
@@ -49,9 +51,10 @@ def verify(
 def flipped(
     key: Array, outcomes: Float[np.ndarray, "B N"], source: Int[np.ndarray, "B N"], *, rate: float
 ) -> Float[np.ndarray, "B N"]:
-    """Replaces a random subset of the outcomes r by 1 - r.
+    """Replaces each outcome r by 1 - r with probability `rate`.
 
-    If several cuts share an answer, it is flipped at all of these cuts or at none.
+    If several truncation points (cuts) share an answer, its outcome is flipped at all of these cuts
+    or at none.
 
     Args:
       source: index of the answer that is used at each cut (`Branches.source`).
@@ -86,8 +89,8 @@ def reward_scores(
 def credited(config: Config, group_batch: GroupBatch) -> GroupBatch:
     """Returns the batch from which rewards and advantages are computed.
 
-    Its outcomes are replaced by the weighted sum of all reward scores (`reward.weights`). If
-    correctness is the only reward, the batch is returned unchanged.
+    The outcomes of `group_batch` are replaced by the weighted sum of all reward scores
+    (`reward.weights`). If correctness is the only reward, the batch is returned unchanged.
     """
     scores: Any = group_batch.by_reward
     if not scores:

@@ -1,8 +1,8 @@
 """Builds the initial state of a run and checks its inputs before training.
 
 The initial policy is read from a model folder, initialized randomly, or trained by a supervised
-warm-up. A method can add another supervised stage. `loop.Trainer` calls these functions, and `train
---check` calls `check_inputs`.
+warm-up. A method can add another supervised stage. `loop.Trainer` calls these functions. `train
+--check` only calls `check_inputs`.
 """
 
 import contextlib
@@ -97,10 +97,11 @@ def compiling_in_background(
 def can_compile_ahead(run: Run) -> bool:
     """True if the training programs can be compiled in the background during the warm-up.
 
-    This requires a single process and idle CPU cores, so it is only done on the CPU backend. A GPU
-    is busy during the warm-up and has no memory for a second policy. With dynamic sampling, the
-    untrained policy would sample many rounds. Servers would mistake the untrained weights for the
-    weights of step 0.
+    Background compilation needs a single process and idle CPU cores, so it is limited to the CPU
+    backend. A GPU is busy during the warm-up and has no memory for a second policy. It is disabled
+    with dynamic sampling, because the untrained policy would sample many rounds. It is also
+    disabled with servers, because they would mistake the untrained weights for the weights of step
+    0.
     """
     has_idle_cores = not processes.several() and jax.default_backend() == "cpu"
     samples_once = run.method.dynamic_sampling is None and run.config.rollout.engine == "jax"
@@ -108,7 +109,7 @@ def can_compile_ahead(run: Run) -> bool:
 
 
 def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
-    """Runs an evaluation and an iteration with untrained weights, to compile their programs.
+    """Runs an evaluation and an iteration with untrained weights to compile the programs.
 
     Args:
       poll: callback that raises an exception to interrupt the work.
@@ -123,8 +124,8 @@ def compile_ahead(run: Run, poll: Callable[[], None]) -> None:
         run.policy.decode_params(params), spec, run.policy.phi_of(params), spec.max_thinking
     )
     questions = next(iter(environment.eval.values()))
-    # Use twice as many questions as slots, so that slots are also refilled. More questions would
-    # not compile any other programs.
+    # Use twice as many questions as decoding slots, so that the program that refills a slot is
+    # compiled too. More questions would not compile any other programs.
     few = np.arange(min(len(questions), 2 * spec.slots))
     largest_budget = max(config.eval.budgets)
     evaluate_set(
@@ -151,7 +152,8 @@ def check_restarts(config: Config, folder: RunFolder) -> None:
     """Stops a job that Slurm keeps restarting although it saves no progress between restarts.
 
     Raises:
-      TrainingFailed: the job should not be restarted again. Raised in all processes.
+      TrainingFailed: the job was restarted too often without a new checkpoint. Raised in all
+        processes.
     """
     reason = ""
     if processes.is_first():
@@ -191,7 +193,7 @@ def untrained_state(run: Run) -> RunState:
 def open_inputs(config: Config) -> tuple[Method, TaskData]:
     """Loads the method, the tokenizer and the questions, and checks the model folder.
 
-    This happens before any work on a device, so that errors in the config are reported early.
+    It does no work on a device, so that errors in the config are reported early.
     """
     method = load_method(config)
     tokenizer, vocab_size = tokenizer_of(config)
@@ -311,7 +313,7 @@ def _keys(run: Run) -> list[jax.Array]:
 def after_rejection_sft(
     run: Run, fresh: RunState, progress: Progress, poll: Poll = None
 ) -> RunState:
-    """Runs the method's supervised stage (`rejection_sft`) and returns the state after it.
+    """Runs the method's supervised stage (`rejection_sft`), and returns the resulting state.
 
     Tokens sampled in this stage count as generated tokens. If the method has no such stage, the
     state is returned unchanged.
@@ -332,7 +334,7 @@ def after_rejection_sft(
 
 
 def shared_format_environment(config: Config, current: TaskData) -> TaskData:
-    """Returns the environment with the prompt format that all methods share."""
+    """Returns the task data with the prompt format that all methods share."""
     shared_format = format_for(config)
     if shared_format == current.style:
         return current
@@ -340,9 +342,9 @@ def shared_format_environment(config: Config, current: TaskData) -> TaskData:
 
 
 def _warmup_environment(config: Config, current: TaskData) -> TaskData:
-    """Returns the environment of the warm-up, in the prompt format that all methods share.
+    """Returns the task data of the warm-up, in the prompt format that all methods share.
 
-    Its questions are drawn with the seed of the warm-up's config, which may differ from the run's
+    The questions are drawn with the seed of the warm-up's config, which may differ from the run's
     seed.
     """
     warmup_config = resolve.warmup_config(config)
@@ -359,7 +361,8 @@ class _WarmupData:
 
     Attributes:
       batches: function that returns the supervised batch of a step.
-      styles: trace styles whose accuracy is measured at the end of the warm-up.
+      styles: trace styles (ways of writing down the reasoning, short or long) whose accuracy is
+        measured at the end of the warm-up.
       prompts_of: function that maps a style to prompts and their reference answers. Each prompt
         ends with the first token of a trace in that style.
     """
@@ -387,7 +390,7 @@ def _warmup_data(config: Config, environment: TaskData) -> _WarmupData:
 
 
 def _warm_up(run: Run, key: jax.Array, folder: RunFolder, progress: Progress, poll: Poll) -> Params:
-    """Runs the supervised warm-up and returns its weights, with an untrained budget module added.
+    """Runs the supervised warm-up and returns its weights, plus an untrained budget module.
 
     If CPU cores are idle, the programs of the training loop are compiled in the background.
     """
@@ -447,6 +450,9 @@ def _style_accuracy(
     poll: Poll,
 ) -> float:
     """Returns the greedy accuracy on prompts that end with the first token of a trace style.
+
+    A trace style is a way of writing down the reasoning, short or long. The first token makes the
+    policy continue in this style.
 
     A progress bar is shown, because the measurement takes minutes with a large model.
     """

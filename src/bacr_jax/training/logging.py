@@ -1,5 +1,6 @@
-"""Computes the metrics of an iteration: rollouts, curriculum, dynamic sampling, grader and time.
+"""Computes the metrics of an iteration.
 
+The metrics cover rollouts, the curriculum, dynamic sampling, the grader and time.
 `algorithm.iterate` calls these functions, and `loop.Trainer` writes their results. docs/metrics.md
 describes every metric.
 """
@@ -30,7 +31,8 @@ from bacr_jax.training.stages import TokenAdvantages
 from bacr_jax.types import CLOSED_BY_BUDGET
 
 Metrics = dict[str, float]
-# Rollout counters that only exist if the built-in decoder samples, because they describe its slots.
+# Rollout counters that only exist if the built-in decoder samples, because they describe its
+# decoding slots.
 _OF_SLOTS = ("occupancy", "wasted_share")
 # Prefixes of counters that differ between processes, because they depend on the process's cache and
 # worker processes.
@@ -47,7 +49,8 @@ class Iteration:
       advantages: rewards and advantages of the batch, on the host.
       values: value predictions V(q, b, b_j) used as the baseline, on the host. None if the method
         has no value head.
-      notes: messages about an update that was undone (`training.undo`).
+      notes: messages about an update that was undone (`training.undo`). Empty if no update was
+        undone.
     """
 
     metrics: Metrics
@@ -93,7 +96,7 @@ def method_metrics(
 
 
 def rollout_metrics(first: Round) -> dict[str, Any]:
-    """Returns accuracy by cut, response lengths and budgets of a step's first round."""
+    """Returns accuracy by truncation point, response lengths and budgets of the first round."""
     counters = first.rollout.counters
     trunks = first.rollout.trunks
     branches = first.rollout.branches
@@ -184,15 +187,15 @@ def grader_metrics(before: Mapping[str, int], after: Mapping[str, int]) -> Metri
     return metrics
 
 
-# Name of the phase that begins after each lap, passed to the callback `on_phase`.
+# Maps each phase to the phase that begins after it, whose name is passed to `on_phase`.
 _NEXT_PHASE = {"plan": "rollout", "rollout": "grade", "verify": "update", "learn": "adapt"}
 
 
 class Clock:
-    """Measures the wall-clock time of the phases of a step, as `time/...` metrics.
+    """Measures the wall-clock time of each phase of a step, and returns it as `time/...` metrics.
 
     Attributes:
-      laps: wall-clock seconds by metric name.
+      laps: wall-clock seconds of each phase, by metric name.
     """
 
     def __init__(self, step: int = 0, on_phase: OnPhase | None = None) -> None:
@@ -200,8 +203,8 @@ class Clock:
 
         Args:
           step: number of iterations already done.
-          on_phase: callback that receives the name and the step of the phase that begins after a
-            lap.
+          on_phase: callback that receives the name and the step of each phase when it begins, which
+            is after a call of `lap`.
         """
         self._step = step
         self._on_phase = on_phase
@@ -210,7 +213,7 @@ class Clock:
         self._last = self._start
 
     def lap(self, name: str) -> float:
-        """Adds the seconds since the last lap to the metric `time/NAME`, and returns them."""
+        """Adds the seconds since the last call to the metric `time/NAME`, and returns them."""
         now = time.perf_counter()
         seconds = now - self._last
         self._last = now
@@ -221,7 +224,7 @@ class Clock:
         return seconds
 
     def timed(self, metrics: Mapping[str, Any], tokens: int) -> Metrics:
-        """Returns the metrics as floats, with the laps and the throughput in tokens per second."""
+        """Returns the metrics as floats, plus phase times and throughput in tokens per second."""
         numbers = {name: float(value) for name, value in metrics.items()}
         return numbers | self.laps | {"time/tokens_per_s": tokens / self.total}
 
@@ -245,10 +248,10 @@ def grader_totals(environment: TaskData) -> GraderTotals:
 
 
 def host_metrics(clock: Clock, before: GraderTotals, after: GraderTotals) -> Metrics:
-    """Returns the grader's counts for an iteration, and which process was slowest on its host.
+    """Returns the grader's counts for an iteration, and the slowest process of the host work.
 
     Args:
-      clock: clock of the iteration. Its `plan` lap counts as time on the host.
+      clock: clock of the iteration. The time of its phase `plan` counts as host work.
       before: result of `grader_totals` before the iteration.
       after: result of `grader_totals` after the iteration.
     """

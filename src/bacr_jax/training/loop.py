@@ -35,7 +35,7 @@ from bacr_jax.runs.checkpoint import Checkpoints
 from bacr_jax.runs.digest import DigestMismatch, check_replicas, digests, fingerprint, verify
 from bacr_jax.runs.folder import RunFolder
 from bacr_jax.runs.health import FAILING_STEPS, RunHealth, VerifierWatch, all_failed
-from bacr_jax.runs.metrics import MetricsWriter
+from bacr_jax.runs.metrics import MetricsWriter, from_json
 from bacr_jax.runs.progress import Phase, Progress, duration
 from bacr_jax.runs.provenance import (
     check_same_prompts,
@@ -69,7 +69,7 @@ from bacr_jax.training.undo import make_guard
 from bacr_jax.training.warmup_folder import check_warmup
 from bacr_jax.types import Params, Poll
 
-# Evaluations that happen once per run. All others are identified by their step, too.
+# Evaluations that happen once per run, so their name identifies them without a step.
 FRAME = ("before", "after")
 # Checkpoint metadata: digests of the initial parameters and of the frozen base weights.
 _ORIGIN = ("start_fingerprint", "base_fingerprint")
@@ -90,7 +90,8 @@ class Trainer:
         """Reads the data and builds everything that training needs, without training.
 
         Args:
-          poll: called wherever the work can be interrupted. It raises an exception to interrupt.
+          poll: called wherever the work can be interrupted. It raises an exception to interrupt the
+            work.
           on_phase: called with the name and the step of each phase when it begins.
         """
         self.config = config
@@ -147,10 +148,7 @@ class Trainer:
 
     @phase_memory("start")
     def start(self) -> tuple[RunState, int]:
-        """Returns the state to continue from, and the number of steps already done.
-
-        It is restored from the newest checkpoint. A new run starts from a model or a warm-up.
-        """
+        """Returns the state to start or continue from, and the number of steps already done."""
         initialize.check_restarts(self.config, self.folder)
         if self.checkpoints.latest is not None:
             return self._resume(self.checkpoints.latest)
@@ -190,7 +188,8 @@ class Trainer:
             records = read_lines(self.folder.evaluations)
             for metrics in read_lines(self.folder.metrics):
                 # Discard these warnings, because they were printed before the run stopped.
-                list(self.health.warnings(metrics))
+                numbers = {name: from_json(value) for name, value in metrics.items()}
+                list(self.health.warnings(numbers))
         existing_steps = self.checkpoints.steps
         for record in json.loads(processes.text_from_first(json.dumps(records))):
             self._note_evaluation(record, has_checkpoint=record["step"] in existing_steps)
@@ -201,9 +200,9 @@ class Trainer:
         return state, step
 
     def _record_origin(self, start: RunState) -> None:
-        """Records digests of the initial weights, and copies the trained ones for a KL penalty.
+        """Records digests of the initial weights, and copies them as the reference of a KL penalty.
 
-        The frozen base weights are shared with the reference policy.
+        The copy contains only trained weights. It shares the frozen base weights with the policy.
 
         Raises:
           UserError: the weights differ from the initial weights of the run that is being resumed.
@@ -222,7 +221,7 @@ class Trainer:
             self.reference = trained | self.run.frozen
 
     def _note_evaluation(self, record: dict[str, Any], *, has_checkpoint: bool = True) -> None:
-        """Adds the record of an evaluation and selects the best checkpoint again.
+        """Adds the record of an evaluation, and updates the selection of the best checkpoint.
 
         Args:
           has_checkpoint: False if the checkpoint that was evaluated no longer exists.
@@ -294,8 +293,8 @@ class Trainer:
     def expected_steps(self, state: RunState, step: int) -> int:
         """Returns the number of steps after which the run is expected to end.
 
-        It is lower than in the config if `train.max_generated_tokens` is reached earlier, with the
-        mean number of tokens per step so far as the estimate for future steps.
+        The mean number of tokens per step predicts the step that reaches
+        train.max_generated_tokens.
         """
         limit = self.config.train.max_generated_tokens
         if limit is None or step == 0:
@@ -341,7 +340,7 @@ class Trainer:
             self.progress.print_line(f"WARNING, step {step}: {warning}")
 
     def maintain(self, state: RunState, step: int) -> None:
-        """Evaluates and saves if the step requires it, and stops a run that can't continue.
+        """Evaluates and saves at the configured steps, and stops a run that can't continue.
 
         Raises:
           TrainingFailed: the value head is not finite, or too many updates in a row were skipped.
@@ -384,7 +383,12 @@ class Trainer:
         raise failures.head_not_finite(step, last_saved, self.folder.checkpoints)
 
     def _refuse_verifier(self, state: RunState, step: int, name: str, answers: str) -> NoReturn:
-        """Saves a checkpoint, then raises VerifierFailed for a verifier that scored no answer."""
+        """Saves a checkpoint, then raises VerifierFailed for a verifier that scored no answer.
+
+        Args:
+          name: name of the verifier.
+          answers: phrase that describes the answers, such as "of 3 steps in a row".
+        """
         last_failure = self.environment.last_failure(name)
         self.leave(state, step)
         raise failures.verifier_failed(name, answers, last_failure, step, self.folder.checkpoints)
@@ -418,7 +422,7 @@ class Trainer:
         """Saves the last checkpoint, waits until it is written, and closes the environment.
 
         Args:
-          finished: True keeps the metrics writer open, because the summary still has to be logged.
+          finished: True to keep the metrics writer open, because the summary is logged later.
         """
         self.save(state, step)
         self.checkpoints.close()
@@ -485,7 +489,7 @@ class Trainer:
                 )
 
     def _evaluate_sets(self, params: Params, step: int, when: str) -> dict[str, Any]:
-        """Returns the results of `evaluate_set` for each set, and checks the weights for damage."""
+        """Returns the results of each set, and raises if the weights on a device changed."""
         decoder = Decoder(
             self.policy.decode_params(params),
             self.policy.evaluation,
@@ -560,8 +564,7 @@ class Trainer:
         if any(worse.values()) or (self.best is not None and self.best.step != step):
             self.progress.print_line(best_note(self.best_record))
         question = next(iter(self.environment.eval.values())).set.questions[0]
-        for line in next_lines(self.config, self.folder.path, question):
-            self.progress.print_line(line)
+        self.progress.print_line("\n".join(next_lines(self.config, self.folder.path, question)))
         return summary
 
     def _summary(

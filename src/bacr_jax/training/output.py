@@ -34,7 +34,7 @@ from bacr_jax.training.run import Run
 def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
     """Writes traces of an iteration to a JSON Lines file.
 
-    `output.rollouts` rows are selected at even intervals from the batch. docs/report.md describes
+    `output.rollouts` traces are selected from the batch at even intervals. docs/report.md describes
     the fields of a trace.
     """
     num_rows = len(done.chosen.rollout.trunks.prompt_lengths)
@@ -51,7 +51,7 @@ def write_traces(path: Path, step: int, run: Run, done: Iteration) -> None:
 
 
 def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the trace fields of a row's question and of the budget that the policy receives."""
+    """Returns the question of a trace and the budget that the policy receives, as trace fields."""
     questions = run.environment.train
     plan = done.chosen.plan
     question = int(plan.rows[row])
@@ -73,7 +73,11 @@ def _question_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
-    """Returns a row's prompt, thinking and answers as text, with the token count of each part."""
+    """Returns the prompt, thinking and answers of a trace as text, each with its token count.
+
+    Args:
+      row: index of the trace in the batch.
+    """
 
     def decode(ids: Any) -> str:
         return decode_ids(run.environment.tokenizer, ids.tolist())
@@ -84,7 +88,7 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
     thinking = int(trunks.thinking[row])
     end = start + int(trunks.sampled[row])
     cut_positions = [int(position) for position in branches.context[row]]
-    # The last segment is the text after the last cut.
+    # The last segment is the text after the last truncation point.
     segment_ends = [start, *cut_positions, end]
     tokens_before_cut = [position - start for position in cut_positions]
     forced = branches.forced[row].tolist()
@@ -115,9 +119,12 @@ def _sampled_fields(run: Run, done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the outcomes of a row's answers, and the grading rules that decided them.
+    """Returns the outcomes of a trace's answers, and the grading rules that decided them.
 
-    The last outcome is the verdict on the answer after the complete trace.
+    The last outcome is the verdict on the answer after the complete thinking.
+
+    Args:
+      row: index of the trace in the batch.
     """
     outcomes = done.chosen.outcomes
     fields: dict[str, Any] = {"outcomes": _numbers(outcomes.reshape(-1, outcomes.shape[-1])[row])}
@@ -137,7 +144,11 @@ def _verdict_fields(done: Iteration, row: int) -> dict[str, Any]:
 
 
 def _learner_fields(done: Iteration, row: int) -> dict[str, Any]:
-    """Returns the rewards, values and advantages of a row, and whether the row is in the loss."""
+    """Returns the rewards, values and advantages of a trace, and if it counts in the loss.
+
+    Args:
+      row: index of the trace in the batch.
+    """
     chosen = done.chosen
     advantages = done.advantages
     question, rollout = divmod(row, chosen.plan.budgets.shape[1])
@@ -167,8 +178,9 @@ def _numbers(values: Iterable[Any]) -> list[float | str]:
     return [as_json(float(value)) for value in np.asarray(values).reshape(-1)]
 
 
-# Advice is printed if a larger share of the answers is never closed (`NEVER_CLOSED`), or is correct
-# only under the lenient grading rules (`LENIENT_ONLY`). We chose both values.
+# Thresholds for printing advice: the share of answers without a closing tag (`NEVER_CLOSED`), and
+# the share of answers that are correct only under the lenient grading rules (`LENIENT_ONLY`). We
+# chose both values.
 NEVER_CLOSED = 0.1
 LENIENT_ONLY = 0.05
 
@@ -181,7 +193,8 @@ def evaluation_record(
     Args:
       when: "before", "during" or "after" training.
       results: results of `evaluate_set` by set name.
-      dense: True if the results have a field `dense` (eval.cut_every).
+      dense: True if the results contain `dense`, the accuracy at many truncation points of the same
+        traces (eval.cut_every).
     """
     sets = {name: result["by_budget"] for name, result in results.items()}
     record: dict[str, Any] = {"step": step, "when": when, "sets": sets}
@@ -212,7 +225,7 @@ def format_lines(summary: Summary, name: str, config: Config) -> Iterator[str]:
     """Yields messages about answers of the starting policy that break the prompt format.
 
     The counts are taken from the evaluation before training at its largest budget, so nothing is
-    sampled again. Advice follows if there are many such answers.
+    sampled again. If there are many such answers, a message with advice is added.
 
     Args:
       summary: results of one evaluation set.
@@ -303,7 +316,7 @@ _PLAIN = (
     "policy_budget",
     "thinking_tokens",
 )
-# Trace fields with one entry per cut. A table contains the entry of the last cut.
+# Trace fields with one entry per truncation point. A table contains only the last entry.
 _LAST = ("answers", "outcomes", "extracted", "decided_by", "rewards", "answer_tokens")
 _COLUMNS = (*_PLAIN, "closed_by", "right", *_LAST, "segment_advantages", "thinking")
 # Maximum length in characters of a text in a table. Longer texts are truncated.
@@ -311,12 +324,12 @@ _MAX_TEXT = 4000
 
 
 def trace_rows(traces: Sequence[Trace]) -> TableRows:
-    """Returns one table row per trace, with the answer at the last cut."""
+    """Returns one table row per trace, with its answer at the last truncation point."""
     return [{name: _cell(trace, name) for name in _COLUMNS} for trace in traces]
 
 
 def _cell(trace: Trace, name: str) -> Any:
-    """Returns the value of a trace in one table column."""
+    """Returns the value of one table column for a trace."""
     value = is_right(trace) if name == "right" else trace.get(name)
     if name in _LAST and isinstance(value, list):
         value = value[-1] if value else None
@@ -325,7 +338,7 @@ def _cell(trace: Trace, name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Converts a value to text and truncates long text. None becomes an empty string."""
+    """Converts a value to text of limited length. None becomes an empty string."""
     text = "" if value is None else str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
 

@@ -1,9 +1,9 @@
 """Supervised fine-tuning on the policy's own correct responses, before reinforcement learning.
 
-SelfBudgeter needs this stage, because a policy that never writes a budget tag can't be rewarded for
-writing one. The starting policy answers the training questions in the prompt format that all
-methods share. It is then trained on its correct responses, each preceded by the opening that the
-method expects.
+The method SelfBudgeter trains the policy to write its budget as a tag. It needs this stage, because
+a policy that never writes the tag can't be rewarded for writing it. The starting policy answers the
+training questions in the prompt format that all methods share. It is then trained on its correct
+responses. Each of them is preceded by the opening that the method expects, such as a budget tag.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def sample_responses(
 
     Args:
       settings: settings of this stage.
-      shared: environment with the prompt format that all methods share.
+      shared: task data in the prompt format that all methods share.
       params: parameters of the starting policy.
     """
     config = run.config
@@ -93,12 +93,12 @@ def sample_responses(
 def make_examples(
     responses: Responses, environment: TaskData, settings: RejectionSFT
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Builds supervised examples from the correct responses that closed their thinking themselves.
+    """Builds supervised examples from correct responses that ended their thinking with the tag.
 
         prompt | opening, thinking, closing tag | suffix | answer
 
-    Thinking and answer keep their sampled token ids. Only the opening, the closing tag and the
-    suffix are tokenized here.
+    The suffix is the forced text between thinking and answer. Thinking and answer keep their
+    sampled token ids. Only the opening, the closing tag and the suffix are tokenized here.
 
     Returns:
       Tokens and loss mask, both with shape [B, S], for B examples padded to the longest length S.
@@ -147,7 +147,9 @@ def imitate(
     on_progress: OnProgress,
     poll: Poll,
 ) -> Params:
-    """Trains on random examples. The learning rate rises linearly and then stays constant.
+    """Trains the policy on random examples.
+
+    The learning rate rises linearly and then stays constant.
 
     Args:
       params: parameters without a budget module. The trained parameters are donated.
@@ -194,13 +196,13 @@ def rejection_sft(
 
     Args:
       fresh: state of the starting policy.
-      shared: environment with the same questions in the prompt format that all methods share.
+      shared: task data with the same questions in the prompt format that all methods share.
 
     Returns:
-      Parameters of the policy, state of the method, and number of sampled tokens.
+      The parameters of the policy, the state of the method, and the number of sampled tokens.
 
     Raises:
-      UserError: the two prompt formats keep different questions, or no response is correct.
+      UserError: different questions fit into the two prompt formats, or no response is correct.
     """
     settings = run.method.rejection_sft
     assert settings is not None

@@ -49,8 +49,8 @@ class RunState:
     """State of a run that changes in every iteration. Checkpoints store this state.
 
     Attributes:
-      train: parameters and optimizer states.
-      curriculum: pass rates of the difficulty groups.
+      train: parameters and optimizer states of the policy and the value head.
+      curriculum: state of the curriculum, such as the pass rates of the difficulty groups.
       stream: number of questions drawn so far from each difficulty group with data.order=shuffled;
         otherwise zeros.
       generated_tokens: number of tokens sampled in training so far. It is a Python integer because
@@ -166,8 +166,8 @@ class LocalSampler:
     def load(self, params: Params, version: int, poll: Poll = None) -> None:
         """Stores the parameters for later calls of `generate`.
 
-        `generate` makes the copy that the decoder needs and frees it at the end, because the
-        learner needs the memory.
+        The decoder needs a copy of the parameters. `generate` creates the copy and frees it at the
+        end, because the learner needs the memory.
         """
         self.params = params
 
@@ -194,7 +194,10 @@ def plain_rollout(
     *,
     temperature: float,
 ) -> Rollout:
-    """Samples a trace and an answer per prompt at the largest budget, with no budget embedding."""
+    """Samples a trace and an answer per prompt at the largest budget, unconditioned.
+
+    The policy receives no budget embedding.
+    """
     budgets = np.full(len(prompts.lengths), run.config.budget.max, np.int32)
     spec = dataclasses.replace(run.policy.rollout, conditioning=None, answers=1)
     return generate(
@@ -286,7 +289,7 @@ def precompile(
     reference: Any = None,
     on_program: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Compiles the programs of the training loop: all variants of the update, and the rollout.
+    """Compiles the programs of the training loop: all programs of the update, and the rollout.
 
     Rollout programs are only compiled if the built-in decoder samples the traces.
 

@@ -6,6 +6,7 @@ one. `bacr train --check` ends with `start_lines`. Nothing here is computed on a
 
 import os
 import shlex
+import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,21 +63,21 @@ class RunFacts:
     environment: TaskData
 
 
-def start_lines(facts: RunFacts, devices: str, width: int, departures_in: str = "") -> list[str]:
+def start_lines(facts: RunFacts, devices: str, width: int, *, is_check: bool = False) -> list[str]:
     """Returns the method, the model, the devices and the size of a run, wrapped with an indent.
 
     Args:
       facts: what to report.
       devices: description of the devices, or `NO_DEVICES`.
       width: maximum line width in characters. Commands and paths are never broken.
-      departures_in: where the settings are listed that differ from the method's publication. Empty
-        for the command that lists those of the run folder.
+      is_check: True for --check, which has listed departures and left out questions above, and
+        whose run folder may not exist.
     """
     entries = {
-        "method": [_method(facts, departures_in)],
+        "method": [_method(facts, is_check)],
         "model": [_model(facts)],
         "devices": [devices],
-        "run": _size(facts),
+        "run": _size(facts, is_check),
     }
     lines = []
     for label, parts in entries.items():
@@ -101,7 +102,7 @@ def _fixed(text: str) -> str:
 
 
 def check_lines(
-    config: Config, folder: Path, method: Method, environment: TaskData, *, width: int
+    config: Config, folder: Path, method: Method, environment: TaskData
 ) -> Iterator[str]:
     """Yields what --check prints about valid inputs: sets, departures, and the run's first lines.
 
@@ -110,14 +111,14 @@ def check_lines(
       folder: run folder, which may not exist.
       method: method built from the config.
       environment: questions and prompts.
-      width: maximum line width in characters.
     """
     yield from environment.describe_data(config.eval.size)
     for departure in departures(config, method):
         yield f"  {departure}"
     shape = model_shape(config, environment.vocab_size)
     facts = RunFacts(config, folder, method, shape, environment)
-    yield from start_lines(facts, NO_DEVICES, width, departures_in="listed above")
+    width = shutil.get_terminal_size().columns
+    yield from start_lines(facts, NO_DEVICES, width, is_check=True)
 
 
 def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
@@ -140,14 +141,14 @@ def hint_lines(facts: RunFacts, cache: CacheFolder) -> list[str]:
     return lines
 
 
-def _method(facts: RunFacts, departures_in: str) -> str:
+def _method(facts: RunFacts, is_check: bool) -> str:
     text = method_text(facts.config, facts.method.name)
     count = len(departures(facts.config, facts.method))
     if not count:
         return text
     plural = "departures" if count > 1 else "departure"
-    if departures_in:
-        return f"{text}; {count} {plural} from its publication, {departures_in}"
+    if is_check:
+        return f"{text}; {count} {plural} from its publication, listed above"
     command = _fixed(f"bacr methods --run {shlex.quote(str(facts.folder))}")
     return f"{text}; {count} {plural}: {command}"
 
@@ -185,7 +186,7 @@ def _model(facts: RunFacts) -> str:
     return text
 
 
-def _size(facts: RunFacts) -> list[str]:
+def _size(facts: RunFacts, is_check: bool) -> list[str]:
     """Returns steps and budgets, the questions, and the folder and how to stop and resume."""
     config = facts.config
     rollout = config.rollout
@@ -196,7 +197,11 @@ def _size(facts: RunFacts) -> list[str]:
     if limit is not None:
         size += f", at most {limit:,} generated tokens"
     names = ", ".join(set_title(name) for _, name in mixture(config.data.train))
-    questions = f"{len(train):,} questions of {names}, {_left_out(train.left_out, facts.folder)}"
+    list_command = "listed above"
+    if not is_check:
+        config_path = RunPaths(facts.folder).config
+        list_command = _fixed(f"bacr data --config {shlex.quote(str(config_path))}")
+    questions = f"{len(train):,} questions of {names}, {_left_out(train.left_out, list_command)}"
     evaluated = facts.environment.eval.values()
     num_unevaluated = sum(len(prompted.set.left_out) for prompted in evaluated)
     if num_unevaluated:
@@ -208,14 +213,16 @@ def _size(facts: RunFacts) -> list[str]:
     ]
 
 
-def _left_out(rows: Sequence[LeftOut], folder: Path) -> str:
-    """Returns the numbers of training questions that are left out and that are held out."""
+def _left_out(rows: Sequence[LeftOut], list_command: str) -> str:
+    """Returns the numbers of training questions that are left out and that are held out.
+
+    Args:
+      rows: rows of the training set that are not trained on.
+      list_command: where the rows are listed.
+    """
     held_out = sum(row.reason == HELD_OUT for row in rows)
     unusable = len(rows) - held_out
-    text = "none left out"
-    if unusable:
-        command = f"bacr data --config {shlex.quote(str(RunPaths(folder).config))}"
-        text = f"{unusable:,} left out ({_fixed(command)})"
+    text = f"{unusable:,} left out ({list_command})" if unusable else "none left out"
     return f"{text}, {held_out:,} {HELD_OUT}" if held_out else text
 
 

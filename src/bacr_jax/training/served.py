@@ -1,8 +1,8 @@
 """Replaces the sampler of a run by vLLM servers (rollout.engine=vllm).
 
 This module passes the settings of the run to `rollout.fleet`: the decoding rules, a folder for
-weights, and a probe. The probe compares the log-probabilities of the servers with those computed by
-the learner.
+weights, and a probe. The probe is a test of the servers that compares their log-probabilities with
+the log-probabilities that the learner computes.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _ROWS_PER_PASS = 8
 
 
 def largest_mismatch(config: Config) -> float:
-    """Returns the largest mismatch between sampler and learner that rounding can explain.
+    """Returns the maximum difference between sampler and learner attributed to rounding.
 
-    The mismatch is measured in nats per token. With servers, the bound of the probe applies. A
-    larger bound applies if the policy is updated between sampling and learning. This happens for a
-    batch that was sampled a step ahead, and with `loss.old_logprobs=sampler` and several
-    minibatches.
+    The difference between their log-probabilities is measured in nats per token. With servers, the
+    result is the bound of the probe, the test that compares both log-probabilities. The result is
+    larger if the policy is updated between sampling and learning. This happens for a batch that was
+    sampled a step ahead, and with `loss.old_logprobs=sampler` and several minibatches.
     """
     differs_by_update = config.rollout.async_steps or (
         config.loss.old_logprobs == "sampler" and config.train.minibatches > 1
@@ -124,7 +124,10 @@ def _check_process() -> None:
 
 
 def _make_probe(run: Run) -> Probe:
-    """Returns a probe that draws questions and budgets for each version of the weights."""
+    """Returns a probe that draws questions and budgets for each version of the weights.
+
+    The probe compares the log-probabilities of a server with the log-probabilities of the learner.
+    """
     config = run.config
     train = run.environment.train
     spec = dataclasses.replace(run.policy.learner, temperature=1.0)

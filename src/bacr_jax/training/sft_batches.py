@@ -1,7 +1,7 @@
 """Supervised batches for the warm-up, built from the reasoning traces of a training set.
 
-`start` uses `SftBatches` for every training set except the ledger. The ledger task generates its
-own batches (`questions.ledger.supervised`).
+`initialize` uses `SftBatches` for every training set except the ledger, a synthetic task. The
+ledger generates its own batches (`questions.ledger.supervised`).
 """
 
 import difflib
@@ -41,12 +41,14 @@ _MULTIPLE = 8
 class SftBatches:
     """Supervised batches of reasoning traces. Each batch depends only on the seed and the step.
 
-    An example consists of prompt, trace, suffix and answer. In a tenth of the examples the trace is
-    truncated at a random token, so that the model learns to answer when its thinking is cut off.
-    Questions without an answer or without a trace in every style are left out.
+    An example consists of prompt, trace, suffix and answer. The suffix is the text that the
+    decoding loop forces between trace and answer. In a tenth of the examples the trace is truncated
+    at a random token, so that the model learns to answer when its thinking is truncated. Questions
+    without an answer or without a trace in every style are left out.
 
     Attributes:
-      styles: styles of the traces, from short to long.
+      styles: names of the trace styles, from short to long. A style is one of several ways of
+        writing down the reasoning.
     """
 
     def __init__(self, config: Config, environment: TaskData):
@@ -78,7 +80,7 @@ class SftBatches:
             self._traces.append(self._token_ids(texts))
         ending = _answer_ending(style_format)
         self._answers = self._token_ids([answer + ending for answer in questions.answers])
-        # Indexed by whether the trace is truncated.
+        # Index 0 is for complete traces, index 1 for truncated traces.
         self._suffixes = [
             encode_text(self._tokenizer, text).tolist()
             for text in (style_format.natural_suffix, style_format.forced_suffix)
@@ -115,7 +117,8 @@ class SftBatches:
         """Returns the tokens of a step and their loss mask.
 
         Args:
-          practice: ignored. Batches of the ledger task use it.
+          practice: ignored. In batches of the ledger task, it selects more traces in the short
+            style.
         """
         del practice
         settings = self._config.warmup
@@ -170,10 +173,14 @@ class SftBatches:
         return padded(rows, width)
 
     def opened(self, style: str, budget: int) -> tuple[Prompts, list[str]]:
-        """Returns prompts that end with the first token of a style, and their reference answers.
+        """Returns prompts that end with the first token of a trace, and their reference answers.
 
         Held-out questions are used if they exist, because a small number of training questions is
         soon memorized.
+
+        Args:
+          style: style of the traces from which the first tokens are taken.
+          budget: budget to write into the prompts, if the prompt format contains budgets.
         """
         index = np.arange(min(STYLE_PROBLEMS, len(self._measured)))
         texts = [_trace(self._measured.set.rows[question], style) for question in index]
@@ -184,8 +191,9 @@ class SftBatches:
 def _closing_text(style_format: PromptFormat) -> str:
     """Returns the text that closes a complete trace.
 
-    It starts with a newline if the format's closing of a truncated trace does. A longer closing
-    text, as in the format `native`, is only used for truncated traces.
+    The text is the closing tag, with a newline before it if the format also closes truncated traces
+    with a newline. Some formats, such as `native`, close truncated traces with a longer text. That
+    text is not used for complete traces.
     """
     before_tag, _, _ = style_format.forced_suffix.partition(style_format.think_close)
     newline = "\n" if before_tag.endswith("\n") else ""
@@ -193,7 +201,7 @@ def _closing_text(style_format: PromptFormat) -> str:
 
 
 def _answer_ending(style_format: PromptFormat) -> str:
-    """Returns the text after an answer: a brace, a newline and a tag, as the format requires."""
+    """Returns the text that ends an answer: brace, newline and tag, as the format requires."""
     brace = "}" if style_format.answer_open.endswith("{") else ""
     newline = "\n" if style_format.natural_suffix.endswith("\n") else ""
     return brace + newline + style_format.answer_close
@@ -228,10 +236,10 @@ def _with_traces(questions: PromptedQuestions, styles: tuple[str, ...]) -> Promp
 
 
 def _trace(source_row: Any, style: str) -> str:
-    """Returns the trace of a row in one style, or an empty string if its source has no traces.
+    """Returns the trace of a question in one style, or "" if its source has no traces.
 
     Args:
-      source_row: (source, row), as in `QuestionSet.rows`.
+      source_row: (source, row of the source that contains the question), as in `QuestionSet.rows`.
     """
     source, row = source_row
     text = source.trace(row, style) if source.trace is not None else ""

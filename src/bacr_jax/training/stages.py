@@ -52,14 +52,16 @@ def plan_batch(
     method: Method,
     num_questions: int,
 ) -> BatchPlan:
-    """Samples questions, budgets and cuts (lines 3, 4, 6, 8 and 10 of Algorithm 1).
+    """Samples questions, budgets and truncation points (lines 3, 4, 6, 8 and 10 of Algorithm 1).
 
-    Questions are sampled by the weight of their difficulty group, and budgets from the budget
-    prior.
+    Questions are sampled by the weight of their difficulty group, and budgets from the budget prior
+    p(b | k) of the difficulty group.
 
     Args:
-      group_of: difficulty group of each question. It is an argument, because XLA would spend
-        compile time on sorting a constant of this length.
+      group_of: difficulty group of each question. It is an argument and not a constant of the
+        program, because XLA would spend compile time on sorting a constant of this length.
+      group_sizes: number of questions in each difficulty group.
+      num_questions: number of questions to sample (Q).
     """
     question_key, budget_key, cut_key = jax.random.split(key, 3)
     weights = method.question_weights(schedule, group_sizes)
@@ -73,11 +75,11 @@ def plan_batch(
 def in_stream_order(
     stream: QuestionStream | None, plan: BatchPlan, cursors: Int[np.ndarray, "K"]
 ) -> tuple[BatchPlan, Int[np.ndarray, "K"]]:
-    """Replaces each question by the next one of its group (line 6 with data.order=shuffled).
+    """Replaces each question by the next question of its group (data.order=shuffled, line 6).
 
     Args:
       stream: order of the questions; None returns the plan and the cursors unchanged.
-      cursors: number of questions drawn so far from each group.
+      cursors: number of questions drawn so far from each difficulty group.
 
     Returns:
       The plan with the new questions, and the updated cursors.
@@ -101,8 +103,8 @@ def prepare_sampling(
 ) -> Callable[[], Rollout]:
     """Loads the policy into the sampler and returns a function that samples (line 9).
 
-    The returned function samples a trace under each budget and answers at every cut. Grading starts
-    while it is still sampling.
+    The returned function samples a trace under each budget and an answer at every truncation point.
+    Grading starts while it is still sampling.
 
     Args:
       step: version number of the policy's parameters.
@@ -131,12 +133,12 @@ def prepare_sampling(
 
 
 def prompts_of(run: Run, plan: BatchPlan) -> Prompts:
-    """Returns the prompts of a plan's rows, including the budget if the prompt format has it."""
+    """Returns one prompt per trace, including the budget if the prompt format contains it."""
     return run.environment.train.at(plan.rows, np.asarray(plan.budgets).reshape(-1))
 
 
 def resolve_cuts(method: Method, plan: BatchPlan, rollout: Rollout) -> BatchPlan:
-    """Converts cuts that depend on the length of a trace to token positions.
+    """Converts truncation points (cuts) that depend on a trace's length to token positions.
 
     Methods with `Method.cuts_relative_to_length` plan their cuts before the length of the trace is
     known. For all other methods the plan is returned unchanged.
@@ -164,7 +166,7 @@ def make_group_batch(
     Args:
       state: state of the run. Only used if the method needs token scores
         (`Method.needs_score_norms`).
-      outcomes: correctness of every answer at every cut.
+      outcomes: correctness of each of the A answers at each of the M truncation points.
       by_reward: score of every answer under each reward in `reward.weights`.
     """
     trunks = rollout.trunks
@@ -178,7 +180,7 @@ def make_group_batch(
     score_norm_proxy = _segment_surprise(
         np.asarray(trunks.logprobs), np.asarray(trunks.sampled), cuts
     )
-    # Lengths of the first answer at each cut.
+    # Lengths of the first answer at each truncation point.
     answer_lengths = np.asarray(branches.sampled)[:, :: run.method.answers]
     answer_lengths = answer_lengths.reshape(plan.cuts.shape)
     on_host: dict[str, Any] = {
@@ -225,8 +227,9 @@ def _read_texts(run: Run, rollout: Rollout) -> dict[str, np.ndarray]:
 def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, "B M"]:
     """Returns the end of each thinking segment, in sampled tokens.
 
-    The grace window belongs to the last segment. A cut inside the closing tag is moved to the end
-    of the tag, because its answer was sampled after the whole tag (`rollout.branches`).
+    A segment is the thinking between two truncation points (cuts). The grace window, in which a
+    trace may exceed its budget, belongs to the last segment. A cut inside the closing tag is moved
+    to the end of the tag, because its answer was sampled after the whole tag (`rollout.branches`).
     """
     cuts = with_grace(
         _by_row(np.asarray(plan.cuts)), np.asarray(trunks.budgets), run.config.budget.grace
@@ -237,7 +240,7 @@ def _segment_ends(run: Run, plan: BatchPlan, trunks: Trunks) -> Int[np.ndarray, 
 
 
 def _cumulative_score_norm(run: Run, state: RunState, trunks: Trunks) -> Float[np.ndarray, "B T"]:
-    """Returns the cumulative sum of the squared score norms of each row's sampled tokens.
+    """Returns the cumulative sum of the squared score norms of each trace's tokens.
 
     Entries after the last sampled token are 0.
     """
@@ -268,7 +271,10 @@ def _keep(group_batch: GroupBatch, method: Method) -> Bool[Array, "Q"]:
 
 
 def useful_questions(method: Method, group_batch: GroupBatch) -> Bool[np.ndarray, "Q"]:
-    """Returns True for questions to learn from. Without dynamic sampling, these are all."""
+    """Returns True for questions to learn from.
+
+    All questions are useful if the method has no dynamic sampling.
+    """
     if method.dynamic_sampling is None:
         return np.ones(len(group_batch.questions), bool)
     return np.asarray(_keep(group_batch, method=method))
@@ -328,7 +334,7 @@ def first_step_values(
 def _first_values(
     method_state: Any, group_batch: GroupBatch, *, method: Method
 ) -> tuple[Float[Array, ""], Float[Array, "Q G M"]]:
-    """Returns the mean reward, and for each question the mean reward of all other questions.
+    """Returns the mean reward, and the mean reward of all other questions for each question.
 
     Both are 0 if any reward is non-finite.
     """
@@ -345,9 +351,10 @@ class TokenAdvantages:
 
     Attributes:
       thinking: advantage of each thinking token.
-      answers: advantage of each of a row's N answers, summed over all cuts that share the answer.
-      rewards: reward at each cut.
-      returns: return of each thinking segment.
+      answers: advantage of each of a trace's N answers, summed over all truncation points (cuts)
+        that share the answer.
+      rewards: reward at each truncation point.
+      returns: return of each thinking segment, which ends at a truncation point.
       keep: True for rollouts that count in the loss. None if all of them count.
     """
 
@@ -379,7 +386,8 @@ def compute_advantages(
         method=run.method,
         max_thinking=run.policy.rollout.max_sampled,
     )
-    # Logged for all methods: these metrics describe the effect that score weighting would have.
+    # Logged for all methods, because these metrics describe the effect that score weighting would
+    # have.
     scores = _score_statistics(token_level.returns, chosen.group_batch.score_norm_proxy)
     return token_level, metrics | {f"score/{name}": x for name, x in scores.items()}
 
@@ -394,11 +402,17 @@ def token_advantages(
     method: Method,
     max_thinking: int,
 ) -> tuple[TokenAdvantages, dict[str, Array]]:
-    """Computes rewards and segment advantages, and assigns them to tokens (lines 11 and 12).
+    """Computes rewards and segment advantages, and assigns them to tokens (lines 11, 12).
+
+    A segment is the thinking between two truncation points (cuts).
 
     Args:
-      source: index of the answer that is used at each cut (`Branches.source`).
-      max_thinking: number of thinking tokens per row (T), padding included.
+      source: index of the answer that is used at each cut (`Branches.source`). Several cuts can
+        share an answer.
+      max_thinking: number of thinking tokens per trace (T), padding included.
+
+    Returns:
+      The rewards and token advantages, and the metrics of rewards and advantages.
     """
     rewards = method.rewards(method_state, group_batch)
     by_segment = method.advantages(method_state, group_batch, rewards, values)
@@ -430,12 +444,12 @@ def token_advantages(
 def learner_batch(run: Run, chosen: Round, token_level: TokenAdvantages) -> Batch:
     """Builds the learner's batch from tokens and advantages.
 
-    Rows that do not count in the loss are given zero sampled tokens.
+    Traces that do not count in the loss are given zero sampled tokens.
     """
     num_answers = run.method.answers
 
     def by_answer(x: Any) -> np.ndarray:
-        """Repeats each cut's value for all of its answers: [Q, G, M] becomes [B, N]."""
+        """Repeats the value of each truncation point for its answers: [Q, G, M] to [B, N]."""
         return _by_row(np.repeat(np.asarray(x), num_answers, axis=-1))
 
     batch = make_batch(
@@ -478,7 +492,8 @@ def update(
             train.head,
             train.head_opt,
             features,
-            # All answers of a cut have the same return, so use the first one.
+            # All answers at a truncation point have the same return, so use the return of the first
+            # answer.
             batch.returns[:, :: run.method.answers],
             head_tx=run.updates.head_tx,
             num_steps=settings.inner_steps,
@@ -523,11 +538,11 @@ def update_method(
 ) -> Any:
     """Updates the state of the method, unless the batch or the new state is non-finite.
 
-    A single non-finite number in rewards, values or scores would stay in every running mean
-    forever.
+    Otherwise a single non-finite number in rewards, values or scores would stay in every running
+    mean forever.
     """
-    # Use two compiled programs, because the check changes how the moments are rounded if it is
-    # compiled together with the update.
+    # Use two compiled programs, because compiling the check together with the update changes the
+    # rounding of the running statistics.
     new = _update_if_finite(method_state, group_batch, rewards, values, method=method)
     return _new_if_finite(new, method_state)
 

@@ -22,7 +22,7 @@ Shares = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A metric that is compared with a bound, for example the share of answers that were closed.
+    """A metric of sampled traces with a bound, such as the share of answers that were closed.
 
     Attributes:
       key: name of the bound in `TrainConfig`.
@@ -51,9 +51,8 @@ class HostArray:
 
     Attributes:
       shape: shape of the whole array.
-      sharding: sharding of the original array. None if it was not committed to devices.
-      shards: data of each distinct shard of this process. The keys are the shard indices as
-        strings.
+      sharding: sharding of the original array. None if the array was not committed to devices.
+      shards: data of each distinct shard of this process, by the index of the shard as a string.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +61,7 @@ class HostArray:
 
     @classmethod
     def of(cls, array: jax.Array) -> "HostArray":
-        """Copies an array to host memory. The original may be donated afterwards."""
+        """Copies an array to host memory. Its buffers may be donated afterwards."""
         shards: dict[str, np.ndarray] = {}
         for shard in array.addressable_shards:
             name = str(shard.index)
@@ -71,7 +70,10 @@ class HostArray:
         return cls(array.shape, array.sharding if array.committed else None, shards)
 
     def on_devices(self) -> jax.Array:
-        """Copies the array back to its devices. The result shares no memory and may be donated."""
+        """Copies the array back to its devices.
+
+        The result shares no memory with this copy, so its buffers may be donated.
+        """
         if self.sharding is None:
             (value,) = self.shards.values()
             return jnp.array(value, copy=True)
@@ -82,12 +84,12 @@ class HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The train state at the start of a step, and the shares measured on the step's traces.
+    """The train state at the start of a step, and the watched metrics of the step's traces.
 
     Attributes:
       train: `TrainState` in which each array is replaced by a `HostArray`.
       updates: number of updates that `train` has received.
-      shares: shares of the step's traces, by metric name.
+      shares: watched metrics of the step's traces, each a share in [0, 1], by metric name.
     """
 
     train: Any
@@ -108,13 +110,13 @@ class UpdateGuard:
         self._before: Snapshot | None = None
 
     def breach(self, shares: Shares) -> str | None:
-        """Returns a description of the first bound that is exceeded, or None if all bounds hold.
+        """Describes the first bound that is violated, or returns None if all bounds hold.
 
-        A share beyond its bound is ignored if it is not worse than before the update, because then
-        the update is not the cause.
+        A share that violates its bound is ignored if the share was at least as bad before the
+        update, because the update is not the cause.
 
         Args:
-          shares: shares of the traces that were sampled after the update.
+          shares: watched metrics of the traces that were sampled after the update.
         """
         for watched in WATCHED:
             bound = self._bounds.get(watched.key)
@@ -141,7 +143,7 @@ class UpdateGuard:
         )
 
     def keep(self, train: TrainState, shares: Shares) -> None:
-        """Stores a snapshot of the state at the start of a step, and the shares of its traces."""
+        """Stores the state at the start of a step, and the watched metrics of the step's traces."""
         # Delete the old snapshot first, so that host memory never contains two of them.
         self._before = None
         copies = jax.tree.map(HostArray.of, train)
@@ -149,7 +151,7 @@ class UpdateGuard:
 
 
 def shares_of(first: Round) -> Shares:
-    """Returns the watched shares of a step's first round of traces."""
+    """Returns the watched metrics of the traces of a step's first round."""
     metrics = rollout_metrics(first)
     return {watched.metric: float(metrics[watched.metric]) for watched in WATCHED}
 

@@ -12,14 +12,15 @@ budget reaches `warmup.hold_accuracy`. The accuracy is measured every 100 steps,
 
 The accuracy is measured again after the decay. If it is below `warmup.target_accuracy`, the rate
 returns to its maximum for 100 steps and decays again. The same happens if the policy writes less
-than `warmup.short_accuracy` of the short traces correctly on some level. Reinforcement learning
-must later discover this short style, so the additional 100 steps contain more of it
+than `warmup.short_accuracy` of the short traces correctly on some difficulty level. (A trace style
+is a way of writing down the reasoning. Short traces contain no repeated lines.) Reinforcement
+learning must later discover the short style, so the additional 100 steps contain more of it
 (`ledger.PRACTICE`). Each repetition counts towards `warmup.max_hold`.
 
-With `warmup.style`, the warm-up instead ends when the accuracy of that style on one level lies
-within the range `warmup.style_accuracy`. The size of the trade-off between styles depends on this
-accuracy. `warmup.target_accuracy` is then the accuracy of the style *steps* on the highest level,
-and the rate decays over 40 steps.
+With `warmup.style`, the warm-up instead ends when the accuracy of that trace style on one
+difficulty level lies within the range `warmup.style_accuracy`. The size of the accuracy difference
+between the styles depends on this accuracy. `warmup.target_accuracy` is then the target of the long
+style *steps* on the highest level, and the rate decays over 40 steps.
 """
 
 import contextlib
@@ -71,15 +72,15 @@ FINAL_FRACTION = 0.03
 # Number of steps at the constant rate between two measurements.
 HOLD_STEPS = 100
 # With `warmup.style`, the accuracy is measured every 25 steps, starting with the last phase of the
-# curriculum. It is measured on a copy that is trained for 40 more steps with a decaying learning
-# rate.
+# warm-up's curriculum. It is measured on a copy that is trained for 40 more steps with a decaying
+# learning rate.
 MEASURE_EVERY = 25
 STYLE_FALL = 40
-# Maximum number of problems on which a style is measured. The standard error is 3 percentage
-# points.
+# Maximum number of problems on which the accuracy of a trace style is measured. The standard error
+# is 3 percentage points.
 STYLE_PROBLEMS = 256
-# Number of problems per level on which the short style is measured. The standard error is 3
-# percentage points at an accuracy of 0.9.
+# Number of problems per difficulty level on which the short style is measured. The standard error
+# is 3 percentage points at an accuracy of 0.9.
 SHORT_PROBLEMS = 128
 # Number of steps between checkpoints. A crash loses about ten seconds of work on a CPU.
 SAVE_EVERY = 100
@@ -94,13 +95,13 @@ class WarmUp:
     """State of a running warm-up, or of the supervised stage of a method.
 
     A resumed warm-up runs the same schedule from the beginning. It skips the steps that were
-    already done and reads earlier measurements from its journal.
+    already done and reads earlier accuracy measurements from its journal.
 
     Attributes:
-      batches: function that returns the batch of a step.
+      batches: function that returns the tokens and the loss mask of a step.
       tx: optimizer.
       opt_state: state of the optimizer.
-      saved: checkpoints of the unfinished warm-up. None if it is never saved.
+      saved: checkpoints of the unfinished warm-up. None if the warm-up is never saved.
       frozen: weights that are not trained.
       planned: number of steps currently planned. The schedule may be extended.
       step: number of steps of the schedule that are done.
@@ -159,7 +160,7 @@ class WarmUp:
         )
 
     def measured(self, measure: Callable[[], Any]) -> Any:
-        """Returns the result of a measurement, from the journal if it was made before a resume."""
+        """Measures an accuracy, or reads it from the journal if it was measured before a resume."""
         self.measurements += 1
         if self.measurements > len(self.journal):
             self.journal.append(measure())
@@ -235,9 +236,13 @@ def ledger_batches(config: Config) -> Batches:
 def styled_prompts(
     questions: PromptedQuestions, style: ledger.Style, level: int, budget: int
 ) -> tuple[Prompts, list[str]]:
-    """Returns ledger prompts that end with the first token of a style, and the reference answers.
+    """Returns ledger prompts that end with the first token of a trace, and their answers.
 
-    At most `STYLE_PROBLEMS` problems of the given level are used (see `opened_prompts`).
+    The first token makes the policy continue in the given trace style. At most `STYLE_PROBLEMS`
+    problems of the given difficulty level are used (see `opened_prompts`).
+
+    Returns:
+      The prompts, and the reference answers of their problems.
     """
     index = np.flatnonzero(questions.set.levels == level)[:STYLE_PROBLEMS]
     # A trace in the style *steps* starts with the label of a line. Traces in other styles start
@@ -266,10 +271,12 @@ def opened_prompts(
 
 
 def short_accuracy(run: WarmUp) -> float:
-    """Returns the share of short traces that the policy predicts correctly, on its weakest level.
+    """Returns the share of short traces that the policy reproduces on its weakest level.
 
-    Each token is predicted from the correct tokens before it. Labels are not counted, because a
-    label may also be the start of a redundant line.
+    A short trace solves a ledger problem without repeated lines. The share is measured on each
+    difficulty level, and the lowest share is returned. Each token is predicted from the correct
+    tokens before it. Labels are not counted, because a label may also be the start of a repeated
+    line.
     """
     config = run.config
     budget = None if warmup_prompt_budgets(config) is None else config.budget.max
@@ -286,7 +293,7 @@ def _rising(learning_rate: float) -> Callable[[int], float]:
 
 
 def until_accurate(run: WarmUp, accuracy_of: Callable[[Params], float]) -> dict[str, float]:
-    """Trains until the greedy accuracy and the short accuracy reach the targets of the config.
+    """Trains until the greedy accuracy and `short_accuracy` reach the targets of the config.
 
     Args:
       run: the warm-up to continue.
@@ -361,7 +368,10 @@ def _not_reached(run: WarmUp, accuracies: dict[str, float]) -> str:
 def until_style(
     run: WarmUp, style_accuracy_of: Callable[[Params, ledger.Style], float]
 ) -> dict[str, float]:
-    """Trains until the accuracy of `warmup.style` lies within the range `warmup.style_accuracy`.
+    """Trains until the accuracy of `warmup.style` lies within `warmup.style_accuracy`.
+
+    A style is a way of writing down the reasoning of a ledger problem, such as the long style
+    *steps*.
 
     Args:
       run: the warm-up to continue.
@@ -440,8 +450,8 @@ def warm_up(
     Args:
       policy: settings of the policy. Its budget module and value head are not part of the warm-up.
       folder: folder of the warm-up, which several runs may share.
-      styles: styles whose accuracy is measured at the end. The accuracy of the last style is the
-        accuracy of the warm-up.
+      styles: trace styles (ways of writing down the reasoning) whose accuracy is measured at the
+        end. The accuracy of the last style is the accuracy of the warm-up.
       accuracy_of: maps parameters and a style to the greedy accuracy at the largest budget, on
         prompts that end with the first token of that style. If the style is None, the evaluation
         questions are used.

@@ -62,8 +62,8 @@ _NEWER_DATA_KEYS = ("data.answer_column", "data.answers", "data.closing_text")
 def warmup_prompt_budgets(config: Config) -> Int[np.ndarray, "n"] | None:
     """Returns the budgets to write into the prompts of the warm-up.
 
-    The result contains all budgets of training and evaluation, so that the policy has seen every
-    number in the warm-up. None if prompts do not contain the budget.
+    The result contains all budgets of training and evaluation, so that the policy sees every number
+    during the warm-up. None if prompts do not contain the budget.
     """
     if not config.conditioning.in_prompt:
         return None
@@ -145,7 +145,7 @@ def check_warmup(config: Config, run: RunPaths) -> None:
 
 
 def _check_identity(config: Config, paths: WarmupPaths) -> None:
-    """Raises UserError if a finished warm-up has different settings or has lost its weights."""
+    """Raises UserError if a finished warm-up has different settings or its weights are missing."""
     path = paths.identity
     location = f"warmup.dir={paths.path}" if config.warmup.dir else str(paths.path)
     try:
@@ -168,7 +168,7 @@ def read_warmup(config: Config, paths: WarmupPaths, like: Params) -> Params:
       like: parameters with the shapes and shardings of the result.
 
     Raises:
-      UserError: the warm-up has different settings, is damaged, or has lost its weights.
+      UserError: the warm-up has different settings, is damaged, or its weights are missing.
     """
     _check_identity(config, paths)
     checkpoints = Checkpoints(paths.weights, keep=1)

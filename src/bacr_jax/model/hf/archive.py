@@ -202,7 +202,7 @@ class Stored:
 
 
 def stored(params: dict[str, Any], entry: Entry, dtype: str) -> Stored:
-    """Prepares a tensor of our parameters for writing in the checkpoint's orientation.
+    """Prepares a parameter for writing as a tensor in the checkpoint's orientation.
 
     Args:
       dtype: name of the dtype in safetensors.

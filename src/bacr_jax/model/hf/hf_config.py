@@ -26,8 +26,8 @@ class Family:
       max_positions: transformers' default if max_position_embeddings is missing, in tokens.
       kv_heads: transformers' default if num_key_value_heads is missing. None for
         num_attention_heads.
-      off: keys of features that transformers supports for this family but we do not. They must be
-        false.
+      off: keys of features that transformers supports for this family but this library does not.
+        They must be false.
       unset: keys that must be missing or null, because they change the computation in transformers.
     """
 
@@ -42,14 +42,14 @@ class Family:
 
     @property
     def plain(self) -> str:
-        """Returns the architecture name of the family's plain models."""
+        """Returns the architecture name of the family's models without a budget module."""
         return f"{self.name}ForCausalLM"
 
     @property
     def conditioned(self) -> str:
         """Returns the architecture name of the family's models with a budget module.
 
-        Their model_type is the same as for plain models. transformers knows this type, so it can
+        Their model_type is the same as without one. transformers knows this type, so it can
         load the config and the tokenizer without our code.
         """
         return f"Bacr{self.name}ForCausalLM"
@@ -356,7 +356,7 @@ def read_hf_config(folder: str | Path) -> Qwen2Config:
 
 
 def read_budget_module(folder: str | Path) -> BudgetModule | None:
-    """Reads the settings of a folder's budget module. Returns None for a plain model."""
+    """Reads the settings of a folder's budget module. Returns None if the model has none."""
     path = Path(folder) / "config.json"
     raw = read_json(path)
     conditioned = raw.get("architectures") == [_family(raw, path).conditioned]
@@ -412,7 +412,10 @@ def read_budget_words(folder: str | Path) -> str | None:
 
 
 def read_levels(folder: str | Path) -> dict[str, int]:
-    """Reads the named budgets of a folder, in tokens. Most folders do not have any.
+    """Reads the named budgets of a folder. Most folders do not have any.
+
+    Returns:
+      The budgets in tokens, keyed by name. The dictionary is empty if there are none.
 
     Raises:
       UserError: If the value is not an object of integers.
@@ -502,7 +505,7 @@ def to_json(
 
     Args:
       dtype: dtype of the weights by its name in transformers, such as bfloat16.
-      module: settings of the budget module, or None for a plain model.
+      module: settings of the budget module, or None for a model without one.
       source: config.json of the model that training started from. All keys that do not concern
         shape, dtype and conditioning are copied from it, such as token ids. None builds a new file.
       budget_words: sentence after the question that contains the budget, or None if prompts do not

@@ -1,7 +1,7 @@
-"""Maps the tensors of a checkpoint to the parameters of our model.
+"""Maps the tensors of a Hugging Face checkpoint to the parameters of `model.qwen2`.
 
-Checkpoints store kernels as [out, in] and each layer separately. Our kernels are [in, out] and our
-layers are stacked. Tied checkpoints do not contain lm_head.
+Checkpoints store kernels as [out, in] and each layer separately. The kernels of `model.qwen2` are
+[in, out] and its layers are stacked. Tied checkpoints do not contain lm_head.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Entry:
 
 
 def backbone(config: Qwen2Config) -> list[Entry]:
-    """Lists the tensors of a plain model, in the order in which they are used."""
+    """Lists the tensors of a model without its budget module, in the order of their use."""
     width = config.hidden_size
     entries = [Entry("model.embed_tokens.weight", (config.vocab_size, width), ("embed",))]
     for layer in range(config.num_layers):

@@ -55,7 +55,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 def entries(config: Qwen2Config, settings: AdapterConfig) -> list[Entry]:
     """Lists the tensors of adapters, ordered by layer and matrix.
 
-    PEFT's lora_A [r, in] and lora_B [out, r] are the transposes of our A and B.
+    PEFT's lora_A [r, in] and lora_B [out, r] are the transposes of A [in, r] and B [r, out]
+    in `model.adapters`.
     """
     rank = settings.rank
     assert rank is not None

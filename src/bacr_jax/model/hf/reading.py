@@ -38,7 +38,7 @@ def _layer_sharding(sharding: Sharding | None) -> Sharding | None:
 def _load_tensor(
     archive: Archive, entry: Entry, dtype: Any, sharding: Sharding | None
 ) -> jax.Array:
-    """Loads the tensor of an entry onto its devices, in our orientation and in `dtype`.
+    """Loads the tensor of an entry onto its devices, in `dtype` and with kernels as [in, out].
 
     With a sharding, the part of each device is read separately from the file.
     """

@@ -11,17 +11,18 @@ from bacr_jax.questions.source import Split
 
 MAX_LEVEL = 5
 _LABELS = "abcde"
-# Number of the random stream. Problems and warm-up have different streams of the same seed.
+# Number of the random stream. Problems and the supervised warm-up use different streams of the
+# same seed.
 _STREAM = 1
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem.
+    """A problem of the ledger task: a chain of additions modulo 10.
 
     Attributes:
       question: text such as `4a2b3c1`, in which every character is a token.
-      answer: a digit.
+      answer: the sum modulo 10, as a digit.
       level: number of additions, 1 to 5.
     """
 
@@ -42,14 +43,16 @@ def _scramble(codes: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "n"]:
-    """Returns the codes of the problems in a split, sorted by a hash.
+    """Returns the codes of all problems of a difficulty level in a split, sorted by a hash.
 
     The code of a problem is a number in [0, 10 max_operand^level). Its digits, in mixed radix, are
     the start digit and the operands, which are 1 to max_operand. The first fifth of the codes by
     their hash is the test split.
 
     Args:
-      level: level of the problems, 1 to 5.
+      level: difficulty level of the problems (number of additions), 1 to 5.
+      max_operand: largest operand.
+      split: "train" or "test".
     """
     num_codes = 10 * max_operand**level
     # The level is hashed too. Otherwise, the same small codes would be held out at every level.
@@ -62,7 +65,7 @@ def split_codes(level: int, max_operand: int, split: Split) -> Int[np.ndarray, "
 
 
 def problem_of(code: int, level: int, max_operand: int) -> Problem:
-    """Returns the problem of a code (`split_codes`)."""
+    """Decodes the number of a problem (see `split_codes`)."""
     rest, value = divmod(code, 10)
     question = str(value)
     for label in _LABELS[:level]:
@@ -81,7 +84,7 @@ def make_problems(
     levels: Sequence[int] = (1, 2, 3, 4, 5),
     split: Split = "train",
 ) -> list[Problem]:
-    """Samples problems, evenly from all levels and in random order.
+    """Samples problems, evenly from all difficulty levels and in random order.
 
     The problems of a level in the split are shuffled and then repeated as often as needed, so the
     numbers of copies of two problems of a level differ by at most one. Training and test problems
@@ -95,7 +98,7 @@ def make_problems(
     codes_of_levels = []
     levels_of_codes = []
     for index, level in enumerate(levels):
-        # The first levels have the remainder.
+        # If `size` is not divisible by the number of levels, the first levels get one problem more.
         count = size // len(levels) + (index < size % len(levels))
         pool = rng.permutation(split_codes(level, max_operand, split))
         codes_of_levels.append(np.resize(pool, count))

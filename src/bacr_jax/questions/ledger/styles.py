@@ -1,4 +1,4 @@
-"""Renders traces of the ledger in their styles, and supervised examples with these traces."""
+"""Renders the thinking of ledger problems (traces) in several styles, and supervised examples."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -15,12 +15,12 @@ Style = Literal["steps", "redo", "mixed", "at_once"]
 TAIL = 4
 
 
-# Token ids of consecutive positions in a row, and True if they are in the loss.
+# A part of a supervised example: its token ids, and True if these tokens are in the loss.
 Part = tuple[Sequence[int], bool]
 
 
 def _trace(problem: Problem, redo: Iterable[bool], at_once: bool) -> str:
-    """Renders a trace in the style *at_once*, or with a line for each addition.
+    """Renders the thinking (trace) of a problem as one line, or with a line for each addition.
 
     Args:
       redo: for each line, True if it is written twice.
@@ -63,13 +63,14 @@ def example(
 ) -> list[Part]:
     """Returns the supervised example `<bos>4a2b3c1<think>` trace `</think><answer>0</answer>`.
 
-    The prompt is not in the loss. The trace can be cut, and the correct digit follows nevertheless,
-    so the model learns to answer after its thinking was cut by a budget. The decoder then forces
-    the tags `</think><answer>`, so they are not in the loss after a cut.
+    The prompt is not in the loss. The trace can be truncated, and the correct digit follows
+    nevertheless, so the model learns to answer after its thinking was truncated at a budget. The
+    tags `</think><answer>` after a truncated trace are not in the loss, because the decoder forces
+    them.
 
     Args:
       redo: for each line of the trace, True if it is written twice.
-      at_once: True for the style *at_once*.
+      at_once: True for the style *at_once*, which has all operands in one line.
       kept: share of the trace's tokens to keep, below 1; None for the full trace.
       prompt_budget: budget in the prompt, as in `<bos>4a2b3c1f24<think>`; None for a prompt without
         budget.
@@ -90,9 +91,10 @@ def example(
 def padded(
     rows: Sequence[Sequence[Part]], width: int | None = None
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
-    """Builds a batch of rows, padded with 0 on the right.
+    """Builds a batch of supervised examples (rows), padded with 0 on the right.
 
     Args:
+      rows: parts of each example.
       width: length of the batch in tokens; the length of the longest row by default.
 
     Returns:

@@ -1,4 +1,8 @@
-"""Builds the batches of the ledger's supervised warm-up, whose examples depend on the step."""
+"""Builds the batches of the ledger's supervised warm-up as a function of seed and step.
+
+A ledger problem of level n has n additions. Its thinking (trace) is written in one of the styles of
+`questions.ledger`: *steps*, *redo*, *mixed* or *at_once*.
+"""
 
 import functools
 import math
@@ -17,7 +21,7 @@ Variant = Literal["redundant", "tradeoff"]
 # Widths of batches in tokens. The longest examples of at_once, of steps up to level 3, of steps up
 # to level 5, and of redo have 19, 31, 47 and 72 tokens.
 BUCKETS = (20, 32, 48, 80)
-# Probability that the trace of an example is cut.
+# Probability that the trace of an example is truncated.
 CUT_SHARE = 0.1
 # Numbers of the random streams. Problems and warm-up have different streams of the same seed.
 _STREAM = 2
@@ -31,8 +35,9 @@ class Stage:
 
     Attributes:
       until: end of the stage, as a fraction of the steps of the warm-up.
-      max_level: maximum level of its problems; all levels are sampled with equal probability.
-      weights: relative probability of each style.
+      max_level: maximum difficulty level of its problems. All levels are sampled with equal
+        probability.
+      weights: relative probability of each style of the traces.
     """
 
     until: float
@@ -57,13 +62,17 @@ WARMUP: dict[Variant, tuple[Stage, ...]] = {
     ),
 }
 
-# The last stage of `redundant` with four times the weight of its short style, for a policy that has
-# not learned to solve long problems without repeating a line.
+# The last stage of `redundant` with four times the weight of *steps*, for a policy that has not
+# learned to solve long problems without repeating a line.
 PRACTICE = Stage(1.00, 5, (("redo", 6.0), ("mixed", 2.5), ("steps", 2.0), ("at_once", 1.0)))
 
 
 def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Chooses `count[i]` of the first `levels[i]` lines of row i at random, to be written twice."""
+    """Chooses at random which lines of each trace are written twice.
+
+    Returns:
+      A mask in which `count[i]` of the first `levels[i]` lines of trace i are True.
+    """
     noise = rng.random((len(levels), MAX_LEVEL))
     noise[np.arange(MAX_LEVEL) >= levels[:, None]] = 2.0
     return noise.argsort(axis=1).argsort(axis=1) < count[:, None]
@@ -71,10 +80,10 @@ def _redo_lines(rng: np.random.Generator, levels: np.ndarray, count: np.ndarray)
 
 @functools.cache
 def _kinds(stage: Stage) -> dict[str, np.ndarray]:
-    """Returns a table of all kinds of example in a stage.
+    """Returns a table of all kinds of examples in a stage.
 
-    A kind is a style, a level and a number of lines that are written twice. The table also has the
-    probability and the bucket of each kind.
+    A kind is a combination of a style, a difficulty level and a number of lines that are written
+    twice. The table also contains the probability and the length bucket of each kind.
     """
     total = sum(weight for _, weight in stage.weights)
     rows = []
@@ -106,7 +115,9 @@ def draw_kinds(
     weights: Float[np.ndarray, "K"],
     rows_in: Int[np.ndarray, "N"],
 ) -> tuple[Int[np.ndarray, "B"], int]:
-    """Samples the bucket of a step, and the kinds of the examples in its rows.
+    """Samples the length bucket of a step, and the kinds of the examples in its batch.
+
+    A kind is a combination of style, difficulty level and number of repeated lines.
 
     Over many steps, the frequencies of the kinds follow the weights. Buckets are selected by
     multiples of the golden ratio, which cover [0, 1) evenly. With independent samples, the shares
@@ -153,7 +164,7 @@ def check_batch_tokens(batch_tokens: int, longest: int) -> None:
 def short_traces(
     count: int, *, max_operand: int, prompt_budget: int | None = None
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"], Int[np.ndarray, "B"]]:
-    """Returns training problems of every level with their traces in the style *steps*.
+    """Returns training problems of every difficulty level with their traces in the style *steps*.
 
     Args:
       count: number of rows per level. The first training problems of the level are used, and
@@ -197,10 +208,10 @@ def warmup_batch(
 ) -> tuple[Int[np.ndarray, "B S"], Bool[np.ndarray, "B S"]]:
     """Builds the supervised batch of a step, which depends only on the arguments.
 
-    All rows of a batch belong to the same length bucket (`BUCKETS`, by the length before a cut), so
-    batches have little padding and only four shapes are compiled: batch_tokens // S rows of S
-    tokens. Over many steps, examples appear with the probabilities of the stage. Problems come from
-    the training split.
+    All examples of a batch belong to the same length bucket (`BUCKETS`, by the length before
+    truncation). Batches therefore have little padding, and only four shapes are compiled:
+    batch_tokens // S rows of S tokens. Over many steps, examples appear with the probabilities of
+    the stage. Problems come from the training split.
 
     Args:
       step: index of the step, from 0. Steps from `total_steps` on belong to the last stage.
@@ -209,10 +220,10 @@ def warmup_batch(
       prompt_budgets: budgets for the prompts; None for prompts without a budget. Each prompt
         contains one of them, sampled uniformly and independently of the trace, so the warm-up does
         not teach any relation between budget and trace.
-      practice: True to use `PRACTICE` instead of the variant's stage.
+      practice: True to use the stage `PRACTICE` instead of the stage of the variant.
 
     Returns:
-      Token ids, and a mask of the tokens in the loss.
+      Token ids [B, S], and a mask [B, S] of the tokens in the loss.
 
     Raises:
       UserError: `batch_tokens` is too small.
